@@ -28,9 +28,8 @@ from data import DATA, ensure
 from numpy.typing import NDArray
 from PIL import Image
 
-from headrace.formats.images import ImageDecoder, pillow_image
+from headrace.formats.images import ImageDecoder, by_pillow, by_torch, pillow_image, scaled
 from headrace.formats.limits import DEFAULTS
-from headrace.formats.scaling import by_pillow, by_torch, scaled
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int] | None

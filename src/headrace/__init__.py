@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from headrace.formats.arrow.format import Arrow
     from headrace.formats.decoders import register_decoder
     from headrace.formats.limits import Limits
-    from headrace.formats.mp4.whole import VideoFrames
+    from headrace.formats.mp4.frames import VideoFrames
     from headrace.formats.parquet.format import Parquet
     from headrace.formats.registry import register_format
     from headrace.loader import DataLoader
@@ -130,7 +130,7 @@ _HOMES = {
     "headrace.formats.arrow.format": ("Arrow",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
-    "headrace.formats.mp4.whole": ("VideoFrames",),
+    "headrace.formats.mp4.frames": ("VideoFrames",),
     "headrace.formats.parquet.format": ("Parquet",),
     "headrace.formats.registry": ("register_format",),
     "headrace.loader": ("DataLoader",),

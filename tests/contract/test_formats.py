@@ -25,7 +25,7 @@ from headrace.formats.mds.format import MDS
 from headrace.formats.parquet.format import PARQUET
 from headrace.formats.plain_text import TEXT
 from headrace.formats.tar.format import TAR
-from headrace.formats.tfrecord.format import TFRECORD
+from headrace.formats.tfrecord import TFRECORD
 from headrace.formats.zip.format import ZIP
 from headrace.testing import FormatContract
 

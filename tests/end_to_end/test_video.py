@@ -16,7 +16,7 @@ import headrace as hr
 from headrace.cli import main
 from headrace.errors import FormatError, ObjectChangedError, OptionError, StateMismatchError
 from headrace.fetch.stores import memory
-from headrace.formats.scaling import scaled
+from headrace.formats.images import scaled
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

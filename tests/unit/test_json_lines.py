@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.fetch.stores import memory
 from headrace.formats.format import Block
-from headrace.formats.json_lines import JSON_LINES, LineScanner
+from headrace.formats.json_lines import JSON_LINES, JsonLineScanner
 from headrace.formats.limits import DEFAULTS, Limits
 
 Found = list[tuple[bytes, int, int]]
@@ -21,7 +21,7 @@ MARK = b"\xef\xbb\xbf"
 
 
 def scan(data: bytes, piece: int, limits: Limits = DEFAULTS) -> tuple[Found, hr.FormatError | None]:
-    scanner, found, start = LineScanner("memory://x/a.jsonl?X-Amz-Signature=secret", limits), Found(), 0
+    scanner, found, start = JsonLineScanner("memory://x/a.jsonl?X-Amz-Signature=secret", limits), Found(), 0
     while not scanner.done:
         stop, low = min(start + piece, len(data)), scanner.low
         rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.formats import json_text
-from headrace.formats.json_text import loads, loads_many
+from headrace.formats import json_lines
+from headrace.formats.json_lines import loads, loads_many
 
 NUMBERS = [
     "-0", "-0.0", "1e400", "-1e999", "1e-400", "NaN", "Infinity", "-Infinity", "18446744073709551615", "9" * 19,
@@ -46,8 +46,8 @@ def check(texts: list[bytes]) -> None:
 @pytest.fixture(params=["with orjson", "without"], autouse=True)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr(json_text, "_orjson", lambda: None)
-    elif json_text._orjson() is None:
+        monkeypatch.setattr(json_lines, "_orjson", lambda: None)
+    elif json_lines._orjson() is None:
         pytest.skip("orjson is not installed")
 
 

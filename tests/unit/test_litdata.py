@@ -21,7 +21,7 @@ from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.litdata.format import LITDATA, LitData
-from headrace.formats.litdata.nested import nested_value
+from headrace.formats.litdata.leaves import nested_value
 from headrace.formats.litdata.trees import tree_of
 from headrace.testing.decoders import same
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.formats.scaling import by_pillow, by_torch, scaled, torch_is_fast
+from headrace.formats.images import by_pillow, by_torch, scaled, torch_is_fast
 
 LENGTHS = st.integers(1, 70)
 

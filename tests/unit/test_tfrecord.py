@@ -16,10 +16,7 @@ from headrace.errors import DecodeError, FormatError, LimitError
 from headrace.fetch.stores import memory
 from headrace.formats.format import Block
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.tfrecord.examples import sample_of
-from headrace.formats.tfrecord.format import TFRECORD, TFRecord
-from headrace.formats.tfrecord.messages import integers_of
-from headrace.formats.tfrecord.scanner import RecordScanner
+from headrace.formats.tfrecord import TFRECORD, RecordScanner, TFRecord, integers_of, sample_of
 from headrace.testing.decoders import same
 from headrace.testing.formats import scanned
 

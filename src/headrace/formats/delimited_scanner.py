@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import FormatError, LimitError
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.successive import SuccessiveScanner
+from headrace.formats.sample_rows import keys_of, rows_of_members
+from headrace.formats.scanners import BYTE_ORDER_MARK, SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.rows import Rows
 from headrace.types import Ints
 
 _NEWLINE, _RETURN = 10, 13
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -132,22 +132,22 @@ class DelimitedScanner(SuccessiveScanner):
             kept = b"" if len(ends) else self._head
             self._head = kept + bytes(view[max(0, self._start - offset) :])
             if len(self._head) > self._limits.header_bytes:
-                self._fail(LimitError, f"the header has more than {self._limits.header_bytes} bytes, the limit")
+                self._refuse(LimitError, f"the header has more than {self._limits.header_bytes} bytes, the limit")
         if self.error is None and self._end - self._start > self._limits.member_bytes:
-            self._fail(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
+            self._refuse(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
         if self.error is None and last and self._is_inside:
-            self._fail(FormatError, "a quote is opened in the record, and not closed")
+            self._refuse(FormatError, "a quote is opened in the record, and not closed")
         self._newlines += len(newlines)
         self._last = int(data[-1]) if len(data) else self._last
         return rows
 
     def _begins_badly(self, head: bytes) -> bool:
-        if head.startswith(_BYTE_ORDER_MARK):
-            self._start = len(_BYTE_ORDER_MARK)
+        if head.startswith(BYTE_ORDER_MARK):
+            self._start = len(BYTE_ORDER_MARK)
         if head.startswith(_UTF_16):
-            self._fail(FormatError, "it is UTF-16, and UTF-8 is read")
+            self._refuse(FormatError, "it is UTF-16, and UTF-8 is read")
         elif said := looks_like(head):
-            self._fail(FormatError, f"these are no records of text{said}")
+            self._refuse(FormatError, f"these are no records of text{said}")
         return self.error is not None
 
     def _are_outside(self, data: NDArray[np.uint8], newlines: Ints) -> NDArray[np.bool_]:
@@ -214,15 +214,11 @@ class DelimitedScanner(SuccessiveScanner):
             return Rows.empty()
         self._start, self._line = int(starts[-1]), int(lines[-1])
         if len(too_long):
-            self._fail(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
+            self._refuse(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
         if not len(chosen):
             return Rows.empty()
-        keys = lines[chosen].astype(f"S{len(str(int(lines[chosen[-1]])))}")
-        count = len(chosen)
         assert self._member is not None
-        return Rows(
-            keys, np.arange(count + 1), np.zeros(count, np.int32), starts[chosen], sizes[chosen], (self._member,)
-        )
+        return rows_of_members(keys_of(lines[chosen]), starts[chosen], sizes[chosen], self._member)
 
     def _take_header(self, data: bytes, line: int) -> None:
         self._line = int(line)
@@ -240,7 +236,7 @@ class DelimitedScanner(SuccessiveScanner):
             if self._columns is not None and columns != self._columns:
                 raise ValueError(f"it has the columns {list(columns)!r:.200}, and columns= says others")
         except ValueError as error:
-            self._fail(FormatError, f"the header cannot be used: {error}")
+            self._refuse(FormatError, f"the header cannot be used: {error}")
             return
         self._head, self._member = b"", self._described(columns)
 
@@ -250,7 +246,5 @@ class DelimitedScanner(SuccessiveScanner):
         said = {"columns": columns, "delimiter": layout.delimiter, "quote": layout.quote, "header": layout.header}
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
-    def _fail(self, kind: type[FormatError], why: str) -> None:
-        where = f"{masked(self.url)}, line {self._line}, byte {self._start}"
-        self.error = kind(f"{why} ({where})", url=self.url, key=str(self._line), offset=self._start)
-        self.done = True
+    def _refuse(self, kind: type[FormatError], why: str) -> None:
+        self._fail(why, self._line, self._start, kind)

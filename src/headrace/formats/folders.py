@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from headrace.errors import FormatError, masked
+from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.json_values import as_object, as_text
-from headrace.protocols import Reads
+from headrace.protocols import Reads, Span
 
 _ODD = re.compile(r"[\x00-\x1f\\?#]|://")
 
@@ -62,10 +63,36 @@ def file_name(said: object) -> str:
     return name
 
 
-def beside(url: str, name: str) -> str:
-    """The address of what lies beside the catalogue at `url`; what follows its path holds for that, too."""
+def split_path(url: str) -> tuple[str, str]:
+    """(an address up to the end of its path, what follows)."""
     end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-    return posixpath.dirname(url[:end]) + "/" * ("/" in url[:end]) + name + url[end:]
+    return url[:end], url[end:]
+
+
+def beside(url: str, name: str) -> str:
+    """The address of what lies beside the object at `url`. What follows its path holds for that, too."""
+    path, rest = split_path(url)
+    return posixpath.dirname(path) + "/" * ("/" in path) + name + rest
+
+
+@contextmanager
+def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
+    """Name the shard at `url` in a FormatError or LimitError of the block. A ValueError becomes a FormatError."""
+    try:
+        yield
+    except LimitError as error:
+        raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
+    except FormatError as error:
+        raise FormatError(f"{masked(url)} {what}: {error.args[0]}", url=url) from None
+    except ValueError as error:
+        raise FormatError(f"{masked(url)} {what}: {error}", url=url) from None
+
+
+async def read_head(reads: Reads, url: str, most: int) -> tuple[memoryview, Span]:
+    """The first bytes of a shard, `most` at most, and what was read."""
+    target = memoryview(bytearray(most))
+    span = await reads.read_into(url, 0, target)
+    return target[: span.stop - span.start], span
 
 
 async def at_least(reads: Reads, url: str, head: memoryview, stop: int, etag: str | None) -> memoryview:

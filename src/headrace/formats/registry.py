@@ -49,7 +49,7 @@ _OURS = (
     _ours("mds", ".mds", home="mds.format:MDS", catalogue="index.json"),
     _ours("litdata", home="litdata.format:LITDATA", catalogue="index.json"),
     _ours("energon", home="energon.format:ENERGON", catalogue=".nv-meta/split.yaml"),
-    _ours("tfrecord", ".tfrecord", ".tfrecords", home="tfrecord.format:TFRECORD"),
+    _ours("tfrecord", ".tfrecord", ".tfrecords", home="tfrecord:TFRECORD"),
     _ours("mp4", ".mp4", ".m4v", ".mov", home="mp4.format:MP4"),
     _ours("zip", ".zip", home="zip.format:ZIP"),
     _ours("npz", ".npz", home="zip.format:NPZ"),

@@ -7,18 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.folders import at_least
+from headrace.errors import LimitError
+from headrace.formats.folders import at_least, errors_named, read_head
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits
 from headrace.formats.rows_of_block import RowsOfBlock
-from headrace.formats.whole_files import check_size, index_of_file
+from headrace.formats.sample_rows import check_size, index_of_file, rows_of_one_block
 from headrace.protocols import Reads
-from headrace.rows import Rows
 
 _DTYPES = {
     **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
@@ -67,12 +64,8 @@ class SafeTensors(Format):
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         if not self.rows:
             return await index_of_file(reads, shard, "tensors", limits)
-        try:
+        with errors_named(shard.url):
             return await _index_of_rows(reads, shard.url, limits)
-        except LimitError as error:
-            raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
-        except ValueError as error:
-            raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
     def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:  # noqa: ARG002
         return True
@@ -187,10 +180,8 @@ def _rows_of(tensors: Sequence[_Tensor]) -> int:
 
 
 async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
-    head = memoryview(bytearray(_FIRST_BYTES))
-    span = await reads.read_into(url, 0, head)
+    head, span = await read_head(reads, url, _FIRST_BYTES)
     check_size(url, span, limits)
-    head = head[: span.stop - span.start]
     end = _header_end(head, limits)
     if end > span.size:
         raise ValueError("it is cut off in its header")
@@ -198,15 +189,4 @@ async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
     count = _rows_of(_tensors_of(bytes(head[8:end]), span.size - end, limits))
     if count > limits.member_bytes // _ROW_BYTES:
         raise LimitError(f"it has {count} rows, over the limit of {limits.member_bytes // _ROW_BYTES}")
-    some = min(count, 1)
-    rows = Rows(
-        np.arange(count).astype(f"S{len(str(max(count - 1, 0)))}"),
-        np.arange(some + 1),
-        np.zeros(some, np.int32),
-        np.zeros(some, np.int64),
-        np.full(some, span.size, np.int64),
-        ("tensors",),
-        block=np.zeros(count, np.int64),
-        row=np.arange(count),
-    )
-    return ShardIndex(rows, None, span.size, span.etag)
+    return ShardIndex(rows_of_one_block(count, 0, span.size, "tensors"), None, span.size, span.etag)

@@ -7,15 +7,36 @@ and never guessed.
 
 from __future__ import annotations
 
+import importlib
 import io
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.ffmpeg import torchcodec_decoders
+from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
+
+
+def torchcodec_decoders(instead: str) -> Any:
+    """The module `torchcodec.decoders`.
+
+    Args:
+        instead: what could be done without it.
+
+    Raises:
+        OptionError: it does not load; the message says what it needs.
+    """
+    try:
+        return importlib.import_module("torchcodec.decoders")
+    except (ImportError, OSError, RuntimeError) as error:
+        first = str(error).strip().partition("\n")[0][:200]
+        raise OptionError(
+            f"torchcodec does not load ({first}): it needs FFmpeg's shared libraries, and a build for the torch that "
+            f"is here, which of PyPI's for a torch without CUDA is torchcodec==0.13.*; {instead}"
+        ) from error
+
 
 BY_TORCHCODEC = "audio:torchcodec"
 _SAMPLE_BYTES = 4

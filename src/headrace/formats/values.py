@@ -11,15 +11,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.errors import DecodeError, OptionError
-from headrace.formats.decoders import NAMES, PICKLES, WHAT_BY_EXTENSION, registered_decoders
+from headrace.formats.decoders import (
+    NAMES,
+    PICKLES,
+    WHAT_BY_EXTENSION,
+    MessageDecoder,
+    is_message_class,
+    registered_decoders,
+)
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
-from headrace.formats.images import ImageDecoder
+from headrace.formats.images import ImageDecoder, is_size
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.numpy_files import NpyDecoder, decode_npz, npy_header
 from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_pickle, decode_text, gunzipped
-from headrace.formats.protobuf import MessageDecoder, is_message_class
-from headrace.formats.scaling import is_size
 from headrace.formats.sounds import BY_TORCHCODEC, decode_audio, decode_audio_by_torchcodec
 from headrace.types import Buffer
 

@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 
 from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMissingError, OptionError, masked
+from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.tokens import layouts, megatron
-from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage, split_path
+from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage
 from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
 from headrace.indexes.index import OpenedIndex, for_each
 from headrace.indexes.pinned import PinnedObject

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,16 @@ import numpy as np
 
 from headrace.errors import WorkerDiedError
 from headrace.failures import PackedError
-from headrace.memory import Arena, Lease
+from headrace.memory import Arena, Lease, Segment
 from headrace.observe.stats import LoaderMeters
 from headrace.parts import ListPart, PackedPart, Part, RawPart
 from headrace.rows import Rows
 from headrace.tasks import Chain, Finish, Reply, Step, Task
-from headrace.testing.watched_executor import WatchedExecutor
 from headrace.torch_compat import serialize
 from headrace.torch_compat.spec import Spec
-from headrace.work.executor import Executor
+from headrace.work.chains import SharedChain
+from headrace.work.executor import Executor, Loss, OnLost, OnReply, WorkerLink
+from headrace.work.messages import Message
 from headrace.work.queue import TaskQueue
 
 _DEADLINE_S = 60.0
@@ -345,3 +346,63 @@ def _hang_at_zero(sample: int) -> int:
     if sample == 0:
         _gate.wait()
     return sample
+
+
+class WatchedExecutor:
+    """An executor as it is, and what it was given and has answered; it may tell more than is true.
+
+    Attributes:
+        given: the numbers of the tasks that were sent.
+        answered: those that were answered, in that order.
+        repeats: whether each answer comes three times, the last time when others have come.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.shares_memory, self.shares_objects = executor.shares_memory, executor.shares_objects
+        self.given: list[int] = []
+        self.answered: list[int] = []
+        self.repeats = False
+        self._late: list[Callable[[], None]] = []
+        self._on_lost: list[OnLost] = []
+
+    async def start(self, worker: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
+        def answer(number: int, reply: Reply) -> None:
+            self.answered.append(number)
+            on_reply(number, reply)
+            if self.repeats:
+                on_reply(number, reply)
+                late, self._late = self._late, [partial(on_reply, number, reply)]
+                for again in late:
+                    again()
+
+        self._on_lost.append(on_lost)
+        return WatchedLink(await self._executor.start(worker, answer, on_lost), self.given)
+
+    def lose_one(self) -> None:
+        """Say that a worker was lost, which works on."""
+        self._on_lost[0](Loss())
+
+    async def aclose(self) -> None:
+        await self._executor.aclose()
+
+
+class WatchedLink:
+    def __init__(self, link: WorkerLink, given: list[int]) -> None:
+        self._link, self._given = link, given
+
+    @property
+    def pid(self) -> int:
+        return self._link.pid
+
+    @property
+    def is_open(self) -> bool:
+        return self._link.is_open
+
+    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
+        self._link.send(message, segments)
+        if message.is_answered:
+            self._given.append(message.number)
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        self._link.learn(number, chain)

@@ -9,7 +9,7 @@ from full.fuzz.dice import Dice
 from full.fuzz.scanned import MARK, PIECES, Found, scanned
 
 from headrace.formats.format import Block
-from headrace.formats.json_lines import JSON_LINES, LineScanner
+from headrace.formats.json_lines import JSON_LINES, JsonLineScanner
 from headrace.formats.limits import Limits
 
 LIMITS = Limits(member_bytes=300)
@@ -36,9 +36,9 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     dice = Dice(data)
     piece, text = dice.one_of(PIECES), dice.rest()
-    found, _, error = whole = scanned(LineScanner(URL, LIMITS), text, max(len(text), 1))
+    found, _, error = whole = scanned(JsonLineScanner(URL, LIMITS), text, max(len(text), 1))
     piece = piece if len(text) < 512 else max(piece, 64)
-    assert scanned(LineScanner(URL, LIMITS), text, piece) == whole, "in pieces"
+    assert scanned(JsonLineScanner(URL, LIMITS), text, piece) == whole, "in pieces"
     expected = plain(text)
     if error is None:
         assert found == expected

@@ -12,9 +12,7 @@ from full.fuzz.scanned import PIECES, scanned
 
 from headrace.formats.format import Block
 from headrace.formats.limits import Limits
-from headrace.formats.tfrecord.examples import sample_of
-from headrace.formats.tfrecord.format import TFRECORD
-from headrace.formats.tfrecord.scanner import RecordScanner
+from headrace.formats.tfrecord import TFRECORD, RecordScanner, sample_of
 
 LIMITS = Limits(member_bytes=300, fields=8)
 URL = "memory://fuzz/records"

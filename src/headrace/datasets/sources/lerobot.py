@@ -22,11 +22,11 @@ from headrace.datasets.sources.placed_shards import opening, shards_at
 from headrace.datasets.stream import Stream
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.arrow_values import library
+from headrace.formats.images import is_size
 from headrace.formats.json_values import as_number, as_object, as_text
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.frames import check_decoder
 from headrace.formats.parquet.format import Parquet
-from headrace.formats.scaling import is_size
 from headrace.indexes.videos import Videos
 from headrace.reading import found, read_from
 from headrace.tasks import Step

@@ -24,9 +24,10 @@ from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.tokens.layouts import Chunk, litdata_listed, split_path, token_dtype
+from headrace.formats.tokens.layouts import Chunk, litdata_listed, token_dtype
 from headrace.formats.tokens.opener import TokenFormat, TokenOpener
 from headrace.formats.tokens.windows import rows_of
 from headrace.indexes.index import Index

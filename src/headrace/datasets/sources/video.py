@@ -12,10 +12,10 @@ from headrace.datasets.sources.clips import Clips, VideoClips
 from headrace.datasets.sources.listed_clips import Listed, ListedClips, listed_clips
 from headrace.datasets.stream import Stream, Urls
 from headrace.errors import OptionError
+from headrace.formats.images import is_size
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.format import MP4
 from headrace.formats.mp4.frames import ClipDecoder, check_decoder
-from headrace.formats.scaling import is_size
 from headrace.indexes.videos import Videos
 from headrace.indexes.whereabouts import cache_path, cached
 from headrace.tasks import Step

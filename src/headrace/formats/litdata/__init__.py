@@ -1,6 +1,5 @@
 """LitData's chunks: a catalogue beside them, a table of offsets in each.
 
 catalogue.py   what index.json says      leaves.py   from the bytes of a leaf to its value
-nested.py      leaves of lists and dicts      trees.py    from the leaves of an item to a sample
-format.py      all of it as a format
+trees.py       from the leaves of an item to a sample      format.py   all of it as a format
 """

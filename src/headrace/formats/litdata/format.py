@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.compression.whole import unpacked_to, unpacked_whole
-from headrace.formats.folders import at_least
+from headrace.formats.compression.decompressor import unpacked_to, unpacked_whole
+from headrace.formats.folders import at_least, errors_named, read_head
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count
@@ -23,6 +23,7 @@ from headrace.formats.litdata.trees import Tree, tree_of
 from headrace.formats.mds.table import offsets_of, table_bytes
 from headrace.formats.parquet.format import PARQUET, Parquet
 from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
 from headrace.protocols import Reads
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -68,12 +69,8 @@ class LitData(Format):
         if said is None:
             raise FormatError(f"{masked(shard.url)}: what is in it only its index.json says: give that", url=shard.url)
         how = {"chunk": _index_of_whole, "batch": _index_of_frames}.get(said.packing, _index_of_items)
-        try:
+        with errors_named(shard.url):
             return await how(reads, shard.url, said, limits)
-        except LimitError as error:
-            raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
-        except ValueError as error:
-            raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
     def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:
         return bool(self.unpickle) or any("tensor" in entry.about.formats for entry in entries[:1])
@@ -122,26 +119,19 @@ def _said(field: str) -> tuple[str, str, str, int, int]:
     return how, formats, spec, samples, nbytes
 
 
-def _keys(count: int) -> NDArray[np.bytes_]:
-    return np.arange(count).astype(f"S{len(str(max(count - 1, 0)))}")
-
-
 async def _index_of_items(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
     """The items of a chunk that lie there one by one, or behind which they lie once more, as a table of Arrow."""
     wanted = table_bytes(said.samples, limits)
-    head = memoryview(bytearray(min(wanted, _AT_FIRST)))
-    span = await reads.read_into(url, 0, head)
-    head = await at_least(reads, url, head[: span.stop - span.start], min(wanted, span.size), span.etag)
+    head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
+    head = await at_least(reads, url, head, min(wanted, span.size), span.etag)
     if span.size != said.nbytes and said.packing == "":
         raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.nbytes}")
     end = int.from_bytes(head[wanted - 4 : wanted], "little") if len(head) == wanted else span.size
     offsets = offsets_of(head, said.samples, min(end, span.size), limits)
     if end < span.size:
         return await _index_of_arrow(reads, url, said, (end, span.size, span.etag), limits)
-    count = said.samples
     field = _field(said.packing or "item", said)
-    zeros = np.zeros(count, np.int32)
-    rows = Rows(_keys(count), np.arange(count + 1), zeros, offsets[:-1], np.diff(offsets), (field,))
+    rows = rows_of_members(keys_of(np.arange(said.samples)), offsets[:-1], np.diff(offsets), field)
     return ShardIndex(rows, None, span.size, span.etag)
 
 
@@ -169,25 +159,13 @@ async def _index_of_whole(reads: Reads, url: str, said: ItemChunk, limits: Limit
 
 
 def _one_block(said: ItemChunk, start: int, size: int, how: str) -> Rows:
-    count = said.samples
-    some = min(count, 1)
-    return Rows(
-        _keys(count),
-        np.array([0, 1] if count else [0]),
-        np.zeros(some, np.int32),
-        np.full(some, start, np.int64),
-        np.full(some, size, np.int64),
-        (_field(how, said, count, said.nbytes),),
-        block=np.zeros(count, np.int64),
-        row=np.arange(count),
-    )
+    return rows_of_one_block(said.samples, start, size, _field(how, said, said.samples, said.nbytes))
 
 
 async def _index_of_frames(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
     """The items of a chunk of frames, each of which is compressed by itself: from the tables before them."""
-    head = memoryview(bytearray(_HEAD.size))
-    span = await reads.read_into(url, 0, head)
-    if span.stop - span.start < _HEAD.size:
+    head, span = await read_head(reads, url, _HEAD.size)
+    if len(head) < _HEAD.size:
         raise ValueError("it is cut off in its head")
     magic, version, flags, count, per_frame, frames = _HEAD.unpack(head)
     if (magic, version, flags) != (_MAGIC, _VERSION, 0) or as_count(count, said.samples) != said.samples:
@@ -225,7 +203,7 @@ def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray
     field = np.zeros(frames, np.int32)
     field[-1] = fields[0] != fields[1]
     return Rows(
-        _keys(count),
+        keys_of(np.arange(count)),
         np.arange(frames + 1),
         field,
         table["offset"].astype(np.int64),

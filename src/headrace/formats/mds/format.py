@@ -5,28 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.compression.whole import unpacked_to
-from headrace.formats.folders import at_least
+from headrace.errors import LimitError, masked
+from headrace.formats.compression.decompressor import Decompressor, unpacked_to
+from headrace.formats.folders import (
+    at_least,
+    beside,
+    catalogue_damage,
+    catalogue_object,
+    errors_named,
+    file_name,
+    read_head,
+)
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count, as_list, as_object, as_texts
 from headrace.formats.limits import Limits
-from headrace.formats.mds import catalogue
-from headrace.formats.mds.catalogue import File, Shard
-from headrace.formats.mds.encodings import MdsColumn, columns_of, sample_of
+from headrace.formats.mds.encodings import MdsColumn, columns_of, described, sample_of
 from headrace.formats.mds.table import columns_said, count_of, offsets_of, table_bytes
 from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
 from headrace.protocols import Reads
-from headrace.rows import Rows
 from headrace.types import Ints
 
 _FIRST_BYTES = 64 * 1024
 _AT_FIRST = 4 * 2**20
+_CATALOGUE = "index.json"
 
 
 class Mds(Format):
@@ -34,25 +43,37 @@ class Mds(Format):
 
     name = "mds"
     suffixes = (".mds",)
-    catalogue = catalogue.NAME
+    catalogue = _CATALOGUE
 
     def sniff(self, name: str, head: bytes) -> float:
-        begins_so = name == catalogue.NAME and head.lstrip()[:1] == b"{" and b'"shards"' in head
+        begins_so = name == _CATALOGUE and head.lstrip()[:1] == b"{" and b'"shards"' in head
         return 0.9 if begins_so and b'"mds"' in head else 0.0
 
     def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
-        return catalogue.listed(url, data, limits)
+        said = catalogue_object(url, data)
+        shards = as_list(said.get("shards"))
+        if said.get("version") != _VERSION or shards is None:
+            raise catalogue_damage(url, f"it is of version {str(said.get('version'))[:20]!r}, and {_VERSION} is read")
+        texts: dict[str, str] = {}  # most shards have the same columns: one text for all
+        entries = []
+        for number, one in enumerate(shards):
+            try:
+                name, shard = _shard(one, texts, limits)
+            except LimitError as error:
+                raise LimitError(f"{masked(url)}: shard {number}: {error.args[0]}", url=url) from None
+            except ValueError as error:
+                raise catalogue_damage(url, f"shard {number}: {error}") from None
+            entries.append(ShardEntry(beside(url, name), shard.samples, shard, shard.packed is not None))
+        for kind in {entry.about.kind for entry in entries} - {""}:
+            Decompressor(kind, url, limits)  # says now which library is missing
+        return entries
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         said: Shard | None = shard.about
-        try:
+        with errors_named(shard.url):
             if said is not None and said.packed is not None:
                 return await _index_of_packed(reads, shard.url, said, said.packed, limits)
             return await _index(reads, shard.url, said, limits)
-        except LimitError as error:
-            raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
-        except ValueError as error:
-            raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         (how,), (data,) = block.members, bodies
@@ -67,9 +88,8 @@ MDS = Mds()
 async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> ShardIndex:
     """The samples of a shard that lies there as it is."""
     wanted = _FIRST_BYTES if said is None else table_bytes(said.samples, limits)
-    head = memoryview(bytearray(min(wanted, _AT_FIRST)))  # what follows is not asked for before it is known to be there
-    span = await reads.read_into(url, 0, head)
-    head = head[: span.stop - span.start]
+    # what follows is not asked for before it is known to be there
+    head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
     count = count_of(head) if said is None else said.samples
     if said is not None and said.raw.nbytes != span.size:
         raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.raw.nbytes}")
@@ -85,14 +105,7 @@ async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> 
         head = await at_least(reads, url, head, start, span.etag)
         columns = columns_said(head[end:start])
     offsets = offsets_of(head, count, span.size, limits)
-    rows = Rows(
-        np.arange(count).astype(f"S{len(str(max(count - 1, 0)))}"),
-        np.arange(count + 1),
-        np.zeros(count, np.int32),
-        offsets[:-1],
-        np.diff(offsets),
-        (columns,),
-    )
+    rows = rows_of_members(keys_of(np.arange(count)), offsets[:-1], np.diff(offsets), columns)
     return ShardIndex(rows, None, span.size, span.etag)
 
 
@@ -105,17 +118,8 @@ async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, li
         raise ValueError(f"it has {span.size} bytes, and its catalogue says {packed.nbytes}")
     hashes = [dict(file.hashes) for file in (said.raw, packed)]
     how = {"columns": said.columns, "samples": said.samples, "bytes": said.raw.nbytes, "kind": said.kind}
-    count = said.samples
-    rows = Rows(
-        np.arange(count).astype(f"S{len(str(max(count - 1, 0)))}"),
-        np.array([0, 1] if count else [0]),
-        np.zeros(min(count, 1), np.int32),
-        np.zeros(min(count, 1), np.int64),
-        np.full(min(count, 1), packed.nbytes, np.int64),
-        (json.dumps({**how, "hashes": hashes}, separators=(",", ":")),),
-        block=np.zeros(count, np.int64),
-        row=np.arange(count),
-    )
+    member = json.dumps({**how, "hashes": hashes}, separators=(",", ":"))
+    rows = rows_of_one_block(said.samples, 0, packed.nbytes, member)
     return ShardIndex(rows, None, span.size, span.etag)
 
 
@@ -161,3 +165,77 @@ def _xxhash(name: str) -> Any:
     except ImportError:
         return None
     return getattr(xxhash, name)() if name in xxhash.algorithms_available else None
+
+
+_VERSION = 2
+_SAMPLES_MOST = 2**32 - 1
+_BYTES_MOST = 2**53
+_KINDS = {"zstd": "zstd", "gz": "gzip", "bz2": "bzip2"}
+
+Hashes = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A shard as one of its files: its bytes, and (algorithm, hexadecimal digits) of what they hash to."""
+
+    nbytes: int
+    hashes: Hashes
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What is said of a shard.
+
+    Attributes:
+        columns: as `described` has them.
+        raw: the shard itself.
+        packed: the same compressed, which is what lies there then; None where it is not compressed.
+        kind: how, as `Decompressor` calls it.
+    """
+
+    columns: str
+    samples: int
+    raw: File
+    packed: File | None = None
+    kind: str = ""
+
+
+def _shard(one: object, texts: dict[str, str], limits: Limits) -> tuple[str, Shard]:
+    said = as_object(one)
+    if said is None or said.get("format") != "mds":
+        raise ValueError(f"it is of the format {str(one if said is None else said.get('format'))[:40]!r}")
+    samples = as_count(said.get("samples"), _SAMPLES_MOST)
+    if samples is None:
+        raise ValueError(f"it has {str(said.get('samples'))[:40]!r} samples")
+    lists = [said.get(f"column_{what}") for what in ("names", "encodings", "sizes")]
+    known = repr(lists)
+    columns = texts.get(known) or texts.setdefault(known, described(*lists))
+    name, raw = _file(said.get("raw_data"))
+    if 4 * (samples + 2) > raw.nbytes:
+        raise ValueError(f"{samples} samples do not fit into {raw.nbytes} bytes")
+    if said.get("zip_data") is None:
+        return name, Shard(columns, samples, raw)
+    name, packed = _file(said["zip_data"])
+    algorithm = str(said.get("compression")).partition(":")[0]
+    if algorithm not in _KINDS:
+        raise ValueError(f"it is compressed by {algorithm[:40]!r}; of {', '.join(_KINDS)} it is unpacked here")
+    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed.nbytes)
+    if raw.nbytes > most:
+        raise LimitError(f"{packed.nbytes} bytes would unpack to {raw.nbytes}, over the limit of {most}")
+    return name, Shard(columns, samples, raw, packed, _KINDS[algorithm])
+
+
+def _file(one: object) -> tuple[str, File]:
+    """(its name, what is said of it)."""
+    said = as_object(one)
+    if said is None:
+        raise ValueError("it has no file")
+    name, nbytes = file_name(said.get("basename")), as_count(said.get("bytes"), _BYTES_MOST)
+    if nbytes is None:
+        raise ValueError(f"its file {name[:80]!r} has {str(said.get('bytes'))[:40]!r} bytes")
+    hashes = as_object(said.get("hashes") or {})
+    digits = None if hashes is None else as_texts([*hashes.values()])
+    if hashes is None or digits is None:
+        raise ValueError(f"the hashes of its file {name[:80]!r} are none")
+    return name, File(nbytes, tuple(zip(hashes, digits, strict=True)))

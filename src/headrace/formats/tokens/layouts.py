@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import posixpath
 import re
 import struct
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import FormatError, OptionError, masked
-from headrace.formats.folders import check_each_once
+from headrace.formats.folders import beside, check_each_once
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.numpy_files import npy_header
 from headrace.types import Buffer
@@ -229,15 +228,3 @@ def litdata(head: FirstBytes, chunk: Chunk) -> TokenFile:
     if (items, first) != (chunk.items, begin):
         raise damage(head.url, f"it has {items} items from byte {first} on, and not {chunk.items} from {begin} on", 0)
     return TokenFile(head.url, begin, chunk.tokens, chunk.dtype, head.size, head.etag)
-
-
-def beside(url: str, name: str) -> str:
-    """The address of what lies beside an object; what follows its path holds for that, too."""
-    path, rest = split_path(url)
-    return posixpath.dirname(path) + "/" * ("/" in path) + name + rest
-
-
-def split_path(url: str) -> tuple[str, str]:
-    """(an address up to the end of its path, what follows)."""
-    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-    return url[:end], url[end:]

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from headrace.formats.sample_rows import keys_of, rows_of_members
 from headrace.formats.tokens.layouts import TokenFile
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -84,15 +85,8 @@ class WindowsOfDocuments:
 
 def rows_of(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints) -> Rows:
     """The table of samples that are the tokens [begins, ends); their keys are `numbers`."""
-    count, itemsize = len(numbers), file.dtype.itemsize
-    return Rows(
-        _keys(numbers),
-        np.arange(count + 1),
-        np.zeros(count, np.int32),
-        file.begin + begins * itemsize,
-        (ends - begins) * itemsize,
-        (file.dtype.str,),
-    )
+    itemsize = file.dtype.itemsize
+    return rows_of_members(keys_of(numbers), file.begin + begins * itemsize, (ends - begins) * itemsize, file.dtype.str)
 
 
 def rows_with_documents(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints, documents: Ints) -> Rows:
@@ -113,14 +107,10 @@ def rows_with_documents(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints
     end = np.append(offset[1:], 0)
     end[starts[1:] - 1] = ends
     return Rows(
-        _keys(numbers),
+        keys_of(numbers),
         starts,
         number.astype(np.int32),
         file.begin + offset * itemsize,
         (end - offset) * itemsize,
         tuple(f"{file.dtype.str} {k}" for k in range(int(counts.max(initial=1)))),
     )
-
-
-def _keys(numbers: Ints) -> np.ndarray[tuple[int], np.dtype[np.bytes_]]:
-    return np.asarray(numbers).astype(f"S{len(str(int(numbers.max(initial=0))))}")

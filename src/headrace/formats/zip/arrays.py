@@ -10,17 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.folders import errors_named, read_head
 from headrace.formats.limits import Limits
 from headrace.formats.numpy_files import NpyDecoder, npy_header
 from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
-from headrace.formats.zip.directory import DEFLATED, Member
-from headrace.formats.zip.format import directory_of
-from headrace.formats.zip.members import HEAD, body_of
+from headrace.formats.zip.format import BEHIND_MOST, DEFLATED, HEAD, Member, body_of, directory_of
 from headrace.protocols import Reads, Version
 from headrace.types import Buffer
 
 _HEADER_MOST = 16 * 1024  # of an .npy header; the longest that is read has 10,000 bytes
-_BEHIND_MOST = 24  # bytes that may follow a member's own
 _ANY_BYTES = 2**53
 _ALONE = "value"
 
@@ -66,10 +64,9 @@ async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tup
     Raises:
         FormatError, LimitError, OptionError: see `Table.of`.
     """
-    head = memoryview(bytearray(_HEADER_MOST))
-    span = await reads.read_into(url, 0, head)
-    try:
-        begin, shape, dtype, by_column = npy_header(head[: span.stop - span.start])
+    head, span = await read_head(reads, url, _HEADER_MOST)
+    with errors_named(url):
+        begin, shape, dtype, by_column = npy_header(head)
         if by_column and len(shape) > 1:
             raise ValueError("it lies by columns, so its rows lie nowhere together")
         found = StoredArray(_ALONE, dtype, _with_rows(shape), len(begin))
@@ -77,8 +74,6 @@ async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tup
             raise ValueError(
                 f"its header tells of {found.count * found.row_bytes} bytes, {span.size - len(begin)} follow"
             )
-    except ValueError as error:
-        raise FormatError(f"{masked(url)} is damaged: {error}", url=url) from None
     fields = chosen(names, [_ALONE], url)
     return Table.of(dict.fromkeys(fields, found), span.size, url, limits), Version(span.size, span.etag)
 
@@ -130,7 +125,7 @@ async def _array(reads: Reads, url: str, name: str, member: Member, etag: str | 
     if nbytes != member.size:
         raise ValueError(f"its header tells of {nbytes} bytes, and it has {member.size}")
     if method == DEFLATED or (by_column and len(shape) > 1):
-        stop = min(member.offset + begin + member.packed + _BEHIND_MOST, span.size)
+        stop = min(member.offset + begin + member.packed + BEHIND_MOST, span.size)
         return WholeArray(name, dtype, shape, (member.offset, stop - member.offset), url, limits)
     return StoredArray(name, dtype, shape, member.offset + begin + len(said))
 

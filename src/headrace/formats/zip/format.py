@@ -1,27 +1,241 @@
-"""Zip archives, and .npz files, as formats."""
+"""Zip archives as a format: the directory at the end, and the bytes of members; and .npz files."""
 
 from __future__ import annotations
 
+import struct
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import FormatError, LimitError
+from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.numpy_files import decode_npz
+from headrace.formats.sample_rows import index_of_file
 from headrace.formats.tar.headers import shown
 from headrace.formats.tar.samples import Grouper
-from headrace.formats.whole_files import index_of_file
-from headrace.formats.zip.directory import TAIL_BYTES, Member, ZipDirectory, find_directory, members_in
-from headrace.formats.zip.members import EXTRA_MOST, HEAD, body_of
 from headrace.protocols import Reads
 from headrace.rows import Rows
 
-_BEHIND_MOST = 24  # bytes that may follow a member's own
+END = struct.Struct("<4s4H2IH")
+LOCATOR = struct.Struct("<4sIQI")
+END_64 = struct.Struct("<4sQ2H2I4Q")
+ENTRY = struct.Struct("<4s6H3I5H2I")
+HEAD = struct.Struct("<4s5H3I2H")
+TAIL_BYTES = END.size + 0xFFFF + LOCATOR.size + END_64.size
+"""So many bytes at the end have all but the directory itself."""
+
+_ALL_16, _ALL_32 = 0xFFFF, 0xFFFFFFFF
+_ENCRYPTED, _UTF8 = 1, 1 << 11
+_STRONG = 1 << 6
+_LATER = 1 << 3  # checksum and sizes follow the bytes
+_LATER_MAGIC = b"PK\7\x08"
+STORED, DEFLATED = 0, 8
+EXTRA_MOST = 0xFFFF
+BEHIND_MOST = 24  # bytes that may follow a member's own
+
+
+class Member(NamedTuple):
+    """What the directory says of a member; `offset` is where its header begins."""
+
+    name: bytes
+    packed: int
+    size: int
+    offset: int
+
+
+class ZipDirectory(NamedTuple):
+    """Where the directory lies, and how many entries it has."""
+
+    start: int
+    stop: int
+    entries: int
+
+
+def find_directory(tail: bytes, size: int) -> ZipDirectory:
+    """Where the directory of an archive of `size` bytes lies, whose last bytes are `tail`.
+
+    Raises:
+        ValueError: it has none, or it lies where none can be.
+    """
+    first = size - len(tail)
+    at = tail.rfind(b"PK\5\6")
+    while at >= 0 and (at + END.size > len(tail) or at + END.size + END.unpack_from(tail, at)[7] != len(tail)):
+        at = tail.rfind(b"PK\5\6", 0, at)
+    if at < 0:
+        raise ValueError("it does not end as a zip archive; it may be cut off")
+    _, disk, first_disk, here, entries, length, start, _ = END.unpack_from(tail, at)
+    stop = first + at
+    is_wide = _ALL_16 in (disk, first_disk, here, entries) or _ALL_32 in (length, start)
+    if is_wide and at >= LOCATOR.size and tail[at - LOCATOR.size :][:4] == b"PK\6\7":
+        place = LOCATOR.unpack_from(tail, at - LOCATOR.size)[2]
+        if not first <= place <= stop - LOCATOR.size - END_64.size:
+            raise ValueError(f"its end says that it goes on at byte {place}, where it cannot")
+        magic, _, _, _, disk, first_disk, here, entries, length, start = END_64.unpack_from(tail, place - first)
+        if magic != b"PK\6\6":
+            raise ValueError(f"there is nothing of it at byte {place}, where its end says that it goes on")
+        stop = place
+    if disk or first_disk or here != entries:
+        raise ValueError("it is one of several parts, which are not read")
+    if start + length != stop:
+        raise ValueError(f"its directory of {length} bytes at {start} does not lie before its end at {stop}")
+    if entries * ENTRY.size > length:
+        raise ValueError(f"its directory says {entries} members in {length} bytes")
+    return ZipDirectory(start, stop, entries)
+
+
+def members_in(data: bytes, directory: ZipDirectory, limits: Limits) -> Iterator[Member]:
+    """The members that are files, in the order of the directory, whose bytes are `data`.
+
+    Raises:
+        FormatError: one cannot be read here; it is named.
+        LimitError: one asks for too much.
+        ValueError: the directory is damaged.
+    """
+    at = 0
+    for number in range(directory.entries):
+        if at + ENTRY.size > len(data) or data[at : at + 4] != b"PK\1\2":
+            raise ValueError(f"its directory is damaged at entry {number}, byte {directory.start + at}")
+        _, _, _, flags, method, _, _, _, packed, size, name_length, extra_length, remark, _, _, _, offset = (
+            ENTRY.unpack_from(data, at)
+        )
+        begin = at + ENTRY.size
+        name, extra = data[begin : begin + name_length], data[begin + name_length :][:extra_length]
+        at = begin + name_length + extra_length + remark
+        if at > len(data):
+            raise ValueError(f"its directory is cut off in entry {number}")
+        packed, size, offset = _wide(extra, (size, packed, offset), name)
+        if not name.endswith(b"/"):
+            member = Member(_text(name, flags), packed, size, offset)
+            _check(member, flags, method, directory.start, limits)
+            yield member
+    if at != len(data):
+        raise ValueError(f"its directory has {len(data) - at} bytes more than its {directory.entries} entries")
+
+
+def _wide(extra: bytes, said: tuple[int, int, int], name: bytes) -> tuple[int, int, int]:
+    """(packed size, size, offset), of which those that are too large for 32 bits are in `extra`."""
+    values = list(said)
+    missing = [k for k, value in enumerate(values) if value == _ALL_32]
+    if missing:
+        wide = _zip64(extra)
+        if len(wide) < 8 * len(missing):
+            raise ValueError(f"its directory does not say where {shown(name)} lies")
+        for k, value in zip(missing, struct.unpack_from(f"<{len(missing)}Q", wide), strict=True):
+            values[k] = value
+    return values[1], values[0], values[2]
+
+
+def _zip64(extra: bytes) -> bytes:
+    """The field of `extra` that has what is too large for 32 bits; empty where there is none."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            return extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    return b""
+
+
+def _text(name: bytes, flags: int) -> bytes:
+    """A name in UTF-8: where it is not said to be, it is that all the same, or of the first IBM PCs."""
+    if not flags & _UTF8:
+        try:
+            name.decode()
+        except ValueError:
+            return name.decode("cp437").encode()
+    return name
+
+
+def _check(member: Member, flags: int, method: int, end: int, limits: Limits) -> None:
+    name = member.name
+    if flags & (_ENCRYPTED | _STRONG):
+        raise FormatError(f"its member {shown(name)} is encrypted, and that is not read")
+    if method not in (STORED, DEFLATED):
+        raise FormatError(f"its member {shown(name)} is packed by method {method}; stored and deflated ones are read")
+    if method == STORED and member.packed != member.size:
+        raise FormatError(f"its member {shown(name)} is stored as {member.packed} bytes, and has {member.size}")
+    if name.startswith(b"/") or b"\\" in name or b"\0" in name or b".." in name.split(b"/"):
+        raise FormatError(f"its member {shown(name)} lies outside of it")
+    most = min(limits.member_bytes, max(limits.unpacked_free_bytes, limits.unpacked_ratio * member.packed))
+    if member.size > most:
+        text = f"its member {shown(name)} of {member.packed} bytes unpacks to {member.size}, over the limit of {most}"
+        raise LimitError(text)
+    if member.offset + member.packed > end:
+        raise ValueError(f"its member {shown(name)} would end behind its directory's begin at {end}")
+
+
+def body_of(data: bytes, field: str, limits: Limits) -> bytes:
+    """What a member holds, checked.
+
+    Args:
+        data: from its header on; more may follow.
+        field: its name's end.
+
+    Raises:
+        ValueError: it is damaged, or not the one that the directory told of, or unpacks to more than may be.
+    """
+    if len(data) < HEAD.size or data[:4] != b"PK\3\4":
+        raise ValueError("there is no member where the directory says one")
+    _, _, flags, method, _, _, crc, packed, size, name_length, extra_length = HEAD.unpack_from(data)
+    begin = HEAD.size + name_length + extra_length
+    name, extra = data[HEAD.size : HEAD.size + name_length], data[begin - extra_length : begin]
+    if not name.decode("utf-8", "surrogateescape").lower().endswith(field) and name.isascii():
+        raise ValueError(f"the member there is called {name[:80]!r}")
+    if begin > len(data) or method not in (STORED, DEFLATED) or flags & 1:
+        raise ValueError("its header is damaged")
+    if _ALL_32 in (packed, size) and not flags & _LATER and len(wide := _zip64(extra)) >= 16:
+        size, packed = struct.unpack_from("<2Q", wide)
+    rest = data[begin:]
+    if method == DEFLATED:
+        body, used = _inflated(rest, limits)
+    elif flags & _LATER:
+        return _stored_before(rest)
+    else:
+        body, used = rest[:packed], packed
+    checks = [_checks(rest[used:], wide) for wide in (False, True)] if flags & _LATER else [(crc, packed, size)]
+    if (zlib.crc32(body), used, len(body)) not in checks:
+        raise ValueError("its bytes are not those that its checksum and its sizes tell of")
+    return body
+
+
+def _inflated(data: bytes, limits: Limits) -> tuple[bytes, int]:
+    """(what a deflated stream holds, how many bytes it has)."""
+    most = min(limits.member_bytes, max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data)))
+    unpack = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        body = unpack.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(f"it does not unpack ({error})") from None
+    if not unpack.eof and len(body) == most:
+        raise ValueError(f"it unpacks to more than {most} bytes, the limit")
+    if not unpack.eof:
+        raise ValueError("it is cut off")
+    return body, len(data) - len(unpack.unused_data)
+
+
+def _checks(data: bytes, wide: bool) -> tuple[int, int, int] | None:
+    """Checksum, packed size and size, which follow a member's bytes; None where that is not so."""
+    at = 4 if data.startswith(_LATER_MAGIC) else 0
+    layout = struct.Struct("<I2Q" if wide else "<3I")
+    if at + layout.size > len(data):
+        return None
+    crc, packed, size = layout.unpack_from(data, at)
+    return crc, packed, size
+
+
+def _stored_before(data: bytes) -> bytes:
+    """The stored bytes that `data` begins with, whose length is said behind them, at its end."""
+    for behind in (16, 24, 12, 20):
+        count = len(data) - behind
+        if count >= 0 and _checks(data[count:], behind in (24, 20)) == (zlib.crc32(data[:count]), count, count):
+            return data[:count]
+    raise ValueError("its bytes are not those that the checksum and the sizes behind them tell of")
 
 
 class Zip(Format):
@@ -39,12 +253,8 @@ class Zip(Format):
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         found = await directory_of(reads, shard.url, limits)
-        try:
+        with errors_named(shard.url, "cannot be read"):
             return ShardIndex(_rows(found.members, found.place, limits), None, found.size, found.etag)
-        except LimitError as error:
-            raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
-        except (FormatError, ValueError) as error:
-            raise FormatError(f"{masked(shard.url)} cannot be read: {error.args[0]}", url=shard.url) from None
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
         sample: dict[str, object] = {}
@@ -92,12 +302,8 @@ async def directory_of(reads: Reads, url: str, limits: Limits) -> FoundDirectory
         LimitError: it asks for more than may be.
         StorageError: it could not be read.
     """
-    try:
+    with errors_named(url, "cannot be read"):
         return await _directory(reads, url, limits)
-    except LimitError as error:
-        raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
-    except (FormatError, ValueError) as error:
-        raise FormatError(f"{masked(url)} cannot be read: {error.args[0]}", url=url) from None
 
 
 async def _directory(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
@@ -133,7 +339,7 @@ def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
     needed = HEAD.size + packed
     if (sizes < needed).any():
         raise FormatError(f"its member {shown(names[int((sizes < needed).argmax())])} lies over what follows it")
-    sizes = np.minimum(sizes, needed + 3 * lengths + EXTRA_MOST + _BEHIND_MOST)
+    sizes = np.minimum(sizes, needed + 3 * lengths + EXTRA_MOST + BEHIND_MOST)
     grouper = Grouper(limits)
     grouper.add(names, offsets.tolist(), sizes.tolist())
     rows = grouper.take(ended=True)

@@ -1,0 +1,61 @@
+"""Row tables that several formats make: a member for each sample, rows of one block, or one sample that is a file."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import LimitError, masked
+from headrace.formats.compression.decompressor import path_of
+from headrace.formats.format import ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.protocols import Reads, Span
+from headrace.rows import Rows
+from headrace.types import Ints
+
+
+def keys_of(numbers: Ints) -> NDArray[np.bytes_]:
+    """Numbers as the keys of samples."""
+    return np.asarray(numbers).astype(f"S{len(str(int(numbers.max(initial=0))))}")
+
+
+def rows_of_members(keys: NDArray[np.bytes_], offsets: Ints, sizes: Ints, member: str) -> Rows:
+    """Samples of one member each, all of them called `member`."""
+    count = len(keys)
+    return Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), offsets, sizes, (member,))
+
+
+def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
+    """Samples that are the rows of one block of one member."""
+    some = min(count, 1)
+    return Rows(
+        keys_of(np.arange(count)),
+        np.arange(some + 1),
+        np.zeros(some, np.int32),
+        np.full(some, offset, np.int64),
+        np.full(some, size, np.int64),
+        (member,),
+        block=np.zeros(count, np.int64),
+        row=np.arange(count),
+    )
+
+
+async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Limits) -> ShardIndex:
+    """An index of one sample, which is all of the file. Its key is the file's name up to the first dot.
+
+    Raises:
+        LimitError: the file is longer than may be.
+    """
+    span = await reads.read_into(shard.url, 0, memoryview(bytearray(1)))
+    check_size(shard.url, span, limits)
+    name = path_of(shard.url).rpartition("/")[2].partition(".")[0] or "0"
+    keys = np.array([name.encode("utf-8", "surrogateescape")])
+    rows = rows_of_members(keys, np.zeros(1, np.int64), np.array([span.size], np.int64), member)
+    return ShardIndex(rows, None, span.size, span.etag)
+
+
+def check_size(url: str, span: Span, limits: Limits) -> None:
+    """Raise a LimitError if a file is too long to be held in memory."""
+    if span.size > limits.member_bytes:
+        raise LimitError(f"{masked(url)} has {span.size} bytes, over the limit of {limits.member_bytes}", url=url)

@@ -1,0 +1,150 @@
+"""Scanners of buffers that follow one another, from an object's first byte on, and what those of lines share."""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.sample_rows import keys_of, rows_of_members
+from headrace.rows import Rows
+from headrace.types import Ints
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NEWLINE = 10
+_BLANK = b" \t\r\v\f"
+_BLANKS = np.frombuffer(_BLANK, np.uint8)
+
+
+class SuccessiveScanner(abc.ABC):
+    """A `headrace.rows.Scanner` that is given every byte of an object once, in order.
+
+    Attributes:
+        error: the damage that was found; nothing is read after it.
+        done: all was read, or `error` is set.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.error: FormatError | None = None
+        self.done = False
+        self.url = url
+        self._end = 0  # of what was fed
+
+    @property
+    @abc.abstractmethod
+    def low(self) -> int:
+        """The lowest offset whose bytes are still needed."""
+
+    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
+        """The samples that end in `buffer`, the part of the object at `offset`.
+
+        Raises:
+            ValueError: the buffer before this one did not end at `offset`.
+        """
+        view = memoryview(buffer).cast("B")
+        if offset != self._end:
+            raise ValueError(f"fed byte {offset} on after {self._end}: buffers must follow one another")
+        self._end += len(view)
+        if self.done:
+            return Rows.empty()
+        rows = self._found(view, offset, last)
+        self.done = last or self.error is not None
+        return rows
+
+    @abc.abstractmethod
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
+        """As `feed`; damage is in `error` then."""
+
+    def _fail(self, why: str, line: int, at: int, kind: type[FormatError] = FormatError) -> None:
+        """Stop at damage in a sample that begins in a line, at a byte."""
+        where = f"{masked(self.url)}, line {line}, byte {at}"
+        self.error = kind(f"{why} ({where})", url=self.url, key=str(line), offset=at)
+        self.done = True
+
+
+class LineScanner(SuccessiveScanner):
+    """Finds samples that are whole lines. A sample's key is the number of its first line, from 1.
+
+    The last line may lack its newline: that an object was cut at a line's end nobody can see but an index.
+
+    Args:
+        unit: what a sample is, for errors.
+        member: what its bytes are called in row tables.
+    """
+
+    def __init__(self, url: str, limits: Limits = DEFAULTS, *, unit: str = "line", member: str = "line") -> None:
+        super().__init__(url)
+        self._longest, self._unit, self._member = limits.member_bytes, unit, member
+        self._start, self._line = 0, 1  # of the line that is not known whole
+        self._is_blank = True  # as far as it was fed
+
+    @property
+    def low(self) -> int:
+        return self._end if self.done else self._open[0]
+
+    @property
+    def _open(self) -> tuple[int, int]:
+        """Where the sample begins that is not known whole, and the number of its first line."""
+        return self._start, self._line
+
+    @abc.abstractmethod
+    def _begins_well(self, head: bytes) -> bool:
+        """Look at an object's first bytes; False where `error` is set."""
+
+    @abc.abstractmethod
+    def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:
+        """The samples that are complete with these lines, which end in `data`, the part of the object at `offset`.
+
+        Args:
+            lines: begins, numbers and ends, `[3, lines]`; the samples are given so, too.
+        """
+
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
+        if offset == 0:
+            if view[:3] == BYTE_ORDER_MARK:
+                self._start = len(BYTE_ORDER_MARK)
+            if not self._begins_well(bytes(view[:512])):
+                return Rows.empty()
+        data = np.frombuffer(view, np.uint8)
+        ends = np.flatnonzero(data == _NEWLINE) + offset
+        if last and self._start < self._end and (not len(ends) or ends[-1] + 1 < self._end):
+            ends = np.append(ends, self._end)
+        starts = np.concatenate([[self._start], ends + 1])
+        lines = np.stack([starts[:-1], self._line + np.arange(len(ends)), ends])
+        samples = self._samples(lines, data, offset, last)
+        if len(ends):
+            self._start, self._line, self._is_blank = int(starts[-1]), self._line + len(ends), True
+        rest = bytes(view[max(0, self._start - offset) :])
+        self._is_blank = self._is_blank and not rest.strip(_BLANK)
+        rows = self._rows(*samples)
+        start, line = self._open
+        if self.error is None and self._end - start > self._longest and not last:
+            self._fail_by_length(line, start)
+        return rows
+
+    def _are_blank(self, lines: Ints, data: NDArray[np.uint8], offset: int) -> NDArray[np.bool_]:
+        starts, _, ends = lines
+        are_blank: NDArray[np.bool_] = ends <= starts
+        if not len(data):
+            return are_blank
+        inside = np.maximum(starts - offset, 0)  # the first line may begin in the buffer before this one
+        suspects = np.isin(data[np.minimum(inside, len(data) - 1)], _BLANKS) | (starts < offset)
+        for k in np.flatnonzero(suspects & ~are_blank).tolist():
+            is_blank = not bytes(data[inside[k] : ends[k] - offset]).strip(_BLANK)
+            are_blank[k] = is_blank and (k > 0 or self._is_blank)
+        return are_blank
+
+    def _rows(self, starts: Ints, lines: Ints, ends: Ints) -> Rows:
+        sizes = ends - starts
+        too_long = np.flatnonzero(sizes > self._longest)
+        if len(too_long):
+            k = int(too_long[0])
+            self._fail_by_length(int(lines[k]), int(starts[k]))
+            starts, lines, sizes = starts[:k], lines[:k], sizes[:k]
+        return rows_of_members(keys_of(lines), starts, sizes, self._member)
+
+    def _fail_by_length(self, line: int, at: int) -> None:
+        self._fail(f"the {self._unit} has more than {self._longest} bytes, the limit", line, at, LimitError)

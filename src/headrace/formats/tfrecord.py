@@ -1,0 +1,309 @@
+"""TFRecord files: records, each a tf.train.Example, or anything else.
+
+Of each record: u64 its length, u32 a checksum of that, its bytes, u32 a checksum of these; little-endian. A checksum is
+the CRC-32C, turned by 15 bits to the right, plus 0xA282EAD8.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.format import Block, Format
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.sample_rows import keys_of, rows_of_members
+from headrace.formats.scanners import SuccessiveScanner
+from headrace.formats.tar.headers import looks_like
+from headrace.rows import Rows
+
+HEAD = struct.Struct("<QI")
+TAIL = struct.Struct("<I")
+AROUND = HEAD.size + TAIL.size
+_DELTA = 0xA282EAD8
+
+
+def masked_crc(data: bytes) -> int:
+    """The checksum of `data`, as such files have it."""
+    crc = int(google_crc32c.value(data))
+    return ((crc >> 15 | crc << 17) + _DELTA) & 0xFFFFFFFF
+
+
+class RecordScanner(SuccessiveScanner):
+    """Finds the records of an object in successive buffers of it; a sample's key is its record's number, from 0.
+
+    The checksums of lengths are compared here, those of bytes where records are opened. That a file was cut between
+    two records nobody can see but an index.
+    """
+
+    def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
+        super().__init__(url)
+        self._low = 0  # where the record begins that is not known whole
+        self._longest = limits.member_bytes
+        self._head = b""  # of the record at `low`
+        self._count = 0
+
+    @property
+    def low(self) -> int:
+        return self._low
+
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
+        starts: list[int] = []
+        while (end := self._next(view, offset)) is not None:
+            starts.append(self.low)
+            self._low, self._head, self._count = end, b"", self._count + 1
+        if last and self.error is None and self.low < self._end:
+            self._refuse(FormatError, f"the file ends within a record, at byte {self._end}")
+        return self._rows(starts)
+
+    def _next(self, view: memoryview, offset: int) -> int | None:
+        """Where the record at `low` ends, where that is known and there."""
+        if len(self._head) < HEAD.size:
+            at = self.low + len(self._head) - offset
+            self._head += bytes(view[at : at + HEAD.size - len(self._head)])
+            if len(self._head) < HEAD.size:
+                return None
+        length, crc = HEAD.unpack(self._head)
+        if masked_crc(self._head[:8]) != crc:
+            what = "the length of a record is not what its checksum says"
+            self._refuse(FormatError, what if self.low else f"this is no TFRecord file{looks_like(self._head)}")
+        elif length > self._longest:
+            self._refuse(LimitError, f"a record has {length} bytes, over the limit of {self._longest}")
+        end = self.low + AROUND + int(length)
+        return end if self.error is None and end <= self._end else None
+
+    def _rows(self, starts: list[int]) -> Rows:
+        offsets = np.array(starts, np.int64)
+        keys = keys_of(np.arange(self._count - len(starts), self._count))
+        return rows_of_members(keys, offsets, np.diff(offsets, append=self.low), "record")
+
+    def _refuse(self, kind: type[FormatError], why: str) -> None:
+        where = f"{masked(self.url)}, record {self._count}, byte {self.low}"
+        self.error = kind(f"{why} ({where})", url=self.url, key=str(self._count), offset=self.low)
+
+
+_VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
+_VARINT_MOST = 10
+_FEW = 16
+_TAG_MOST = 2**32
+
+Field = tuple[int, bytes | int]
+"""The number of a field, and its value: bytes, or of those of a fixed or a variable width a number."""
+
+
+def fields_of(data: bytes) -> Iterator[Field]:
+    """The fields of a message, in their order.
+
+    Raises:
+        ValueError: it is none.
+    """
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if tag >= _TAG_MOST or not number:
+            raise ValueError(f"it has a field {number}, which cannot be")
+        value: bytes | int
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+        else:
+            if kind == _LEN:
+                size, at = _varint(data, at)
+            elif kind in (_I32, _I64):
+                size = 4 if kind == _I32 else 8
+            else:
+                raise ValueError(f"it has a field of the wire type {kind}, which is not known")
+            if size > len(data) - at:
+                raise ValueError(f"a field of it has {size} bytes, and {len(data) - at} are left")
+            value, at = data[at : at + size], at + size
+        yield number, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """(the number at `at`, where it ends)."""
+    value = 0
+    for k, byte in enumerate(data[at : at + _VARINT_MOST]):
+        value |= (byte & 0x7F) << 7 * k
+        if byte < 0x80:
+            if value >= 2**64:
+                break
+            return value, at + k + 1
+    raise ValueError("a number in it is cut off, or longer than 64 bits")
+
+
+def bytes_of(value: bytes | int) -> bytes:
+    """A field's value that must be bytes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, bytes):
+        raise ValueError("a field of it is a number, and should be bytes")  # noqa: TRY004 (it is of the data)
+    return value
+
+
+def integers_of(data: bytes) -> NDArray[np.int64]:
+    """Numbers of variable width that follow one another.
+
+    Raises:
+        ValueError: the last one is cut off, or one is too long.
+    """
+    if len(data) <= _FEW:
+        at, values = 0, []
+        while at < len(data):
+            value, at = _varint(data, at)
+            values.append(value)
+        return np.array(values, np.uint64).view(np.int64)
+    digits = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(digits < 0x80) + 1
+    lengths = np.diff(ends, prepend=0)
+    if not len(ends) or ends[-1] != len(data) or int(lengths.max()) > _VARINT_MOST:
+        raise ValueError("a number in it is cut off, or longer than 64 bits")
+    starts = ends - lengths
+    if (digits[starts[lengths == _VARINT_MOST] + _VARINT_MOST - 1] > 1).any():
+        raise ValueError("a number in it is longer than 64 bits")
+    shifts = (7 * (np.arange(len(digits)) - np.repeat(starts, lengths))).astype(np.uint64)
+    parts = (digits & 0x7F).astype(np.uint64) << shifts
+    return np.asarray(np.add.reduceat(parts, starts), np.uint64).view(np.int64)
+
+
+def floats_of(data: bytes) -> NDArray[np.float32]:
+    """Numbers of 32 bits that follow one another.
+
+    Raises:
+        ValueError: the last one is cut off.
+    """
+    if len(data) % 4:
+        raise ValueError(f"its {len(data)} bytes are no whole number of floats")
+    return np.frombuffer(data, "<f4").astype(np.float32)
+
+
+def varint_bytes(value: int) -> bytes:
+    """A number as it would lie among others of variable width."""
+    parts = []
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return struct.pack(f"{len(parts) + 1}B", *parts, value)
+
+
+_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+
+
+def sample_of(data: bytes, lists: frozenset[str], limits: Limits) -> dict[str, object]:
+    """The features of an example.
+
+    Args:
+        lists: the fields whose bytes are lists, also of one.
+
+    Raises:
+        ValueError: it is none; the message names the feature.
+    """
+    sample: dict[str, object] = {}
+    sequences: dict[str, object] = {}
+    for number, value in fields_of(data):
+        if number == 1:
+            sample.update(_features(bytes_of(value), lists, limits))
+        elif number == 2:
+            sequences.update(_sequences(bytes_of(value), limits))
+        else:
+            raise ValueError(
+                f"it has a field {number}, so it is no tf.train.Example; TFRecord(raw=True) gives its bytes"
+            )
+    both = sample.keys() & sequences.keys()
+    if both:
+        raise ValueError(f"its feature {min(both)[:80]!r} is in its context and in its lists")
+    if len(sample) + len(sequences) > limits.fields:
+        raise ValueError(f"it has {len(sample) + len(sequences)} features, over the limit of {limits.fields}")
+    return {**sample, **sequences}
+
+
+def _entries(data: bytes, limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Key and value of each entry of a message that is a map."""
+    for count, (number, entry) in enumerate(fields_of(data)):
+        if number != 1:
+            raise ValueError(f"its features have a field {number}, which is not known")
+        if count >= limits.fields:
+            raise ValueError(f"it has more than {limits.fields} features, the limit")
+        key = body = b""
+        for part, value in fields_of(bytes_of(entry)):
+            if part == 1:
+                key = bytes_of(value)
+            elif part == 2:
+                body = bytes_of(value)
+        yield str(key, "utf-8"), body
+
+
+def _features(data: bytes, lists: frozenset[str], limits: Limits) -> Iterator[tuple[str, object]]:
+    for name, body in _entries(data, limits):
+        try:
+            value = _values(body)
+        except ValueError as error:
+            raise ValueError(f"feature {name[:80]!r}: {error}") from None
+        yield name, value[0] if isinstance(value, list) and len(value) == 1 and name not in lists else value
+
+
+def _sequences(data: bytes, limits: Limits) -> Iterator[tuple[str, object]]:
+    for name, body in _entries(data, limits):
+        try:
+            yield name, [_values(bytes_of(value)) for number, value in fields_of(body) if number == 1]
+        except ValueError as error:
+            raise ValueError(f"feature {name[:80]!r}: {error}") from None
+
+
+def _values(feature: bytes) -> object:
+    """A list of bytes, an array of floats or integers, or None, of which of them is not said."""
+    kind = 0
+    parts: list[bytes | int] = []
+    for number, body in fields_of(feature):
+        if number not in (_BYTES, _FLOATS, _INTEGERS):
+            raise ValueError(f"it is of a kind {number}, which is not known")
+        if number != kind:  # of several kinds the last one holds
+            kind, parts = number, []
+        parts += [value for part, value in fields_of(bytes_of(body)) if part == 1]
+    if kind == _BYTES:
+        return [bytes_of(value) for value in parts]
+    if kind == _FLOATS:
+        return floats_of(b"".join(map(bytes_of, parts)))
+    if kind == _INTEGERS:
+        packed = (varint_bytes(value) if isinstance(value, int) else value for value in parts)
+        return integers_of(b"".join(packed)) if parts else np.zeros(0, np.int64)
+    return None
+
+
+class TFRecord(Format):
+    """Records, each a tf.train.Example whose features are the fields.
+
+    Args:
+        raw: give each record's bytes, as the field "record", whatever they are.
+        lists: the features whose bytes are lists, also where there is one value; else one value is just that.
+    """
+
+    name = "tfrecord"
+    suffixes = (".tfrecord", ".tfrecords")
+
+    def __init__(self, *, raw: bool = False, lists: Sequence[str] = ()) -> None:
+        self.raw = raw
+        self.lists = frozenset((lists,) if isinstance(lists, str) else lists)
+
+    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+        return 0.95 if len(head) >= HEAD.size and masked_crc(head[:8]) == HEAD.unpack_from(head)[1] else 0.0
+
+    def scanner(self, url: str, limits: Limits) -> RecordScanner:
+        return RecordScanner(url, limits)
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+        (data,) = bodies
+        if len(data) < AROUND or HEAD.unpack_from(data)[0] != len(data) - AROUND:
+            raise ValueError(f"its record has {len(data)} bytes, and says otherwise")
+        body = data[HEAD.size : -TAIL.size]
+        if masked_crc(body) != TAIL.unpack_from(data, len(data) - TAIL.size)[0]:
+            raise ValueError("its bytes are not what their checksum says")
+        return [{"record": body} if self.raw else sample_of(body, self.lists, block.limits)]
+
+
+TFRECORD = TFRecord()
