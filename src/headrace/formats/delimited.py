@@ -4,14 +4,250 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
-from headrace.errors import OptionError
-from headrace.formats.delimited_scanner import DelimitedScanner, RecordLayout
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.format import Block, Format
-from headrace.formats.limits import Limits
+from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.plain import decode_int
+from headrace.formats.sample_rows import keys_of, rows_of_members
+from headrace.formats.scanners import BYTE_ORDER_MARK, SuccessiveScanner
+from headrace.formats.tar.headers import looks_like
+from headrace.rows import Rows
+from headrace.types import Ints
+
+_NEWLINE, _RETURN = 10, 13
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """How records are written.
+
+    Attributes:
+        delimiter: between fields.
+        quote: around fields; None: they are never quoted.
+        header: whether the first record has the names of the columns.
+    """
+
+    delimiter: str
+    quote: str | None
+    header: bool
+
+    def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        """The fields of records, by Python's `csv`: its own limits hold."""
+        if self.quote is None:
+            return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
+        return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quote)
+
+    def split(self, text: str) -> list[str]:
+        """The fields of one record, as `csv` finds them, however long they are. Raises a ValueError for damage."""
+        fields: list[str] = []
+        at = 0
+        while True:
+            parts: list[str] = []
+            if self.quote is not None and text.startswith(self.quote, at):
+                end, at = at, at + 1
+                while True:
+                    end = text.find(self.quote, at)
+                    if end < 0:
+                        raise ValueError("a quote is not closed")
+                    parts.append(text[at:end])
+                    at = end + 1
+                    if not text.startswith(self.quote, at):
+                        break
+                    parts.append(self.quote)
+                    at += 1
+            stop = text.find(self.delimiter, at)
+            rest = text[at:] if stop < 0 else text[at:stop]
+            if "\r" in rest or "\n" in rest:
+                raise ValueError("a line ends in a field without quotes")
+            parts.append(rest)
+            fields.append("".join(parts))
+            if stop < 0:
+                return fields
+            at = stop + 1
+
+    @staticmethod
+    def wrong_with(columns: Sequence[str]) -> str | None:
+        """Why these can be no names of columns; None where they can."""
+        seen: set[str] = set()
+        for name in columns:
+            if name in seen:
+                return f"the column {name[:40]!r} is there twice"
+            seen.add(name)
+        taken = next((name for name in columns if name.startswith("__")), None)
+        if taken is not None:
+            return f"the column {taken[:40]!r} begins with '__'; such names are taken"
+        return None if columns else "there are no columns"
+
+
+class DelimitedScanner(SuccessiveScanner):
+    """Finds the records of an object in successive buffers of it.
+
+    A quote opens a field where that begins, and closes it; everywhere else it is a character like others, as for
+    Python's `csv`. Where all quotes are as RFC 4180 has them, every second one closes, and no loop is needed.
+
+    Args:
+        layout: how they are written.
+        columns: their names, where the caller knows them.
+    """
+
+    def __init__(
+        self, url: str, layout: RecordLayout, columns: tuple[str, ...] | None = None, limits: Limits = DEFAULTS
+    ) -> None:
+        super().__init__(url)
+        self._layout, self._columns, self._limits = layout, columns, limits
+        self._start = 0  # of the record that is not known whole
+        self._line = 1  # that it begins in
+        self._newlines = 0  # in all that was fed
+        self._is_inside = False  # quotes, at the end of what was fed
+        self._has_closed = False  # whether the last byte was a quote that closes, unless another one follows
+        self._last = _NEWLINE  # the byte before what will be fed
+        self._head = b""  # the header, as far as it is known
+        self._member = None if layout.header or columns is None else self._described(columns)
+
+    @property
+    def low(self) -> int:
+        return self._end if self.done else self._start
+
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
+        if offset == 0:
+            if self._begins_badly(bytes(view[:512])):
+                return Rows.empty()
+            view, offset = view[self._start :], self._start
+        data = np.frombuffer(view, np.uint8)
+        newlines = np.flatnonzero(data == _NEWLINE)
+        ends = newlines[self._are_outside(data, newlines)] + offset
+        if last and not self._is_inside and self._start < self._end and (not len(ends) or ends[-1] + 1 < self._end):
+            ends = np.append(ends, self._end)
+        rows = self._rows(ends, newlines + offset, data, offset)
+        if self._member is None and self.error is None:
+            kept = b"" if len(ends) else self._head
+            self._head = kept + bytes(view[max(0, self._start - offset) :])
+            if len(self._head) > self._limits.header_bytes:
+                self._refuse(LimitError, f"the header has more than {self._limits.header_bytes} bytes, the limit")
+        if self.error is None and self._end - self._start > self._limits.member_bytes:
+            self._refuse(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
+        if self.error is None and last and self._is_inside:
+            self._refuse(FormatError, "a quote is opened in the record, and not closed")
+        self._newlines += len(newlines)
+        self._last = int(data[-1]) if len(data) else self._last
+        return rows
+
+    def _begins_badly(self, head: bytes) -> bool:
+        if head.startswith(BYTE_ORDER_MARK):
+            self._start = len(BYTE_ORDER_MARK)
+        if head.startswith(_UTF_16):
+            self._refuse(FormatError, "it is UTF-16, and UTF-8 is read")
+        elif said := looks_like(head):
+            self._refuse(FormatError, f"these are no records of text{said}")
+        return self.error is not None
+
+    def _are_outside(self, data: NDArray[np.uint8], newlines: Ints) -> NDArray[np.bool_]:
+        """Which newlines are not in quotes, and so end a record."""
+        if self._layout.quote is None or not len(data):
+            return np.ones(len(newlines), np.bool_)
+        quotes = np.flatnonzero(data == ord(self._layout.quote))
+        turns = quotes if self._are_regular(quotes, data) else self._turns(quotes, data)
+        inside = (np.searchsorted(turns, newlines) + self._is_inside) % 2
+        self._is_inside = bool((len(turns) + self._is_inside) % 2)
+        self._has_closed = not self._is_inside and len(turns) > 0 and int(turns[-1]) == len(data) - 1
+        return np.asarray(inside == 0)
+
+    def _are_regular(self, quotes: Ints, data: NDArray[np.uint8]) -> bool:
+        """Whether quotes open and close by turns, only where fields begin and end, or are two for one."""
+        if not len(quotes):
+            return True
+        delimiter, quote = (ord(text) for text in (self._layout.delimiter, self._layout.quote or ""))
+        opening, closing = quotes[int(self._is_inside) :: 2], quotes[1 - int(self._is_inside) :: 2]
+        before = np.where(opening > 0, data[opening - 1], self._last)
+        behind = data[np.minimum(closing + 1, len(data) - 1)]  # of the last byte what follows is not known yet
+        if self._has_closed and data[0] not in (delimiter, quote, _NEWLINE, _RETURN):
+            return False
+        if not self._has_closed and len(opening) and opening[0] == 0 and self._last == quote:
+            return False
+        return bool(
+            ((before == delimiter) | (before == quote) | (before == _NEWLINE)).all()
+            and ((behind == delimiter) | (behind == quote) | (behind == _NEWLINE) | (behind == _RETURN)).all()
+        )
+
+    def _turns(self, quotes: Ints, data: NDArray[np.uint8]) -> Ints:
+        """The quotes that open and close, where others are only characters."""
+        starts = (ord(self._layout.delimiter), _NEWLINE)
+        inside, closed = self._is_inside, -1 if self._has_closed else -2
+        turns: list[int] = []
+        for at, before in zip(quotes.tolist(), data[quotes - 1].tolist(), strict=True):
+            if inside:
+                closed = at
+            elif closed != at - 1 and (before if at else self._last) not in starts:
+                continue
+            inside = not inside
+            turns.append(at)
+        return np.array(turns, np.int64)
+
+    def _rows(self, ends: Ints, newlines: Ints, data: NDArray[np.uint8], offset: int) -> Rows:
+        starts = np.concatenate([[self._start], ends + 1])
+        lines = 1 + self._newlines + np.searchsorted(newlines, starts)
+        lines[0] = self._line
+        sizes = ends - starts[:-1]
+        too_long = np.flatnonzero(sizes > self._limits.member_bytes)
+        if len(too_long):
+            count = int(too_long[0])
+            ends, sizes, starts, lines = ends[:count], sizes[:count], starts[: count + 1], lines[: count + 1]
+        is_kept = sizes > 0
+        for k in np.flatnonzero(sizes == 1).tolist():
+            at = int(starts[k]) - offset
+            is_kept[k] = (int(data[at]) if at >= 0 else self._last) != _RETURN
+        chosen = np.flatnonzero(is_kept)
+        if self._member is None and len(chosen):
+            k, chosen = int(chosen[0]), chosen[1:]
+            inside = data[max(0, int(starts[k]) - offset) : int(ends[k]) - offset].tobytes()
+            self._take_header((self._head if k == 0 else b"") + inside, lines[k])
+        if self.done:
+            return Rows.empty()
+        self._start, self._line = int(starts[-1]), int(lines[-1])
+        if len(too_long):
+            self._refuse(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
+        if not len(chosen):
+            return Rows.empty()
+        assert self._member is not None
+        return rows_of_members(keys_of(lines[chosen]), starts[chosen], sizes[chosen], self._member)
+
+    def _take_header(self, data: bytes, line: int) -> None:
+        self._line = int(line)
+        try:
+            text = str(data, "utf-8").removesuffix("\r")
+            if "\0" in text:
+                raise ValueError("it has a NUL byte")
+            if len(data) > self._limits.header_bytes:
+                raise ValueError(f"it has {len(data)} bytes, over the limit of {self._limits.header_bytes}")
+            columns = tuple(self._layout.split(text))
+            if len(columns) > self._limits.fields:
+                raise ValueError(f"it has {len(columns)} columns, over the limit of {self._limits.fields}")
+            if wrong := RecordLayout.wrong_with(columns):
+                raise ValueError(wrong)
+            if self._columns is not None and columns != self._columns:
+                raise ValueError(f"it has the columns {list(columns)!r:.200}, and columns= says others")
+        except ValueError as error:
+            self._refuse(FormatError, f"the header cannot be used: {error}")
+            return
+        self._head, self._member = b"", self._described(columns)
+
+    def _described(self, columns: Sequence[str]) -> str:
+        """What a record must know of its shard to be opened by itself."""
+        layout = self._layout
+        said = {"columns": columns, "delimiter": layout.delimiter, "quote": layout.quote, "header": layout.header}
+        return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+
+    def _refuse(self, kind: type[FormatError], why: str) -> None:
+        self._fail(why, self._line, self._start, kind)
+
 
 _TRUE_AND_FALSE = {"true": True, "false": False, "1": True, "0": False}
 _SHOWN = 60
@@ -177,7 +413,6 @@ _STRICT: dict[Callable[[str], object], Callable[[str], object]] = {int: _int, fl
 
 @lru_cache(maxsize=64)
 def _said(member: str) -> tuple[RecordLayout, tuple[str, ...]]:
-    """What a scanner has written of its shard."""
     try:
         said = json.loads(member)
         return RecordLayout(said["delimiter"], said["quote"], said["header"]), tuple(said["columns"])

@@ -16,11 +16,7 @@ _ODD = re.compile(r"[\x00-\x1f\\?#]|://")
 
 
 def catalogue_object(url: str, data: bytes) -> dict[str, object]:
-    """The JSON object that the catalogue at `url` is.
-
-    Raises:
-        FormatError: it is none.
-    """
+    """The JSON object that the catalogue at `url` is; a FormatError if it is none."""
     try:
         said = as_object(json.loads(data))
     except (ValueError, RecursionError) as error:
@@ -31,16 +27,11 @@ def catalogue_object(url: str, data: bytes) -> dict[str, object]:
 
 
 def catalogue_damage(url: str, why: str) -> FormatError:
-    """The error that says so."""
     return FormatError(f"the catalogue {masked(url)} is damaged: {why}", url=url)
 
 
 def check_each_once(url: str, shards: Iterable[str]) -> None:
-    """See that the catalogue at `url` names no shard twice, also in another spelling of its path.
-
-    Raises:
-        FormatError: it does.
-    """
+    """Raise a FormatError if the catalogue at `url` names a shard twice, also in another spelling of its path."""
     seen: dict[str, int] = {}
     for number, shard in enumerate(shards):
         first = seen.setdefault(posixpath.normpath(shard), number)
@@ -50,11 +41,7 @@ def check_each_once(url: str, shards: Iterable[str]) -> None:
 
 
 def file_name(said: object) -> str:
-    """The name of a file in the folder of a catalogue.
-
-    Raises:
-        ValueError: it is none, or one that lies elsewhere.
-    """
+    """The name of a file in the folder of a catalogue; a ValueError if it is none, or one that lies elsewhere."""
     name = as_text(said)
     if not name or _ODD.search(name) or name.startswith("/"):
         raise ValueError(f"its file is called {str(said)[:80]!r}")
@@ -96,11 +83,7 @@ async def read_head(reads: Reads, url: str, most: int) -> tuple[memoryview, Span
 
 
 async def at_least(reads: Reads, url: str, head: memoryview, stop: int, etag: str | None) -> memoryview:
-    """The first `stop` bytes of a shard, of which `head` was read.
-
-    Raises:
-        ValueError: it has fewer.
-    """
+    """The first `stop` bytes of a shard, of which `head` was read; a ValueError if it has fewer."""
     if stop <= len(head):
         return head
     more = memoryview(bytearray(stop))

@@ -88,8 +88,6 @@ class RangeFile(io.RawIOBase):
 
 
 class Dataset(StoredArray):
-    """A dataset in chunks, of an open file."""
-
     def __init__(self, dataset: Any, url: str) -> None:
         super().__init__(str(dataset.name), dataset.dtype, tuple(dataset.shape), 0)
         self._url, self._fill = url, dataset.fillvalue
@@ -149,7 +147,6 @@ class Dataset(StoredArray):
 
 
 def _array(dataset: Any, url: str) -> StoredArray:
-    """What is known of a dataset of an open file."""
     from h5py import version
 
     why = None

@@ -166,7 +166,6 @@ def _converted(image: Image, mode: str) -> Image:
 
 
 def planes(array: Pixels) -> Pixels:
-    """`[H, W, 3]` as `[3, H, W]`, contiguous."""
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
@@ -201,7 +200,6 @@ def torch_is_fast() -> bool:
 
 
 def by_torch(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """`pixels` as ones of `size`, by torch."""
     import torch
 
     # unsqueeze and permute say "channels last" in the strides, so that torch need not reorder anything
@@ -212,7 +210,6 @@ def by_torch(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def by_pillow(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """`pixels` as ones of `size`, by Pillow."""
     from PIL import Image
 
     return np.array(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR))

@@ -37,11 +37,7 @@ _EDGE = b"\n" * 3 * _WORD
 
 
 def loads(text: bytes) -> object:
-    """The value of a JSON text in UTF-8, as Python's json has it.
-
-    Raises:
-        ValueError: it is none, or nested too deep.
-    """
+    """The value of a JSON text in UTF-8, as Python's json has it. Raises a ValueError for damage."""
     (value,) = _loads_fast([text]) or (_NONE,)
     if value is not _NONE:
         return value
@@ -71,7 +67,6 @@ def _loads_fast(texts: Sequence[bytes]) -> list[object]:
 
 
 def _taken(text: bytes) -> object:
-    """The value of one text that orjson may refuse."""
     orjson = _orjson()
     try:
         return orjson.loads(text)

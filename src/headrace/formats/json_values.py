@@ -4,22 +4,18 @@ from __future__ import annotations
 
 
 def as_object(value: object) -> dict[str, object] | None:
-    """A JSON object."""
     return value if isinstance(value, dict) else None
 
 
 def as_list(value: object) -> list[object] | None:
-    """An array."""
     return value if isinstance(value, list) else None
 
 
 def as_text(value: object) -> str | None:
-    """A string."""
     return value if isinstance(value, str) else None
 
 
 def as_texts(value: object) -> list[str] | None:
-    """An array of strings."""
     found = as_list(value)
     texts = [text for text in map(as_text, found or ()) if text is not None]
     return texts if found is not None and len(texts) == len(found) else None

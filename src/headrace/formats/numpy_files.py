@@ -40,8 +40,7 @@ class NpyDecoder:
 def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generic], bool]:
     """An .npy file's whole header, and what it says: shape, dtype, and whether the array lies by columns.
 
-    Raises:
-        ValueError: it is none of a kind that is read here.
+    Raises a ValueError if it is not read here.
     """
     version = bytes(data[6:8]) if len(data) >= 12 and bytes(data[:6]) == _MAGIC else None
     if version not in (b"\1\0", b"\2\0"):
@@ -71,9 +70,9 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
 def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.generic]]:
     """The arrays in an .npz file by name.
 
-    Raises:
-        ValueError, zipfile.BadZipFile: it is damaged, holds something else, or says that it unpacks to more than
-            `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
+    A ValueError, or a zipfile.BadZipFile, says that it is damaged, holds something else, or says that it unpacks to
+    more
+    than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
     """
     arrays: dict[str, NDArray[np.generic]] = {}
     decode = NpyDecoder()

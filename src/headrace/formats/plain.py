@@ -54,12 +54,7 @@ def decode_msgpack(data: Buffer) -> object:
 
 
 def decode_pickle(data: Buffer) -> object:
-    """The value that was pickled; to read it runs what `data` say, whatever that is.
-
-    Raises:
-        Exception: whatever reading it raises.
-        ValueError: something follows it.
-    """
+    """The value that was pickled; to read it runs what `data` say, whatever that is."""
     value: object = pickle.load(file := io.BytesIO(data))
     if file.tell() != len(data):
         raise ValueError(f"its {len(data)} bytes go on behind its end at {file.tell()}")
@@ -69,9 +64,8 @@ def decode_pickle(data: Buffer) -> object:
 def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:
     """What `data`, one gzip member or several, unpacks to; checked by the CRCs to the last byte.
 
-    Raises:
-        ValueError, EOFError, OSError, zlib.error: it is damaged or cut off, something else follows, or it unpacks to
-            more than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
+    An error of zlib, gzip or a ValueError says that it is damaged or cut off, that something else follows, or that it
+    unpacks to more than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
     """
     if data[:2] != b"\x1f\x8b":
         raise ValueError("it does not begin as gzip data")

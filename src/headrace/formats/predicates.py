@@ -62,11 +62,7 @@ NONE: Where = ()
 
 
 def parsed(where: object) -> Where:
-    """What `where=` means.
-
-    Raises:
-        OptionError: it is no predicate; the message says which part.
-    """
+    """What `where=` means. An OptionError says which part is no predicate."""
     if not isinstance(where, list | tuple) or not where or any(type(one) is str for one in where):
         raise OptionError(f"where={where!r:.200}: {_FORM}")
     is_any = all(isinstance(one, list) for one in where)
@@ -87,7 +83,6 @@ def text_of(where: Where) -> str:
 
 
 def columns_of(where: Where) -> tuple[str, ...]:
-    """The columns that are asked for."""
     return tuple(dict.fromkeys(term.column for some in where for term in some))
 
 
@@ -184,7 +179,6 @@ def _is_nan(value: float | Decimal) -> bool:
 
 
 def _holds(term: Term, said: object) -> bool:
-    """Whether it holds for a text."""
     if said is None:
         return term.op == "not in"
     value = _as_kind(str(said), term)
@@ -194,7 +188,6 @@ def _holds(term: Term, said: object) -> bool:
 
 
 def _as_kind(text: str, term: Term) -> Any:
-    """A text as what it is compared with."""
     try:
         match term.kind:
             case "text":

@@ -32,7 +32,6 @@ class KnownFormat:
 
     @classmethod
     def of(cls, form: Format) -> KnownFormat:
-        """A format that is there."""
         return cls(form.name, form.suffixes, form.catalogue, lambda: form)
 
 
@@ -93,17 +92,12 @@ def register_format(format: Format) -> None:  # noqa: A002 (the name that the fi
 
 
 def known_formats() -> dict[str, KnownFormat]:
-    """All formats by name."""
     others = {**_installed(), **_registered}
     return {**{name: KnownFormat.of(other) for name, other in others.items()}, **_OWN}
 
 
 def format_named(name: str | Format) -> Format:
-    """The format that `format=name` means: one that is known, or itself, with options of its own.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """The format that `format=name` means: one that is known, or itself, with options of its own."""
     if isinstance(name, Format):
         return name
     known = known_formats()
@@ -116,8 +110,7 @@ def format_named(name: str | Format) -> Format:
 def format_of(urls: Iterable[str]) -> Format | None:
     """The format that the names of shards say; None where they say none.
 
-    Raises:
-        OptionError: they say several, or some say none; or two formats have one suffix.
+    Raises an OptionError if they say several, or some say none; or if two formats have one suffix.
     """
     says = formats_by_names()
     found: KnownFormat | None = None

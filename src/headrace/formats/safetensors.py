@@ -83,8 +83,6 @@ class SafeTensors(Format):
 
 
 class _RowsOf(RowsOfBlock):
-    """The rows of tensors."""
-
     def __init__(self, tensors: Sequence[_Tensor], data: memoryview) -> None:
         self._tensors, self._data, self._count = tensors, data, _rows_of(tensors)
         self.nbytes = len(data)
@@ -116,11 +114,7 @@ def _header_end(head: bytes | memoryview, limits: Limits) -> int:
 
 
 def _tensors_of(header: bytes, nbytes: int, limits: Limits) -> list[_Tensor]:
-    """The tensors that a header tells of, which fill the `nbytes` behind it.
-
-    Raises:
-        ValueError: they do not, or are none.
-    """
+    """The tensors that a header tells of, which must fill the `nbytes` behind it."""
     try:
         said = as_object(json.loads(header, object_pairs_hook=_once))
     except RecursionError:

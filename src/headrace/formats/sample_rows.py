@@ -16,7 +16,6 @@ from headrace.types import Ints
 
 
 def keys_of(numbers: Ints) -> NDArray[np.bytes_]:
-    """Numbers as the keys of samples."""
     return np.asarray(numbers).astype(f"S{len(str(int(numbers.max(initial=0))))}")
 
 
@@ -42,11 +41,7 @@ def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
 
 
 async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Limits) -> ShardIndex:
-    """An index of one sample, which is all of the file. Its key is the file's name up to the first dot.
-
-    Raises:
-        LimitError: the file is longer than may be.
-    """
+    """An index of one sample, which is all of the file. Its key is the file's name up to the first dot."""
     span = await reads.read_into(shard.url, 0, memoryview(bytearray(1)))
     check_size(shard.url, span, limits)
     name = path_of(shard.url).rpartition("/")[2].partition(".")[0] or "0"

@@ -20,14 +20,7 @@ from headrace.types import Buffer
 
 
 def torchcodec_decoders(instead: str) -> Any:
-    """The module `torchcodec.decoders`.
-
-    Args:
-        instead: what could be done without it.
-
-    Raises:
-        OptionError: it does not load; the message says what it needs.
-    """
+    """The module `torchcodec.decoders`. An OptionError says what it needs, and what to do `instead`."""
     try:
         return importlib.import_module("torchcodec.decoders")
     except (ImportError, OSError, RuntimeError) as error:
@@ -60,11 +53,7 @@ class Sound(TypedDict):
 
 
 def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
-    """The audio in a file's bytes; what they are is seen in them, not in a name.
-
-    Raises:
-        ValueError: it is damaged, of no known kind, or longer than `limits.member_bytes` when it is decoded.
-    """
+    """The audio in a file's bytes; what they are is seen in them, not in a name. Raises a ValueError for damage."""
     try:
         import soundfile
     except ImportError:
@@ -91,11 +80,9 @@ def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
 def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
     """The same by torchcodec; of a file with video its sound.
 
-    Raises:
-        ValueError: it is damaged, of no known kind, or longer than `limits.member_bytes` when it is decoded. FFmpeg
-            conceals much damage: what is shorter than a WAV, FLAC, AIFF, MP4 or MP3 says of itself is an error all the
-            same.
-        OptionError: torchcodec does not load.
+    FFmpeg conceals much damage: what is shorter than a WAV, FLAC, AIFF, MP4 or MP3 says of itself is a ValueError all
+    the
+    same. An OptionError says that torchcodec does not load.
     """
     decoders = torchcodec_decoders("'audio' is by soundfile")
     body = bytes(data)

@@ -69,15 +69,10 @@ class StoredArray:
 
     @property
     def all_parts(self) -> Iterator[StoredPart]:
-        """All of them."""
         return itertools.chain.from_iterable(map(self.parts, range(-(-self.count // self.rows))))
 
     def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:
-        """The rows from `number` times `rows` on, of the bytes of their parts, in the machine's byte order.
-
-        Raises:
-            FormatError: they do not decode.
-        """
+        """The rows from `number` times `rows` on, of the bytes of their parts, in the machine's byte order."""
         (body,) = bodies
         found: Array = np.frombuffer(body, self.dtype).reshape((self._rows_at(number), *self.shape[1:]))
         return found.astype(self.dtype.newbyteorder("="), copy=False)
@@ -141,11 +136,7 @@ class Table:
 
 
 def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
-    """The names of the arrays that are wanted, by those of their fields.
-
-    Raises:
-        OptionError: one is not there; or all are wanted, and one is called as no field may be.
-    """
+    """The names of the arrays that are wanted, by those of their fields. An OptionError says what cannot be."""
     if names is None:
         taken = next((name for name in there if name.startswith("__")), None)
         if taken is not None:
@@ -162,11 +153,7 @@ def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
 
 
 def check_names(names: object, option: str) -> None:
-    """See that `names` are such as fields and arrays can have.
-
-    Raises:
-        OptionError: they are not.
-    """
+    """Raise an OptionError if `names` are not such as fields and arrays can have."""
     fields = list(names) if isinstance(names, Mapping | Sequence) and not isinstance(names, str) else []
     if names is not None and (not fields or not all(isinstance(one, str) and one[:2] != "__" for one in fields)):
         raise OptionError(f"{option}={names!r:.200}: names of arrays, by those of fields that do not begin with '__'")

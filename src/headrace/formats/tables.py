@@ -29,11 +29,7 @@ class ListedTable(NamedTuple):
     catalogue: str
 
     def check(self, rows: int, nbytes: int) -> None:
-        """See that it is so.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Raise a ValueError if the file is not as its catalogue says."""
         if (rows, nbytes) != (self.rows, self.nbytes):
             raise ValueError(
                 f"it has {rows} rows in {nbytes} bytes, and its catalogue {self.catalogue} says {self.rows} in "
@@ -67,27 +63,17 @@ class TableFormat(Format):
         return RowFilter(f"where({text_of(self.where)})", names)
 
     def is_left_out(self, url: str) -> bool:
-        """Whether the folders of a file say that none of its rows is kept.
-
-        Raises:
-            ValueError: they say something that cannot be compared so.
-        """
+        """True if the folders of a file say that none of its rows is kept."""
         return known(self.where, constants_of(url)) == NONE
 
     def is_shown(self, name: str) -> bool:
-        """Whether a column is a field of samples."""
         return not name.startswith("__") if self.columns is None else name in self.columns
 
     def is_read(self, name: str) -> bool:
-        """Whether a column is needed."""
         return self.is_shown(name) or name in columns_of(self.where)
 
     def check_columns(self, names: Collection[str], constants: Mapping[str, object]) -> None:
-        """See that a file has the columns that are asked for.
-
-        Raises:
-            OptionError: it lacks one, or both it and a folder say one that rows are kept by.
-        """
+        """Raise an OptionError if a file lacks a column, or if it and a folder say one that rows are kept by."""
         for name in columns_of(self.where):
             if name in names and name in constants:
                 raise OptionError(

@@ -18,14 +18,11 @@ DTYPES = (
 
 
 def tensor_of(dtype: str, shape: Sequence[int], data: Buffer) -> torch.Tensor:
-    """A tensor that owns its memory.
+    """A tensor that owns its memory; a ValueError if `data` has more or fewer values, or this torch lacks the dtype.
 
     Args:
         dtype: as torch calls it.
         data: its values, in the order of their indices, little-endian.
-
-    Raises:
-        ValueError: there are more or fewer, or this torch does not have the dtype.
     """
     kind: torch.dtype | None = getattr(torch, dtype, None) if dtype in DTYPES else None
     if kind is None:

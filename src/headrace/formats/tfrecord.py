@@ -28,7 +28,6 @@ _DELTA = 0xA282EAD8
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum of `data`, as such files have it."""
     crc = int(google_crc32c.value(data))
     return ((crc >> 15 | crc << 17) + _DELTA) & 0xFFFFFFFF
 
@@ -96,11 +95,7 @@ Field = tuple[int, bytes | int]
 
 
 def fields_of(data: bytes) -> Iterator[Field]:
-    """The fields of a message, in their order.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The fields of a message, in their order."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -136,22 +131,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def bytes_of(value: bytes | int) -> bytes:
-    """A field's value that must be bytes.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A field's value that must be bytes."""
     if not isinstance(value, bytes):
         raise ValueError("a field of it is a number, and should be bytes")  # noqa: TRY004 (it is of the data)
     return value
 
 
 def integers_of(data: bytes) -> NDArray[np.int64]:
-    """Numbers of variable width that follow one another.
-
-    Raises:
-        ValueError: the last one is cut off, or one is too long.
-    """
+    """Numbers of variable width that follow one another."""
     if len(data) <= _FEW:
         at, values = 0, []
         while at < len(data):
@@ -172,18 +159,13 @@ def integers_of(data: bytes) -> NDArray[np.int64]:
 
 
 def floats_of(data: bytes) -> NDArray[np.float32]:
-    """Numbers of 32 bits that follow one another.
-
-    Raises:
-        ValueError: the last one is cut off.
-    """
+    """Numbers of 32 bits that follow one another."""
     if len(data) % 4:
         raise ValueError(f"its {len(data)} bytes are no whole number of floats")
     return np.frombuffer(data, "<f4").astype(np.float32)
 
 
 def varint_bytes(value: int) -> bytes:
-    """A number as it would lie among others of variable width."""
     parts = []
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)
@@ -195,13 +177,10 @@ _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
 
 
 def sample_of(data: bytes, lists: frozenset[str], limits: Limits) -> dict[str, object]:
-    """The features of an example.
+    """The features of an example. A ValueError names the feature that is damaged.
 
     Args:
         lists: the fields whose bytes are lists, also of one.
-
-    Raises:
-        ValueError: it is none; the message names the feature.
     """
     sample: dict[str, object] = {}
     sequences: dict[str, object] = {}

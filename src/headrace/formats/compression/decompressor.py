@@ -287,11 +287,9 @@ _FIRST_ROOM = 4096
 
 
 def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -> bytearray:
-    """What `data` unpacks to, which is to be `nbytes`; whoever asks has compared them with the limits.
+    """Unpack `data` to `nbytes` bytes, which the caller has compared with the limits.
 
-    Raises:
-        FormatError: it is damaged.
-        ValueError: it unpacks to more or less.
+    Raises a FormatError for damage, and a ValueError for more or fewer bytes.
     """
     out = bytearray(nbytes)
     decompressor = Decompressor(kind, url, limits)
@@ -307,11 +305,9 @@ def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -
 
 
 def unpacked_whole(kind: str, data: bytes, url: str, limits: Limits) -> bytes:
-    """What `data` unpacks to, where nobody has said how much that is.
+    """Unpack `data` of which no size is known.
 
-    Raises:
-        FormatError: it is damaged.
-        LimitError: it unpacks to more than `limits.member_bytes`, or more than its ratio allows.
+    Raises a FormatError for damage, and a LimitError for more than `limits.member_bytes`, or than its ratio allows.
     """
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)

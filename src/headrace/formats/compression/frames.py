@@ -51,11 +51,7 @@ class Frame(Protocol):
 
 
 def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
-    """What begins a frame of this kind.
-
-    Raises:
-        OptionError: the library is not installed; `url` is what needs it.
-    """
+    """What begins a frame of this kind. Raises an OptionError, which names `url`, if the library is not installed."""
     if kind == "zstd":
         library = zstandard(url)
         context = library.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MOST)
@@ -69,11 +65,7 @@ def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
 
 
 def zstandard(url: str) -> Any:
-    """The library.
-
-    Raises:
-        OptionError: it is not installed; `url` is what needs it.
-    """
+    """The library. Raises an OptionError, which names `url`, if it is not installed."""
     return _imported("zstandard", "zstd", url)
 
 
@@ -91,7 +83,6 @@ def is_skippable(head: bytes) -> bool:
 
 
 def damaged(error: Exception) -> FormatError:
-    """A library's error in our words."""
     return FormatError(f"the data are damaged: {error}")
 
 
@@ -162,8 +153,6 @@ class _Bzip2:
 
 
 class _Xz(_Bzip2):
-    """lzma's decompressor has the same ways as bz2's."""
-
     def __init__(self, window_bytes: int) -> None:
         self._lzma = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=window_bytes + _XZ_SLACK)
         self._window_bytes = window_bytes

@@ -125,7 +125,6 @@ def _expanded(patterns: list[str], most: int, url: str) -> Iterator[str]:
 
 
 def _parsed(data: bytes, url: str) -> dict[str, object]:
-    """The object that a file of YAML, or JSON, is."""
     try:
         if url.endswith(".json"):
             said = as_object(json.loads(data))

@@ -116,12 +116,9 @@ def index_of(url: str) -> str:
 async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[Ints, Span]:
     """Where the samples of a shard begin, and where they end; and what is known of the shard then.
 
-    The first sample has all that lies before the second: members that are of no sample may precede it.
-
-    Raises:
-        FormatError: the index is damaged, or of another archive; it is named.
-        LimitError: a sample, or the index, is longer than may be.
-        StorageError: it could not be read.
+    The first sample has all that lies before the second: members that are of no sample may precede it. A FormatError
+    names
+    the index if it is damaged, or of another archive.
     """
     place = index_of(shard.url)
     try:

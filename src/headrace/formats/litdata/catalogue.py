@@ -59,11 +59,7 @@ class Said(NamedTuple):
 
 
 def said_by(url: str, data: bytes) -> Said:
-    """What the catalogue at `url` says.
-
-    Raises:
-        FormatError: it is damaged.
-    """
+    """What the catalogue at `url` says."""
     said = catalogue_object(url, data)
     chunks, config = as_list(said.get("chunks")), as_object(said.get("config"))
     if chunks is None or config is None:
@@ -72,11 +68,7 @@ def said_by(url: str, data: bytes) -> Said:
 
 
 def tables(url: str, said: Said) -> Sequence[ShardEntry]:
-    """The Parquet files that are named, in that order, with what is said of each.
-
-    Raises:
-        FormatError: it is damaged.
-    """
+    """The Parquet files that are named, in that order, with what is said of each."""
     if said.config.get("compression") is not None or said.config.get("encryption") is not None:
         raise catalogue_damage(
             url, "its Parquet files would be compressed or encrypted as a whole, and LitData's never are"
@@ -95,11 +87,7 @@ def tables(url: str, said: Said) -> Sequence[ShardEntry]:
 
 
 def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
-    """The chunks of items that the catalogue at `url` names, in its order.
-
-    Raises:
-        FormatError, LimitError: it is damaged, or has chunks that are not read here.
-    """
+    """The chunks of items that the catalogue at `url` names, in its order."""
     loader, config, chunks = said_by(url, data)
     if loader != "PyTreeLoader":
         why = _ELSEWHERE.get(loader, "that is not read")
@@ -154,7 +142,6 @@ def _entry(
 
 
 def _sizes(said: dict[str, object]) -> tuple[int, int]:
-    """(how many samples a chunk has, its bytes)."""
     samples, nbytes = as_count(said.get("chunk_size"), _SAMPLES_MOST), as_count(said.get("chunk_bytes"), _BYTES_MOST)
     if samples is None or nbytes is None:
         sizes = f"{str(said.get('chunk_size'))[:40]!r} items, {str(said.get('chunk_bytes'))[:40]!r} bytes"

@@ -95,8 +95,6 @@ LITDATA = LitData()
 
 
 class _Items(RowsOfBlock):
-    """The samples of what was compressed together."""
-
     def __init__(self, tree: Tree, data: bytes, offsets: Ints) -> None:
         self._tree, self._data, self._offsets = tree, data, offsets
         self.nbytes = len(data)
@@ -150,7 +148,6 @@ async def _index_of_arrow(
 
 
 async def _index_of_whole(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
-    """The items of a chunk that is compressed as a whole."""
     span = await reads.read_into(url, 0, memoryview(bytearray(1)))
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * span.size)
     if max(said.nbytes, span.size) > limits.member_bytes or said.nbytes > most:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import re
@@ -15,7 +14,7 @@ import numpy as np
 
 from headrace.formats.limits import Limits
 from headrace.formats.mds.encodings import image_array, raw_image
-from headrace.formats.plain import decode_text
+from headrace.formats.plain import decode_json, decode_text
 
 Decode = Callable[[bytes], object]
 
@@ -35,14 +34,11 @@ _FILES = ("bytes", "jpeg", "image", "file", "audio", "video", "nifti", "mesh", "
 
 
 def leaf_decoder(name: str, where: str, limits: Limits, *, is_unpickled: bool) -> Decode:
-    """What decodes the leaves that a serializer of this name has written.
+    """What decodes the leaves that a serializer of this name has written; a ValueError if such leaves are not read.
 
     Args:
         where: what the leaf is called, for errors.
         is_unpickled: whether pickles of it are read.
-
-    Raises:
-        ValueError: such leaves are not read here.
     """
     kind, _, more = name.partition(":")
     plain: dict[str, Decode] = {
@@ -139,25 +135,14 @@ _OF_RECORDS = 0x10
 
 
 def nested_value(data: bytes) -> object:
-    """The value of such a leaf.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The value of a leaf that holds lists and dicts: JSON, or values with a tag before each."""
     if not data or data[0] > _TAGS_END:
-        return _json(data)
+        return decode_json(data)
     cursor = _Cursor(data)
     value = cursor.value(0)
     if cursor.at != len(data):
         raise ValueError(f"{len(data) - cursor.at} bytes follow its value")
     return value
-
-
-def _json(data: bytes) -> object:
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
 
 
 class _Cursor:
@@ -171,7 +156,7 @@ class _Cursor:
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
         self._readers: dict[int, Callable[[], object]] = {
-            0: lambda: _json(self._take(self._count())),
+            0: lambda: decode_json(self._take(self._count())),
             1: lambda: [self._text() for _ in range(self._count(4))],
             2: lambda: self._numbers("<i8"),
             3: lambda: self._numbers("<f8"),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headrace.formats.json_values import as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.litdata.leaves import Decode, leaf_decoder
+from headrace.formats.plain import decode_json
 
 Build = Callable[[Iterator[object]], object]
 
@@ -33,25 +34,12 @@ class Tree(NamedTuple):
     build: Build
 
     def sample(self, data: bytes) -> dict[str, object]:
-        """The sample of an item's bytes.
-
-        Raises:
-            ValueError: it is damaged; the message names the leaf.
-        """
-        sample, end = self.sample_at(data, 0)
-        if end != len(data):
-            raise ValueError(f"its leaves end at byte {end} of {len(data)}")
-        return sample
-
-    def sample_at(self, data: bytes, at: int) -> tuple[dict[str, object], int]:
-        """(the sample at `at`, where it ends)."""
-        end = at + 4 * len(self.leaves)
+        """The sample of an item's bytes. A ValueError names the leaf that is damaged."""
+        end = 4 * len(self.leaves)
         if end > len(data):
-            raise ValueError(f"it has {len(data) - at} bytes, and the sizes of its leaves take {end - at}")
+            raise ValueError(f"it has {len(data)} bytes, and the sizes of its leaves take {end}")
         values = []
-        for (name, decode), size in zip(
-            self.leaves, struct.unpack_from(f"<{len(self.leaves)}I", data, at), strict=True
-        ):
+        for (name, decode), size in zip(self.leaves, struct.unpack_from(f"<{end // 4}I", data), strict=True):
             if end + size > len(data):
                 raise ValueError(f"leaf {name!r} has {size} bytes, and {len(data) - end} are left")
             try:
@@ -60,16 +48,14 @@ class Tree(NamedTuple):
                 why = str(error)[:500] or type(error).__name__
                 raise ValueError(f"leaf {name!r} does not decode: {why}") from error
             end += size
+        if end != len(data):
+            raise ValueError(f"its leaves end at byte {end} of {len(data)}")
         sample = self.build(iter(values))
         assert isinstance(sample, dict)
-        return sample, end
+        return sample
 
     def end_at(self, data: bytes, at: int) -> int:
-        """Where the item at `at` ends.
-
-        Raises:
-            ValueError: it is cut off.
-        """
+        """Where the item at `at` ends; a ValueError if it is cut off."""
         begin = at + 4 * len(self.leaves)
         end = begin
         if begin <= len(data):
@@ -81,18 +67,15 @@ class Tree(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tree_of(formats: str, spec: str, unpickle: tuple[str, ...] = (), limits: Limits = DEFAULTS) -> Tree:
-    """The tree whose leaves have these serializers.
+    """The tree whose leaves have these serializers; a ValueError if it is not read here.
 
     Args:
         formats: a JSON of their names.
         spec: of the tree, as torch writes it.
         unpickle: of which fields pickles are read.
-
-    Raises:
-        ValueError: it is none that is read here.
     """
     names = as_texts(json.loads(formats))
-    said = as_list(_json(spec))
+    said = as_list(decode_json(spec.encode()))
     if names is None or said is None or len(said) != 2 or said[0] != _VERSION:
         raise ValueError("its data_format and data_spec are none that are known")
     if len(names) > limits.fields:
@@ -106,13 +89,6 @@ def tree_of(formats: str, spec: str, unpickle: tuple[str, ...] = (), limits: Lim
         for path, name in zip(paths, names, strict=True)
     ]
     return Tree(tuple(leaves), build)
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("its data_spec is nested too deep") from None
 
 
 def _sample_builder(spec: object, paths: list[str]) -> Build:
@@ -154,7 +130,7 @@ def _keys(said: dict[str, object]) -> list[object]:
     kind, context = as_text(said.get("type")), as_text(said.get("context"))
     if kind not in _DICTS or context is None:
         raise ValueError(f"its items hold a {str(said.get('type'))[:80]!r}, which is not read")
-    keys, children = as_list(_json(context)), as_list(said.get("children_spec"))
+    keys, children = as_list(decode_json(context.encode())), as_list(said.get("children_spec"))
     is_right = keys is not None and all(type(key) in (str, int, bool, float) for key in keys)
     if keys is None or not is_right or len(keys) != len(children or ()) or len(set(keys)) < len(keys):
         raise ValueError("the keys in its data_spec are none")

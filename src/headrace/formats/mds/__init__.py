@@ -2,4 +2,6 @@
 
 format.py   the catalogue and the shards      table.py   what the head of a shard says
 encodings.py   from the bytes of a column to its value
+
+Functions raise a ValueError for damage. `format.py` makes a FormatError of it that names the shard.
 """

@@ -62,20 +62,12 @@ class MdsColumn(NamedTuple):
 
 @lru_cache(maxsize=64)
 def columns_of(text: str, limits: Limits = DEFAULTS) -> tuple[MdsColumn, ...]:
-    """The columns that a JSON of [[name, encoding, size], …] describes, as `described` writes it.
-
-    Raises:
-        ValueError: it describes none that is read here.
-    """
+    """The columns that a JSON of [[name, encoding, size], …] describes, as `described` writes it."""
     return tuple(_column(name, encoding, size, limits) for name, encoding, size in json.loads(text))
 
 
 def described(names: object, encodings: object, sizes: object) -> str:
-    """The columns of a shard as JSON, for `columns_of`.
-
-    Raises:
-        ValueError: they are none, or of an encoding that is not read here.
-    """
+    """The columns of a shard as JSON, for `columns_of`; a ValueError if they are none that are read here."""
     lists = [one for one in map(as_list, (names, encodings, sizes)) if one is not None]
     if len(lists) < 3 or len({len(one) for one in lists}) > 1 or len(lists[0]) > _COLUMNS_MOST:
         raise ValueError("its columns' names, encodings and sizes are not lists of one length")
@@ -103,11 +95,7 @@ def _column(name: str, encoding: object, size: object, limits: Limits) -> MdsCol
 
 
 def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
-    """How many bytes each column of a sample has, and the sizes before them as the last one.
-
-    Raises:
-        ValueError: that is not as many as there are.
-    """
+    """How many bytes each column of a sample has, and the sizes before them as the last one."""
     head = 4 * sum(column.size is None for column in columns)
     if len(data) < head:
         raise ValueError(f"it has {len(data)} bytes, and the sizes of its columns take {head}")
@@ -119,11 +107,7 @@ def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
 
 
 def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, object]:
-    """The sample whose bytes are `data`.
-
-    Raises:
-        ValueError: it is damaged; the message names the column.
-    """
+    """The sample whose bytes are `data`. A ValueError names the column that is damaged."""
     *sizes, at = sizes_of(columns, data)
     sample = {}
     for column, size in zip(columns, sizes, strict=True):

@@ -86,7 +86,6 @@ MDS = Mds()
 
 
 async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> ShardIndex:
-    """The samples of a shard that lies there as it is."""
     wanted = _FIRST_BYTES if said is None else table_bytes(said.samples, limits)
     # what follows is not asked for before it is known to be there
     head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
@@ -130,8 +129,6 @@ def _said(how: str) -> dict[str, object]:
 
 
 class _Unpacked(RowsOfBlock):
-    """The samples of a compressed shard."""
-
     def __init__(self, said: dict[str, Any], data: bytes, block: Block) -> None:
         raw_hashes, packed_hashes = said["hashes"]
         _check(data, packed_hashes, "its compressed bytes")
@@ -227,7 +224,6 @@ def _shard(one: object, texts: dict[str, str], limits: Limits) -> tuple[str, Sha
 
 
 def _file(one: object) -> tuple[str, File]:
-    """(its name, what is said of it)."""
     said = as_object(one)
     if said is None:
         raise ValueError("it has no file")

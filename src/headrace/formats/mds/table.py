@@ -21,11 +21,7 @@ _COUNT = struct.Struct("<I")
 
 
 def count_of(head: Buffer) -> int:
-    """The number of samples.
-
-    Raises:
-        ValueError: the shard ends before it is said.
-    """
+    """The number of samples."""
     if len(head) < _COUNT.size:
         raise ValueError("it is cut off in its table")
     (count,) = _COUNT.unpack_from(head)
@@ -33,11 +29,7 @@ def count_of(head: Buffer) -> int:
 
 
 def table_bytes(count: int, limits: Limits) -> int:
-    """Bytes of the number and the offsets.
-
-    Raises:
-        LimitError: they are more than may be held.
-    """
+    """Bytes of the number and the offsets; a LimitError if they are more than may be held."""
     nbytes = 4 * (count + 2)
     if nbytes > limits.member_bytes:
         raise LimitError(f"the table of {count} samples has {nbytes} bytes, over the limit of {limits.member_bytes}")
@@ -45,12 +37,7 @@ def table_bytes(count: int, limits: Limits) -> int:
 
 
 def offsets_of(head: Buffer, count: int, size: int, limits: Limits) -> Ints:
-    """Where the samples begin, and where the last one ends, in a shard of `size` bytes.
-
-    Raises:
-        ValueError: the table is damaged, or not of so many samples.
-        LimitError: a sample is longer than may be.
-    """
+    """Where the samples begin, and where the last one ends, in a shard of `size` bytes."""
     said, end = count_of(head), table_bytes(count, limits)
     if said != count:
         raise ValueError(f"it says {said} samples, and {count} were announced")
@@ -69,11 +56,7 @@ def offsets_of(head: Buffer, count: int, size: int, limits: Limits) -> Ints:
 
 
 def columns_said(settings: Buffer) -> str:
-    """The columns that a shard itself tells, as `described` has them.
-
-    Raises:
-        ValueError: it tells none.
-    """
+    """The columns that a shard itself tells, as `described` has them."""
     try:
         said = json.loads(bytes(settings))
         lists = [said[f"column_{what}"] for what in ("names", "encodings", "sizes")]

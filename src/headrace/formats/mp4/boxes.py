@@ -23,9 +23,6 @@ def header_of(data: bytes | memoryview, left: int) -> tuple[bytes, int, int]:
     Args:
         data: the first 16 bytes of the box, or all of it.
         left: how many bytes there are from its beginning on.
-
-    Raises:
-        ValueError: there is no such box.
     """
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are left, fewer than a box's header")
@@ -42,7 +39,6 @@ def header_of(data: bytes | memoryview, left: int) -> tuple[bytes, int, int]:
 
 
 def shown(kind: bytes) -> str:
-    """The kind of a box, as errors name it."""
     return repr(kind.decode("latin-1"))
 
 
@@ -54,11 +50,7 @@ class Box:
     body: memoryview
 
     def __iter__(self) -> Iterator[Box]:
-        """The boxes in it.
-
-        Raises:
-            ValueError: one does not end within it.
-        """
+        """The boxes in it."""
         at, end = 0, len(self.body)
         for _ in range(_BOXES_MOST):
             if end - at < 8 and not any(self.body[at:]):  # QuickTime ends some boxes with zeros
@@ -81,22 +73,14 @@ class Box:
         return found
 
     def need(self, *path: bytes) -> Box:
-        """The same.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The box at a path of kinds below it, which must be there."""
         found = self.find(*path)
         if found is None:
             raise ValueError(f"{self} has no box {'/'.join(shown(kind).strip(chr(39)) for kind in path)}")
         return found
 
     def number(self, at: int, size: int = 4) -> int:
-        """The unsigned number of `size` bytes at `at`.
-
-        Raises:
-            ValueError: the box ends before.
-        """
+        """The unsigned number of `size` bytes at `at`."""
         if at + size > len(self.body):
             raise ValueError(f"its box {self} has {len(self.body)} bytes, and is cut off")
         return int.from_bytes(self.body[at : at + size], "big")
@@ -107,11 +91,7 @@ class Box:
         return self.number(0, 1)
 
     def table(self, columns: int, *, at: int = 4, dtype: str = ">u4") -> Ints:
-        """Rows of as many numbers as their count before them, at `at`, says: `[rows, columns]`.
-
-        Raises:
-            ValueError: the box has another length.
-        """
+        """Rows of as many numbers as their count before them, at `at`, says: `[rows, columns]`."""
         rows, width = self.number(at), columns * np.dtype(dtype).itemsize
         if at + 4 + rows * width > len(self.body):
             raise ValueError(f"its box {self} would have {rows} rows of {width} bytes, and has {len(self.body)} bytes")

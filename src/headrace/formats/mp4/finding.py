@@ -56,11 +56,7 @@ def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
         head: its first bytes.
         size: of the file, in bytes.
         url: for errors.
-        limits: the bytes of all tables are held to `member_bytes`.
-
-    Raises:
-        ValueError: there are none, or it is cut off.
-        LimitError: they are too large.
+        limits: the bytes of all tables are held to `member_bytes`, by a LimitError.
     """
     walk = _Walk(head, size)
     at, number, nbytes = 0, 0, 0
@@ -108,11 +104,7 @@ def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
 
 
 def video_track(movie: Box) -> Box:
-    """The one track of a video.
-
-    Raises:
-        ValueError: there is none, or there are several.
-    """
+    """The one track of a video; a ValueError if there is none, or if there are several."""
     videos = [trak for trak in movie if trak.kind == b"trak" and not _is_other(trak)]
     if len(videos) != 1:
         raise ValueError(f"it has {len(videos)} video tracks; one is read")
@@ -146,11 +138,7 @@ class _Walk:
         self._parts = [(0, head)]
 
     def part(self, start: int, length: int) -> Generator[Ranges, list[memoryview], memoryview]:
-        """The bytes there.
-
-        Raises:
-            ValueError: the file ends before.
-        """
+        """The bytes there; a ValueError if the file ends before."""
         parts = [part for part in self._parts if part[0] + len(part[1]) > start]
         have = parts[0][1][start - parts[0][0] :][:length] if parts and parts[0][0] <= start else memoryview(b"")
         self._parts = parts
@@ -222,11 +210,7 @@ def _listed_in_mfra(data: memoryview) -> list[int]:
 
 
 def tables_in(data: memoryview, limits: Limits) -> Tables:
-    """The tables of a file that is in memory.
-
-    Raises:
-        ValueError, LimitError: as `find_tables`.
-    """
+    """The tables of a file that is in memory."""
     walk = find_tables(data, len(data), "the file", limits)
     try:
         ranges = next(walk)

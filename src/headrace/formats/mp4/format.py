@@ -72,11 +72,7 @@ def _arrays(tables: Tables) -> dict[str, NDArray[np.generic]]:
 
 
 def unpack_tables(block: Buffer, what: str) -> Tables:
-    """The tables of a video, as `Mp4.own_index` has packed them.
-
-    Raises:
-        FormatError: the bytes are damaged, or no such index; it names `what`.
-    """
+    """The tables of a video, as `Mp4.own_index` has packed them. A FormatError names `what`."""
     arrays = Arrays(block, what).arrays
     moov = arrays.get("moov")
     if moov is None or moov.dtype != np.uint8:
@@ -91,11 +87,7 @@ def unpack_tables(block: Buffer, what: str) -> Tables:
 
 
 def table_of(tables: Tables, url: str, size: int, limits: Limits) -> VideoTable:
-    """The frames of the video at `url`, which has `size` bytes, by its tables.
-
-    Raises:
-        FormatError: they are damaged, or of a kind that is not read.
-    """
+    """The frames of the video at `url`, which has `size` bytes, by its tables. A FormatError names the video."""
     try:
         return read_table(tables, size, limits)
     except (ValueError, OverflowError, IndexError) as error:
@@ -103,12 +95,7 @@ def table_of(tables: Tables, url: str, size: int, limits: Limits) -> VideoTable:
 
 
 async def read_tables(shard: ObjectReads, limits: Limits) -> Tables:
-    """The tables of a video, without those of its other tracks: of a plain file in two or three reads.
-
-    Raises:
-        FormatError, LimitError: there are none, or they are too large.
-        StorageError: it could not be read.
-    """
+    """The tables of a video, without those of its other tracks: of a plain file in two or three reads."""
     head = await shard.read(0, HEAD_BYTES)
     walk = find_tables(head, shard.size, shard.url, limits)
     try:

@@ -33,11 +33,7 @@ def track_of(trak: Box) -> int:
 
 
 def of_track(moof: Box, track: int) -> bytes | None:
-    """What it takes of a fragment to find the frames of a track; None where it has none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """What it takes of a fragment to find the frames of a track; None where it has none."""
     tracks = [part for part in moof if part.kind == b"traf"]
     heads = [part.need(b"tfhd") for part in tracks]
     own = [part for part, tfhd in zip(tracks, heads, strict=True) if tfhd.number(4) == track]
@@ -85,15 +81,12 @@ class _Run:
 
 
 def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin: int, nbytes: int) -> list[Samples]:
-    """The frames of a track in the fragments of a file, run by run.
+    """The frames of a track in the fragments of a file, run by run. A ValueError says where there is damage.
 
     Args:
         mvex: what holds for all fragments.
         begin: when the first frame is decoded where they do not say it, in ticks.
         nbytes: of the file.
-
-    Raises:
-        ValueError: they are damaged; the message says where.
     """
     defaults = {
         part.number(4): _Defaults(*(part.number(at) for at in (8, 12, 16, 20))) for part in mvex if part.kind == b"trex"
@@ -138,21 +131,13 @@ class _Taken:
         self.nbytes, self.frames, self.taken = nbytes, 0, 0
 
     def count(self, frames: int) -> None:
-        """There are so many more frames.
-
-        Raises:
-            ValueError: they are too many.
-        """
+        """Count more frames; a ValueError if they are too many."""
         self.frames += frames
         if self.frames > FRAMES_MOST:
             raise ValueError(f"there would be {self.frames} frames up to there, over the limit of {FRAMES_MOST}")
 
     def place(self, start: int, stop: int) -> None:
-        """They lie there.
-
-        Raises:
-            ValueError: there they cannot.
-        """
+        """Count the bytes [start, stop) of frames; a ValueError if they cannot lie there."""
         self.taken += stop - start
         if not 0 <= start <= stop <= self.nbytes or self.taken > self.nbytes:
             raise ValueError(

@@ -38,11 +38,7 @@ WHY_MOST = 500
 
 
 def check_decoder(name: str) -> None:
-    """See that there is a decoder of that name.
-
-    Raises:
-        OptionError: it is not known, or not installed.
-    """
+    """Raise an OptionError if there is no decoder of that name, or if it is not installed."""
     if name not in DECODERS:
         raise OptionError(f"decoder={name!r} is not known; {' and '.join(map(repr, DECODERS))} are")
     module, extra = DECODERS[name]
@@ -63,11 +59,7 @@ class ClipDecoder:
         self.name, self.limits, self.size = name, limits, size
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, object]:
-        """`frames`, `[T, 3, H, W] uint8`, and `times`, when they are shown, in seconds.
-
-        Raises:
-            DecodeError: they do not decode.
-        """
+        """`frames`, `[T, 3, H, W] uint8`, and `times`, when they are shown, in seconds; or a DecodeError."""
         key, url = sample["__key__"], sample["__url__"]
         pieces: list[Piece] = sample[PIECES]
         try:
@@ -90,14 +82,12 @@ def decoded(
 ) -> tuple[Frames, NDArray[np.float64]]:
     """The frames that are wanted of all pieces, each at its place, `[T, 3, H, W]`, and their times, `[T]`.
 
+    What does not decode is a ValueError, or another that FFmpeg's libraries have.
+
     Args:
         name: of the decoder.
         bodies: of the ranges that were read for the pieces.
         size: (height, width) that frames are scaled to.
-
-    Raises:
-        OptionError: the decoder does not load.
-        ValueError, and others that FFmpeg's libraries have: they do not decode.
     """
     decode = _by_torchcodec if name == "torchcodec" else _by_pyav
     count, track = sum(len(piece.wanted) for piece in pieces), pieces[0].track
@@ -119,7 +109,6 @@ def decoded(
 
 
 def _scaled(frames: Frames, size: tuple[int, int]) -> Frames:
-    """`[T, 3, H, W]` of the height and width in `size`."""
     made = np.empty((*frames.shape[:2], *size), np.uint8)
     for frame, new in zip(frames, made, strict=True):
         new[:] = scaled(np.ascontiguousarray(frame.transpose(1, 2, 0)), size).transpose(2, 0, 1)

@@ -70,10 +70,7 @@ def pieces_of(table: VideoTable, chosen: Ints) -> tuple[list[Piece], list[tuple[
     """What it takes to decode some frames, and which ranges (start, stop) of the file must be read for that.
 
     Args:
-        chosen: their numbers among those that are shown.
-
-    Raises:
-        ValueError: one of them cannot be decoded.
+        chosen: their numbers among those that are shown. A ValueError says that one of them cannot be decoded.
     """
     frames = table.shown[chosen]
     runs = _runs(table, frames)

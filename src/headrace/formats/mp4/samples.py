@@ -44,11 +44,7 @@ class Samples:
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """All of some, one part behind the other.
-
-    Raises:
-        ValueError: a part begins before the one before it.
-    """
+    """All of some, one part behind the other; a ValueError if a part begins before the one before it."""
     if len(parts) == 1:
         return parts[0]
     names = ("offset", "size", "dts", "pts", "is_key", "description")
@@ -62,15 +58,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
 
 
 def plain_samples(stbl: Box, nbytes: int) -> Samples | None:
-    """The frames that the tables of a track have; None where it has none.
-
-    Args:
-        stbl: the box of the tables.
-        nbytes: of the file.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The frames that the tables of a track in a file of `nbytes` have; None where it has none."""
     size = _sizes(stbl, nbytes)
     count = len(size)
     if not count:

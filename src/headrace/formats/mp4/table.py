@@ -101,10 +101,8 @@ class VideoTable:
         return int(self.pts[last]) + max(int(self.delta[last]), 1)
 
     def shown_at(self, times: Sequence[float]) -> Ints:
-        """Which frames are shown at these times, in seconds, by their numbers among those that are shown.
-
-        Raises:
-            ValueError: none is.
+        """Which frames are shown at these times, in seconds, by their numbers among those shown; a ValueError if
+        none is.
         """
         # as exact as the file's own clock, of which seconds in decimals are no whole ticks
         ticks = np.floor((np.array(times) - self.begin_s) * self.track.timescale + 1e-3)
@@ -118,8 +116,7 @@ class VideoTable:
     def nearest(self, times: Sequence[float], most_s: float) -> Ints:
         """The frames that are shown from next to these times on, in seconds, by their numbers among those shown.
 
-        Raises:
-            ValueError: one begins further than `most_s` seconds away.
+        A ValueError says which one begins further than `most_s` seconds away.
         """
         ticks = (np.array(times) - self.begin_s) * self.track.timescale
         behind = np.clip(np.searchsorted(self.shown_ticks, ticks), 1, max(len(self) - 1, 1))
@@ -140,16 +137,7 @@ class VideoTable:
 
 
 def read_table(tables: Tables, size: int, limits: Limits) -> VideoTable:
-    """The frames of a file's video.
-
-    Args:
-        tables: of the file.
-        size: bytes of the file.
-        limits: on the pixels of a frame.
-
-    Raises:
-        ValueError: it is damaged, or of a kind that is not read; the message says which.
-    """
+    """The frames of the video of a file of `size` bytes. A ValueError says what is damaged, or not read."""
     movie = Box(b"moov", memoryview(tables.moov))
     trak = video_track(movie)
     mdia = trak.need(b"mdia")

@@ -48,7 +48,6 @@ class MemberNames(NamedTuple):
         return self._replace(sample=self.sample[members], field=self.field[members])
 
     def name(self, member: int) -> bytes:
-        """The name of a member, with the field in lower case."""
         return bytes(self.keys[self.sample[member]]) + _suffix(self.fields[self.field[member]])
 
     def short(self, members: Ints) -> NDArray[np.bytes_]:
@@ -116,6 +115,5 @@ def _member_at(view: memoryview, begin: int, body: int) -> tuple[bytes, int] | N
 
 
 def _as_indexed(name: bytes) -> bytes:
-    """`name` with its field in lower case."""
     dot = name.find(b".", name.rfind(b"/") + 1)
     return name[:dot] + _suffix(name[dot + 1 :].decode("utf-8", "surrogateescape").lower()) if dot >= 0 else name

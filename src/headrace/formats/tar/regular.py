@@ -107,7 +107,6 @@ def _are_plain(rows: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _names(rows: NDArray[np.void]) -> NDArray[np.bytes_]:
-    """The names in headers."""
     width = int(np.char.str_len(rows["name"]).max(initial=1))
     names = rows["name"].astype(f"S{width}")
     letters = names.view(np.uint8).reshape(-1, width)
@@ -152,5 +151,4 @@ def regular_samples(names: NDArray[np.bytes_], bodies: Ints, sizes: Ints, limits
 
 
 def _strings(letters: NDArray[np.uint8]) -> NDArray[np.bytes_]:
-    """Each row as one string."""
     return np.ascontiguousarray(letters).view(f"S{letters.shape[1]}").ravel()

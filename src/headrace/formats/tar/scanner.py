@@ -32,8 +32,6 @@ _REFUSED = {b"S": "sparse members are not supported", b"M": "members split over 
 
 @dataclass(slots=True)
 class _Extended:
-    """An extended header whose body is being read."""
-
     kind: bytes
     offset: int
     size: int

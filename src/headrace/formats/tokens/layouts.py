@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
@@ -14,8 +13,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import FormatError, OptionError, masked
-from headrace.formats.folders import beside, check_each_once
-from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
+from headrace.formats.folders import beside, check_each_once, file_name
+from headrace.formats.json_values import as_count, as_object, as_texts
+from headrace.formats.litdata.catalogue import said_by
 from headrace.formats.numpy_files import npy_header
 from headrace.types import Buffer
 
@@ -33,7 +33,6 @@ _LITDATA = {
     "numpy": {0: "|i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "|u1", 5: "<u2", 6: "<u4", 7: "<u8"},
 }
 _LITDATA_LEAF = re.compile(r"no_header_(tensor|numpy):(\d{1,3})")
-_ODD = re.compile(r"[\x00-\x1f\\?#/]|^\.\.$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,7 @@ class FirstBytes:
 
 
 def token_dtype(dtype: DTypeLike) -> np.dtype[np.integer]:
-    """The numpy type that `dtype` names.
-
-    Raises:
-        OptionError: it is none of whole numbers.
-    """
+    """The numpy type that `dtype` names; an OptionError if it is none of whole numbers."""
     try:
         return whole_numbers(np.dtype(dtype))
     except (TypeError, ValueError):
@@ -88,16 +83,11 @@ def whole_numbers(dtype: np.dtype[Any]) -> np.dtype[np.integer]:
 
 
 def damage(url: str, why: str, offset: int | None = None) -> FormatError:
-    """The error that says that a file of tokens is none."""
     return FormatError(f"{masked(url)}: {why}", url=url, offset=offset)
 
 
 def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
-    """A file that has tokens alone.
-
-    Raises:
-        FormatError: its size is no multiple of theirs.
-    """
+    """A file that has tokens alone."""
     if head.size % dtype.itemsize:
         raise damage(
             head.url,
@@ -113,11 +103,7 @@ def has_llm_c_header(head: FirstBytes) -> bool:
 
 
 def llm_c(head: FirstBytes) -> TokenFile:
-    """A file with a header of 256 numbers of 32 bits: magic, version, and how many tokens follow.
-
-    Raises:
-        FormatError: it has another header, or other tokens than it says.
-    """
+    """A file with a header of 256 numbers of 32 bits: magic, version, and how many tokens follow."""
     if head.size < _LLM_C_BYTES:
         raise damage(head.url, f"it has {head.size} bytes, and its header alone would have {_LLM_C_BYTES}")
     magic, version, count = struct.unpack("<iii", head.data[:12])
@@ -137,11 +123,7 @@ def llm_c(head: FirstBytes) -> TokenFile:
 
 
 def npy(head: FirstBytes) -> TokenFile:
-    """The array in an .npy file, of one dimension, or of two: then its rows are windows.
-
-    Raises:
-        FormatError: it is none of whole numbers, or has other bytes than it says.
-    """
+    """The array in an .npy file, of one dimension, or of two: then its rows are windows."""
     try:
         begins, shape, dtype, by_column = npy_header(memoryview(head.data))
     except ValueError as error:
@@ -170,18 +152,8 @@ class Chunk:
 
 
 def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
-    """The chunks that the catalogue of a folder of LitData names.
-
-    Raises:
-        FormatError: it is damaged, or its chunks are none of tokens.
-    """
-    try:
-        said = as_object(json.loads(data))
-    except (ValueError, RecursionError) as error:
-        raise damage(url, f"it is no JSON ({str(error)[:80]})") from None
-    chunks, config = (None, None) if said is None else (as_list(said.get("chunks")), as_object(said.get("config")))
-    if chunks is None or config is None:
-        raise damage(url, "it is no catalogue of LitData: that has 'chunks' and 'config'")
+    """The chunks that the catalogue of a folder of LitData names."""
+    _, config, chunks = said_by(url, data)
     if config.get("compression") or config.get("encryption"):
         raise damage(url, "its chunks are compressed or encrypted: windows of tokens cannot be read from such")
     leaves = as_texts(config.get("data_format")) or []
@@ -196,9 +168,10 @@ def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
 
 def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> Chunk:
     said = as_object(one) or {}
-    name = as_text(said.get("filename"))
-    if not name or _ODD.search(name):
-        raise damage(url, f"chunk {number} is called {str(said.get('filename'))[:80]!r}")
+    try:
+        name = file_name(said.get("filename"))
+    except ValueError as error:
+        raise damage(url, f"chunk {number}: {error}") from None
     facts = [as_count(said.get(fact), _BYTES_MOST) for fact in ("chunk_size", "chunk_bytes", "dim")]
     if None in facts:
         raise damage(
@@ -211,11 +184,7 @@ def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> C
 
 
 def litdata(head: FirstBytes, chunk: Chunk) -> TokenFile:
-    """A chunk of LitData: how many items, where each begins, and their tokens, one behind the other.
-
-    Raises:
-        FormatError: it is not as the catalogue says.
-    """
+    """A chunk of LitData: how many items, where each begins, and their tokens, one behind the other."""
     begin = 4 * (chunk.items + 2)
     tokens = chunk.tokens * chunk.dtype.itemsize
     if head.size != begin + tokens:

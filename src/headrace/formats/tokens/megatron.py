@@ -61,11 +61,7 @@ class Idx:
 
 
 def read_idx(head: FirstBytes) -> Idx:
-    """What an `.idx` says at its beginning, against its size.
-
-    Raises:
-        FormatError: it is none, or has not the bytes that it tells of.
-    """
+    """What an `.idx` says at its beginning, compared with its size."""
     if len(head.data) < HEAD.size:
         raise damage(head.url, f"it has {head.size} bytes: an index of Megatron's has {HEAD.size} and more")
     magic, version, code, sequences, entries = HEAD.unpack(head.data[: HEAD.size])
@@ -100,11 +96,7 @@ class SequenceCheck:
         self._number = 0
 
     def feed(self, lengths: Buffer, pointers: Buffer) -> Ints:
-        """Where the next sequences begin, in bytes.
-
-        Raises:
-            FormatError: they lie elsewhere.
-        """
+        """Where the next sequences begin, in bytes; a FormatError if they lie elsewhere."""
         counts = np.frombuffer(lengths, "<i4").astype(np.int64)
         begins = np.frombuffer(pointers, "<i8")
         ends = self.begin + np.cumsum(counts) * self._idx.dtype.itemsize
@@ -124,13 +116,11 @@ class SequenceCheck:
 
 
 def check_firsts(idx: Idx, number: int, firsts: Ints, before: int) -> None:
-    """See that documents from `number` on begin with sequences that there are, none before the document before it.
+    """Raise a FormatError if documents from `number` on begin with no sequence, or with one before the document
+    before.
 
     Args:
         before: the first sequence of the document before them.
-
-    Raises:
-        FormatError: that is not so.
     """
     steps = np.diff(firsts, prepend=before)
     wrong = np.flatnonzero((steps < 0) | (firsts > idx.sequences) | (firsts < 0))

@@ -73,7 +73,6 @@ class WindowsOfDocuments:
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return int(self.firsts[-1])
 
     def places(self, numbers: Ints) -> tuple[Ints, Ints]:

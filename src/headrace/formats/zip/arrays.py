@@ -59,11 +59,7 @@ class WholeArray(StoredArray):
 
 
 async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
-    """The rows of the array in an .npy file, which is called "value".
-
-    Raises:
-        FormatError, LimitError, OptionError: see `Table.of`.
-    """
+    """The rows of the array in an .npy file, which is called "value"."""
     head, span = await read_head(reads, url, _HEADER_MOST)
     with errors_named(url):
         begin, shape, dtype, by_column = npy_header(head)
@@ -79,12 +75,7 @@ async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tup
 
 
 async def npz_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
-    """The rows of the arrays in an .npz file.
-
-    Raises:
-        FormatError, LimitError, OptionError: see `Table.of`.
-        StorageError: it could not be read.
-    """
+    """The rows of the arrays in an .npz file."""
     # members may be of any length: what is read of them at once is held against the limit by the table
     found = await directory_of(reads, url, replace(limits, member_bytes=_ANY_BYTES))
     members = {member.name.decode().removesuffix(".npy"): member for member in found.members if _is_array(member)}

@@ -58,11 +58,7 @@ class ZipDirectory(NamedTuple):
 
 
 def find_directory(tail: bytes, size: int) -> ZipDirectory:
-    """Where the directory of an archive of `size` bytes lies, whose last bytes are `tail`.
-
-    Raises:
-        ValueError: it has none, or it lies where none can be.
-    """
+    """Where the directory of an archive of `size` bytes lies, whose last bytes are `tail`."""
     first = size - len(tail)
     at = tail.rfind(b"PK\5\6")
     while at >= 0 and (at + END.size > len(tail) or at + END.size + END.unpack_from(tail, at)[7] != len(tail)):
@@ -90,13 +86,7 @@ def find_directory(tail: bytes, size: int) -> ZipDirectory:
 
 
 def members_in(data: bytes, directory: ZipDirectory, limits: Limits) -> Iterator[Member]:
-    """The members that are files, in the order of the directory, whose bytes are `data`.
-
-    Raises:
-        FormatError: one cannot be read here; it is named.
-        LimitError: one asks for too much.
-        ValueError: the directory is damaged.
-    """
+    """The members that are files, in the order of the directory, whose bytes are `data`."""
     at = 0
     for number in range(directory.entries):
         if at + ENTRY.size > len(data) or data[at : at + 4] != b"PK\1\2":
@@ -171,14 +161,11 @@ def _check(member: Member, flags: int, method: int, end: int, limits: Limits) ->
 
 
 def body_of(data: bytes, field: str, limits: Limits) -> bytes:
-    """What a member holds, checked.
+    """What a member holds, checked: damage is a ValueError, and so is a member of another name.
 
     Args:
         data: from its header on; more may follow.
         field: its name's end.
-
-    Raises:
-        ValueError: it is damaged, or not the one that the directory told of, or unpacks to more than may be.
     """
     if len(data) < HEAD.size or data[:4] != b"PK\3\4":
         raise ValueError("there is no member where the directory says one")
@@ -205,7 +192,6 @@ def body_of(data: bytes, field: str, limits: Limits) -> bytes:
 
 
 def _inflated(data: bytes, limits: Limits) -> tuple[bytes, int]:
-    """(what a deflated stream holds, how many bytes it has)."""
     most = min(limits.member_bytes, max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data)))
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
@@ -295,13 +281,7 @@ class FoundDirectory(NamedTuple):
 
 
 async def directory_of(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
-    """The members of the archive at `url`.
-
-    Raises:
-        FormatError: it is damaged, or cannot be read here.
-        LimitError: it asks for more than may be.
-        StorageError: it could not be read.
-    """
+    """The members of the archive at `url`. Errors name it."""
     with errors_named(url, "cannot be read"):
         return await _directory(reads, url, limits)
 
