@@ -131,6 +131,8 @@ SIZES = [
     _no_size("zero bytes", bytes(12)),
     _no_size("of digits of another script", "٤٤٤٤٤٤".encode()),
     _no_size("with what follows its end", b"4\0" + b"9999999999"),
+    _no_size("with a quote behind its digits", b'00000000001"'),
+    _no_size("with a control character behind its digits", b"00000000001\x02"),
     _no_size("base 256: -1", b"\xff" * 12),
     _no_size("base 256: -512", b"\xff" * 10 + b"\xfe\x00"),
     _no_size("base 256: the most negative", b"\xc0" + bytes(11)),

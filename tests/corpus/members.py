@@ -99,6 +99,8 @@ SPARSE = [
     ) + header(b"GNUSparseFile.1/x.jpg", 1024) + STORED, HOLED, at=2 * BLOCK, key="x", otherwise=(FULL,)),
     bad("sparse/by pax 1.0", pax(*_V10, *_REAL) + header(b"GNUSparseFile.1/x.jpg", 1536) + PAX_MAP + STORED, HOLED,
         at=2 * BLOCK, key="x", otherwise=(FULL,)),
+    bad("sparse/by pax 1.0, and another header behind it", pax(_V10[0]) + pax(record(b"path", b"x.jpg"))
+        + header(b"cut", 4) + BODY, HOLED, at=4 * BLOCK, key="x"),
     bad("sparse/by pax 0.1, map of letters", pax(
         record(b"GNU.sparse.name", b"x.jpg"), record(b"GNU.sparse.map", b"0,x,y,512"),
     ) + header(b"GNUSparseFile.1/x.jpg", 1024) + STORED, HOLED, at=2 * BLOCK, key="x"),
