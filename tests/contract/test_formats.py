@@ -7,7 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,17 +30,23 @@ from headrace.formats.zip.format import ZIP
 from headrace.testing import FormatContract
 
 
-class TestTar(FormatContract):
-    samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
+class OurContract(FormatContract):
+    form: ClassVar[Format]
 
     def open_format(self) -> Format:
-        return TAR
+        return self.form
+
+
+class TestTar(OurContract):
+    samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
+
+    form = TAR
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.tar": tar([(f"{n:04}", dict(sample)) for n, sample in enumerate(samples)])}
 
 
-class TestJsonLines(FormatContract):
+class TestJsonLines(OurContract):
     samples = [
         {"n": n, "text": "grüße\n\\u2028" * n, "list": [None, True, 1.5, {"a": []}], "": "x" * (40 * n)}
         for n in range(30)
@@ -54,12 +60,9 @@ class TestJsonLines(FormatContract):
         return {"0.jsonl": "\n".join(lines).encode()}
 
 
-class TestCsv(FormatContract):
+class TestCsv(OurContract):
     samples = [{"n": str(n), "text": 'grüße, "\n\r\n' * n, "": "x" * (40 * n), "last": ""} for n in range(30)]
     form, dialect = CSV, "excel"
-
-    def open_format(self) -> Format:
-        return self.form
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         text = io.StringIO()
@@ -73,11 +76,10 @@ class TestTsv(TestCsv):
     form, dialect = TSV, "excel-tab"
 
 
-class TestText(FormatContract):
+class TestText(OurContract):
     samples = [{"text": "grüße\u2028 " * (n % 7 * n)} for n in range(30)]
 
-    def open_format(self) -> Format:
-        return TEXT
+    form = TEXT
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.txt": "".join(sample["text"] + "\n" for sample in samples).encode()}
@@ -93,12 +95,11 @@ class TestText(FormatContract):
 COLUMNS = {"x": "int", "s": "str", "a": "ndarray"}
 
 
-class TestMds(FormatContract):
+class TestMds(OurContract):
     samples = [{"a": np.arange(n + 1, dtype=np.float32), "s": "ü" * n, "x": n} for n in range(30)]
     compression: str | None = None
 
-    def open_format(self) -> Format:
-        return MDS
+    form = MDS
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return mds.folder(COLUMNS, [samples], self.compression)
@@ -114,7 +115,7 @@ class TestMdsAlone(TestMds):
         return {"shard.00000.mds": mds.shard(COLUMNS, samples)}
 
 
-class TestLitData(FormatContract):
+class TestLitData(OurContract):
     samples = [
         {
             "a": np.arange(n + 1, dtype=np.float32),
@@ -127,8 +128,7 @@ class TestLitData(FormatContract):
     ]
     level: str | None = None
 
-    def open_format(self) -> Format:
-        return LITDATA
+    form = LITDATA
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return litdata.folder([samples], self.level)
@@ -145,45 +145,41 @@ class TestLitDataInFrames(TestLitData):
         return litdata.folder([samples], self.level if samples else None)
 
 
-class TestLitDataOfTables(FormatContract):
+class TestLitDataOfTables(OurContract):
     samples = [{"n": n, "s": "ü" * n, "body": bytes(n)} for n in range(30)]
 
-    def open_format(self) -> Format:
-        return LITDATA
+    form = LITDATA
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         schema = pa.schema({"n": pa.int64(), "s": pa.string(), "body": pa.binary()})
         return litdata.of_tables({"0.parquet": (len(samples), parquet.written(samples, schema, row_group_size=7))})
 
 
-class TestEnergon(FormatContract):
+class TestEnergon(OurContract):
     samples = [{"bin": bytes([n]) * (90 * n), "cls": str(n).encode()} for n in range(30)]
 
-    def open_format(self) -> Format:
-        return ENERGON
+    form = ENERGON
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return energon.folder({"train": [[(f"{n:04}", dict(sample)) for n, sample in enumerate(samples)]]})
 
 
-class TestTFRecord(FormatContract):
+class TestTFRecord(OurContract):
     samples = [
         {"b": b"\xff" * n, "f": np.arange(n, dtype=np.float32), "i": np.arange(-n, n), "l": [b"", b"a" * n]}
         for n in range(30)
     ]
 
-    def open_format(self) -> Format:
-        return TFRECORD
+    form = TFRECORD
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.tfrecord": tfrecords.file_of(samples)}
 
 
-class TestZip(FormatContract):
+class TestZip(OurContract):
     samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
 
-    def open_format(self) -> Format:
-        return ZIP
+    form = ZIP
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
@@ -193,7 +189,7 @@ class TestZip(FormatContract):
         return {"0.zip": out.getvalue()}
 
 
-class TestParquet(FormatContract):
+class TestParquet(OurContract):
     samples = [
         {
             "n": n,
@@ -205,16 +201,14 @@ class TestParquet(FormatContract):
         for n in range(30)
     ]
 
-    def open_format(self) -> Format:
-        return PARQUET
+    form = PARQUET
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.parquet": parquet.written(samples, parquet.SCHEMA, row_group_size=7, write_page_index=True)}
 
 
 class TestArrow(TestParquet):
-    def open_format(self) -> Format:
-        return ARROW
+    form = ARROW
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.arrow": arrows.written(samples, parquet.SCHEMA, compression="zstd")}

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import zstandard
+from end_to_end.mds import put
 from torch.utils import _pytree
 
-from headrace.fetch.stores import memory
+__all__ = ["chunk", "folder", "framed", "item", "of_tables", "put"]
 
 TENSORS = {
     torch.float32: 1,
@@ -122,13 +123,6 @@ def folder(
     }
     files["index.json"] = json.dumps({"chunks": said, "config": about, "updated_at": "1.0"}).encode()
     return files
-
-
-def put(place: str, files: Mapping[str, bytes]) -> str:
-    """The address of a folder in memory that holds these files."""
-    for name, data in files.items():
-        memory.put(f"memory://{place}/{name}", data)
-    return f"memory://{place}"
 
 
 def of_tables(tables: Mapping[str, tuple[int, bytes]], **config: Any) -> dict[str, bytes]:

@@ -80,22 +80,6 @@ def test_a_bad_shard_is_an_error_between_its_neighbours(
         assert error.start == 0
 
 
-@pytest.mark.slow
-@WORKERS
-@pytest.mark.parametrize("cut", [600, 2048, 4096 + 100])
-def test_a_truncated_shard_gives_its_whole_samples_and_then_the_error(cut: int, num_workers: int) -> None:
-    urls = with_bad_shard("truncated", GOOD[:cut])
-    got = run(hr.stream(urls).map(label), batch_size=None, num_workers=num_workers)
-    errors = [k for k, g in enumerate(got) if isinstance(g, Exception)]
-    assert len(errors) == 1
-    error = got[errors[0]]
-    assert type(error) is hr.FormatError
-    assert "truncated" in str(error)
-    assert error.url == urls[1]
-    assert error.offset is not None
-    assert [int(g) for k, g in enumerate(got) if k != errors[0]][-4:] == [5, 6, 7, 8]
-
-
 def test_a_bad_shard_is_not_lost_with_a_short_last_batch() -> None:
     urls = put_shards("bad-end", [4, 1])
     memory.remove(urls[1])

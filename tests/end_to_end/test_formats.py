@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import io
 import itertools
 import json
 import random
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import zstandard
-from end_to_end import litdata, mds, parquet, tfrecords
+from end_to_end import litdata, mds, parquet
 from end_to_end.packed import seekable
 
 import headrace as hr
@@ -49,37 +46,6 @@ def put_lines(name: str, pack: Any = bytes, ending: str = "") -> list[str]:
     return urls
 
 
-def put_csv(name: str) -> list[str]:
-    urls = [f"memory://{name}/{k}.csv" for k in range(len(COUNTS))]
-    for url, samples in zip(urls, numbered(), strict=True):
-        rows = ['n,"text, or so"', *(f'{one["n"]},"{one["text"]}, ""\n"' for one in samples)]
-        memory.put(url, "\r\n".join(rows).encode())
-    return urls
-
-
-def put_records(name: str) -> list[str]:
-    urls = [f"memory://{name}/{k}.tfrecord" for k in range(len(COUNTS))]
-    for url, samples in zip(urls, numbered(), strict=True):
-        data = [{"n": np.array([one["n"]]), "text": one["text"].encode()} for one in samples]
-        memory.put(url, tfrecords.file_of(data))
-    return urls
-
-
-def put_archives(name: str) -> list[str]:
-    urls = [f"memory://{name}/{k}.zip" for k in range(len(COUNTS))]
-    for url, samples in zip(urls, numbered(), strict=True):
-        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-            for k, one in enumerate(samples):
-                archive.writestr(f"{k}.n.id", str(one["n"]))
-                archive.writestr(f"{k}.txt", one["text"])
-        memory.put(url, out.getvalue())
-    return urls
-
-
-def as_numbers(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "n": int(sample["n"][0])}
-
-
 def put_tables(name: str, **options: Any) -> list[str]:
     """Files of groups of 9 rows, of which the last is shorter."""
     urls = [f"memory://{name}/{k}.parquet" for k in range(len(COUNTS))]
@@ -89,28 +55,19 @@ def put_tables(name: str, **options: Any) -> list[str]:
     return urls
 
 
-def as_named(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"__key__": sample["__key__"], "n": sample["n.id"], "text": sample["txt"]}
-
-
 def made(kind: str) -> hr.Stream:
     """A stream with numbers, as a new process would make it."""
     if kind == "jsonl":
         return hr.stream(put_lines("lines"), index="build")
-    if kind == "csv":
-        return hr.stream(put_csv("csv"), format=Csv(types={"n": int}), index="build")
-    if kind == "tfrecord":
-        return hr.stream(put_records("records"), index="build").map(as_numbers)
     if kind == "parquet":
         return hr.stream(put_tables("tables"))
-    if kind == "zip":
-        return hr.stream(put_archives("archives")).decode().map(as_named)
     if kind == "litdata":
         return hr.stream(litdata.put(kind, litdata.folder(numbered(), "chunk")))
-    return hr.stream(mds.put(f"mds-{kind}", mds.folder(COLUMNS, numbered(), None if kind == "mds" else kind)))
+    return hr.stream(mds.put("mds-kind", mds.folder(COLUMNS, numbered())))
 
 
-KINDS = ["jsonl", "csv", "mds", "zstd", "gz", "litdata", "tfrecord", "zip", "parquet"]
+KINDS = ["jsonl", "mds", "litdata", "parquet"]
+"""Found by a scanner, by a table, in one block, and in blocks with columns. The matrix has every format."""
 
 
 @pytest.fixture(autouse=True)

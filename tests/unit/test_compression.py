@@ -132,41 +132,10 @@ def test_kind_is_read_from_the_name_without_the_query(url: str, kind: str | None
     assert kind_of(url) == kind
 
 
-rooms = st.integers(1, 5000)
 pieces = st.one_of(
     st.binary(max_size=300),
     st.builds(lambda part, times: part * times, st.binary(min_size=1, max_size=20), st.integers(1, 3000)),
 )
-
-
-@pytest.mark.slow
-@given(
-    kind=st.sampled_from(KINDS),
-    frames=st.lists(pieces, min_size=1, max_size=4),
-    feeds=st.lists(st.integers(0, 4000), min_size=1, max_size=6),
-    rooms=st.lists(rooms, min_size=1, max_size=6),
-)
-@settings(max_examples=300)
-def test_decompressor_gives_what_was_packed_when_cut_anyhow(
-    kind: str, frames: list[bytes], feeds: list[int], rooms: list[int]
-) -> None:
-    packed = b"".join(pack(kind, frame) for frame in frames)
-    archive = Decompressor(kind, URL, ROOM)
-    out, at = b"", 0
-    room = itertools.cycle(rooms)
-    for size in itertools.cycle([*feeds, 1]):
-        archive.feed(memoryview(packed)[at : at + size])
-        at += size
-        while True:
-            target = bytearray(next(room))
-            got = archive.read_into(memoryview(target))
-            out += target[:got]
-            if got < len(target):
-                break
-        if at >= len(packed):
-            break
-    archive.finish()
-    assert out == b"".join(frames)
 
 
 @pytest.mark.slow
@@ -357,19 +326,6 @@ def test_an_error_names_the_archive_without_its_secrets_and_pickles_when_data_is
     assert isinstance(error.__cause__, zlib.error)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.offset, copy.url) == (str(error), error.offset, error.url)
-
-
-@pytest.mark.slow
-@given(kind=st.sampled_from(KINDS), data=st.data())
-@settings(max_examples=300)
-def test_any_bytes_end_in_a_format_error_or_in_data_when_made_at_random(kind: str, data: st.DataObject) -> None:
-    packed = bytearray(pack(kind, mixed(600, seed=data.draw(st.integers(0, 5)))))
-    for _ in range(data.draw(st.integers(1, 5))):
-        start = data.draw(st.integers(0, len(packed)))
-        packed[start : start + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
-    out, error = unpack_until_damage(kind, bytes(packed), Limits(unpacked_free_bytes=2**20), data.draw(rooms))
-    assert error is None or (error.offset is not None and 0 <= error.offset <= len(packed))
-    assert len(out) <= 2**20 or len(out) <= 200 * len(packed)
 
 
 @pytest.mark.slow

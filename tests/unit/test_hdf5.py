@@ -204,22 +204,6 @@ def test_limits_hold() -> None:
         len(hr.hdf5(many, limits=Limits(member_bytes=1000)))
 
 
-def test_state_is_exact_in_a_shuffled_epoch() -> None:
-    def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(hr.hdf5(place).shuffle("window", window=20), batch_size=7)
-
-    place = put(two)
-    with loader() as one:
-        whole = [batch["labels"].tolist() for batch in one]
-    with loader() as one:
-        batches = iter(one)
-        first = [next(batches)["labels"].tolist() for _ in range(4)]
-        state = one.state_dict()
-    with loader() as one:
-        one.load_state_dict(state)
-        assert first + [batch["labels"].tolist() for batch in one] == whole
-
-
 @pytest.mark.parametrize("layout", ["plain", "chunks", "gzip"])
 def test_file_with_a_user_block_is_read_where_its_values_lie(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = put(lambda file: file.create_dataset("x", data=IMAGES, **LAYOUTS[layout]), userblock_size=1024)

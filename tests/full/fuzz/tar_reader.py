@@ -9,17 +9,17 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 from corpus import CASES
 from corpus.parts import BLOCK, END, GNU, USTAR, V7, checksummed, header, long_name, member, padded, pax, record
 from full.fuzz.dice import Dice, edited
+from unit.tar_scans import Found, OneByOne, scan
 
 from headrace.formats.limits import Limits
 from headrace.formats.tar import regular as tar_regular
-from headrace.formats.tar.scanner import TarScanner
 
-URL = "s3://bucket/train.tar"
 LIMITS = Limits(member_bytes=2**20, header_bytes=4096, name_bytes=300, extension_chain=4, fields=6)
 SEED_BYTES_MOST = 16 * 1024
 PIECES = (512, 1024, 2560, 5120)
@@ -45,14 +45,8 @@ _NOTE = re.compile(rb"__[^/]*__(/|\Z)")
 Member = tuple[bytes, int, int]
 """Name, offset and size."""
 
-Found = list[tuple[bytes, list[tuple[str, int, int]]]]
-"""Samples: the key, and field, offset and size of each member."""
 
-
-class OneByOne(TarScanner):
-    """The general way alone."""
-
-    longest_run = 0
+Seen = tuple[Found, tuple[str, str, object, int] | None]
 
 
 def seeds() -> Iterator[bytes]:
@@ -69,36 +63,16 @@ def check(data: bytes) -> None:
     piece *= 1 + len(archive) // 2**14
     # the fast way in archives that are small enough for thousands of them in a second
     with patch.object(tar_regular, "_FEWEST_NAMES", 4), patch.object(tar_regular, "_FEWEST_HEADERS", 2):
-        found, error = scan(archive, max(len(archive), 1))
-        assert scan(archive, piece, carry=True) == (found, error), "in pieces"
-        assert scan(archive, piece, kind=OneByOne) == (found, error), "one by one"
-        assert scan(archive, piece, hop=True) == (found, error), "without bodies"
+        found, error = scanned(archive, max(len(archive), 1))
+        assert scanned(archive, piece, carry=True) == (found, error), "in pieces"
+        assert scanned(archive, piece, kind=OneByOne) == (found, error), "one by one"
+        assert scanned(archive, piece, hop=True) == (found, error), "without bodies"
     _compare(archive, found, error)
 
 
-def scan(
-    data: bytes, piece: int, *, kind: type[TarScanner] = TarScanner, carry: bool = False, hop: bool = False
-) -> tuple[Found, tuple[str, str, object, int] | None]:
-    """The samples and the error; with `carry` each piece is read by another process, with `hop` bodies are left out."""
-    scanner, found, start = kind(URL, LIMITS), Found(), 0
-    while not scanner.done:
-        stop, low = min(start + piece, len(data)), scanner.low
-        rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))
-        for k, key in enumerate(rows.keys.tolist()):
-            members = range(int(rows.starts[k]), int(rows.starts[k + 1]))
-            found.append((key, [(rows.fields[rows.field[m]], int(rows.offset[m]), int(rows.size[m])) for m in members]))
-            assert found[-1][1][0][1] >= low, "the reader may have let go of what lies before `low`"
-        start = stop
-        if carry:
-            scanner = pickle.loads(pickle.dumps(scanner))
-        if hop and not scanner.done and scanner.next_header > stop:
-            target = min(scanner.next_header, len(data))
-            try:
-                scanner.skip(target)
-            except ValueError:  # of an extended header the body is needed
-                continue
-            start = target
-    error = scanner.error
+def scanned(data: bytes, piece: int, **how: Any) -> Seen:
+    """The samples, and of the error what it tells."""
+    found, error = scan(data, piece, LIMITS, **how)
     if error is None:
         return found, None
     assert error.offset is not None

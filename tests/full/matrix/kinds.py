@@ -237,130 +237,89 @@ def _folder(urls: Sequence[str]) -> list[str]:
     return [urls[0].rpartition("/")[0]]
 
 
+def _alone(
+    name: str, write: Callable[[Shards, str], dict[str, bytes]], number: Callable[..., int], **more: Any
+) -> Kind:
+    """A format whose files are not packed, and bring their own index."""
+    return Kind(name, write, number, **{"packings": (PLAIN,), "index": "auto", **more})
+
+
+_EACH = "its {} are compressed, each by itself, and not the {}"
+_CLIPS = partial(hr.video, clips=hr.Clips(frames=1), decoder="pyav")
+_NOT_SEEN = {**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES}
+
+
+def _cls(sample: Mapping[str, Any]) -> int:
+    return int(sample["cls"])
+
+
 KINDS = (
-    Kind("tar", of_bytes(".tar", _tar), lambda sample: int(sample["cls"]), cannot=WHOLE_ONLY),
+    Kind("tar", of_bytes(".tar", _tar), _cls, cannot=WHOLE_ONLY),
     Kind("JSON lines", of_bytes(".jsonl", _lines), _n, cannot=WHOLE_ONLY),
-    Kind(
-        "Parquet",
-        _parquet,
-        _n,
-        packings=(PLAIN, GZ, ZST),
-        absent="its pages are compressed, each by itself, and not the file",
-        index="auto",
-    ),
-    Kind(
+    _alone("Parquet", _parquet, _n, packings=(PLAIN, GZ, ZST), absent=_EACH.format("pages", "file")),
+    _alone(
         "Arrow",
         _arrow,
         _n,
         packings=(PLAIN, ZST),
         absent="its buffers are compressed, each by itself, by LZ4 or Zstandard, and not the file",
-        index="auto",
     ),
-    Kind(
-        "CSV",
-        of_bytes(".csv", _records),
-        _n,
-        cannot={**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES},
-    ),
-    Kind(
-        "text lines",
-        of_bytes(".txt", _text),
-        lambda sample: int(sample["text"].split()[0]),
-        cannot={**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES},
-    ),
+    Kind("CSV", of_bytes(".csv", _records), _n, cannot=_NOT_SEEN),
+    Kind("text lines", of_bytes(".txt", _text), lambda sample: int(sample["text"].split()[0]), cannot=_NOT_SEEN),
     Kind("TFRecord", of_bytes(".tfrecord", _tfrecords), lambda sample: int(sample["n"][0]), cannot=WHOLE_ONLY),
-    Kind(
-        "zip",
-        of_bytes(".zip", _zip),
-        lambda sample: int(sample["cls"]),
-        packings=(PLAIN,),
-        absent="its members are compressed, each by itself, and not the archive",
-        index="auto",
-    ),
-    Kind(
+    _alone("zip", of_bytes(".zip", _zip), _cls, absent=_EACH.format("members", "archive")),
+    _alone(
         "tokens (Megatron's)",
         _megatron,
         lambda sample: int(sample["tokens"][0]),
         given=lambda urls: [url for url in urls if url.endswith(".bin")],
-        packings=(PLAIN,),
         absent="windows lie where arithmetic says, which holds for plain files alone",
+        index="build",
         open=_with_own_index(partial(hr.tokens, window=_WINDOW)),
     ),
-    Kind(
-        "HDF5",
-        of_bytes(".h5", _hdf5),
-        _n,
-        packings=(PLAIN,),
-        absent="its chunks are compressed, each by itself, and not the file",
-        index="auto",
-        open=_with_own_index(hr.hdf5),
+    _alone("HDF5", of_bytes(".h5", _hdf5), _n, absent=_EACH.format("chunks", "file"), open=_with_own_index(hr.hdf5)),
+    _alone(
+        "MP4 (clips)",
+        _videos,
+        _level,
+        absent="its frames are compressed, by one another, and not the file",
+        index="build",
+        open=_CLIPS,
     ),
-    *(
-        Kind(
-            name,
-            write,
-            _level,
-            packings=(PLAIN,),
-            absent=absent,
-            open=partial(hr.video, clips=hr.Clips(frames=1), decoder="pyav"),
-        )
-        for name, write, absent in (
-            ("MP4 (clips)", _videos, "its frames are compressed, by one another, and not the file"),
-            ("MP4, fragmented (clips)", _fragmented, ""),
-        )
+    _alone("MP4, fragmented (clips)", _fragmented, _level, index="build", open=_CLIPS),
+    _alone(
+        "npz (rows)", of_bytes(".npz", _npz), _n, absent=_EACH.format("arrays", "file"), open=_with_own_index(hr.arrays)
     ),
-    Kind(
-        "npz (rows)",
-        of_bytes(".npz", _npz),
-        _n,
-        packings=(PLAIN,),
-        absent="its arrays are compressed, each by itself, and not the file",
-        index="auto",
-        open=_with_own_index(hr.arrays),
-    ),
-    Kind(
+    _alone(
         "safetensors (rows)",
         of_bytes(".safetensors", _safetensors),
         _n,
-        packings=(PLAIN,),
         absent="no library packs it",
-        index="auto",
         open=partial(hr.stream, format=SafeTensors(rows=True)),
     ),
-    Kind(
+    _alone(
         "MDS",
         _mds,
         _n,
         given=_folder,
         packings=(PLAIN, GZ, ZST),
         absent="its writer knows no frames; a compressed shard is read whole, by number too",
-        index="auto",
     ),
-    Kind(
-        "Energon",
-        _energon,
-        lambda sample: int(sample["cls"]),
-        given=_folder,
-        packings=(PLAIN,),
-        absent="its indexes hold for plain archives alone",
-        index="auto",
-    ),
-    Kind(
+    _alone("Energon", _energon, _cls, given=_folder, absent="its indexes hold for plain archives alone"),
+    _alone(
         "LitData",
         _litdata,
         _n,
         given=_folder,
         packings=(PLAIN, ZST, FRAMES),
         absent="its writer knows Zstandard alone",
-        index="auto",
     ),
-    Kind(
+    _alone(
         "LitData (Parquet)",
         _litdata_tables,
         _n,
         given=_folder,
         packings=(PLAIN, GZ, ZST),
-        absent="its pages are compressed, each by itself, and not the file",
-        index="auto",
+        absent=_EACH.format("pages", "file"),
     ),
 )
