@@ -1,15 +1,12 @@
 """CPU time that a sample's random numbers cost a worker: `randomness.py --runs 7`.
 
-    all, unknown    Python's, numpy's and torch's generators are set: the function calls what is not understood
-    all, drawn      the same, and one number of each is drawn
-    torch, numpy, random    only that one is set, and drawn from
-    rng             the function draws from hr.rng() alone: nothing is set but that
-    none            nothing is drawn
-    by hand         random=False, and the function calls random.seed, np.random.seed and torch.manual_seed, then draws
+    seeded          Python's, numpy's and torch's generators are seeded, and hr.rng() is the sample's own
+    random=False    hr.rng() alone is the sample's own
+    rng             the same, and a number is drawn from hr.rng()
+    by hand         random=False, and the function calls random.seed, np.random.seed and torch.manual_seed
 
-Each is the time of a worker's bench for one sample, less that of the same function with random=False in the same run:
-what it costs that numbers are a sample's own. "by hand" is compared with the function that only draws. Samples are
-ints, or dicts of four fields, which are looked at before a generator is left out. One process, all ways in turns.
+Each is the time of a worker for one sample, less that of a step that sets nothing in the same run. One process, all
+ways in turns.
 """
 
 from __future__ import annotations
@@ -28,58 +25,30 @@ import headrace as hr
 from headrace.parts import ListPart
 from headrace.tasks import Chain, Finish, Step, Task
 from headrace.work.messages import TaskMessage
-from headrace.work.task_runner import TaskRunner, untold
+from headrace.work.task_runner import TaskRunner
 
 SAMPLES = 2_000
-SAMPLE_KINDS: dict[str, Any] = {
-    "int": 7,
-    "dict of 4": {"__key__": "000007", "__url__": "train.tar", "jpg": np.zeros((8, 8, 3), np.uint8), "cls": 3},
-}
 
 
-def unknown(sample: Any) -> Any:
-    return getattr(sample, "__class__")  # noqa: B009 (may lead anywhere)
-
-
-def drawing_from_all(_: Any) -> Any:
-    return random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
-
-
-def drawing_from_torch(_: Any) -> Any:
-    return torch.rand(())
-
-
-def drawing_from_numpy(_: Any) -> Any:
-    return np.random.rand()  # noqa: NPY002
-
-
-def drawing_from_random(_: Any) -> Any:
-    return random.random()
+def nothing(sample: Any) -> Any:
+    return sample
 
 
 def drawing_from_rng(_: Any) -> Any:
     return hr.rng().random()
 
 
-def drawing_from_none(sample: Any) -> Any:
-    return sample
-
-
 def seeding_by_hand(_: Any) -> Any:
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)  # noqa: NPY002
-    return random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
-    "all, unknown": unknown,
-    "all, drawn": drawing_from_all,
-    "torch": drawing_from_torch,
-    "numpy": drawing_from_numpy,
-    "random": drawing_from_random,
-    "rng": drawing_from_rng,
-    "none": drawing_from_none,
+WAYS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "seeded": (nothing, True),
+    "random=False": (nothing, False),
+    "rng": (drawing_from_rng, False),
+    "by hand": (seeding_by_hand, False),
 }
 
 
@@ -88,32 +57,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()
-    costs: dict[tuple[str, str], list[float]] = {}
+    costs: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(options.runs):
-        for kind, sample in SAMPLE_KINDS.items():
-            for name, function in WAYS.items():
-                cost = worked_us(function, sample, is_random=True) - worked_us(function, sample, is_random=False)
-                costs.setdefault((name, kind), []).append(cost)
-            cost = worked_us(seeding_by_hand, sample, is_random=False)
-            cost -= worked_us(drawing_from_all, sample, is_random=False)
-            costs.setdefault(("by hand", kind), []).append(cost)
-    names = dict.fromkeys(name for name, _ in costs)
-    lines = [[name, *(tables.spread(costs[name, kind], 2) for kind in SAMPLE_KINDS)] for name in names]
-    print(tables.markdown(["µs a sample", *SAMPLE_KINDS], lines))
+        for name, (function, is_random) in WAYS.items():
+            costs[name].append(worked_us(function, is_random) - worked_us(nothing, None))
+    lines = [[name, tables.spread(costs[name], 2)] for name in WAYS]
+    print(tables.markdown(["", "µs a sample"], lines))
 
 
-def worked_us(function: Callable[[Any], Any], sample: Any, *, is_random: bool) -> float:
+def worked_us(function: Callable[[Any], Any], is_random: bool | None) -> float:
     """Microseconds of CPU time for each sample of a task, as a worker process would work on it."""
-    bench = TaskRunner(everywhere=True, progress=untold)
+    runner = TaskRunner(everywhere=True, progress=[-1], number=0)
     chain = Chain((Step("map", "map", function, is_random),))
-    bench.learn(1, lambda: chain)
+    runner.learn(1, lambda: chain)
     seconds = 0.0
-    for position in (0, SAMPLES):  # the first task is to warm up: in it the function is looked at
-        part = ListPart([sample] * SAMPLES)
+    for position in (0, SAMPLES):  # the first task is to warm up
+        part = ListPart([7] * SAMPLES)
         task = Task(1, 0x5EED, 0, Finish.CHECK, [part], position)
         order = TaskMessage.of(1, task, [part.sent()[0]], None)
         begin = time.process_time()
-        bench.work(order)
+        runner.work(order)
         seconds = time.process_time() - begin
     return seconds / SAMPLES * 1e6
 

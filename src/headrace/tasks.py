@@ -26,7 +26,8 @@ class Step:
         name: what errors and reports call it, such as "map(augment)".
         kind: "map" gives the next sample, "filter" says whether to keep it, "many" gives a list of samples.
         fn: the function; a coroutine function runs on the event loop, any other in a worker.
-        random: whether the random number generators are set for each sample before it runs.
+        random: whether Python's, numpy's and torch's random number generators are set for each sample before it runs,
+            beside `hr.rng()`; None: it draws nothing, and none is set.
         is_implied: whether it follows from the source, and nobody wrote it.
         open_rows: of the first step, what does it to the rows [start, stop) of `headrace.formats.opening.BlockRows`
             together. It gives what became of each, None in the places of those that must go through the step, and the
@@ -43,7 +44,7 @@ class Step:
     name: str
     kind: Literal["map", "filter", "many"]
     fn: Callable[[Any], Any]
-    random: bool = False
+    random: bool | None = None
     is_implied: bool = False
     open_rows: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None
     open_many: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None

@@ -1,4 +1,4 @@
-"""Random numbers in real workers: those of the sample, whichever worker makes it, and set only where they are drawn."""
+"""Random numbers in real workers: those of the sample, whichever worker makes it."""
 
 from __future__ import annotations
 
@@ -72,6 +72,14 @@ def len_of(number: int) -> int:
     return len(str(number))
 
 
+def listed(number: int) -> list[int]:
+    return [number]
+
+
+def in_field(number: int) -> dict[str, Any]:
+    return {"__key__": str(number), "data": b""}
+
+
 class Draws(Dataset[tuple[float, ...]]):
     def __len__(self) -> int:
         return TOTAL
@@ -126,6 +134,7 @@ def test_what_a_later_step_draws_is_the_samples_own_when_the_first_draws_from_rn
 
 def test_rng_gives_the_same_for_no_workers_one_and_four() -> None:
     data = Numbers().map(from_rng)
+    assert drawn(Numbers().map(from_rng, random=False), 4) == drawn(data, 4)
     without = drawn(data, 0)
     assert drawn(data, 1) == drawn(data, 4) == without
     assert len({number for sample in without for number in sample}) == 2 * TOTAL
@@ -136,18 +145,23 @@ def states(number: int) -> tuple[Any, ...]:
     return random.getstate()[1], np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
 
 
-@pytest.mark.slow
-def test_generators_stay_as_they_are_when_functions_do_not_draw_from_them() -> None:
-    def states_seen(data: Any) -> int:
+@pytest.mark.parametrize(("random", "expected"), [(False, 1), (True, TOTAL)])
+def test_global_generators_stay_as_they_are_when_a_step_says_so(random: bool, expected: int) -> None:
+    def seen(data: Any) -> int:
         # In one batch: its collate_fn has random numbers of its own, behind all samples.
         return len(set(drawn(data.map(states, random=False), 1, batch_size=TOTAL)))
 
-    assert states_seen(Numbers().map(from_rng)) == 1
-    assert states_seen(Numbers().map(len_of)) == 1
-    assert states_seen(Numbers().map(from_random)) == TOTAL
-    assert states_seen(Numbers().map(from_numpy)) == TOTAL
-    assert states_seen(Numbers(Drawing).map(of_sample)) == TOTAL
-    assert states_seen(Numbers().map(hidden)) == TOTAL
+    assert seen(Numbers().map(len_of, random=random)) == expected
+    assert seen(Numbers().filter(len_of, random=random)) == expected
+    assert seen(Numbers().flat_map(listed, random=random)) == expected
+
+
+@pytest.mark.parametrize("draw", [from_rng, from_each], ids=name_of)
+def test_what_a_decoder_of_the_users_draws_is_the_samples_own(draw: Any) -> None:
+    data = Numbers(in_field).decode(data=draw)
+    one = drawn(data, 1)
+    assert drawn(data, 4) == one
+    assert len({number for sample in one for number in sample["data"]}) == len(draw(0)) * TOTAL
 
 
 def test_a_data_sets_own_draws_follow_its_keys_when_it_is_torchs() -> None:

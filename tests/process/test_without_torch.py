@@ -11,7 +11,7 @@ from process.waiting import run_script
 
 # Whatever a sample is, it becomes what `helper` gives.
 BEGIN = """
-    import json, pathlib, tempfile
+    import importlib, json, pathlib, tempfile
 
     folder = tempfile.TemporaryDirectory()
     pathlib.Path(folder.name, "x.jsonl").write_text('{"n": 1}\\n' * 8)
@@ -21,6 +21,9 @@ BEGIN = """
 
     def draws(sample):
         return torch.rand(1).item(), str(torch.get_default_dtype()), torch.get_num_threads()
+
+    def hidden(sample):
+        return importlib.import_module("tor" + "ch").rand(1).item()
 
     helper = nothing
 
@@ -76,3 +79,15 @@ def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
     assert late == early
     assert len({number for number, _, _ in late}) == 8
     assert {tuple(rest) for _, *rest in late} == {("torch.float64", 1)}
+
+
+@pytest.mark.slow
+def test_torch_that_a_function_imports_draws_the_samples_own_numbers() -> None:
+    hidden, early = _said("""
+        numbers = []
+        for helper in hidden, draws:
+            with loader() as one:
+                numbers.append(epoch(one))
+        print(json.dumps([numbers[0], [number for number, *_ in numbers[1]]]))
+    """)
+    assert hidden == early

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import headrace as hr
 from headrace.running import RunningSample, running_sample
-from headrace.work.randomness import EVERY_GENERATOR, begin_sample, seed_of
+from headrace.work.randomness import begin_sample, seed_global_generators, seed_of
 
 KEY = 0x5EED_0123_4567_89AB
 MANY = 100_000
@@ -36,10 +36,15 @@ def global_generators_as_they_were() -> Any:
     torch.set_rng_state(before[2])
 
 
+def begin(key: int, position: int) -> None:
+    begin_sample(key, position)
+    seed_global_generators(key, position)
+
+
 def first_draws(name: str, key: int, positions: range) -> NDArray[np.float64]:
     drawn = np.empty(len(positions))
     for k, position in enumerate(positions):
-        begin_sample(key, position, everywhere=True, generators={name} & EVERY_GENERATOR)
+        begin(key, position)
         drawn[k] = FIRST[name]()
     return drawn
 
@@ -90,37 +95,31 @@ def test_half_of_a_seeds_bits_change_with_each_bit_of_the_position() -> None:
 def test_generators_of_one_sample_draw_unlike_numbers() -> None:
     drawn = np.empty((4_000, 3))
     for position in range(len(drawn)):
-        begin_sample(KEY, position, everywhere=True)
+        begin(KEY, position)
         drawn[position] = random.getrandbits(8), np.random.randint(256), torch.randint(256, ()).item()  # noqa: NPY002
     assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 5 / len(drawn) ** 0.5
 
 
 def test_a_sample_draws_the_same_again() -> None:
     def draws() -> list[float]:
-        begin_sample(KEY, 3, everywhere=True)
+        begin(KEY, 3)
         return [draw() for draw in FIRST.values()] + [random.gauss(), float(np.random.randn()), torch.randn(()).item()]  # noqa: NPY002
 
     first = draws()
-    begin_sample(KEY, 4, everywhere=True)
+    begin(KEY, 4)
     random.gauss(), np.random.randn(), torch.randn(())  # noqa: NPY002 (each keeps a second number back)
     assert draws() == first
 
 
-@pytest.mark.parametrize("named", [set(), {"torch"}, {"numpy", "random"}])
-def test_generators_are_left_alone_when_they_are_not_named(named: set[str]) -> None:
-    def states() -> dict[str, bytes]:
-        return {
-            "random": repr(random.getstate()).encode(),
-            "numpy": repr(np.random.get_state()[1].tolist()).encode(),  # type: ignore[index,union-attr] # noqa: NPY002
-            "torch": torch.get_rng_state().numpy().tobytes(),
-        }
+def test_global_generators_are_left_alone_when_rng_alone_is_set() -> None:
+    def states() -> list[bytes]:
+        numpys: Any = np.random.get_state()  # noqa: NPY002
+        return [repr(random.getstate()).encode(), numpys[1].tobytes(), torch.get_rng_state().numpy().tobytes()]
 
     before = states()
-    begin_sample(KEY, 3, everywhere=True, generators=named)
-    after = states()
-    assert {name for name in before if before[name] != after[name]} == named
-    begin_sample(KEY, 4, everywhere=False)
-    assert states() == after
+    begin_sample(KEY, 3)
+    hr.rng().random()
+    assert states() == before
 
 
 async def drawn_by_many(limit: int) -> list[tuple[float, ...]]:
@@ -150,7 +149,7 @@ def test_coroutines_draw_the_same_for_any_number_of_them_at_once() -> None:
 
 def test_coroutines_draw_what_a_worker_draws_for_that_sample() -> None:
     drawn = asyncio.run(drawn_by_many(5))
-    begin_sample(KEY, 7, everywhere=False)
+    begin_sample(KEY, 7)
     assert drawn[7] == tuple(hr.rng().random() for _ in range(4))
 
 
@@ -159,9 +158,9 @@ def test_a_threads_sample_is_its_own_while_coroutines_run() -> None:
         running_sample.set(RunningSample(KEY, 1))
         return hr.rng().random()
 
-    begin_sample(KEY, 2, everywhere=False)
+    begin_sample(KEY, 2)
     expected = [hr.rng().random() for _ in range(3)]
-    begin_sample(KEY, 2, everywhere=False)
+    begin_sample(KEY, 2)
     drawn = [hr.rng().random()]
     asyncio.run(other())
     drawn.append(hr.rng().random())

@@ -83,7 +83,7 @@ class Streaming:
         self._runtime = Runtime(
             replace(settings, collate=None, init=None, skips=None),
             workers=workers,
-            with_torch=_may_use_torch(stream.pipeline(), settings),
+            with_torch=workers != "process" or _may_use_torch(stream.pipeline(), settings),
         )
         self._host = ThreadHost(self._runtime)
         self._hosted: tuple[Stream, Planning | None] | None = None  # of what its job is
@@ -344,7 +344,8 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
 def _may_use_torch(pipeline: Pipeline, settings: Settings) -> bool:
     """Whether the workers of a stream may come to need torch."""
     traits = pipeline.source.traits
-    if not (traits.sharded or traits.objects) or pipeline.regroups or settings.init is not None:
+    is_known = (traits.sharded or traits.objects) and not pipeline.regroups and settings.init is None
+    if not is_known or not settings.num_workers:
         return True
     collate = None if settings.use_slots else settings.collate
     return may_use_torch((*pipeline.steps, *pipeline.after), (collate,))

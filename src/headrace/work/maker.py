@@ -6,10 +6,9 @@ import itertools
 import operator
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.errors import DecodeError
 from headrace.failures import (
@@ -28,13 +27,11 @@ from headrace.sent import SentPart, offset_in
 from headrace.tasks import NO_STEP, Chain, Step
 from headrace.torch_compat import serialize
 from headrace.torch_compat.packed_each import PackedEach
-from headrace.work.in_turn import ProgressPlace, apart, generators_of_steps, make_in_turn, needs_no_more
 from headrace.work.inputs import Inputs
 from headrace.work.messages import TaskMessage
 from headrace.work.origins import collate_error, key_of, note_origin
-from headrace.work.randomness import EVERY_GENERATOR, begin_sample, key_number, samples_in_turn
+from headrace.work.randomness import begin_sample, key_number, seed_global_generators
 from headrace.work.runs import runs
-from headrace.work.uses_random import is_plain
 
 Busy = dict[str, float]  # seconds that were spent in each step
 
@@ -42,6 +39,12 @@ DROPPED = object()
 """Stands in the place of a sample that a step has left out."""
 
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
+
+
+class ProgressPlace(Protocol):
+    """Memory of one number, at 0: the index of the sample that is begun, -1 when none is."""
+
+    def __setitem__(self, at: int, index: int, /) -> None: ...
 
 
 class Maker:
@@ -59,7 +62,6 @@ class Maker:
         self._original = Original()
         self._at: tuple[Sequence[SentPart], int] = (), 0  # of which parts the sample is that is made, and which one
         self._begun: dict[int, weakref.ref[Chain]] = {}
-        self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
 
     def make(
         self, chain: Chain, order: TaskMessage, busy: Busy, at_once: int = 1
@@ -70,7 +72,7 @@ class Maker:
             at_once: so many are made at most before the first of them is asked for; they come in lists of no more.
         """
         if chain.many is not None:
-            yield from apart(self._make_many(chain, chain.many, order, busy), at_once)
+            yield from _apart(self._make_many(chain, chain.many, order, busy), at_once)
             return
         failures, is_quick = order.failures, at_once > 1 and not order.failures and not order.one_by_one
         # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
@@ -80,7 +82,7 @@ class Maker:
         try:
             for done, samples in runs(chain, order, self._inputs, busy):
                 if done and done == len(chain.steps):
-                    yield from apart(samples, at_once)
+                    yield from _apart(samples, at_once)
                     index += len(samples)
                     self._progress[0] = index
                     continue
@@ -100,8 +102,7 @@ class Maker:
                     if index in failures:
                         yield [Failure(failures[index])]
                     else:
-                        position, draws = order.each_position(index), self._generators[order.chain]
-                        yield [self._apply(chain, steps, sample, key, position, busy, draws)]
+                        yield [self._apply(chain, steps, sample, key, order.each_position(index), busy)]
                     index += 1
                     self._progress[0] = index  # also while it is found, or opened with others
         finally:  # also where no more are wanted
@@ -112,20 +113,24 @@ class Maker:
         self, chain: Chain, step: Step, some: list[object], key: int, order: TaskMessage, first: int, busy: Busy
     ) -> list[object] | None:
         """Samples through the only step that is left, from the task's sample `first` on; None: they need more."""
-        draws = self._generators[order.chain] if self._everywhere else frozenset[str]()
-        if not needs_no_more(step, some, draws, is_plain_asked=self._everywhere):
+        is_placed = any(issubclass(kind, Placeholder) for kind in set(map(type, some)))
+        if step.kind != "map" or step.is_numbered or is_placed:
             return None
 
-        def failed(index: int, error: BaseException) -> Failure:
-            self._at = order.parts, first + index
-            return self._failed(chain, step, error, some[index], order.each_position(first + index))
-
-        def number(index: int) -> int:
-            return key_number(some[index]) if chain.by_key else order.each_position(first + index)
-
         began, made = time.perf_counter(), list[object]()
-        with samples_in_turn(key, number, made) if step.random else nullcontext():
-            make_in_turn(step, some, made, first, self._progress, failed)
+        for index, sample in enumerate(some, first):
+            self._progress[0] = index
+            try:
+                if step.random is not None:
+                    number = key_number(sample) if chain.by_key else order.each_position(index)
+                    begin_sample(key, number)
+                    if step.random and self._everywhere:
+                        seed_global_generators(key, number)
+                result = _call(step, sample)
+            except BaseException as error:
+                self._at = order.parts, index
+                result = self._failed(chain, step, error, sample, order.each_position(index))
+            made.append(result)
         self._original.check()
         busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
         self._progress[0] = first + len(some)
@@ -140,7 +145,7 @@ class Maker:
         name = chain.steps[0].name
         if not sendable:
             return keys
-        begin_sample(order.key, key_number(sendable[0]), everywhere=self._everywhere)
+        self._begin(order.key, key_number(sendable[0]))
         began = time.perf_counter()
         try:
             samples = _quietly(many, sendable, name)
@@ -167,7 +172,6 @@ class Maker:
         key: int,
         position: int,
         busy: Busy,
-        generators: frozenset[str] = EVERY_GENERATOR,
     ) -> object:
         source = sample
         if isinstance(sample, Placeholder):
@@ -175,16 +179,18 @@ class Maker:
             sample, source = sample.take()
             if is_final:
                 return sample
-        is_begun, at = False, NO_STEP
+        number: int | None = None
+        is_seeded, at = not self._everywhere, NO_STEP
         try:
             for index, step in enumerate(steps, 1):
                 at = step
-                if step.random and not is_begun:
-                    number = key_number(source) if chain.by_key else position
-                    if generators != EVERY_GENERATOR and not is_plain(sample):
-                        generators = EVERY_GENERATOR
-                    begin_sample(key, number, everywhere=self._everywhere, generators=generators)
-                    is_begun = True
+                if step.random is not None:
+                    if number is None:
+                        number = key_number(source) if chain.by_key else position
+                        begin_sample(key, number)
+                    if step.random and not is_seeded:
+                        seed_global_generators(key, number)
+                        is_seeded = True
                 began = time.perf_counter()
                 result = _call(step, (position, sample) if step.is_numbered else sample)
                 busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
@@ -278,7 +284,7 @@ class Maker:
         if chain.collate is not None:
             began = time.perf_counter()
             key = stage_key(order.key, _COLLATE)
-            begin_sample(key, order.first_position, everywhere=self._everywhere)
+            self._begin(key, order.first_position)
             try:
                 batch = _quietly(chain.collate, kept, "collate_fn")
                 self._original.check()
@@ -288,13 +294,17 @@ class Maker:
                 busy["collate"] = busy.get("collate", 0.0) + time.perf_counter() - began
         return self._apply(chain, chain.after, batch, stage_key(order.key, _AFTER), order.first_position, busy)
 
+    def _begin(self, key: int, position: int) -> None:
+        begin_sample(key, position)
+        if self._everywhere:
+            seed_global_generators(key, position)
+
     def begin(self, number: int, chain: Chain) -> None:
         begun = self._begun.get(number)
         if begun is not None and begun() is chain:
             return
         if chain.begin is not None:
             chain.begin(self.number)
-        self._generators[number] = generators_of_steps(chain.steps) if self._everywhere else EVERY_GENERATOR
         self._begun[number] = weakref.ref(chain)
 
     def pack(self, chain: Chain, error: BaseException, origin: Origin = NOWHERE) -> PackedError:
@@ -373,6 +383,11 @@ def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:
             kept.append(k)
             samples.append(one)
     return kept, samples
+
+
+def _apart(samples: Sequence[object], at_once: int) -> Iterator[list[object]]:
+    for start in range(0, len(samples), at_once):
+        yield list(samples[start : start + at_once])
 
 
 def stage_key(key: int, chain: int) -> int:

@@ -10,20 +10,16 @@ import pickle
 import random
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace.lately import torch_is_loaded, when_torch_is_loaded
+from headrace.lately import when_torch_is_loaded
 from headrace.running import running_sample
 
 _MASK = 2**64 - 1
 _MASK_32 = 2**32 - 1
-
-EVERY_GENERATOR = frozenset({"random", "numpy", "torch"})
-"""The global random number generators of a process: Python's, numpy's and torch's."""
 
 
 class _Current(threading.local):
@@ -42,28 +38,6 @@ class _Current(threading.local):
             "has_uint32": 0,
             "uinteger": 0,
         }
-        self.run: _Run | None = None
-
-
-class _Run:
-    """Samples that are made one after the other, of which none is told that it begins.
-
-    Args:
-        key: of the epoch.
-        number: gives the position of each.
-        made: what became of those before the one that is being made.
-    """
-
-    __slots__ = ("begun", "key", "made", "number")
-
-    def __init__(self, key: int, number: Callable[[int], int], made: Sequence[object]) -> None:
-        self.key, self.number, self.made = key, number, made
-        self.begun = -1  # of which the generator was set
-
-    def begin(self, index: int) -> None:
-        if index != self.begun:
-            self.begun = index
-            begin_sample(self.key, self.number(index), everywhere=False)
 
 
 _current = _Current()
@@ -86,8 +60,6 @@ def rng() -> np.random.Generator:
         if running.generator is None:
             running.generator = np.random.Generator(np.random.Philox(key=_philox_key(running.key, running.position)))
         return running.generator
-    if _current.run is not None:
-        _current.run.begin(len(_current.run.made))
     if _current.generator is None:
         _current.bits = np.random.Philox()
         _current.generator = np.random.Generator(_current.bits)
@@ -180,40 +152,26 @@ def _integer(key: object) -> int | None:
     return None
 
 
-def begin_sample(key: int, position: int, *, everywhere: bool, generators: Collection[str] = EVERY_GENERATOR) -> None:
-    """Set the generators for the sample at `position` of the epoch whose key is `key`.
+def begin_sample(key: int, position: int) -> None:
+    """Have `rng` draw for the sample at `position` of the epoch whose key is `key`.
 
     Args:
         position: or the number of the sample's own key, where there are no positions.
-        everywhere: set Python's, numpy's and torch's global generators too. Only in a process of our own: in the
-            trainer's they are the trainer's.
-        generators: which of them, where the others are not drawn from.
     """
     if position > _MASK:  # a part of the sample at that position
         key, position = key ^ position >> 64, position & _MASK
     _current.key = (key, position)
-    if everywhere and generators:
-        seed = seed_of(key, position)
-        for name in generators:
-            _SEED[name](seed)
 
 
-@contextmanager
-def samples_in_turn(key: int, number: Callable[[int], int], made: Sequence[object]) -> Iterator[None]:
-    """Within, `rng` is set for each of some samples as it first asks: as `begin_sample` would have it for each.
+def seed_global_generators(key: int, position: int) -> None:
+    """Seed Python's, numpy's and torch's global generators for the same sample.
 
-    Args:
-        key: of the epoch.
-        number: gives the position of each sample, or its key's number.
-        made: grows with each that is made.
+    Only in a process of our own: in the trainer's process they are the trainer's.
     """
-    _current.run = run = _Run(key, number, made)
-    try:
-        yield
-    finally:
-        _current.run = None
-        if made:
-            run.begin(len(made) - 1)  # what follows finds the last one's
+    seed = seed_of(key, position)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (users' functions draw from it)
+    _seed_torch(seed ^ _MASK_32)  # its generator is of the same kind as numpy's, and needs another seed
 
 
 def seed_of(key: int, position: int) -> int:
@@ -222,6 +180,8 @@ def seed_of(key: int, position: int) -> int:
     For one key no two of the positions below 2^32 have the same. Between two words of the key, position is mixed by
     Wellons' "lowbias32" (https://nullprogram.com/blog/2018/07/31/), a permutation, which makes another of each key.
     """
+    if position > _MASK:  # a part of the sample at that position
+        key, position = key ^ position >> 64, position & _MASK
     first, second = _words(key, position >> 32)
     mixed = (position ^ first) & _MASK_32
     mixed = (mixed ^ mixed >> 16) * 0x7FEB352D & _MASK_32
@@ -237,34 +197,26 @@ def _words(key: int, high: int) -> tuple[int, int]:
     return first, second
 
 
-def _seed_numpy(seed: int) -> None:
-    np.random.seed(seed)  # noqa: NPY002 (users' functions draw from it)
-
-
 class _TorchSeed:
-    """Seeds torch's generator; where torch is not there yet, by the last seed as soon as it is."""
+    """Seeds torch's generator. If torch is not loaded yet, the last seed is set as soon as a function has loaded it."""
 
     def __init__(self) -> None:
-        self._seed: int | None = None
+        self._last = -1  # none yet
+        self._set: Callable[[int], object] | None = None
 
     def __call__(self, seed: int) -> None:
-        is_first, self._seed = self._seed is None, seed
-        if torch_is_loaded():
-            self._set()
-        elif is_first:
-            when_torch_is_loaded(self._set)
+        if self._set is not None:
+            self._set(seed)
+            return
+        is_first, self._last = self._last < 0, seed
+        if is_first:
+            when_torch_is_loaded(self._begin)
 
-    def _set(self) -> None:
-        assert self._seed is not None
-        # `torch.manual_seed` looks for accelerators, too. numpy's generator is of the same kind: another seed for this.
-        _torch_generator().manual_seed(self._seed ^ _MASK_32)
+    def _begin(self) -> None:
+        from torch import default_generator
 
-
-@functools.cache
-def _torch_generator() -> Any:
-    from torch import default_generator  # not before it is needed: the import takes long
-
-    return default_generator
+        self._set = default_generator.manual_seed  # `torch.manual_seed` takes 70 µs: it looks for accelerators, too
+        self._set(self._last)
 
 
-_SEED: dict[str, Callable[[int], None]] = {"random": random.seed, "numpy": _seed_numpy, "torch": _TorchSeed()}
+_seed_torch = _TorchSeed()

@@ -19,9 +19,8 @@ from headrace.torch_compat.leaves import Mismatch
 from headrace.torch_compat.packed_each import PackedEach
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec, aligned
-from headrace.work.in_turn import ProgressPlace
 from headrace.work.inputs import Inputs
-from headrace.work.maker import Maker, listed
+from headrace.work.maker import Maker, ProgressPlace, listed
 from headrace.work.messages import TaskMessage
 from headrace.work.tables import columns_of, decoded, table_of, takes_tables
 

@@ -1,35 +1,87 @@
-"""Whether workers may come to need torch: what they do is looked at before they are started."""
+"""Whether workers may come to need torch: what they are sent is searched for it before they are started."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
+from headrace.descriptors import sending
 from headrace.functions import is_async
+from headrace.memory import close_all
 from headrace.tasks import Step
-from headrace.work.uses_random import generators_of
+from headrace.torch_compat.picklers import OutwardPacker
+
+_SEARCHED_BYTES = 1 << 20
+_OURS_WITHOUT_TORCH = {
+    "headrace",
+    "headrace.datasets.operators.fields",
+    "headrace.datasets.operators.many",
+    "headrace.datasets.operators.tokenizing",
+    "headrace.functions",
+    "headrace.torch_compat.by_value",
+    "headrace.work.randomness",
+}
 
 
 def may_use_torch(steps: Iterable[Step], functions: Iterable[object]) -> bool:
-    """Whether steps, or other functions that workers call, may import torch, or be sent something of it.
+    """True if steps, or other functions that workers call, mention torch.
 
-    Only what is wholly understood does not: what else there is to call could do so anywhere.
+    A wrong answer costs time only: a worker imports torch when it needs it.
     """
     called = [step.fn for step in steps if not step.is_without_torch and not is_async(step.fn)]
-    return any(_names_torch(one) or "torch" in generators_of(one) for one in (*called, *functions))
+    descriptors: list[int] = []
+    search = _Search()
+    try:
+        with sending(descriptors):
+            search.dump([*called, *functions])
+    except Exception:  # it is too large to search; or it cannot be sent, which is reported when it is
+        return True
+    finally:
+        close_all(descriptors)
+    return search.has_found or any(map(_names_torch, search.modules))
 
 
-def _names_torch(function: object) -> bool:
-    """Whether the module that workers import for a function has something of torch's."""
-    home = getattr(function, "__module__", None) or type(function).__module__
-    if home == "__main__":  # what is of the script goes by value
-        return False
-    values = vars(sys.modules[home]).values() if home in sys.modules else ()
-    return any(_top_of(value) == "torch" for value in values)
+class _Search(OutwardPacker):
+    """Pickles functions as workers get them, and looks for torch in the modules and code that are met."""
+
+    def __init__(self) -> None:
+        super().__init__(_Sink(), lambda _: None)
+        self.has_found = False
+
+    def reducer_override(self, obj: object) -> Any:
+        code = obj.__code__ if isinstance(obj, FunctionType) else obj
+        imports_torch = isinstance(code, CodeType) and "torch" in code.co_names
+        self.has_found |= imports_torch or _top_of(type(obj)) == "torch"
+        return super().reducer_override(obj)
+
+
+class _Sink(io.BytesIO):
+    """Takes bytes and drops them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def write(self, piece: Any, /) -> int:
+        self._count += len(piece)
+        if self._count > _SEARCHED_BYTES:
+            raise OverflowError
+        return len(piece)
+
+
+def _names_torch(module: str) -> bool:
+    """True if a module is torch's, has something of torch's, or is one of ours that may need torch."""
+    top = module.partition(".")[0]
+    if top in ("headrace", "__main__"):  # functions of a script are sent by value, with all that they name
+        return top == "headrace" and module not in _OURS_WITHOUT_TORCH
+    return top == "torch" or any(_top_of(value) == "torch" for value in vars(sys.modules.get(module, sys)).values())
 
 
 def _top_of(value: object) -> str:
     """The top package of a module, or of what defines a class or function."""
-    is_module = isinstance(value, type(sys))
+    is_module = isinstance(value, ModuleType)
     name = value.__name__ if is_module else getattr(value, "__module__", None)  # type: ignore[attr-defined]
     return name.partition(".")[0] if isinstance(name, str) else ""

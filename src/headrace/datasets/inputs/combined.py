@@ -62,7 +62,7 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
     if not any(spec.changing):
         return pairs
     same = SameKeys(spec.on, spec.changing)
-    return pairs._with(EachSample(Step("join", "map", same, random=False, is_implied=True)))
+    return pairs._with(EachSample(Step("join", "map", same, is_implied=True)))
 
 
 def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:

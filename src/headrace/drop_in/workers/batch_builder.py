@@ -135,7 +135,7 @@ class BatchBuilder:
             if is_iterated_pipe(self._dataset):
                 self._dataset = seeded(self._dataset, config.shared_seed)
                 set_info(self._number, config.num_workers, config.base_seed, self._dataset)
-            begin_sample(config.base_seed, self._number, everywhere=False)  # for `hr.rng()`
+            begin_sample(config.base_seed, self._number)  # for `hr.rng()`
             if config.init_fn is not None:
                 config.init_fn(self._number)
             self._has_begun = True
