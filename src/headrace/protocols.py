@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from headrace.errors import ObjectChangedError
-from headrace.failures import PackedError
 from headrace.types import Buffer
 
 
@@ -151,99 +150,4 @@ class LoaderReads(Reads, Protocol):
 
     def count_call(self, name: str, seconds: float, waited: float) -> None:
         """Count a call of a data set's function in a thread, which computed for `seconds` and waited for `waited`."""
-        ...
-
-
-class Meters(Protocol):
-    """Where the stages count what they do; calls are cheap and come from the engine's loop."""
-
-    def count_work(self, step: str, seconds: float) -> None:
-        """A worker spent time in a step."""
-        ...
-
-    def count_started(self) -> None:
-        """A worker stands ready."""
-        ...
-
-    def count_death(self) -> None:
-        """A worker ended before its time."""
-        ...
-
-
-class EpochMeters(Protocol):
-    """Where an epoch's progress is counted."""
-
-    def set_reading(self, epoch: object, is_reading: bool) -> None:
-        """Whether something is being read now for this epoch, which is named by any object."""
-        ...
-
-    def set_depths(self, *, ready: int, open_batches: int) -> None:
-        """How many batches are ready, and how many are begun."""
-        ...
-
-
-class Sender(Protocol):
-    """The engine's end of a channel to the trainer's side.
-
-    A channel passes messages between two parties with order, without loss or duplicates, and never holds more of them
-    than the receiver has granted.
-
-    Attributes:
-        depth: how many messages are granted beforehand; 0: none before the receiver asks.
-        granted: how many messages may have been sent in all by now.
-    """
-
-    depth: int
-
-    @property
-    def granted(self) -> int: ...
-
-    def send(self, message: object) -> None:
-        """Pass a message on.
-
-        Raises:
-            anyio.WouldBlock: no more is granted now.
-        """
-        ...
-
-    def fail(self, failure: PackedError) -> None:
-        """Have the receiver raise an exception after all messages."""
-        ...
-
-    def close(self) -> None:
-        """There are no more messages."""
-        ...
-
-    def on_credit(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called on our side whenever more is granted."""
-        ...
-
-    def take_back(self) -> Sequence[Any]:
-        """The messages that were sent and will never be received, because the receiver has closed."""
-        ...
-
-
-class Receiver(Protocol):
-    """The trainer's end of a channel."""
-
-    def receive_nowait(self) -> Any:
-        """The next message.
-
-        Raises:
-            anyio.WouldBlock: there is none yet.
-            anyio.EndOfStream: there will be none any more.
-            anyio.ClosedResourceError: this end was closed.
-        """
-        ...
-
-    def request(self) -> None:
-        """Grant one message that is not granted yet, where the channel's depth is 0."""
-        ...
-
-    def fileno(self) -> int:
-        """What to wait on, once `receive_nowait` would block, until it is readable: something has come."""
-        ...
-
-    def close(self) -> Sequence[object]:
-        """Take no more messages; gives those that were sent and not received, as far as they are known on this side."""
         ...

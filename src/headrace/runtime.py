@@ -14,8 +14,8 @@ from anyio import CapacityLimiter
 
 from headrace import descriptors
 from headrace.cancelled import is_ours
+from headrace.channel import open_channel
 from headrace.deliver.ahead import ahead_of, mover_of
-from headrace.deliver.channel import thread_channel
 from headrace.deliver.iterator import BatchIterator, Watcher
 from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
@@ -128,7 +128,7 @@ class Runtime:
         """
         engine = self._running()
         mailbox = engine.mailbox
-        sender, receiver = thread_channel(self._settings.prefetch_factor, mailbox.post)
+        sender, receiver = open_channel(self._settings.prefetch_factor, mailbox.post)
         slabs = self._slabs
         ahead = ahead_of(self._settings, self._mover)
         give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)

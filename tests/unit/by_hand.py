@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from simulation.loop import SimulatedLoop
-from unit.scripted import Broken, NoMeters, Trainer
+from unit.scripted import Broken, Trainer
 
 from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.slabs import Slabs, Views
@@ -299,7 +299,7 @@ class ByHand:
             slabs=self.slabs,
             arena=self.arena,
             budget=self.budget,
-            meters=NoMeters(),
+            meters=LoaderMeters(),
             wrap=self._wrap,
             copies=1,
             pack_error=serialize.pack_error,

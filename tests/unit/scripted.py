@@ -22,6 +22,7 @@ from headrace.deliver.slabs import Slabs, Views
 from headrace.delivery import ChunkDelivery, Delivery
 from headrace.errors import StateMismatchError
 from headrace.memory import Arena, Claim, Lease
+from headrace.observe.stats import LoaderMeters
 from headrace.parts import ListPart, address_of
 from headrace.producer import Flow
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
@@ -192,14 +193,6 @@ class Scripted:
         return position
 
 
-class NoMeters:
-    """Counts nothing."""
-
-    def set_reading(self, epoch: object, is_reading: bool) -> None: ...
-
-    def set_depths(self, *, ready: int, open_batches: int) -> None: ...
-
-
 @dataclass(kw_only=True)
 class Plan:
     """What is run.
@@ -306,7 +299,7 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
         slabs=slabs,
         arena=arena,
         budget=budget,
-        meters=NoMeters(),
+        meters=LoaderMeters(),
         wrap=ListPart,
         copies=1,
         pack_error=serialize.pack_error,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from unit.fake_device import FakeBackend
 
-from headrace.deliver.ahead import Ahead, DeviceStage, PassThrough, PinStage
+from headrace.deliver.ahead import Ahead, DeviceStage, PinStage
 from headrace.deliver.device import Mover
 
 
@@ -25,7 +25,7 @@ def failing() -> Any:
 
 
 MADE: dict[str, Callable[[], Ahead]] = {
-    "opened": PassThrough,
+    "opened": Ahead,
     "pinned": lambda: PinStage(lambda batch: batch.clone(), None),
     "moved": lambda: DeviceStage(Mover(FakeBackend())),
 }

@@ -7,13 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import anyio
+import pytest
 
-from headrace.deliver.channel import ChannelFailedError, ThreadReceiver, ThreadSender, thread_channel
+import headrace.channel
+from headrace.channel import ChannelFailedError, Receiver, Sender
 from headrace.failures import PackedError
-from headrace.protocols import Receiver, Sender
 from headrace.wakeup import is_readable
 
 DEADLINE_S = 20.0
@@ -108,7 +108,7 @@ def failure_of(receiver: Receiver) -> PackedError:
 
 
 def receive_while(receiver: Receiver, act: Callable[[], object]) -> object:
-    """What `receiver` gives, or the type of what it raises, in a thread that waited before `act` was called."""
+    """Receive in a thread that waits before `act` is called. Gives the message, or the type of the error."""
     results: list[object] = []
     is_blocked = threading.Event()
 
@@ -139,219 +139,244 @@ def take_back(sender: Sender, left: list[object], count: int) -> None:
     eventually(is_complete)
 
 
-class TestChannel:
-    depths: ClassVar[tuple[int, ...]] = (0, 1, 2, 5)
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2, 5])
+DEPTHS_ABOVE_0 = pytest.mark.parametrize("depth", [1, 2, 5])
 
-    def open_channel(self, depth: int) -> tuple[ThreadSender, ThreadReceiver]:
-        return thread_channel(depth, lambda call, *args: call(*args))
 
-    def test_messages_come_once_each_and_in_order(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            got = []
-            for number in range(3 * depth + 10):
-                receiver.request()
-                send(sender, {"number": number})
-                if depth < 2 or number % depth == depth - 1:
-                    got += receive_some(receiver, depth or 1)
-            sender.close()
-            got += receive_all(receiver)
-            assert got == [{"number": number} for number in range(3 * depth + 10)], f"depth {depth}"
+def open_channel(depth: int) -> tuple[Sender, Receiver]:
+    return headrace.channel.open_channel(depth, lambda call, *args: call(*args))
 
-    def test_depth_is_granted_beforehand_and_no_more(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            assert (sender.depth, sender.granted) == (depth, depth)
-            for number in range(depth):
-                sender.send(number)
-            assert is_refused(sender), f"depth {depth}: more was sent than the receiver has granted"
-            assert [receive(receiver) for _ in range(depth)] == list(range(depth))
 
-    def test_each_message_received_grants_another(self) -> None:
-        for depth in filter(None, self.depths):
-            sender, receiver = self.open_channel(depth)
-            for number in range(depth):
-                sender.send(number)
-            for number in range(7):
-                assert receive(receiver) == number
-                wait_until_granted(sender, depth + number + 1)
-                sender.send(depth + number)
-                assert is_refused(sender)
+@DEPTHS
+def test_messages_come_once_each_and_in_order(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    got = []
+    for number in range(3 * depth + 10):
+        receiver.request()
+        send(sender, {"number": number})
+        if depth < 2 or number % depth == depth - 1:
+            got += receive_some(receiver, depth or 1)
+    sender.close()
+    got += receive_all(receiver)
+    assert got == [{"number": number} for number in range(3 * depth + 10)]
 
-    def test_asking_grants_nothing_beyond_the_depth(self) -> None:
-        for depth in filter(None, self.depths):
-            sender, receiver = self.open_channel(depth)
-            for _ in range(3):
-                receiver.request()
-            for number in range(depth):
-                sender.send(number)
-            assert is_refused(sender)
-            assert sender.granted == depth
 
-    def test_depth_0_sends_nothing_before_it_is_asked_for(self) -> None:
-        sender, receiver = self.open_channel(0)
+@DEPTHS
+def test_depth_is_granted_beforehand_and_no_more(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    assert (sender.depth, sender.granted) == (depth, depth)
+    for number in range(depth):
+        sender.send(number)
+    assert is_refused(sender)
+    assert [receive(receiver) for _ in range(depth)] == list(range(depth))
+
+
+@DEPTHS_ABOVE_0
+def test_each_message_received_grants_another(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    for number in range(depth):
+        sender.send(number)
+    for number in range(7):
+        assert receive(receiver) == number
+        wait_until_granted(sender, depth + number + 1)
+        sender.send(depth + number)
         assert is_refused(sender)
-        for number in range(5):
-            for _ in range(3):
-                receiver.request()  # a message that is granted already is not granted again
-            send(sender, number)
-            assert is_refused(sender)
-            assert sender.granted == number + 1
-            assert receive(receiver) == number
-            assert is_refused(sender)
 
-    def test_receiver_that_has_nothing_would_block(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            assert would_block(receiver)
+
+@DEPTHS_ABOVE_0
+def test_asking_grants_nothing_beyond_the_depth(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    for _ in range(3):
+        receiver.request()
+    for number in range(depth):
+        sender.send(number)
+    assert is_refused(sender)
+    assert sender.granted == depth
+
+
+def test_depth_0_sends_nothing_before_it_is_asked_for() -> None:
+    sender, receiver = open_channel(0)
+    assert is_refused(sender)
+    for number in range(5):
+        for _ in range(3):
+            receiver.request()  # a message that is granted already is not granted again
+        send(sender, number)
+        assert is_refused(sender)
+        assert sender.granted == number + 1
+        assert receive(receiver) == number
+        assert is_refused(sender)
+
+
+@DEPTHS
+def test_receiver_that_has_nothing_would_block(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    assert would_block(receiver)
+    receiver.request()
+    send(sender, "one")
+    assert receive(receiver) == "one"
+    assert would_block(receiver)
+
+
+@DEPTHS
+def test_sender_is_called_when_more_is_granted(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    calls: list[int] = []
+    sender.on_credit(lambda: calls.append(1))
+    for number in range(3):
+        seen = len(calls)
+        receiver.request()
+        send(sender, number)
+        assert receive(receiver) == number
+        if depth == 0:
             receiver.request()
-            send(sender, "one")
-            assert receive(receiver) == "one"
-            assert would_block(receiver)
+        wait_until_granted(sender, max(depth, 1) + number + 1)
+        eventually(lambda seen=seen: len(calls) > seen)  # type: ignore[misc]
 
-    def test_sender_is_called_when_more_is_granted(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            calls: list[int] = []
-            sender.on_credit(lambda calls=calls: calls.append(1))  # type: ignore[misc]
-            for number in range(3):
-                seen = len(calls)
-                receiver.request()
-                send(sender, number)
-                assert receive(receiver) == number
-                if depth == 0:
-                    receiver.request()
-                wait_until_granted(sender, max(depth, 1) + number + 1)
-                eventually(lambda calls=calls, seen=seen: len(calls) > seen)  # type: ignore[misc]
 
-    def test_end_comes_after_all_messages_and_stays(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            receiver.request()
-            count = max(depth, 1)
-            for number in range(count):
-                send(sender, number)
-            sender.close()
-            assert receive_all(receiver) == list(range(count))
-            for _ in range(3):
-                assert is_readable(receiver.fileno(), 0), "the end is there: nobody may wait for it"
-                assert ending_of(receiver) is anyio.EndOfStream
-
-    def test_channel_that_is_closed_unused_ends(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            sender.close()
-            assert receive_all(receiver) == []
-
-    def test_failure_comes_after_all_messages_and_once(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            receiver.request()
-            count = max(depth, 1)
-            for number in range(count):
-                send(sender, number)
-            sender.fail(PackedError(b"what went wrong"))
-            sender.close()
-            assert [receive(receiver) for _ in range(count)] == list(range(count))
-            assert failure_of(receiver) == PackedError(b"what went wrong")
-            assert ending_of(receiver) is anyio.EndOfStream
-
-    def test_first_end_counts(self) -> None:
-        sender, receiver = self.open_channel(2)
-        sender.send("message")
-        sender.close()
-        sender.close()
-        sender.fail(PackedError(b"too late"))
-        assert receive_all(receiver) == ["message"]
+@DEPTHS
+def test_end_comes_after_all_messages_and_stays(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    receiver.request()
+    count = max(depth, 1)
+    for number in range(count):
+        send(sender, number)
+    sender.close()
+    assert receive_all(receiver) == list(range(count))
+    for _ in range(3):
+        assert is_readable(receiver.fileno(), 0), "the end is there: nobody may wait for it"
         assert ending_of(receiver) is anyio.EndOfStream
 
-    def test_close_and_failure_wake_who_waits(self) -> None:
-        endings: list[Callable[[Sender, Receiver], object]] = [
-            lambda sender, _: sender.close(),
-            lambda sender, _: sender.fail(PackedError(b"failed")),
-            lambda _, receiver: receiver.close(),
-        ]
-        expected = [anyio.EndOfStream, ChannelFailedError, anyio.ClosedResourceError]
-        for end, kind in zip(endings, expected, strict=True):
-            sender, receiver = self.open_channel(1)
-            assert receive_while(receiver, lambda end=end, s=sender, r=receiver: end(s, r)) is kind  # type: ignore[misc]
 
-    def test_message_wakes_a_thread_that_waits(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            receiver.request()
-            assert receive_while(receiver, lambda sender=sender: send(sender, "come")) == "come"  # type: ignore[misc]
+@DEPTHS
+def test_channel_that_is_closed_unused_ends(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    sender.close()
+    assert receive_all(receiver) == []
 
-    def test_message_wakes_a_task_that_waits(self) -> None:
-        async def wait_and_receive(sender: Sender, receiver: Receiver) -> list[object]:
-            got: list[object] = []
-            sending = asyncio.ensure_future(asyncio.to_thread(send_all, sender, range(20)))
-            while True:
-                try:
-                    got.append(receiver.receive_nowait())
-                except anyio.WouldBlock:
-                    receiver.request()
-                    with anyio.fail_after(DEADLINE_S):
-                        await anyio.wait_readable(receiver.fileno())
-                except anyio.EndOfStream:
-                    await sending
-                    return got
 
-        for depth in self.depths:
-            assert asyncio.run(wait_and_receive(*self.open_channel(depth))) == list(range(20))
+@DEPTHS
+def test_failure_comes_after_all_messages_and_once(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    receiver.request()
+    count = max(depth, 1)
+    for number in range(count):
+        send(sender, number)
+    sender.fail(PackedError(b"what went wrong"))
+    sender.close()
+    assert [receive(receiver) for _ in range(count)] == list(range(count))
+    assert failure_of(receiver) == PackedError(b"what went wrong")
+    assert ending_of(receiver) is anyio.EndOfStream
 
-    def test_closed_receiver_gets_nothing_more(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            receiver.request()
-            send(sender, "late")
-            receiver.close()
-            for _ in range(2):
-                assert ending_of(receiver) is anyio.ClosedResourceError
-            sender.close()
-            assert ending_of(receiver) is anyio.ClosedResourceError
 
-    def test_what_a_closed_receiver_did_not_take_is_known(self) -> None:
-        for depth in self.depths:
-            for received in range(max(depth, 1) + 1):
-                sender, receiver = self.open_channel(depth)
-                receiver.request()
-                count = max(depth, 1)
-                for number in range(count):
-                    send(sender, number)
-                for _ in range(received):
-                    receive(receiver)
-                assert not sender.take_back(), "messages were taken back while the receiver may still take them"
-                left = list(receiver.close())
-                sender.close()
-                take_back(sender, left, count - received)
-                assert left == list(range(received, count)), f"depth {depth}, {received} received"
-                assert not sender.take_back(), "they were told twice"
+def test_first_end_counts() -> None:
+    sender, receiver = open_channel(2)
+    sender.send("message")
+    sender.close()
+    sender.close()
+    sender.fail(PackedError(b"too late"))
+    assert receive_all(receiver) == ["message"]
+    assert ending_of(receiver) is anyio.EndOfStream
 
-    def test_large_message_comes_whole(self) -> None:
-        sender, receiver = self.open_channel(2)
-        body = random.Random(5).randbytes(3_000_000)
-        sending = threading.Thread(target=send_all, args=(sender, [body, "small"]))
-        sending.start()
-        try:
-            assert receive(receiver) == body
-            assert receive_all(receiver) == ["small"]
-        finally:
-            sending.join()
 
-    def test_many_messages_between_two_threads(self) -> None:
-        for depth in self.depths:
-            sender, receiver = self.open_channel(depth)
-            sending = threading.Thread(target=send_all, args=(sender, range(1000)))
-            sending.start()
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (lambda sender, _: sender.close(), anyio.EndOfStream),
+        (lambda sender, _: sender.fail(PackedError(b"failed")), ChannelFailedError),
+        (lambda _, receiver: receiver.close(), anyio.ClosedResourceError),
+    ],
+    ids=["closed", "failed", "not received"],
+)
+def test_close_and_failure_wake_who_waits(
+    end: Callable[[Sender, Receiver], object], expected: type[BaseException]
+) -> None:
+    sender, receiver = open_channel(1)
+    assert receive_while(receiver, lambda: end(sender, receiver)) is expected
+
+
+@DEPTHS
+def test_message_wakes_a_thread_that_waits(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    receiver.request()
+    assert receive_while(receiver, lambda: send(sender, "come")) == "come"
+
+
+@DEPTHS
+def test_message_wakes_a_task_that_waits(depth: int) -> None:
+    async def wait_and_receive(sender: Sender, receiver: Receiver) -> list[object]:
+        got: list[object] = []
+        sending = asyncio.ensure_future(asyncio.to_thread(send_all, sender, range(20)))
+        while True:
             try:
-                assert receive_all(receiver) == list(range(1000)), f"depth {depth}"
-            finally:
-                sending.join()
+                got.append(receiver.receive_nowait())
+            except anyio.WouldBlock:
+                receiver.request()
+                with anyio.fail_after(DEADLINE_S):
+                    await anyio.wait_readable(receiver.fileno())
+            except anyio.EndOfStream:
+                await sending
+                return got
 
-    def test_any_interleaving_keeps_order_count_and_grants(self) -> None:
-        for seed in range(60):
-            _interleave(*self.open_channel(seed % 6), random.Random(seed), f"seed {seed}")
+    assert asyncio.run(wait_and_receive(*open_channel(depth))) == list(range(20))
+
+
+@DEPTHS
+def test_closed_receiver_gets_nothing_more(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    receiver.request()
+    send(sender, "late")
+    receiver.close()
+    for _ in range(2):
+        assert ending_of(receiver) is anyio.ClosedResourceError
+    sender.close()
+    assert ending_of(receiver) is anyio.ClosedResourceError
+
+
+@DEPTHS
+def test_what_a_closed_receiver_did_not_take_is_known(depth: int) -> None:
+    for received in range(max(depth, 1) + 1):
+        sender, receiver = open_channel(depth)
+        receiver.request()
+        count = max(depth, 1)
+        for number in range(count):
+            send(sender, number)
+        for _ in range(received):
+            receive(receiver)
+        assert not sender.take_back(), "messages were taken back while the receiver may still take them"
+        left = list(receiver.close())
+        sender.close()
+        take_back(sender, left, count - received)
+        assert left == list(range(received, count)), f"{received} received"
+        assert not sender.take_back(), "they were told twice"
+
+
+def test_large_message_comes_whole() -> None:
+    sender, receiver = open_channel(2)
+    body = random.Random(5).randbytes(3_000_000)
+    sending = threading.Thread(target=send_all, args=(sender, [body, "small"]))
+    sending.start()
+    try:
+        assert receive(receiver) == body
+        assert receive_all(receiver) == ["small"]
+    finally:
+        sending.join()
+
+
+@DEPTHS
+def test_many_messages_between_two_threads(depth: int) -> None:
+    sender, receiver = open_channel(depth)
+    sending = threading.Thread(target=send_all, args=(sender, range(1000)))
+    sending.start()
+    try:
+        assert receive_all(receiver) == list(range(1000))
+    finally:
+        sending.join()
+
+
+@pytest.mark.parametrize("depth", range(6))
+def test_any_interleaving_keeps_order_count_and_grants(depth: int) -> None:
+    for seed in range(10):
+        _interleave(*open_channel(depth), random.Random(f"{depth}/{seed}"), f"seed {seed}")
 
 
 def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, case: str) -> None:

@@ -21,50 +21,12 @@ Open = Callable[[], Any]
 """Gives a batch in the host's memory, or raises the exception that has come in its place."""
 
 
-class Ahead(Protocol):
-    """Batches that have arrived, in the order in which the trainer gets them.
+class Ahead:
+    """Batches that have arrived, in the order in which the trainer gets them. Each is opened when it is taken.
 
     Attributes:
         depth: how many may be put and not yet taken.
     """
-
-    depth: int
-
-    def put(self, batch: Open) -> None:
-        """One more has arrived."""
-        ...
-
-    def take(self, timeout_s: float | None) -> Open:
-        """The oldest; at least one was put that was not taken.
-
-        Raises:
-            anyio.WouldBlock: it is not ready after so many seconds (None: wait as long as it takes).
-        """
-        ...
-
-    def fileno(self) -> int:
-        """What to wait on where `take` would block."""
-        ...
-
-    def lock_pages(self, number: int, memory: memoryview) -> None:
-        """A slab is about to be read."""
-        ...
-
-    def unlock_pages(self, number: int) -> None:
-        """A slab is not used any more."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until no slab is read any more."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything. From any thread, also inside a collection of garbage."""
-        ...
-
-
-class PassThrough:
-    """Nothing is done: a batch is opened when it is taken."""
 
     depth = 1
 
@@ -72,29 +34,37 @@ class PassThrough:
         self._waiting: deque[Open] = deque()
 
     def put(self, batch: Open) -> None:
+        """One more has arrived."""
         self._waiting.append(batch)
 
     def take(self, timeout_s: float | None) -> Open:
+        """The oldest; at least one was put that was not taken.
+
+        Raises:
+            anyio.WouldBlock: it is not ready after so many seconds (None: wait as long as it takes).
+        """
         del timeout_s
         return self._waiting.popleft()
 
     def fileno(self) -> int:
+        """What to wait on where `take` would block."""
         return -1
 
     def lock_pages(self, number: int, memory: memoryview) -> None:
-        pass
+        """A slab is about to be read."""
 
     def unlock_pages(self, number: int) -> None:
-        pass
+        """A slab is not used any more."""
 
     def drain(self) -> None:
-        pass
+        """Wait until no slab is read any more."""
 
     def close(self) -> None:
+        """Let go of everything. From any thread, also inside a collection of garbage."""
         self._waiting.clear()
 
 
-class PinStage(PassThrough):
+class PinStage(Ahead):
     """Batches are copied into page-locked memory, by a thread that begins with the first one.
 
     Args:
@@ -136,7 +106,7 @@ class PinStage(PassThrough):
             self._thread.close()
 
 
-class DeviceStage(PassThrough):
+class DeviceStage(Ahead):
     """Batches are copied to a device, from slabs whose pages are locked.
 
     Args:
@@ -188,7 +158,7 @@ def ahead_of(wishes: Wishes, mover: Mover | None) -> Ahead:
         return DeviceStage(mover)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if not wishes.pin_memory or device is None or device.type == "mps":
-        return PassThrough()
+        return Ahead()
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return PinStage(partial(pin_memory, device=device.type), torch.accelerator.current_device_index())

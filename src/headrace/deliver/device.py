@@ -7,17 +7,18 @@ mover holds the host's batch, and by that the slab, until the event behind the l
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, TypeVar
 
 import torch
 
-from headrace.deliver.nested import rebuilt
+L = TypeVar("L")
 
 
 class Event(Protocol):
@@ -226,9 +227,9 @@ class Mover:
             return _Later(value)
         if value.device.type != "cpu":
             return value
-        copy = self._backend.copy(value)
-        moving.copies.append(copy)
-        return copy
+        moved = self._backend.copy(value)
+        moving.copies.append(moved)
+        return moved
 
 
 class StillMover(Mover):
@@ -272,3 +273,51 @@ def _unlock_all(backend: Backend, pages: dict[int, memoryview | None]) -> None:
         if memory is not None:
             backend.unregister(memory)
     pages.clear()
+
+
+def rebuilt(batch: object, is_leaf: Callable[[object], TypeGuard[L]], change: Callable[[L], object]) -> object:
+    """The same containers with other leaves.
+
+    Containers are rebuilt as torch's `pin_memory` does: mutable ones from a shallow copy, so that what a subclass has
+    beside its contents stays; others by a call of their type, or as a plain dict or list where that fails.
+
+    Args:
+        is_leaf: asked of every value before its contents are; what it accepts is changed and not looked into.
+        change: gives what takes a leaf's place. All other values stay, strings and bytes as a whole.
+    """
+    if is_leaf(batch):
+        return change(batch)
+    if isinstance(batch, (str, bytes, bytearray, memoryview)):
+        return batch
+    if isinstance(batch, Mapping):
+        return _mapping(batch, {key: rebuilt(value, is_leaf, change) for key, value in batch.items()})
+    if isinstance(batch, tuple):
+        parts = [rebuilt(value, is_leaf, change) for value in batch]
+        make: Callable[..., object] = type(batch)
+        return make(*parts) if hasattr(batch, "_fields") else make(parts)
+    if isinstance(batch, Sequence):
+        return _sequence(batch, [rebuilt(value, is_leaf, change) for value in batch])
+    return batch
+
+
+def _mapping(batch: Mapping[object, object], parts: dict[object, object]) -> object:
+    try:
+        if isinstance(batch, MutableMapping):
+            clone = copy.copy(batch)
+            clone.update(parts)
+            return clone
+        return type(batch)(parts)  # type: ignore[call-arg]
+    except TypeError:
+        return parts
+
+
+def _sequence(batch: Sequence[object], parts: list[object]) -> object:
+    try:
+        if isinstance(batch, MutableSequence):
+            clone = copy.copy(batch)
+            for place, part in enumerate(parts):
+                clone[place] = part
+            return clone
+        return type(batch)(parts)  # type: ignore[call-arg]
+    except TypeError:
+        return parts

@@ -16,14 +16,13 @@ import anyio
 import anyio.to_thread
 import torch
 
+from headrace.channel import ChannelFailedError, Receiver
 from headrace.deliver.ahead import Ahead
-from headrace.deliver.channel import ChannelFailedError
 from headrace.deliver.loops import TaskLock
 from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.progress import Progress
 from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.failures import PackedError
-from headrace.protocols import Receiver
 from headrace.torch_compat.errors import unpack_error
 from headrace.torch_compat.tracebacks import trimming
 from headrace.wakeup import is_readable

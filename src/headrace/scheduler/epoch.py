@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from headrace.channel import Sender
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.failures import Failure, first_of
 from headrace.memory import Claim, Lease, bytes_in
 from headrace.parts import ListPart, Part
-from headrace.protocols import Sender
 from headrace.rows import Rows
 from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.boundaries import GivenBoundaries

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.channel import Sender
 from headrace.failures import ErrorPacker
 from headrace.memory import Arena
+from headrace.observe.stats import LoaderMeters
 from headrace.parts import Part
 from headrace.producer import Producer
-from headrace.protocols import EpochMeters, Sender
 from headrace.scheduler.boundaries import BatchBoundaries
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
@@ -65,7 +66,7 @@ class Resources:
     slabs: SlabAllocator
     arena: Arena
     budget: Budget
-    meters: EpochMeters
+    meters: LoaderMeters
     wrap: Callable[[list[Any]], Part]
     copies: int
     pack_error: ErrorPacker

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 
 from headrace.memory import Lease, Segment
+from headrace.observe.stats import LoaderMeters
 from headrace.parts import address_of
-from headrace.protocols import Meters
 from headrace.sent import Place, SentPart
 from headrace.tasks import Finish, Reply, Task
 from headrace.torch_compat import serialize
@@ -47,7 +47,9 @@ class TaskQueue:
         chains: what workers do to samples.
     """
 
-    def __init__(self, count: int, executor: Executor, meters: Meters, modules: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, count: int, executor: Executor, meters: LoaderMeters, modules: dict[str, int] | None = None
+    ) -> None:
         self._count, self._executor, self._meters = count, executor, meters
         self._at_once = 1 if executor.shares_objects and count > 1 else _TASKS_AT_ONCE
         self._workers: dict[int, QueueWorker] = {}

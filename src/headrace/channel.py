@@ -42,8 +42,15 @@ class _ChannelState:
         self.is_closed = False
 
 
-class ThreadSender:
-    """The engine's end, used on its loop only."""
+class Sender:
+    """The engine's end of a channel, used on the engine's loop only.
+
+    A channel passes messages in order, without loss or duplicates, and never holds more of them than the receiver has
+    granted.
+
+    Attributes:
+        depth: how many messages are granted beforehand; 0: none before the receiver asks.
+    """
 
     def __init__(self, shared: _ChannelState) -> None:
         self._shared = shared
@@ -53,21 +60,30 @@ class ThreadSender:
 
     @property
     def granted(self) -> int:
+        """How many messages may have been sent in all by now."""
         return self._shared.granted
 
     def send(self, message: object) -> None:
+        """Pass a message on.
+
+        Raises:
+            anyio.WouldBlock: no more is granted now.
+        """
         if self._sent >= self._shared.granted:
             raise anyio.WouldBlock
         self._sent += 1
         self._push(message)
 
     def fail(self, failure: PackedError) -> None:
+        """Have the receiver raise an exception after all messages."""
         self._end(failure)
 
     def close(self) -> None:
+        """There are no more messages."""
         self._end(None)
 
     def on_credit(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called on the engine's loop whenever more is granted."""
         self._shared.on_credit = callback
 
     def take_back(self) -> Sequence[Any]:
@@ -89,14 +105,22 @@ class ThreadSender:
             arrived.set()
 
 
-class ThreadReceiver:
-    """The trainer's end."""
+class Receiver:
+    """The trainer's end of a channel."""
 
     def __init__(self, shared: _ChannelState, arrived: Wakeup) -> None:
         self._shared, self._arrived = shared, arrived
         self._received = 0
 
     def receive_nowait(self) -> Any:
+        """The next message.
+
+        Raises:
+            anyio.WouldBlock: there is none yet.
+            anyio.EndOfStream: there will be none any more.
+            anyio.ClosedResourceError: this end was closed.
+            ChannelFailedError: the sender has failed; told once, and the end follows.
+        """
         shared = self._shared
         if not shared.messages:
             self._arrived.clear()
@@ -122,10 +146,12 @@ class ThreadReceiver:
         return message
 
     def request(self) -> None:
+        """Grant one message that is not granted yet, where the channel's depth is 0."""
         if not self._shared.depth and self._shared.granted <= self._received:
             self._grant()
 
     def fileno(self) -> int:
+        """What to wait on, once `receive_nowait` would block, until it is readable: something has come."""
         return self._arrived.fileno()
 
     def close(self) -> Sequence[Any]:
@@ -147,7 +173,7 @@ def _drained(shared: _ChannelState) -> list[Any]:
     return [message for message, end in left if end is None]
 
 
-def thread_channel(depth: int, post: Callable[..., None]) -> tuple[ThreadSender, ThreadReceiver]:
+def open_channel(depth: int, post: Callable[..., None]) -> tuple[Sender, Receiver]:
     """Both ends of a channel within one process.
 
     Args:
@@ -156,4 +182,4 @@ def thread_channel(depth: int, post: Callable[..., None]) -> tuple[ThreadSender,
     """
     arrived = Wakeup()
     shared = _ChannelState(depth, post, arrived)
-    return ThreadSender(shared), ThreadReceiver(shared, arrived)
+    return Sender(shared), Receiver(shared, arrived)
