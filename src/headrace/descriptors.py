@@ -57,12 +57,16 @@ def require(workers: int, *, reads: bool) -> None:
 
 def reads_at_most(workers: int) -> int:
     """How many reads may be under way at once: half of what workers leave."""
-    return max(_FEWEST_READS, (free() - OF_A_WORKER * workers - OF_A_LOADER) // 2)
+    return max(_FEWEST_READS, _left_by(workers) // 2)
 
 
 def segments_at_most(workers: int) -> int:
     """How many pieces of shared memory a loader may hold: a quarter of what workers leave."""
-    return max(_FEWEST_SEGMENTS, (free() - OF_A_WORKER * workers - OF_A_LOADER) // 4)
+    return max(_FEWEST_SEGMENTS, _left_by(workers) // 4)
+
+
+def _left_by(workers: int) -> int:
+    return free() - OF_A_WORKER * workers - OF_A_LOADER
 
 
 # Descriptors that go to workers beside a pickle, which has their numbers.

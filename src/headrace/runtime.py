@@ -76,7 +76,7 @@ class Runtime:
         self._threads: CapacityLimiter | None = None
         self._arena = Arena(forget=self._forget, budget=settings.memory_budget, room=self._room)
         self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
-        self._mover = mover_of(settings)
+        self._mover = mover_of(settings.device)
         if self._mover is not None:
             self._slabs.unlock_pages = self._mover.unlocker()
         self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
@@ -130,7 +130,7 @@ class Runtime:
         mailbox = engine.mailbox
         sender, receiver = open_channel(self._settings.prefetch_factor, mailbox.post)
         slabs = self._slabs
-        ahead = ahead_of(self._settings, self._mover)
+        ahead = ahead_of(self._mover, pin_memory=self._settings.pin_memory)
         give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)
         put_back = partial(mailbox.put, slabs.returned)
         views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth, put_back)

@@ -6,7 +6,7 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import anyio
 import torch
@@ -133,35 +133,25 @@ class DeviceStage(Ahead):
         self._mover.drain()
 
 
-class Wishes(Protocol):
-    """A loader's options."""
-
-    @property
-    def device(self) -> Any: ...
-
-    @property
-    def pin_memory(self) -> bool: ...
-
-
-def mover_of(wishes: Wishes) -> Mover | None:
-    """What moves batches to where they are wished to be, if they are to be moved; to be called in the trainer's thread.
+def mover_of(device: Any) -> Mover | None:
+    """What moves batches to a device, if they are to be moved; to be called in the trainer's thread.
 
     Raises:
         OptionError: the device cannot be used here.
     """
-    return None if wishes.device is None else mover_to(wishes.device)
+    return None if device is None else mover_to(device)
 
 
-def ahead_of(wishes: Wishes, mover: Mover | None) -> Ahead:
+def ahead_of(mover: Mover | None, *, pin_memory: bool) -> Ahead:
     """What is done to the batches of one iterator; to be called in the trainer's thread."""
     if mover is not None:
         return DeviceStage(mover)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if not wishes.pin_memory or device is None or device.type == "mps":
+    if not pin_memory or device is None or device.type == "mps":
         return Ahead()
-    from torch.utils.data._utils.pin_memory import pin_memory
+    from torch.utils.data._utils.pin_memory import pin_memory as pin
 
-    return PinStage(partial(pin_memory, device=device.type), torch.accelerator.current_device_index())
+    return PinStage(partial(pin, device=device.type), torch.accelerator.current_device_index())
 
 
 def _opened(arrived: queue.SimpleQueue[Open | None]) -> object:

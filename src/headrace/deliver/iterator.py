@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -23,17 +23,12 @@ from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.progress import Progress
 from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.failures import PackedError
+from headrace.observe.stats import LoaderMeters
 from headrace.torch_compat.errors import unpack_error
 from headrace.torch_compat.tracebacks import trimming
 from headrace.wakeup import is_readable
 
 B = TypeVar("B")
-
-
-class WaitMeters(Protocol):
-    """Where the trainer's waiting is counted."""
-
-    def count_next(self, samples: int, waited_s: float, elsewhere_s: float | None) -> None: ...
 
 
 async def readable(descriptor: int, timeout_s: float) -> None:
@@ -94,7 +89,7 @@ class BatchIterator(Generic[B]):
         opener: BatchOpener,
         ahead: Ahead,
         end: Callable[[], None],
-        meters: WaitMeters,
+        meters: LoaderMeters,
         watch: Watcher,
         timeout_s: float = 0,
     ) -> None:

@@ -41,7 +41,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         if self._is_stateful:
             self._run.copy_now = functools.partial(_copy_now, fetcher)
         self._make_again()
-        self._mover = mover_of(loader)
+        self._mover = mover_of(loader.device)
         self._size, self._batch_size = 1, (loader.batch_size or 1) if self._auto_collation else 1
         self._has_begun()
         fetcher.collate_fn = self._clock.timed(fetcher.collate_fn)

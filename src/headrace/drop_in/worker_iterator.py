@@ -73,7 +73,7 @@ class WorkerIterator(ResumableIterator):
             num_workers=self._num_workers,
             shared_seed=self._shared_seed,
         )
-        self._ahead = ahead_of(loader, mover_of(loader))
+        self._ahead = ahead_of(mover_of(loader.device), pin_memory=loader.pin_memory)
         self._pool = TorchWorkerPool(config, starter(loader, config), self._prefetch_factor * self._num_workers)
         self._counts.follow(self._pool)
         places = self._pool.places
