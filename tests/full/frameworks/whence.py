@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -16,13 +16,13 @@ COUNT = 12
 
 
 def sample(key: int) -> dict[str, Any]:
-    """x: [1] float32, the key; labels: [1] float32, twice as much; made_by: [3] int64, this process and two above."""
-    parent = os.getppid()
-    above = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+    """x: [1] float32, the key; labels: [1] float32, twice as much; made_by: [2] int64, the process, and 1 if headrace
+    has called this function."""
+    is_ours = any(str(frame.f_globals.get("__name__")).startswith("headrace.") for frame, _ in walk_stack(None))
     return {
         "x": torch.tensor([float(key)]),
         "labels": torch.tensor([2.0 * key]),
-        "made_by": torch.tensor([os.getpid(), parent, above]),
+        "made_by": torch.tensor([os.getpid(), int(is_ours)]),
     }
 
 
@@ -52,10 +52,8 @@ def keys_of(batch: dict[str, Any]) -> list[int]:
 
 
 def assert_made_by_our_workers(batches: Iterable[dict[str, Any]]) -> None:
-    """Every sample comes from a worker that our fork server forked; torch's workers are the trainer's children."""
-    trainer = os.getpid()
+    """Every sample comes from a worker process of headrace's, and not from one of torch's loader."""
     for batch in batches:
-        for made_by, parent, above in batch["made_by"].tolist():
-            assert made_by != trainer
-            assert parent != trainer
-            assert above == trainer
+        for made_by, is_ours in batch["made_by"].tolist():
+            assert made_by != os.getpid()
+            assert is_ours
