@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from drop_in.acting import Acting, ActingStream, batches_of, raising, split
+from drop_in.acting import Acting, batches_of, raising, split
 from drop_in.classes import caught
 from drop_in.reading import causes_of, next_error, read_all, told_by
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 import headrace as hr
 
@@ -36,34 +35,10 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
-class MessageError(Exception):
-    message = "a class attribute"
-
-    def __init__(self, *, message: str) -> None:
-        super().__init__(message)
-
-
 class DetailedError(ValueError):
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.code = code
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [ValueError, IndexError, OSError, AttributeError, NotImplementedError, DetailedError])
-def test_error_of_a_worker_keeps_type_and_shows_where_it_was_raised(
-    loader_class: type[Any], kind: type[Exception]
-) -> None:
-    loader = loader_class(Acting(raising(lambda: kind("sample is bad")), at=(13,)), batch_size=4, num_workers=2)
-    got = read_all(iter(loader))
-    error = got[3]
-    assert type(error) is kind
-    text = str(error)
-    first = caught(loader_class, kind.__name__, 1)
-    assert text.startswith(first)
-    assert "in __getitem__" in text and "self.act(index)" in text and "raise error()" in text
-    assert text.rstrip().endswith(f"{kind.__name__}: sample is bad")
-    assert got[:3] + got[4:] == batches_of(4, but=(3,))
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, TwoArgumentsError])
@@ -74,19 +49,6 @@ def test_error_comes_as_it_is_when_there_are_no_workers(loader_class: type[Any],
     assert next_error(iterator) is raised
     assert raised.args == (3, "why")
     assert read_all(iterator) == batches_of(4, but=(0, 1))
-
-
-@pytest.mark.slow
-def test_key_error_of_a_worker_is_readable(loader_class: type[Any]) -> None:
-    def act(index: int) -> None:
-        {}["a missing name"]
-
-    loader = loader_class(Acting(act), batch_size=4, num_workers=2)
-    _, [error] = split(read_all(iter(loader)))
-    assert type(error) is KeyError
-    assert str(error).startswith(caught(loader_class, "KeyError", 1))
-    assert "\\n" not in repr(error), "lines are lines"
-    assert isinstance(error.args[0], str)
 
 
 class MissingError(KeyError):
@@ -110,20 +72,18 @@ class SilentError(Exception):
         return "the file is damaged"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MissingError, NamedKeyError, SilentError])
 def test_error_keeps_its_type_when_its_text_is_not_what_it_is_given(
-    loader_class: type[Any], kind: type[Exception]
+    our_class: type[Any], kind: type[Exception]
 ) -> None:
-    loader = loader_class(Acting(raising(lambda: kind("label"))), batch_size=4, num_workers=2)
+    loader = our_class(Acting(raising(lambda: kind("label"))), batch_size=4, num_workers=2)
     batches, [error] = split(read_all(iter(loader)))
     assert type(error) is kind
     assert batches == batches_of(4, but=(1,))
-    if loader_class is not torch.utils.data.DataLoader:
-        told = "".join(traceback.format_exception(error))
-        assert caught(loader_class, kind.__name__, 1) in told
-        assert "in __getitem__" in told, "where it was raised"
-        assert type(error.__cause__) is kind
+    told = "".join(traceback.format_exception(error))
+    assert caught(our_class, kind.__name__, 1) in told
+    assert "in __getitem__" in told, "where it was raised"
+    assert type(error.__cause__) is kind
 
 
 def test_key_error_of_another_kind_is_readable(our_class: type[Any]) -> None:
@@ -181,23 +141,11 @@ def test_init_function_that_exits_is_an_error_each_time(our_class: type[Any]) ->
         assert [error.exitcode for error in got] == [5, 5]
 
 
-@pytest.mark.slow
-def test_type_with_a_message_attribute_is_built_with_the_keyword_message(loader_class: type[Any]) -> None:
-    loader = loader_class(Acting(raising(lambda: MessageError(message="from inside"))), batch_size=4, num_workers=2)
-    _, [error] = split(read_all(iter(loader)))
-    assert type(error) is MessageError
-    assert str(error).startswith(caught(loader_class, "MessageError", 1))
-    assert "from inside" in str(error)
-
-
-@pytest.mark.slow
-def test_type_that_cannot_be_built_from_a_text_shows_the_same_text(loader_class: type[Any]) -> None:
-    loader = loader_class(Acting(raising(lambda: LockedError(3, "why"))), batch_size=4, num_workers=2)
+def test_type_that_cannot_be_built_from_a_text_shows_the_same_text(our_class: type[Any]) -> None:
+    loader = our_class(Acting(raising(lambda: LockedError(3, "why"))), batch_size=4, num_workers=2)
     batches, [error] = split(read_all(iter(loader)))
-    assert isinstance(
-        error, RuntimeError if loader_class is torch.utils.data.DataLoader else LockedError | RuntimeError
-    )
-    assert str(error).startswith(caught(loader_class, "LockedError", 1))
+    assert isinstance(error, LockedError | RuntimeError)
+    assert str(error).startswith(caught(our_class, "LockedError", 1))
     assert "(3, 'why')" in str(error)
     assert batches == batches_of(4, but=(1,))
 
@@ -252,45 +200,6 @@ def test_error_of_a_class_that_only_this_function_knows_keeps_its_type(our_class
     assert "here" in str(error)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_iteration_goes_on_after_each_error_and_then_ends_for_ever(loader_class: type[Any], num_workers: int) -> None:
-    loader = loader_class(
-        Acting(raising(lambda: ValueError("bad")), at=(0, 5, 6, 19)), batch_size=4, num_workers=num_workers
-    )
-    iterator = iter(loader)
-    got = read_all(iterator)
-    assert [k for k, x in enumerate(got) if isinstance(x, ValueError)] == [0, 1, 4]
-    assert split(got)[0] == batches_of(4, but=(0, 1, 4))
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            next(iterator)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_error_of_the_collate_function_fails_its_batch_alone(loader_class: type[Any], num_workers: int) -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if 9 in samples:
-            raise LookupError("no such shape")
-        return samples
-
-    got = read_all(iter(loader_class(range(20), batch_size=4, num_workers=num_workers, collate_fn=collate)))
-    assert type(got[2]) is LookupError
-    assert "no such shape" in str(got[2])
-    assert split(got)[0] == batches_of(4, but=(2,))
-
-
-@pytest.mark.slow
-def test_persistent_workers_serve_the_next_epoch_after_errors(loader_class: type[Any]) -> None:
-    loader = loader_class(
-        Acting(raising(lambda: ValueError("bad"))), batch_size=4, num_workers=2, persistent_workers=True
-    )
-    for _ in range(3):
-        batches, [error] = split(read_all(iter(loader)))
-        assert batches == batches_of(4, but=(1,)) and type(error) is ValueError
-
-
 def test_error_of_a_sampler_is_raised_as_it_is(loader_class: type[Any]) -> None:
     class Sampler:
         def __iter__(self) -> Iterator[int]:
@@ -300,28 +209,6 @@ def test_error_of_a_sampler_is_raised_as_it_is(loader_class: type[Any]) -> None:
     for num_workers in (0, 1):
         with pytest.raises(ZeroDivisionError, match=r"^in the sampler$"):
             list(loader_class(range(20), sampler=Sampler(), num_workers=num_workers))
-
-
-@pytest.mark.slow
-def test_error_inside_a_stream_ends_that_workers_stream_alone(loader_class: type[Any]) -> None:
-    loader = loader_class(ActingStream(raising(lambda: ValueError("bad line"))), batch_size=2, num_workers=2)
-    batches, [error] = split(read_all(iter(loader)))
-    assert batches == [[0, 1], [100, 101], [102, 103], [104, 105], [106, 107]]
-    assert type(error) is ValueError and str(error).startswith(caught(loader_class, "ValueError", 0))
-
-
-class Unopenable(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        raise ConnectionError("no such host")
-
-
-def test_error_of_iter_of_a_data_set_comes_at_iter_without_workers_and_else_at_next(loader_class: type[Any]) -> None:
-    with pytest.raises(ConnectionError, match=r"^no such host$"):
-        iter(loader_class(Unopenable()))
-    error = next_error(iter(loader_class(Unopenable(), num_workers=1)))
-    assert type(error) is ConnectionError
-    assert str(error).startswith(caught(loader_class, "ConnectionError", 0))
-    assert "no such host" in str(error)
 
 
 def fail_to_start(worker_id: int) -> None:

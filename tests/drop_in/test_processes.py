@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drop_in.classes import ThreadLoader, in_processes
-from process.waiting import is_running, run_script, trainer, wait_until
-from torch.utils.data import Dataset
+from process.waiting import is_running, trainer, wait_until
 
 import headrace as hr
 
@@ -74,38 +72,6 @@ if __name__ == "__main__":
 )
 def test_start_method_that_is_named_is_the_one_that_is_used(loader_class: type[Any], context: str, answer: str) -> None:
     assert run(IMPORTS[loader_class] + ASKING.replace("{context}", context)) == [answer, answer]
-
-
-class Holding(Dataset[bool]):
-    """Holds what no pickle can carry."""
-
-    def __init__(self) -> None:
-        self.file = Path(os.devnull).open()  # noqa: SIM115
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> bool:
-        return not self.file.closed
-
-
-@pytest.mark.slow
-@in_processes
-def test_open_files_are_carried_by_a_fork(loader_class: type[Any]) -> None:
-    data = Holding()
-    assert torch.cat(list(loader_class(data, num_workers=1, multiprocessing_context="fork"))).tolist() == [True, True]
-    data.file.close()
-
-
-@pytest.mark.slow
-@in_processes
-def test_workers_of_a_fork_are_children_of_the_trainer_and_gone_with_the_iterator(loader_class: type[Any]) -> None:
-    iterator = iter(loader_class(range(8), num_workers=2, multiprocessing_context="fork"))
-    pids = [worker.pid for worker in iterator._workers]
-    assert set(pids) <= {child.pid for child in multiprocessing.active_children()}
-    assert next(iterator).tolist() == [0]
-    del iterator
-    wait_until(lambda: not any(map(is_running, pids)), "the workers are gone")
 
 
 LIVE = """
@@ -216,21 +182,3 @@ def test_child_of_a_fork_makes_a_loader_of_its_own() -> None:
         preamble=PREAMBLE + FORKING,
     )
     assert lines == ["[[0, 1], [2, 3]]", "True"]
-
-
-@pytest.mark.slow
-def test_script_without_a_main_guard_runs_once() -> None:
-    returncode, out, err = run_script("""
-        from torch.utils.data import Dataset
-
-        print("the script runs")
-
-        class Squares(Dataset):
-            def __len__(self):
-                return 4
-            def __getitem__(self, index):
-                return index * index
-
-        print([batch.tolist() for batch in hr.DataLoader(Squares(), batch_size=2, num_workers=1)])
-    """)
-    assert (returncode, out.splitlines(), err) == (0, ["the script runs", "[[0, 1], [4, 9]]"], "")

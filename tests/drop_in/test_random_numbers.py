@@ -75,7 +75,7 @@ def transcript(
     make_dataset: Callable[[], Any],
     make_options: Callable[[torch.Generator | None], dict[str, Any]],
     *,
-    with_generator: bool,
+    with_generator: bool = False,
     between: Callable[[], Any] = lambda: None,
     epochs: int = 3,
     batches: int | None = None,
@@ -102,99 +102,35 @@ WORKERS: dict[str, dict[str, Any]] = {
     "2 workers": {"num_workers": 2},
     "2 persistent workers": {"num_workers": 2, "persistent_workers": True},
 }
-ORDERS: dict[str, Callable[[torch.Generator | None], dict[str, Any]]] = {
-    "sequential": lambda generator: {},
-    "shuffled": lambda generator: {"shuffle": True},
-    "replacement": lambda generator: {
-        "sampler": RandomSampler(Augmented(), replacement=True, num_samples=50, generator=generator)
-    },
+Case = tuple[Callable[[], Any], Callable[[torch.Generator | None], dict[str, Any]], dict[str, Any]]
+CASES: dict[str, Case] = {
+    "sequential": (Augmented, lambda _: {"batch_size": 5}, {}),
+    "shuffled": (Augmented, lambda _: {"batch_size": 5, "shuffle": True}, {}),
+    "own generator": (Augmented, lambda _: {"batch_size": 5, "shuffle": True}, {"with_generator": True}),
+    "replacement": (
+        Augmented,
+        lambda own: {"sampler": RandomSampler(Augmented(), replacement=True, num_samples=50, generator=own)},
+        {"with_generator": True},
+    ),
+    "iterable": (AugmentedStream, lambda _: {"batch_size": 4, "drop_last": True}, {"with_generator": True}),
+    "single samples": (Augmented, lambda _: {"batch_size": None, "shuffle": True}, {}),
+    # What was asked of workers before the break has advanced their generators: all of it, whatever their pace.
+    "left early": (Augmented, lambda _: {"batch_size": 4, "shuffle": True}, {"batches": 3}),
+    "drawn by the trainer, too": (
+        Augmented,
+        lambda _: {"batch_size": 4, "sampler": Drawing()},
+        {"between": lambda: torch.rand(2), "batches": 3},
+    ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_generator", [False, True], ids=["global generator", "own generator"])
-@pytest.mark.parametrize("workers", list(WORKERS))
-@pytest.mark.parametrize("order", list(ORDERS))
-def test_batches_and_random_states_are_torchs_for_three_epochs(order: str, workers: str, with_generator: bool) -> None:
-    def options(generator: torch.Generator | None) -> dict[str, Any]:
-        return {"batch_size": 5, **WORKERS[workers], **ORDERS[order](generator)}
-
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("case", CASES)
+def test_batches_and_random_states_are_torchs_for_three_epochs(case: str, workers: str) -> None:
+    make_dataset, make_options, more = CASES[case]
     torchs, ours = (
-        transcript(kind, Augmented, options, with_generator=with_generator)
-        for kind in (torch.utils.data.DataLoader, hr.DataLoader)
-    )
-    assert ours == torchs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", list(WORKERS))
-def test_batches_and_random_states_are_torchs_when_the_data_set_is_iterable(workers: str) -> None:
-    torchs, ours = (
-        transcript(
-            kind,
-            AugmentedStream,
-            lambda _: {"batch_size": 4, "drop_last": True, **WORKERS[workers]},
-            with_generator=True,
-        )
-        for kind in (torch.utils.data.DataLoader, hr.DataLoader)
-    )
-    assert ours == torchs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", list(WORKERS))
-def test_batches_and_random_states_are_torchs_when_single_samples_are_shuffled(workers: str) -> None:
-    torchs, ours = (
-        transcript(
-            kind, Augmented, lambda _: {"batch_size": None, "shuffle": True, **WORKERS[workers]}, with_generator=False
-        )
-        for kind in (torch.utils.data.DataLoader, hr.DataLoader)
-    )
-    assert ours == torchs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batches", [1, 3])
-def test_batches_are_torchs_when_persistent_workers_begin_anew_after_an_early_break(batches: int) -> None:
-    """What was asked of the workers before the break has advanced their generators: all of it, whatever their pace."""
-    torchs, ours = (
-        transcript(
-            kind,
-            Augmented,
-            lambda _: {"batch_size": 4, "shuffle": True, **WORKERS["2 persistent workers"]},
-            with_generator=False,
-            batches=batches,
-        )
-        for kind in (torch.utils.data.DataLoader, hr.DataLoader)
-    )
-    assert ours == torchs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_workers": 0},
-        {"num_workers": 2, "prefetch_factor": 1},
-        {"num_workers": 2, "prefetch_factor": 3},
-        {"num_workers": 1, "in_order": False},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("batches", [None, 3], ids=["whole epochs", "left after 3 batches"])
-def test_sampler_and_trainer_draw_in_torchs_order_when_both_use_the_global_generator(
-    options: dict[str, Any], batches: int | None
-) -> None:
-    torchs, ours = (
-        transcript(
-            kind,
-            Augmented,
-            lambda _: {"batch_size": 4, "sampler": Drawing(), **options},
-            with_generator=False,
-            between=lambda: torch.rand(2),
-            epochs=2,
-            batches=batches,
-        )
+        transcript(kind, make_dataset, lambda own: {**make_options(own), **WORKERS[workers]}, **more)
         for kind in (torch.utils.data.DataLoader, hr.DataLoader)
     )
     assert ours == torchs
@@ -223,46 +159,6 @@ class Seeds(Dataset[Any]):
 
 def as_is(samples: list[Any]) -> list[Any]:
     return samples
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("with_generator", [False, True], ids=["global generator", "own generator"])
-def test_each_iter_draws_one_int64_and_nothing_else(
-    loader_class: type[Any], num_workers: int, with_generator: bool
-) -> None:
-    generator, expected = (torch.Generator().manual_seed(3) if with_generator else None for _ in range(2))
-    torch.manual_seed(SEED)
-    for _ in range(3):
-        int64(expected)
-    after = torch.get_rng_state(), expected and expected.get_state()
-
-    torch.manual_seed(SEED)
-    loader = loader_class(range(9), batch_size=2, num_workers=num_workers, generator=generator)
-    for _ in range(2):
-        for _ in loader:
-            pass
-    iterator = iter(loader)  # the draw is made here, before anything is asked for
-    assert torch.equal(torch.get_rng_state(), after[0])
-    if generator is not None:
-        assert torch.equal(generator.get_state(), after[1])
-    del iterator
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("with_generator", [False, True], ids=["global generator", "own generator"])
-def test_base_seed_is_drawn_before_the_shuffle(loader_class: type[Any], num_workers: int, with_generator: bool) -> None:
-    torch.manual_seed(SEED)
-    generator = torch.Generator().manual_seed(5) if with_generator else None
-    int64(generator)
-    shuffler = generator or torch.Generator().manual_seed(int64())
-    expected = torch.randperm(20, generator=shuffler)
-
-    torch.manual_seed(SEED)
-    generator = torch.Generator().manual_seed(5) if with_generator else None
-    loader = loader_class(range(20), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator)
-    assert torch.equal(torch.cat(list(loader)), expected)
 
 
 def test_shuffle_is_drawn_in_the_first_next_when_there_are_no_workers(loader_class: type[Any]) -> None:
@@ -308,35 +204,11 @@ def test_workers_seed_is_base_seed_plus_number_for_all_three_generators(loader_c
         assert of_torch == torch.Generator().manual_seed(seed).get_state().tolist()
 
 
-@pytest.mark.slow
-@in_processes
-def test_persistent_workers_are_not_seeded_again_and_no_base_seed_is_drawn(loader_class: type[Any]) -> None:
-    torch.manual_seed(SEED)
-    loader = loader_class(Augmented(), batch_size=1, num_workers=1, persistent_workers=True)
-    epochs, drawn = [], []
-    for _ in range(3):
-        epochs.append([batch["torch"].tolist() for batch in loader])
-        drawn.append(torch.get_rng_state())
-    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
-    torch.manual_seed(SEED)
-    stream = torch.Generator().manual_seed(int64())
-    assert [batch for epoch in epochs for batch in epoch] == [
-        [torch.randn(3, generator=stream).tolist()] for _ in range(3 * LENGTH)
-    ]
-
-
 def test_worker_seeds_stay_the_same_when_persistent_workers_begin_anew(loader_class: type[Any]) -> None:
     loader = loader_class(Seeds(), batch_size=1, num_workers=2, persistent_workers=True, collate_fn=as_is)
     first, second = ([batch[0][0] for batch in loader] for _ in range(2))
     assert first == second
     assert len({seed for _, seed in first}) == 2
-
-
-@pytest.mark.slow
-def test_new_workers_have_new_seeds_in_each_epoch(loader_class: type[Any]) -> None:
-    loader = loader_class(Seeds(), batch_size=4, num_workers=2, collate_fn=as_is)
-    seeds = {batch[0][0] for _ in range(2) for batch in loader}
-    assert len(seeds) == 4
 
 
 @in_processes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import pickle
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch
 from drop_in.asked import Asked, told
 from drop_in.stateful_data import Counted, identity
 from process.waiting import run_script
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 import headrace as hr
 
@@ -100,63 +103,100 @@ def test_forked_workers_have_the_classes_of_the_script_and_no_copies() -> None:
     assert (code, out.strip()) == (0, "the same"), err
 
 
-class Cached(Dataset[int]):
-    """Computes each sample once, in whichever worker comes to it first."""
+@pytest.mark.usefixtures("no_fork")
+def test_data_set_reaches_workers_of_the_fork_server(tmp_path: Path) -> None:
+    """`tests/process/test_what_travels.py` says the rest of what they have."""
+    np.arange(3_000, dtype=np.int32).tofile(tmp_path / "tokens.bin")
+    part = np.memmap(tmp_path / "tokens.bin", np.int32, "r")[1_000:2_000:2]
 
-    def __init__(self) -> None:
-        self.cache = torch.zeros(10, dtype=torch.int64).share_memory_()
-        self.view = self.cache[:5]
+    def ask(self: Any) -> Any:
+        self.shared[get_worker_info().id] += 1
+        self.own[0] += 1
+        return self.part[1], self.own[0] > 0, type(pickle.loads(pickle.dumps(Asked(print)))) is type(self)
+
+    data = Asked(ask, shared=torch.zeros(2).share_memory_(), own=np.zeros(100_000), part=part)
+    assert told(data) == [(1_002, True, True)] * 4
+    assert (data.shared.tolist(), data.own[0]) == ([2, 2], 0)
+
+
+COUNTS_ITS_IMPORTS = """
+import os
+from multiprocessing import parent_process
+
+with open(os.environ["HEADRACE_TEST_IMPORTS"], "a") as file:
+    file.write(f"{__name__} {'trainer or fork server' if parent_process() is None else 'worker'}\\n")
+
+def light(sample):
+    return sample
+"""
+
+STARTS_A_THREAD = """
+import threading
+
+LOCK = threading.Lock()
+HELD, STOP = threading.Event(), threading.Event()
+
+def hold():
+    with LOCK:
+        HELD.set()
+        STOP.wait()
+
+THREAD = threading.Thread(target=hold, daemon=True)
+THREAD.start()
+HELD.wait()
+
+def locked(sample):
+    # In a worker that imported this by itself the thread that holds the lock is there, and gives it up.
+    STOP.set()
+    with LOCK:
+        return sample
+"""
+
+
+class Through:
+    """A data set with functions of several modules."""
+
+    def __init__(self, *functions: Callable[[Any], Any]) -> None:
+        self.functions = functions
 
     def __len__(self) -> int:
-        return len(self.cache)
+        return 2
 
     def __getitem__(self, index: int) -> int:
-        if not self.cache[index]:
-            self.cache[index] = index + 1
-        return int(self.cache[index]) + (int(self.view[index]) - index - 1 if index < 5 else 0)
-
-
-@pytest.mark.parametrize("method", ["fork", "fork server"])
-def test_shared_tensor_is_the_same_memory_in_all_workers(method: str, request: pytest.FixtureRequest) -> None:
-    if method == "fork server":
-        request.getfixturevalue("no_fork")
-    data = Cached()
-    assert torch.cat(list(hr.DataLoader(data, 5, num_workers=2))).tolist() == [*range(1, 11)]
-    assert data.cache.tolist() == [*range(1, 11)]
+        for function in self.functions:
+            index = function(index)
+        return index
 
 
 @pytest.mark.usefixtures("no_fork")
-def test_arrays_of_the_data_set_are_sent_once_and_are_each_workers_own() -> None:
-    def write(self: Any) -> tuple[float, float]:
-        self.array[0] += 1
-        self.tensor[0] += 1
-        return float(self.array[0]), float(self.tensor[0])
-
-    data = Asked(write, array=np.zeros(100_000), tensor=torch.zeros(100_000))
-    assert told(data) == [(1.0, 1.0), (1.0, 1.0), (2.0, 2.0), (2.0, 2.0)], "two workers, two samples each"
-    assert (float(data.array[0]), float(data.tensor[0])) == (0.0, 0.0)
-
-
-@pytest.mark.usefixtures("no_fork")
-def test_mapped_file_is_mapped_again_by_workers(tmp_path: Path) -> None:
-    np.arange(3_000, dtype=np.int32).tofile(tmp_path / "tokens.bin")
-    tokens = np.memmap(tmp_path / "tokens.bin", np.int32, "r")
-    data = Asked(
-        lambda self: (
-            self.part[:2].tolist(),
-            str(self.part.filename),
-            "tokens.bin" in Path("/proc/self/maps").read_text(),
-        ),
-        part=tokens[1_000:2_000:2],
-    )
-    assert told(data) == [([1_000, 1_002], str(tmp_path / "tokens.bin"), True)] * 4
-
-
-@pytest.mark.usefixtures("no_fork")
-def test_class_of_the_script_can_be_pickled_by_name_in_a_worker() -> None:
-    # As torch's own graph of DataPipes does, and the user's code may.
-    data = Asked(lambda self: type(pickle.loads(pickle.dumps(Asked(print)))) is type(self))
-    assert told(data) == [True] * 4
+@pytest.mark.slow
+def test_module_that_starts_a_thread_is_imported_by_each_worker_and_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_TEST_IMPORTS", str(tmp_path / "imports"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    (tmp_path / "site-packages").mkdir()
+    texts = {
+        "site-packages/users_installed": COUNTS_ITS_IMPORTS,
+        "users_first": COUNTS_ITS_IMPORTS,
+        "users_threads": "import users_installed\n" + COUNTS_ITS_IMPORTS + STARTS_A_THREAD,
+        "users_last": COUNTS_ITS_IMPORTS,
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    first, threads, last = (importlib.import_module(f"users_{name}") for name in ("first", "threads", "last"))
+    try:
+        for _ in range(2):
+            data = Through(first.light, threads.locked, last.light)
+            assert [int(batch) for batch in hr.DataLoader(data, num_workers=2, timeout=60)] == [0, 1]
+        lines = (tmp_path / "imports").read_text().splitlines()
+        assert [line for line in lines if line.endswith(" worker")] == ["users_threads worker"] * 4
+    finally:
+        threads.STOP.set()
+        threads.THREAD.join()
+        for name in ("installed", "first", "threads", "last"):
+            sys.modules.pop(f"users_{name}")
 
 
 @pytest.mark.usefixtures("no_fork")
@@ -169,12 +209,6 @@ def test_what_cannot_be_sent_is_an_error_that_names_the_attribute(tmp_path: Path
     with pytest.raises(hr.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
         iter(hr.DataLoader(data, num_workers=1))
     assert told(data, multiprocessing_context="fork") == [False] * 4
-
-
-@pytest.mark.usefixtures("no_fork")
-def test_lock_of_multiprocessing_is_an_error_that_names_it() -> None:
-    with pytest.raises(hr.CannotCarryError, match=r"dataset\.lock \(a multiprocessing\.synchronize\.Lock\)"):
-        iter(hr.DataLoader(Asked(len, lock=multiprocessing.get_context("spawn").Lock()), num_workers=1))
 
 
 def test_tensor_on_another_device_is_an_error_that_says_what_to_do() -> None:

@@ -21,15 +21,6 @@ TOO_MANY_WORKERS = (
     "creation might get DataLoader running slow or even freeze, lower the worker number to avoid potential "
     "slowness/freeze if necessary."
 )
-TOO_LONG = (
-    "Length of IterableDataset {} was reported to be {}(when accessing len(dataloader)), "
-    "but {} samples have been fetched. "
-)
-WITH_WORKERS = (
-    "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset replica "
-    "at each worker. Please see https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for "
-    "examples."
-)
 NO_ACCELERATOR = (
     "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
 )
@@ -127,27 +118,6 @@ def test_number_of_workers_is_not_warned_about_when_the_constructor_raises(loade
 
 
 # More samples than were announced
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "ending"), [(0, ""), (2, WITH_WORKERS)])
-def test_each_batch_beyond_the_length_that_was_asked_for_is_warned_about(
-    loader_class: Any, num_workers: int, ending: str
-) -> None:
-    loader = loader_class(Longer(), None, num_workers=num_workers)
-    assert len(loader) == 4
-    for _ in range(2):
-        iterator = iter(loader)
-        with caught() as texts:
-            assert [next(iterator) for _ in range(4)] == [0, 1, 2, 3]
-        assert texts == []
-        for fetched in (5, 6):
-            with caught() as texts:
-                next(iterator)
-            assert texts == [TOO_LONG.format("Longer()", 4, fetched) + ending]
-        with caught() as texts:
-            assert list(iterator) == []
-        assert texts == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

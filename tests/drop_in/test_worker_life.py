@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from drop_in.classes import ThreadLoader, in_processes
 from process.waiting import is_running, wait_until
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 import headrace as hr
 
@@ -56,7 +55,6 @@ def wait_until_gone(pids: list[int]) -> None:
 # What a worker knows of itself
 
 
-@pytest.mark.slow
 def test_worker_info_tells_id_count_and_seed_and_is_none_elsewhere(loader_class: type[Any]) -> None:
     def answer(index: int) -> tuple[Any, ...]:
         worker = get_worker_info()
@@ -125,35 +123,6 @@ def test_workers_find_the_trainers_surroundings_and_one_torch_thread(
 # Which code can be carried
 
 
-@pytest.mark.slow
-@in_processes
-@pytest.mark.parametrize("context", [None, "fork"])
-def test_lambdas_local_classes_closures_and_bound_methods_work(loader_class: type[Any], context: str | None) -> None:
-    factor = 3
-
-    class Local(Dataset[int]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> int:
-            return index * factor
-
-        def collate(self, samples: list[int]) -> tuple[int, ...]:
-            return tuple(samples)
-
-        def init(self, worker_id: int) -> None:
-            os.environ["HEADRACE_TEST_ID"] = str(worker_id)
-
-    data = Local()
-    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": context}
-    assert list(loader_class(data, batch_size=2, collate_fn=data.collate, worker_init_fn=data.init, **options)) == [
-        (0, 3),
-        (6, 9),
-    ]
-    assert list(loader_class(data, batch_size=4, collate_fn=lambda s: sum(s) + factor, **options)) == [21]
-    assert answers(loader_class, lambda index: (index, factor), **options) == [(k, 3) for k in range(4)]
-
-
 def test_class_of_the_script_arrives_as_the_scripts_own_class(loader_class: type[Any]) -> None:
     assert [type(x) for x in answers(loader_class, lambda index: Itself(), num_workers=1, length=1)] == [Itself]
 
@@ -175,27 +144,6 @@ class Counting(Dataset[int]):
         return self.base + self.asked
 
 
-@in_processes
-def test_copies_of_the_data_set_live_on_in_persistent_workers(loader_class: type[Any]) -> None:
-    data = Counting()
-    loader = loader_class(data, num_workers=2, persistent_workers=True, batch_size=1)
-    assert torch.cat(list(loader)).tolist() == [1, 1, 2, 2]
-    data.base = 100
-    assert torch.cat(list(loader)).tolist() == [3, 3, 4, 4], "and changes in the trainer are not seen"
-    assert data.asked == 0
-
-
-@pytest.mark.slow
-@in_processes
-def test_changes_to_the_data_set_are_seen_by_the_next_iterator(loader_class: type[Any]) -> None:
-    data = Counting()
-    loader = loader_class(data, num_workers=2, batch_size=1)
-    assert torch.cat(list(loader)).tolist() == [1, 1, 2, 2]
-    data.base = 100
-    assert torch.cat(list(loader)).tolist() == [101, 101, 102, 102]
-    assert data.asked == 0
-
-
 def test_data_set_is_the_trainers_own_without_workers(loader_class: type[Any]) -> None:
     data = Counting()
     assert torch.cat(list(loader_class(data))).tolist() == [1, 2, 3, 4]
@@ -203,18 +151,6 @@ def test_data_set_is_the_trainers_own_without_workers(loader_class: type[Any]) -
 
 
 # Persistent workers, several iterators, threads
-
-
-def test_persistent_iterator_is_the_same_object_with_the_same_workers(loader_class: type[Any]) -> None:
-    loader = loader_class(range(8), batch_size=2, num_workers=2, persistent_workers=True)
-    first = iter(loader)
-    pids = pids_of(first)
-    assert len(list(first)) == 4
-    second = iter(loader)
-    assert second is first
-    assert pids_of(second) == pids
-    assert all(worker.is_alive() for worker in second._workers)
-    assert torch.cat(list(second)).tolist() == list(range(8))
 
 
 @pytest.mark.slow
@@ -231,46 +167,6 @@ def test_loader_of_persistent_workers_goes_on_with_others_when_its_iterator_was_
         iterator.close()
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     loader.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_half_used_epoch_is_discarded_when_persistent_workers_begin_anew(loader_class: type[Any], taken: int) -> None:
-    loader = loader_class(range(12), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=2)
-    for _ in range(2):
-        iterator = iter(loader)
-        assert [next(iterator).tolist() for _ in range(taken)] == [[0, 1], [2, 3], [4, 5]][:taken]
-    assert torch.cat(list(loader)).tolist() == list(range(12))
-
-
-def test_half_used_stream_begins_anew_in_persistent_workers(loader_class: type[Any]) -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            worker = get_worker_info()
-            assert worker is not None
-            yield from range(worker.id, 8, 2)
-
-    loader = loader_class(Stream(), batch_size=2, num_workers=2, persistent_workers=True)
-    assert next(iter(loader)).tolist() == [0, 2]
-    for _ in range(2):
-        assert [batch.tolist() for batch in loader] == [[0, 2], [1, 3], [4, 6], [5, 7]]
-
-
-@pytest.mark.slow
-@in_processes
-def test_new_iterator_has_workers_of_its_own_when_they_are_not_persistent(loader_class: type[Any]) -> None:
-    loader = loader_class(range(12), batch_size=2, num_workers=2)
-    first = iter(loader)
-    second = iter(loader)
-    assert first is not second
-    assert not set(pids_of(first)) & set(pids_of(second))
-    got: tuple[list[int], list[int]] = ([], [])
-    for _ in range(3):
-        for at, iterator in enumerate((first, second, second)):
-            got[min(at, 1)].extend(next(iterator).tolist())
-    del second, iterator
-    got[0].extend(x for batch in first for x in batch.tolist())
-    assert got == (list(range(12)), list(range(12)))
 
 
 def test_threads_that_share_an_iterator_all_end_and_get_each_batch_once() -> None:
@@ -319,20 +215,6 @@ def test_idle_worker_can_be_terminated(loader_class: type[Any]) -> None:
     worker.join(20)
     assert not worker.is_alive()
     assert worker.exitcode is not None
-
-
-@pytest.mark.slow
-@in_processes
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_workers_are_gone_when_the_iterator_is_deleted(loader_class: type[Any], taken: int) -> None:
-    loader = loader_class(range(40), batch_size=2, num_workers=2)
-    iterator = iter(loader)
-    pids = pids_of(iterator)
-    for _ in range(taken):
-        next(iterator)
-    del iterator
-    wait_until_gone(pids)
-    assert torch.cat(list(loader)).tolist() == list(range(40))
 
 
 @in_processes

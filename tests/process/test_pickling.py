@@ -1,20 +1,14 @@
-"""What travels between the trainer and its workers: functions, samples, batches and exceptions."""
+"""What travels from workers to the trainer: samples, batches and exceptions."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
-import sys
 import threading
 import traceback
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from process.waiting import run_script
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 import headrace as hr
 
@@ -82,130 +76,6 @@ def raising(make: Any) -> Any:
 
 def notes_of(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", ()))
-
-
-def test_lambdas_closures_and_local_classes_travel() -> None:
-    offset = 100
-
-    class Pair(NamedTuple):
-        left: Any
-        right: Any
-
-    @dataclasses.dataclass
-    class Box:
-        content: Any
-
-    def collate(samples: list[Any]) -> Box:
-        return Box([sample.right for sample in samples])
-
-    data = Numbers(8).map(lambda x: Pair(x, x + offset))
-    with hr.DataLoader(data, batch_size=4, num_workers=2) as loader:
-        batches = list(loader)
-    assert [type(batch) for batch in batches] == [Pair, Pair]
-    assert batches[1].right.tolist() == [104, 105, 106, 107]
-    with hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate) as loader:
-        boxes = list(loader)
-    assert [type(box) for box in boxes] == [Box, Box]
-    assert boxes[0].content == [100, 101, 102, 103]
-
-
-def test_functions_and_classes_of_a_script_travel_without_a_main_guard() -> None:
-    code, out, err = run_script("""
-        from collections import namedtuple
-        from dataclasses import dataclass
-        from typing import NamedTuple
-
-        print("once")
-        SHIFT = 10
-
-        class Pair(NamedTuple):
-            image: torch.Tensor
-            label: int
-
-        Old = namedtuple("Old", "a b")
-
-        @dataclass
-        class Batch:
-            numbers: list
-            worker: int
-
-        class MyError(Exception):
-            def __init__(self, code, detail):
-                super().__init__(code, detail)
-                self.code = code
-
-        class Squares(hr.AsyncDataset):
-            def __len__(self):
-                return 8
-            async def aget(self, index):
-                return Old(index, index * index)
-
-        def shifted(sample):
-            assert type(sample) is Old
-            return Pair(torch.full((3,), sample.b + SHIFT), sample.a)
-
-        def to_batch(samples):
-            assert all(type(sample) is Pair for sample in samples)
-            return Batch([int(sample.image[0]) for sample in samples], os.getpid())
-
-        def fail(sample):
-            raise MyError(3, "three")
-
-        for _ in range(2):
-            with hr.DataLoader(Squares().map(shifted), batch_size=4, num_workers=2) as loader:
-                for batch in loader:
-                    print(type(batch) is Pair, batch.image[:, 0].tolist(), batch.label.tolist())
-        with hr.DataLoader(Squares().map(shifted), batch_size=4, num_workers=2, collate_fn=to_batch) as loader:
-            for batch in loader:
-                print(type(batch) is Batch, batch.numbers, batch.worker != os.getpid())
-        with hr.DataLoader(Squares().map(fail), batch_size=4, num_workers=2) as loader:
-            try:
-                next(iter(loader))
-            except MyError as error:
-                print("MyError", error.code, error.args)
-    """)
-    lines = out.splitlines()
-    assert (code, err) == (0, "")
-    assert lines == [
-        "once",
-        *["True [10, 11, 14, 19] [0, 1, 2, 3]", "True [26, 35, 46, 59] [4, 5, 6, 7]"] * 2,
-        "True [10, 11, 14, 19] True",
-        "True [26, 35, 46, 59] True",
-        "MyError 3 (3, 'three')",
-    ]
-
-
-@pytest.mark.parametrize("place", ["map", "filter", "collate_fn", "worker_init_fn"])
-def test_function_that_cannot_be_pickled_is_an_error_at_once(place: str) -> None:
-    lock = threading.Lock()
-
-    def function(x: Any) -> Any:
-        return x, lock
-
-    data: Any = Numbers(8)
-    options: dict[str, Any] = {}
-    if place in ("map", "filter"):
-        data = getattr(data, place)(function)
-    else:
-        options[place] = function
-    error = error_of(hr.DataLoader(data, batch_size=4, num_workers=2, timeout=10, **options))
-    assert isinstance(error, TypeError)
-    assert "pickle" in str(error) and "lock" in str(error)
-    assert "stage" in notes_of(error), "nobody says which function it is"
-
-
-def test_registered_collate_function_that_cannot_be_pickled_is_an_error_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lock = threading.Lock()
-
-    def collate_numbers(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        return batch, lock
-
-    monkeypatch.setitem(default_collate_fn_map, int, collate_numbers)
-    error = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, timeout=10))
-    assert isinstance(error, hr.CannotCarryError)
-    assert "default_collate_fn_map[int]" in str(error)
 
 
 @pytest.mark.parametrize("workers_before", ["nothing", "filter"])
@@ -393,23 +263,3 @@ def test_large_arrays_and_odd_values_come_back_as_they_were() -> None:
         assert torch.equal(sample["bfloat"], expected["bfloat"])
         assert sample["empty"].shape == (0, 3)
         assert (sample["text"], sample["none"]) == (f"ü{x}", None)
-
-
-def test_functions_of_a_module_that_workers_cannot_import_go_by_value(tmp_path: Path) -> None:
-    """A module that was loaded from a file beside the path, as test runners and plug-in systems do."""
-    file = tmp_path / "beside_the_path.py"
-    file.write_text(
-        "FACTOR = 3\n\n\ndef helped(x):\n    return FACTOR * x\n\n\ndef times(x):\n    return helped(x) + 1\n"
-    )
-    spec = importlib.util.spec_from_file_location("beside_the_path", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["beside_the_path"] = module
-    try:
-        spec.loader.exec_module(module)
-        data = hr.from_map(range(4)).map(module.times)
-        with hr.DataLoader(data, batch_size=4, num_workers=1) as loader:
-            assert [batch.tolist() for batch in loader] == [[1, 4, 7, 10]]
-    finally:
-        del sys.modules["beside_the_path"]

@@ -185,6 +185,12 @@ def numbers_and_texts_of_python(loader: Any, note: Note) -> None:
             "int of one's own": lambda k: Count(k),
             "text of one's own": lambda k: Name(k),
             "int, then bool": lambda k: k if k % 2 else True,
+            "int, then float": lambda k: k / 2 if k % 2 else k,
+            "float, then int": lambda k: k if k % 2 else k / 2,
+            "int, then text": lambda k: "a" if k % 2 else k,
+            "text, then int": lambda k: k if k % 2 else "a",
+            "int, then none": lambda k: None if k % 2 else k,
+            "int of too many bits": lambda k: 2**63 + k,
             "a lone surrogate": lambda _: "\ud800",
         },
     )

@@ -127,6 +127,13 @@ class ByLength(Sampler[list[int]]):
         yield from batches
 
 
+class OldSequence:
+    """Is iterated by asking for 0, 1, 2 ... until that is an IndexError."""
+
+    def __getitem__(self, index: int) -> int:
+        return [4, 2][index]
+
+
 class Endless(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         while True:
@@ -145,6 +152,8 @@ def samplers_of_ones_own(loader: Any, note: Note) -> None:
     for workers in (0, 2):
         epochs(loader(data, batch_sampler=ByLength([k % 4 for k in range(13)], 3), num_workers=workers), note)
         epochs(loader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, drop_last=True)), note)
+        for iterable in ([3, 1, 1], (2, 0), {7: "x", 8: "y"}, OldSequence(), (k for k in (3, 1, 4))):
+            epochs(loader(data, 2, sampler=iterable, num_workers=workers), note)
         iterator = iter(loader(data, 2, sampler=Endless(), num_workers=workers))
         for _ in range(6):
             note(next(iterator)[0])
@@ -216,6 +225,16 @@ class Part(IterableDataset[Any]):
             yield k, torch.rand(1).item()
 
 
+class Uneven(IterableDataset[Any]):
+    """The first worker has less than the others, and the init function a say in it."""
+
+    more = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        return iter(range(4 if worker is None or worker.id else 1 + self.more))
+
+
 class Sized(Part):
     def __len__(self) -> int:
         return self.stop - self.start
@@ -250,6 +269,17 @@ def streams(loader: Any, note: Note) -> None:
                 loading = loader(data, size, num_workers=workers, drop_last=drop_last)
                 note(type(data).__name__, size, attempt(lambda each=loading: len(each)))
                 epochs(loading, note, 1)
+
+
+@program
+def streams_of_workers_that_end_one_before_the_other(loader: Any, note: Note) -> None:
+    def more(worker: int) -> None:
+        get_worker_info().dataset.more = worker + 1
+
+    for begin in (None, more):
+        for size, persistent in ((None, False), (2, True)):
+            loading = loader(Uneven(), size, num_workers=3, persistent_workers=persistent, worker_init_fn=begin)
+            epochs(loading, note)
 
 
 @program

@@ -9,8 +9,10 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import os
+import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -43,206 +45,109 @@ def unchanged(sample: Any) -> Any:
     return sample
 
 
-class Answers(Dataset[Any]):
-    """What each of some functions says, twice in turn: each of two workers is asked all of them."""
-
-    def __init__(self, questions: tuple[Callable[[], Any], ...]) -> None:
-        self.questions = questions
-
-    def __len__(self) -> int:
-        return 2 * len(self.questions)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.questions[index // 2]()
+def told(loader: Any, question: Callable[[], Any], count: int = 2, **options: Any) -> list[Any]:
+    return list(loader(Asking(question, count), None, num_workers=2, collate_fn=unchanged, **options))
 
 
-def ask(loader: Any, note: Note, *questions: Callable[[], Any]) -> None:
-    """In the trainer, in the first worker, and in the second."""
-    for question in questions:
-        note("in the trainer", question())
-    for number, answer in enumerate(loader(Answers(questions), None, num_workers=2, collate_fn=unchanged)):
-        note("in worker", number % 2, answer)
+def shown_warnings() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.warn("never mind this", UserWarning, stacklevel=1)
+        warnings.warn("but this", UserWarning, stacklevel=1)
+    return [str(warning.message) for warning in caught]
 
 
-@program
-def names_of_processes(loader: Any, note: Note) -> None:
-    def of_the_process() -> Any:
-        process = multiprocessing.current_process()
-        parent = multiprocessing.parent_process()
-        return process.daemon, process.name.rstrip("0123456789"), parent is not None and parent.name
+def name_of_the_process() -> Any:
+    process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
+    is_alive = (parent is None or parent.is_alive(), process.is_alive(), process.exitcode)
+    return process.daemon, process.name.rstrip("0123456789"), parent and (parent.name, parent.pid), is_alive
 
-    def who() -> Any:
-        parent = multiprocessing.parent_process()
-        process = multiprocessing.current_process()
-        return (
-            parent and parent.pid,
-            parent is not None and parent.is_alive(),
-            process.pid == os.getpid(),
-            process.is_alive(),
-            process.exitcode,
-            len(process.authkey),
-            multiprocessing.active_children(),
-        )
 
-    ask(loader, note, of_the_process)
-    trainer = os.getpid()
-    told = list(loader(Asking(who), None, num_workers=2, collate_fn=unchanged))
-    note([(parent == trainer, *rest) for parent, *rest in told])
+WHERE: dict[str, Any] = {"set": "when imported"}
+GROUP = os.getpgrp()
+
+QUESTIONS: list[Callable[[], Any]] = [
+    name_of_the_process,
+    lambda: (multiprocessing.current_process().authkey, multiprocessing.active_children()),
+    lambda: (threading.current_thread().name, threading.main_thread() is threading.current_thread()),
+    lambda: (os.getpgrp() == GROUP, os.getsid(0), os.getuid(), os.getgid()),
+    lambda: (Path(sys.argv[0]).name, sys.argv[3:], sys.executable, sys.path, str(sys.flags), sys.warnoptions),
+    lambda: (__name__, sys.modules["__main__"].__file__, "torch.utils.data" in sys.modules),
+    lambda: (sorted(os.environ.items()), time.tzname, tempfile.gettempdir(), str(Path.cwd())),
+    lambda: (sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), os.umask(os.umask(0o027))),
+    lambda: [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("NOFILE", "CORE", "STACK")],
+    lambda: (torch.get_num_threads(), torch.get_default_dtype(), str(torch.get_default_device())),
+    lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.multiprocessing.get_sharing_strategy()),
+    lambda: (gc.isenabled(), gc.get_threshold(), sys.getswitchinterval(), sys.getrecursionlimit(), sys.gettrace()),
+    lambda: (faulthandler.is_enabled(), locale.setlocale(locale.LC_ALL), sys.getfilesystemencoding()),
+    lambda: (sys.stdin.read(), sys.stdin.closed, sys.stdout.fileno(), sys.stderr.fileno()),
+    lambda: [str(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGUSR1)],
+    lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    lambda: (shown_warnings(), logging.getLogger("users.part").getEffectiveLevel(), WHERE),
+]
 
 
 @program
-def names_of_threads(loader: Any, note: Note) -> None:
-    ask(
-        loader,
-        note,
-        lambda: threading.current_thread().name,
-        lambda: threading.main_thread() is threading.current_thread(),
+def everything_that_can_be_asked(loader: Any, note: Note) -> None:
+    Path("inner").mkdir()
+    before = Path.cwd(), os.umask(0o027), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.chdir("inner")
+    os.environ["OF_THE_PROGRAM"] = WHERE["set"] = "by the program"
+    os.sched_setaffinity(0, {min(before[2])})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[3][0], 777), before[3][1]))
+    logging.getLogger("users").setLevel(logging.DEBUG)
+    warnings.filterwarnings("ignore", "never mind")
+    try:
+        for number, question in enumerate(QUESTIONS):
+            answers = [str(question()), *told(loader, lambda: str(question()))]  # noqa: B023 (asked at once)
+            note(number, [mentioning_no_side(answer) for answer in answers])
+    finally:
+        os.chdir(before[0])
+        os.umask(before[1])
+        os.sched_setaffinity(0, before[2])
+        resource.setrlimit(resource.RLIMIT_NOFILE, before[3])
+        del os.environ["OF_THE_PROGRAM"]
+    note(
+        "OF_THE_PROGRAM" in os.environ, told(loader, lambda: ("OF_THE_PROGRAM" in os.environ, Path.cwd() == before[0]))
     )
-    ask(loader, note, lambda: threading.current_thread().daemon)
+
+
+def mentioning_no_side(text: str) -> str:
+    """Without what differs between the two runs of a script: its folder, its number, its key."""
+    key = str(multiprocessing.current_process().authkey)
+    for own in (str(Path.cwd().parent), f", {os.getpid()})", key):
+        text = text.replace(own, "…")
+    return text
+
+
+@program
+def globals_that_workers_change(loader: Any, note: Note) -> None:
+    def change() -> Any:
+        WHERE["in a worker"] = WHERE.get("in a worker", 0) + 1
+        return WHERE["in a worker"]
+
+    note(told(loader, change, 6), WHERE)
 
 
 @program
 def numbers_of_processes(loader: Any, note: Note) -> None:
-    trainer = os.getpid()
-    told = list(loader(Asking(os.getpid, 6), None, num_workers=2, collate_fn=unchanged))
-    note(len(set(told)), trainer in told, [pid == told[k % 2] for k, pid in enumerate(told)])
-    groups = list(
-        loader(
-            Asking(lambda: (os.getpgrp(), os.getsid(0), os.getuid(), os.getgid())),
-            None,
-            num_workers=2,
-            collate_fn=unchanged,
-        )
-    )
-    note([group == (os.getpgrp(), os.getsid(0), os.getuid(), os.getgid()) for group in groups])
-
-
-@program
-def arguments_and_modules(loader: Any, note: Note) -> None:
-    ask(
-        loader,
-        note,
-        lambda: sys.argv[3:],
-        lambda: Path(sys.argv[0]).name,
-        lambda: sys.executable,
-        lambda: sys.path,
-        lambda: str(sys.flags),
-        lambda: sys.warnoptions,
-        lambda: __name__,
-        lambda: "torch.utils.data" in sys.modules,
-        lambda: Path(sys.modules["__main__"].__file__ or "").name,
-    )
-
-
-@program
-def folders_and_environment(loader: Any, note: Note) -> None:
-    os.environ["OF_THE_PROGRAM"] = "set"
-    Path("inner").mkdir()
-    before = Path.cwd()
-    os.chdir("inner")
-    try:
-        ask(loader, note, lambda: os.environ.get("OF_THE_PROGRAM"), lambda: sorted(os.environ), lambda: Path.cwd().name)
-        ask(loader, note, lambda: os.environ.get("OMP_NUM_THREADS"), lambda: time.tzname, lambda: tempfile.gettempdir())
-    finally:
-        os.chdir(before)
-        del os.environ["OF_THE_PROGRAM"]
-    ask(loader, note, lambda: os.environ.get("OF_THE_PROGRAM"), lambda: Path.cwd().name != "inner")
-
-
-@program
-def limits_and_priorities(loader: Any, note: Note) -> None:
-    umask, affinity = os.umask(0o027), os.sched_getaffinity(0)
-    files, core = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files[0], 777), files[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, core[1]))
-    os.sched_setaffinity(0, {min(affinity)})
-    try:
-        ask(
-            loader,
-            note,
-            lambda: sorted(os.sched_getaffinity(0)),
-            lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
-            lambda: resource.getrlimit(resource.RLIMIT_CORE),
-            lambda: resource.getrlimit(resource.RLIMIT_STACK),
-            lambda: os.umask(os.umask(0o027)),
-        )
-    finally:
-        os.umask(umask)
-        os.sched_setaffinity(0, affinity)
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
-        resource.setrlimit(resource.RLIMIT_CORE, core)
-    ask(loader, note, lambda: len(os.sched_getaffinity(0)), lambda: resource.getrlimit(resource.RLIMIT_NOFILE))
-
-
-@program
-def settings_of_torch(loader: Any, note: Note) -> None:
-    ask(
-        loader,
-        note,
-        torch.get_num_threads,
-        torch.get_default_dtype,
-        torch.is_grad_enabled,
-        lambda: str(torch.get_default_device()),
-        torch.is_inference_mode_enabled,
-        torch.multiprocessing.get_sharing_strategy,
-        lambda: get_worker_info() is None,
-    )
-
-
-@program
-def settings_of_python(loader: Any, note: Note) -> None:
-    ask(
-        loader,
-        note,
-        gc.isenabled,
-        gc.get_threshold,
-        sys.getswitchinterval,
-        faulthandler.is_enabled,
-        sys.gettrace,
-        lambda: locale.setlocale(locale.LC_ALL),
-        sys.getdefaultencoding,
-        sys.getfilesystemencoding,
-    )
-
-
-@program
-def streams_of_the_process(loader: Any, note: Note) -> None:
-    ask(
-        loader,
-        note,
-        lambda: sys.stdin.read(),
-        lambda: sys.stdout.fileno(),
-        lambda: sys.stderr.fileno(),
-        lambda: sys.stdin.closed,
-    )
-
-
-@program
-def signals(loader: Any, note: Note) -> None:
-    ask(
-        loader,
-        note,
-        *[lambda n=number: str(signal.getsignal(n)) for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGUSR1)],
-    )
-    ask(loader, note, lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    pids = told(loader, os.getpid, 6)
+    note(len(set(pids)), os.getpid() in pids, [pid == pids[k % 2] for k, pid in enumerate(pids)])
 
 
 @program
 def worker_info(loader: Any, note: Note) -> None:
-    def told() -> Any:
+    def ask() -> Any:
         info = get_worker_info()
         return info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__, str(type(info)))
 
     for workers in (0, 1, 3):
-        for row in loader(Asking(told, 4), None, num_workers=workers, collate_fn=unchanged):
+        for row in loader(Asking(ask, 4), None, num_workers=workers, collate_fn=unchanged):
             note(workers, row)
     note(torch.initial_seed())
 
 
 @program
 def seeds_in_workers(loader: Any, note: Note) -> None:
-    import random
-
     def drawn() -> Any:
         return torch.initial_seed(), torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
 
@@ -250,9 +155,6 @@ def seeds_in_workers(loader: Any, note: Note) -> None:
         loading = loader(Asking(drawn, 6), None, num_workers=2, collate_fn=unchanged, persistent_workers=persistent)
         for _ in range(2):
             note(list(loading))
-
-
-WHERE: dict[str, Any] = {"init": None}
 
 
 @program
@@ -266,38 +168,7 @@ def init_function(loader: Any, note: Note) -> None:
     def found() -> Any:
         return WHERE["init"], torch.get_num_threads(), torch.rand(1).item(), get_worker_info().dataset.count
 
-    for row in loader(Asking(found, 4), None, num_workers=2, collate_fn=unchanged, worker_init_fn=begin):
-        note(row)
-    note(WHERE)
-
-
-@program
-def globals_of_the_script(loader: Any, note: Note) -> None:
-    WHERE["later"] = "set by the program"
-    ask(loader, note, lambda: WHERE.get("later"), lambda: len(WHERE))
-    WHERE["later"] = "set again"
-    ask(loader, note, lambda: WHERE.get("later"))
-    del WHERE["later"]
-
-    def change() -> Any:
-        WHERE["in a worker"] = WHERE.get("in a worker", 0) + 1
-        return WHERE["in a worker"]
-
-    note(list(loader(Asking(change, 6), None, num_workers=2, collate_fn=unchanged)), WHERE)
-
-
-@program
-def filters_and_levels(loader: Any, note: Note) -> None:
-    logging.getLogger("users").setLevel(logging.DEBUG)
-    warnings.filterwarnings("ignore", "never mind")
-
-    def shown() -> Any:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.warn("never mind this", UserWarning, stacklevel=1)
-            warnings.warn("but this", UserWarning, stacklevel=1)
-        return [str(warning.message) for warning in caught], logging.getLogger("users.part").getEffectiveLevel()
-
-    ask(loader, note, shown)
+    note(told(loader, found, 4, worker_init_fn=begin), "init" in WHERE)
 
 
 @program
@@ -317,35 +188,27 @@ def what_workers_print(loader: Any, note: Note) -> None:
 def ends_of_workers(loader: Any, note: Note) -> None:
     """What is registered to run at the end of a process runs at the end of a worker."""
 
-    class Ending(Asking):
-        def __getitem__(self, index: int) -> Any:
-            if not WHERE.get("registered"):
-                WHERE["registered"] = True
-                name = f"ended-{get_worker_info().id}"
-                multiprocessing.util.Finalize(None, Path(name).write_text, args=("by Finalize",), exitpriority=10)
-            return index
+    def register() -> None:
+        name = f"ended-{get_worker_info().id}"
+        multiprocessing.util.Finalize(None, Path(name).write_text, args=("by Finalize",), exitpriority=10)
 
-    iterator = iter(loader(Ending(unchanged, 4), num_workers=2))  # type: ignore[arg-type]
-    note(list(iterator))
-    del iterator
+    note(told(loader, register))
     for number in (0, 1):
         for _ in range(6000):
             if Path(f"ended-{number}").exists():
                 break
             time.sleep(0.01)
-        note(Path(f"ended-{number}").read_text() if Path(f"ended-{number}").exists() else "nothing")
+        note(Path(f"ended-{number}").exists())
 
 
 @program
-def processes_that_workers_start(loader: Any, note: Note) -> None:
-    import subprocess
-
+def processes_and_threads_that_workers_start(loader: Any, note: Note) -> None:
     def started() -> Any:
-        told = subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True, check=True).stdout
         pid = os.fork()
         if pid == 0:
             os._exit(7)
-        return told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return out, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def refused() -> Any:
         process = multiprocessing.Process(target=print)
@@ -356,24 +219,15 @@ def processes_that_workers_start(loader: Any, note: Note) -> None:
         process.join()
         return "started"
 
-    for question in (started, refused):
-        note(list(loader(Asking(question), None, num_workers=1, collate_fn=unchanged)))
-
-
-@program
-def threads_that_workers_start(loader: Any, note: Note) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     def pooled() -> Any:
-        with ThreadPoolExecutor(3) as pool:
-            return list(pool.map(abs, [-1, -2]))
-
-    def looped() -> Any:
         import asyncio
+        from concurrent.futures import ThreadPoolExecutor
 
-        return asyncio.run(asyncio.sleep(0, "slept"))
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(abs, [-1, -2])), asyncio.run(asyncio.sleep(0, "slept"))
 
-    ask(loader, note, pooled, looped)
+    for question in (started, refused, pooled):
+        note(told(loader, question))
 
 
 if __name__ == "__main__":

@@ -80,6 +80,9 @@ def views_and_strides(loader: Any, note: Note) -> None:
         "large and transposed": lambda k: numbered(k, 60, 70).T,
         "large with channels last": lambda k: numbered(k, 1, 3, 40, 40).to(memory_format=torch.channels_last),
         "many dimensions": lambda k: numbered(k, 1, 2, 1, 2, 1, 2, 1),
+        "another shape in the second": lambda k: numbered(k, 2 + k % 2, 3),
+        "another dtype in the second": lambda k: numbered(k, 3).to(torch.float64 if k % 2 else torch.float32),
+        "one that the first cannot hold": lambda k: numbered(k, 3).to(torch.float32 if k % 2 else torch.int64),
     }
     compare(loader, note, makers)
 
