@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from headrace.processes import boot
 
 # The fork server is started first, by the loader; then the trainer changes what its children inherit.
 SIDE_BY_SIDE = """
-import json, locale, multiprocessing, resource, warnings
+import json, locale, multiprocessing, warnings
 from multiprocessing import parent_process, current_process, Process
 
 warnings.simplefilter("ignore")
 locale.setlocale(locale.LC_ALL, "C")
-resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))
 
 def started() -> str:
     try:
@@ -42,25 +40,14 @@ class Told(torch.utils.data.Dataset):
             "daemon": own.daemon,
             "children": multiprocessing.active_children(),
             "authkey": own.authkey == KEY,
-            "affinity": sorted(os.sched_getaffinity(0)),
-            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
-            "umask": os.umask(0o022),
-            "limits": [resource.getrlimit(which) for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
             "locale": locale.setlocale(locale.LC_ALL),
             "arguments": sys.argv,
             "recursion": sys.getrecursionlimit(),
-            "switch": sys.getswitchinterval(),
-            "threads": torch.get_num_threads(),
+            "utf8": sys.flags.utf8_mode,
             "dtype": str(torch.get_default_dtype()),
             "process": open("/proc/self/comm").read(),
             "name": own.name,
         }
-
-class Ours(hr.AsyncDataset):
-    def __len__(self):
-        return 1
-    async def aget(self, index):
-        return index
 
 def told(index):
     return Told()[index]
@@ -70,93 +57,35 @@ def first(samples):
 
 KEY = b"a key of the program's"
 loaders = {
-    "ours": hr.DataLoader(Told(), collate_fn=first, num_workers=1),
     "economic": hr.DataLoader(Told(), collate_fn=first, num_workers=1, economic=True),
-    "streaming": hr.DataLoader(Ours().map(told), collate_fn=first, num_workers=1),
+    "streaming": hr.DataLoader(hr.from_map(range(1)).map(told), collate_fn=first, num_workers=1),
 }
 current_process().authkey = KEY
 current_process().name = "the trainer"
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-os.nice(3)
-os.umask(0o027)
-resource.setrlimit(resource.RLIMIT_NOFILE, (700, 1000))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
 sys.argv = ["train.py", "--fast"]
 sys.setrecursionlimit(2345)
-sys.setswitchinterval(0.25)
+torch.set_default_dtype(torch.float64)
 loaders["torch"] = torch.utils.data.DataLoader(Told(), collate_fn=first, num_workers=1)
 for name, loader in loaders.items():
     for sample in loader:
         print(json.dumps([name, sample]))
-for name in ("ours", "economic", "streaming"):
+for name in ("economic", "streaming"):
     loaders[name].close()
 """
 
 
 @pytest.mark.slow
 def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_started_earlier() -> None:
-    code, out, err = run_script(SIDE_BY_SIDE)
+    code, out, err = run_script(SIDE_BY_SIDE, options=("-X", "utf8"))
     assert code == 0, err
     told = dict(json.loads(line) for line in out.splitlines())
-    assert told.keys() == {"torch", "ours", "economic", "streaming"}
+    assert told.keys() == {"torch", "economic", "streaming"}
     numbers = {name: sample.pop("name") for name, sample in told.items()}
     assert told["torch"]["child"] == "daemonic processes are not allowed to have children"
-    assert told["torch"]["limits"] == [[700, 1000], [0, 0]]
-    streaming = told["streaming"]
-    streaming["threads"] = told["torch"]["threads"]  # there it is the loader's business
-    for name in ("ours", "economic", "streaming"):
+    for name in ("economic", "streaming"):
         assert told[name] == told["torch"], name
-    assert sorted(numbers.values()) == [f"Process-{number}" for number in (1, 2, 3, 4)], "as one program's children"
-
-
-@pytest.mark.slow
-def test_limits_and_priorities_that_may_not_be_taken_are_no_error() -> None:
-    code, out, err = run_script("""
-        import resource
-        os.nice(5)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
-        loader = hr.DataLoader([1, 2], num_workers=1)  # has the fork server started, with these
-        print([int(batch) for batch in loader])
-        from headrace.processes import child
-        told = child.described()
-        told["niceness"], told["affinity"] = -20, [10_000]
-        told["limits"] = [[resource.RLIMIT_NOFILE, 2**40, 2**41]]
-        told["locale"], told["recursion_limit"] = "no such place", 1
-        os.setgroups([]) if os.getuid() == 0 else None
-        if os.fork() == 0:
-            if os.getuid() == 0:
-                os.setresuid(65534, 65534, 65534)
-            child._apply(told)
-            print(os.getpriority(os.PRIO_PROCESS, 0), resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
-            os._exit(0)
-        os.wait()
-        loader.close()
-    """)
-    assert code == 0, err
-    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
-    assert out.splitlines() == ["[1, 2]", f"{niceness} (600, 600)"]
-
-
-@pytest.mark.slow
-def test_interpreter_of_workers_has_the_options_of_the_trainers() -> None:
-    code, out, err = run_script(
-        """
-        class Told:
-            def __len__(self):
-                return 1
-            def __getitem__(self, index):
-                return [__debug__, sys.warnoptions, *(getattr(sys.flags, name) for name in sys.flags.__match_args__)]
-        def first(samples):
-            return samples[0]
-        for kind in (torch.utils.data.DataLoader, hr.DataLoader):
-            print(*kind(Told(), collate_fn=first, num_workers=1))
-        """,
-        options=("-O", "-I", "-X", "utf8", "-W", "error::EncodingWarning"),
-    )
-    assert code == 0, err
-    torchs, ours = out.splitlines()
-    assert ours == torchs
+    assert sorted(numbers.values()) == [f"Process-{number}" for number in (1, 2, 3)], "as one program's children"
 
 
 @pytest.mark.slow
@@ -259,7 +188,7 @@ loader.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["torch", "economic", "streaming"])
+@pytest.mark.parametrize("which", ["economic", "streaming"])
 def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("notes", "temporary"):
         (tmp_path / folder).mkdir()

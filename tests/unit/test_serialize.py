@@ -297,8 +297,3 @@ def test_notes_come_once() -> None:
     error = DecodeError("no", field="png", key="1", url="memory://a")
     error.add_note("once")
     assert raised(raised(error)).__notes__ == ["once"]
-
-
-def test_bytes_that_a_former_version_has_saved_are_read() -> None:
-    for name in ("_tensor", "_put_together"):
-        assert callable(pickle.loads(f"cheadrace.torch_compat.serialize\n{name}\n.".encode()))

@@ -213,11 +213,10 @@ class ForkServerCommands:
 
     Args:
         send: sends a message, with descriptors that may be closed afterwards.
-        thread: whose affinity and niceness workers are to have; 0: that of whoever orders them.
     """
 
-    def __init__(self, send: Callable[[object, Sequence[int]], object], thread: int = 0) -> None:
-        self._send, self._thread = send, thread
+    def __init__(self, send: Callable[[object, Sequence[int]], object]) -> None:
+        self._send = send
         self._announced = b""
 
     def have_imported(self, modules: Sequence[str]) -> None:
@@ -239,7 +238,7 @@ class ForkServerCommands:
 
     def _tell_place(self) -> None:
         """This process's surroundings, if they are not what was told last: in memory, as they may be large."""
-        surroundings = json.dumps({**_place(), "child": described(self._thread), "inherited": capture()}).encode()
+        surroundings = json.dumps({**_place(), "child": described(), "inherited": capture()}).encode()
         if surroundings != self._announced:
             segment = Segment.create(len(surroundings))
             segment.view[:] = surroundings
@@ -269,8 +268,7 @@ class WorkerSpawner:
     def _connect(self) -> None:
         self._is_lost = False
         self._wire = LoopWire(self.fork_server.connect(), self._on_message, self._on_lost, JSON)
-        # The engine's thread was begun once: the trainer's own may have been given other processors since.
-        self._orders = ForkServerCommands(self._wire.send, os.getpid())
+        self._orders = ForkServerCommands(self._wire.send)
         self.fork_server.prepare(self._orders, self._modules)
 
     def _renew(self) -> None:

@@ -1,7 +1,7 @@
-"""What a clean worker takes over from the trainer as it is when the worker starts, beside environment, path and folder.
+"""What a worker of the fork server takes over from the trainer, beside environment, path and folder.
 
-A fork of the trainer would have all of its state, with its locks, threads and CUDA. A worker of the fork server has
-none, so what the user's functions rely on without passing it is told: small, known by name, and worth nothing else.
+A fork of the trainer would have all of its state, with its locks, threads and CUDA. Here it is what functions rely on
+without passing it, and what is small and known by name.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def capture() -> Captured:
 def apply(captured: Captured) -> None:
     """Take over what `capture` found. Once, in a fresh worker, before anything of the user's is unpickled there."""
     warnings.resetwarnings()
-    warnings.filters.extend(map(_filter, captured["warnings"]))  # type: ignore[attr-defined]
+    warnings.filters.extend(filter(None, map(_filter, captured["warnings"])))  # type: ignore[attr-defined]
     _apply_logging(captured["logging"])
     when_torch_is_loaded(partial(_apply_to_torch, captured))
     if not captured["faulthandler"]:
@@ -95,31 +95,17 @@ def _described_pattern(pattern: object) -> object:
     return pattern if pattern is None or isinstance(pattern, str) else False
 
 
-def _filter(described: list[Any]) -> tuple[Any, ...]:
+def _filter(described: list[Any]) -> tuple[Any, ...] | None:
+    """None where the module of the category is not loaded: to import it could take seconds."""
     action, message, (module, name), place, line = described
-    return action, _pattern(message), _category(module, name), _pattern(place), line
+    category: object = sys.modules.get(module)
+    for part in name.split("."):
+        category = getattr(category, part, None)
+    return (action, _pattern(message), category, _pattern(place), line) if isinstance(category, type) else None
 
 
 def _pattern(described: object) -> object:
     return re.compile(*described) if isinstance(described, list) else described
-
-
-def _category(module: str, name: str) -> type:
-    """The category of this name; a stand-in where its module is not loaded: importing it could take seconds."""
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, Warning):
-        return found
-    return _ByName(name, (Warning,), {"__module__": module, "__qualname__": name})
-
-
-class _ByName(type):
-    """The type of categories that are known by name only: every class of that name counts as a subclass."""
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        wanted = (cls.__module__, cls.__qualname__)
-        return any((base.__module__, base.__qualname__) == wanted for base in other.__mro__)
 
 
 def _described_logging() -> CapturedLogging:

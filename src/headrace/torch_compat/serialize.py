@@ -24,12 +24,7 @@ from headrace.descriptors import receiving, sending
 from headrace.failures import NOWHERE, CaughtError, Origin, PackedError
 from headrace.memory import close_all
 from headrace.torch_compat.by_value import modules_by_value, send_by_value
-from headrace.torch_compat.picklers import (
-    NamingPacker,
-    OutwardPacker,
-    Packer,
-    tensor_of,
-)
+from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer
 from headrace.torch_compat.reducers import put_together
 from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
@@ -37,7 +32,6 @@ from headrace.types import Buffer
 _ALIGNMENT = 64
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 _LOADED_ALREADY = ("torch", "numpy", "cloudpickle")  # by the fork server
-_tensor, _put_together = tensor_of, put_together  # as states name them that were saved by former versions
 
 
 class Pickled:
@@ -124,25 +118,6 @@ def why_not_for_workers(value: object) -> Exception | None:
     finally:
         close_all(descriptors)
     return None
-
-
-def reduced_for_workers(value: object) -> Any:
-    """What is pickled for a value that is sent to workers, as `__reduce_ex__` gives it.
-
-    Raises:
-        Exception: it is this very value that cannot be pickled.
-    """
-    descriptors: list[int] = []
-    try:
-        with sending(descriptors):
-            packer = OutwardPacker(io.BytesIO(), None)
-            found = packer.reducer_override(value)
-            if found is not NotImplemented:
-                return found
-            reduce = packer.dispatch_table.get(type(value))
-            return reduce(value) if reduce else value.__reduce_ex__(5)
-    finally:
-        close_all(descriptors)
 
 
 def files_of(modules: Iterable[str]) -> dict[str, int]:
