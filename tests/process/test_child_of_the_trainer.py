@@ -15,11 +15,12 @@ from headrace.processes import boot
 
 # The fork server is started first, by the loader; then the trainer changes what its children inherit.
 SIDE_BY_SIDE = """
-import json, locale, multiprocessing, warnings
+import json, locale, multiprocessing, resource, warnings
 from multiprocessing import parent_process, current_process, Process
 
 warnings.simplefilter("ignore")
 locale.setlocale(locale.LC_ALL, "C")
+resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))
 
 def started() -> str:
     try:
@@ -41,6 +42,7 @@ class Told(torch.utils.data.Dataset):
             "children": multiprocessing.active_children(),
             "authkey": own.authkey == KEY,
             "locale": locale.setlocale(locale.LC_ALL),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
             "arguments": sys.argv,
             "recursion": sys.getrecursionlimit(),
             "utf8": sys.flags.utf8_mode,

@@ -56,8 +56,9 @@ class _Forked:
 
 
 class _ForkServer:
-    def __init__(self, primary: socket.socket, trainer: int) -> None:
+    def __init__(self, primary: socket.socket, trainer: int, file_limits: tuple[int, int]) -> None:
         self.primary, self.trainer = primary.fileno(), trainer
+        self.file_limits = file_limits  # those of workers: soft, hard
         self.poll = select.poll()
         self.connections: dict[int, PolledWire] = {}
         self.places: dict[int, dict[str, object]] = {}  # what was told of the trainer's surroundings, by connection
@@ -182,6 +183,7 @@ class _ForkServer:
                 "avoided": [*self.avoided, name],
                 "wanted": list(self.wanted),
                 "place": self.place,
+                "file_limits": self.file_limits,
             }
         ).encode()
         segment = Segment.create(len(state))
@@ -198,7 +200,8 @@ class _ForkServer:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on with what was there before `_begin_again`."""
-        self.avoided = state["avoided"]
+        self.avoided, (soft, hard) = state["avoided"], state["file_limits"]
+        self.file_limits = soft, hard
         for fd, halves, place in state["connections"]:
             wire = self.connections[fd] if fd == self.primary else self._attach(socket.socket(fileno=fd))
             wire.take_halves(halves)
@@ -247,6 +250,7 @@ class _ForkServer:
                 os.close(fd)
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == fork_server:
+                resource.setrlimit(resource.RLIMIT_NOFILE, self.file_limits)
                 _take_place(message)
                 run = partial(_work, message, worker_fd)
                 live = importlib.import_module("headrace.processes.child").live
@@ -318,7 +322,6 @@ def _read(fd: int, size: int) -> Any:
 
 
 def _take_place(message: dict[str, Any]) -> None:
-    """Have the trainer's environment, path and folder."""
     os.environ.clear()
     os.environ.update(message["environment"])
     sys.path[:] = message["path"]
@@ -378,8 +381,8 @@ def main(
         fcntl.fcntl(life_fd, fcntl.F_SETFL, os.O_ASYNC)  # SIGIO
     if os.getppid() != trainer or (life_fd is not None and is_readable(life_fd, 0)):  # it was at its end before
         return
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # it holds something for each worker; workers have our limits
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    file_limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limits[1],) * 2)  # it holds something for each worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with _frozen():
@@ -388,7 +391,7 @@ def main(
         with contextlib.suppress(ImportError):  # images are decoded more often than not: 40 ms less for each worker
             importlib.import_module("PIL.Image").preinit()
             importlib.import_module("simplejpeg")
-    fork_server = _ForkServer(socket.socket(fileno=control_fd), trainer)
+    fork_server = _ForkServer(socket.socket(fileno=control_fd), trainer, file_limits)
     if with_torch:
         fork_server.import_torch()
     if life_fd is not None:
