@@ -17,8 +17,7 @@ from headrace.functions import as_it_is, name_of
 from headrace.left_out import exclusion, is_count, quarantine_file, skip_policy
 from headrace.memory_limit import memory_bytes
 from headrace.options import Balance, FetchOptions, Settings
-from headrace.torch_compat.collate import default_collate, is_extended
-from headrace.torch_compat.single import of_single, unchanged_by
+from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
 from headrace.types import Tail
 
 _FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become

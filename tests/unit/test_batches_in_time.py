@@ -18,7 +18,7 @@ from unit.by_hand import LAST, ByHand, Setup
 from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.scheduler.recipe import GroupStage
 from headrace.tasks import Chain
-from headrace.torch_compat.single import of_single
+from headrace.torch_compat.collate import of_single
 
 SIZE, WAIT_S, TOGETHER = 3, 1.0, 2
 

@@ -202,7 +202,7 @@ class EconomicIterator(ResumableIterator):
 
     @contextlib.contextmanager
     def _receiving(self) -> Iterator[None]:
-        """Within, the trainer is given a batch, or its error, or the end."""
+        """Count one delivery: a batch, its error, or the end."""
         given = self._num_yielded
         try:
             yield
@@ -316,7 +316,6 @@ class _Opener(BatchOpener):
 
 
 def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[object], economy: Economy) -> Chain:
-    """What workers do: get samples by their keys, and collate them."""
     dataset, collate = iterator._dataset, iterator._collate_fn
     init = with_sharding(loader.worker_init_fn, dataset, iterator._world_size, iterator._rank)
     if not iterator._auto_collation:

@@ -154,7 +154,6 @@ def _fits(loaded: StateDict, loader: DataLoader[object], batch_size: int | None,
 
 
 def _renumber(loaded: StateDict, batch_size: int) -> None:
-    """Have a state of map-style data count in batches of another size."""
     count = max(1, loaded["num_workers"])
     sampler = loaded["sampler"]
     assert sampler is not None
@@ -203,7 +202,6 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
 
 
 def _check_values(state: Mapping[str, Any]) -> None:
-    """Raise a StateMismatchError for a value of another type, or a number that cannot be."""
     parts = [("", state), *(("copies", known) for known in state["copies"])]
     parts += [] if state["sampler"] is None else [("sampler", state["sampler"])]
     for where, part in parts:
@@ -276,13 +274,11 @@ def _replicas_of(sampler: object) -> int | None:
 
 
 def _number(thing: object, name: str) -> int | None:
-    """An attribute, where there is one that is a number."""
     value = getattr(thing, name, None)
     return value if isinstance(value, int) else None
 
 
 def _inmost_batches(sampler: object) -> object:
-    """A sampler; torch's own BatchSampler is looked through."""
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 

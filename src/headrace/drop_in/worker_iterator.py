@@ -26,20 +26,22 @@ from headrace.deliver.ahead import Ahead, ahead_of, mover_of
 from headrace.deliver.loops import TaskLock
 from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import Views
+from headrace.delivery import Delivery
 from headrace.drop_in.counts import LoaderCounts
-from headrace.drop_in.opening import bytes_of, opened
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.starting import starter
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.drop_in.torch_loader import TorchLoader
-from headrace.drop_in.workers.copy_states import LOST
 from headrace.drop_in.workers.messages import Start, WorkerConfig, packed_index
 from headrace.drop_in.workers.pool import TorchWorkerPool
-from headrace.drop_in.workers.records import MadeBatch
+from headrace.drop_in.workers.records import LOST, MadeBatch
 from headrace.drop_in.workers.starter import WorkerHandle
-from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
 from headrace.processes.stopped import PATIENCE
+from headrace.torch_compat import serialize
 from headrace.torch_compat.datapipes import with_sharding
+from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, is_stateful
 from headrace.torch_compat.tracebacks import trimming
 
@@ -100,7 +102,6 @@ class WorkerIterator(ResumableIterator):
         return self._pool.handles
 
     def _shutdown_workers(self) -> None:
-        """The same."""
         self.close()
 
     def _reset(self, loader: DataLoader[object], first_iter: bool = False) -> None:
@@ -143,7 +144,6 @@ class WorkerIterator(ResumableIterator):
         return (WorkerSnapshot(),) * self._num_workers if is_asked else ()
 
     def _starts(self, loaded: StateDict) -> list[Start]:
-        """Where the workers go on."""
         again: list[list[tuple[object, int]]] = [[] for _ in range(self._num_workers)]
         is_finished = loaded["is_finished"]
         copies = [copy_of(known) for known in loaded["copies"]]
@@ -163,7 +163,7 @@ class WorkerIterator(ResumableIterator):
         ]
 
     def _try_put_index(self) -> None:
-        """Have one more batch made, if there is one, and a worker for it."""
+        """Send the next batch's index to a worker that may take it."""
         if (every := self._every()) != self._pool.every:
             self._pool.keep_states(every)
         try:
@@ -209,18 +209,16 @@ class WorkerIterator(ResumableIterator):
                 given += 1
             finally:
                 self._receive_from(made, given)
-                self._clock.got(self._samples_of(made), bytes_of(made))
+                self._clock.got(self._samples_of(made), _bytes_of(made))
             return value
 
     def _samples_of(self, made: MadeBatch) -> int:
-        """How many samples a batch has, or was to have."""
         size = self._asked_for.pop(made.batch, 1)
         if made.result[0] == "slots":
             return made.result[2]
         return 0 if made.result[0] in ("error", "died") else size
 
     def _receive_from(self, made: MadeBatch, given: int) -> None:
-        """The trainer has a batch now, or its error."""
         died, is_map = made.result[0] == "died", self._dataset_kind == _DatasetKind.Map
         self._arrived_of[made.worker] -= 1
         if is_map or not died:
@@ -230,7 +228,6 @@ class WorkerIterator(ResumableIterator):
             self._run.end_copy(made.worker, self._ends.pop(made.worker))
 
     def _take_in(self, made: MadeBatch) -> None:
-        """Something has come from a worker."""
         if made.result[0] != "end":
             self._arrived[made.batch] = made
             self._arrived_of[made.worker] += 1
@@ -245,7 +242,7 @@ class WorkerIterator(ResumableIterator):
             self._try_put_index()
 
     def _stage(self) -> bool:
-        """Begin what is done to batches before they are given on, with those that are due; whether there are any."""
+        """Start opening and moving the batches that are due. Return True if there are any."""
         if self._ahead.depth > 1:  # while the trainer is busy nobody takes in what comes
             while (made := self._pool.receive(0)) is not None:
                 self._take_in(made)
@@ -256,11 +253,10 @@ class WorkerIterator(ResumableIterator):
             del self._under_way[due]
             made = self._arrived.pop(due)
             self._staged.append(made)
-            self._ahead.put(functools.partial(opened, self._opener, made))
+            self._ahead.put(functools.partial(_opened, self._opener, made))
         return bool(self._staged)
 
     def _taken(self) -> tuple[Callable[[], Any], MadeBatch]:
-        """The first of the batches that are staged."""
         batch = self._ahead.take(0 if self._is_polling else None)
         made = self._staged.popleft()
         self._loads[made.worker] -= 1
@@ -370,3 +366,40 @@ def _ask_now(reference: weakref.ref[WorkerIterator]) -> list[tuple[PackedStates 
 def _end(pool: TorchWorkerPool, ahead: Ahead) -> None:
     ahead.close()
     pool.close()
+
+
+# Batches as workers have made them.
+
+
+def _bytes_of(made: MadeBatch) -> int:
+    result = made.result
+    if result[0] == "inline":
+        return sum(map(len, result[1]))
+    if result[0] == "packed":
+        return sum(result[2])
+    return _spec_of(made.spec).nbytes(result[2]) if result[0] == "slots" else 0
+
+
+_spec_of = functools.lru_cache(64)(Spec.loads)
+
+
+def _opened(opener: BatchOpener, made: MadeBatch) -> object:
+    result = made.result
+    if result[0] == "inline":
+        return serialize.unpack_parts(result[1])
+    if result[0] == "object":
+        return result[1]
+    if result[0] == "packed":
+        _, segment, lengths = result
+        return opener.open(Delivery(made.batch, 0, 0, "packed", segment, lengths=lengths))
+    if result[0] == "slots":
+        _, segment, count, capacity, columns = result
+        where = Delivery(
+            made.batch, count, 0, "slots", segment, columns=tuple(columns), capacity=capacity, blob=made.spec
+        )
+        return opener.open(where)
+    assert result[0] != "end"
+    error = unpack_error(result[1])
+    if isinstance(error, StateMismatchError) and isinstance(error.__cause__, StateMismatchError):
+        error.field = error.__cause__.field
+    raise error

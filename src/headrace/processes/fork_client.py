@@ -162,7 +162,7 @@ class ForkServer:
         return bool(self.users) or self._stays()
 
     def _stays(self) -> bool:
-        """Have it stay, that may be about to end; whether it does."""
+        """Tell an idle fork server to stay. Return True if it does."""
         self._control.send({"busy": True})
         watch = Watch()
         try:
@@ -237,7 +237,7 @@ class ForkServerCommands:
         self._send({**order, "descriptors": len(descriptors)}, descriptors)
 
     def _tell_place(self) -> None:
-        """This process's surroundings, if they are not what was told last: in memory, as they may be large."""
+        """Send this process's surroundings if they have changed: in memory, as they may be large."""
         surroundings = json.dumps({**_place(), "child": described(), "inherited": capture()}).encode()
         if surroundings != self._announced:
             segment = Segment.create(len(surroundings))
@@ -272,7 +272,6 @@ class WorkerSpawner:
         self.fork_server.prepare(self._orders, self._modules)
 
     def _renew(self) -> None:
-        """Have another fork server start workers from now on."""
         self.fork_server.give_up()
         self._left.append(self._wire)
         self.fork_server = ForkServer.acquire(self._modules)
@@ -347,13 +346,11 @@ def _beyond_streams(fd: int) -> Iterator[int]:
 
 
 def _tracker() -> tuple[int, ...]:
-    """The descriptor of multiprocessing's resource tracker, if this process has one."""
     found: Any = resource_tracker._resource_tracker
     return () if found._fd is None else (found._fd,)
 
 
 def _place() -> dict[str, object]:
-    """Environment, path and folder of this process."""
     try:
         folder: str | None = str(Path.cwd())
     except OSError:  # it was removed

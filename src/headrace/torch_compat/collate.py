@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.utils.data import default_convert
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torch.utils.data.dataloader import default_collate
 
-__all__ = ["default_collate", "is_extended", "plain_collate"]
+from headrace.functions import as_it_is
+from headrace.torch_compat.packed_each import is_data
+
+__all__ = ["Single", "default_collate", "is_extended", "of_single", "plain_collate", "unchanged_by"]
 
 _ORIGINAL_MAP = dict(default_collate_fn_map)
 
@@ -40,3 +44,30 @@ def _stack(
         return made
     # As torch's function in a worker: the batch has the dtype of the first, whatever the others could be cast to.
     return torch.stack(tensors, 0, out=first.new_empty((len(tensors), *first.shape)))
+
+
+# What is done to samples that are given on one by one, in the place of collation.
+
+
+class Single:
+    """Collation where there is none: the function of the only sample."""
+
+    def __init__(self, function: Callable[[object], object]) -> None:
+        self.function = function
+
+    def __call__(self, samples: list[object]) -> object:
+        return self.function(samples[0])
+
+
+def of_single(function: Callable[[object], object]) -> Single | None:
+    """What does it to a list with the only sample; None: nothing is done."""
+    return None if function is as_it_is else Single(function)
+
+
+def unchanged_by(collate: Callable[[list[object]], object] | None) -> Callable[[object], bool] | None:
+    """What tells of a sample whether it stays as it is; None: nobody can tell."""
+    return _is_unchanged if isinstance(collate, Single) and collate.function is default_convert else None
+
+
+def _is_unchanged(sample: object) -> bool:
+    return is_data(sample, (dict, list))

@@ -104,7 +104,6 @@ def _is_row(value: object) -> bool:
 
 
 def _named(samples: Sequence[object], number: int) -> str:
-    """The name of a sample of a batch in errors."""
     sample = samples[number]
     key = sample.get("__key__") if isinstance(sample, Mapping) else None
     return f"sample {number} of the batch" if key is None else f"sample {number} of the batch (key {key!r:.80})"

@@ -229,7 +229,6 @@ def _of_slurm() -> tuple[int, int] | None:
 
 
 def _of_environment(rank_name: str, world_name: str) -> tuple[int, int] | None:
-    """What two variables say; None where they are not set."""
     rank, world = _number(rank_name), _number(world_name)
     if rank is None and world in (None, 1):
         return None
@@ -242,7 +241,6 @@ def _of_environment(rank_name: str, world_name: str) -> tuple[int, int] | None:
 
 
 def _number(name: str) -> int | None:
-    """The number that a variable holds; None where it is not set, or empty."""
     text = os.environ.get(name, "").strip()
     if text and not (text.isascii() and text.isdecimal()):
         raise OptionError(f"the environment says {name}={text!r}, which is no rank or size: unset it, or {_GIVE}")

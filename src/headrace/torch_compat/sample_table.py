@@ -181,7 +181,6 @@ class RowsOfTables(AllMade):
 def _joined(
     parts: Sequence[tuple[list[object] | ArrayColumn, Sequence[int]]], *, are_copied: bool = False
 ) -> list[object] | ArrayColumn:
-    """Some values of each of several columns."""
     arrays = [column for column, _ in parts if isinstance(column, ArrayColumn)]
     if len(arrays) < len(parts) or not all(map(arrays[0].is_like, arrays)):
         values = [value for column, chosen in parts for value in _values(column, chosen)]

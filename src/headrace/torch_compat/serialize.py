@@ -292,7 +292,6 @@ def _packed_error(error: BaseException, notes: list[str], text: str) -> bytes:
 
 
 def _shown(error: BaseException) -> tuple[str, str]:
-    """The `str` and the `repr` of an exception."""
     texts = []
     for show in (str, repr):
         try:

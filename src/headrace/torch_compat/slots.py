@@ -96,7 +96,6 @@ class Slots:
 
 
 def _holds(leaf: Leaf, column: Column | Sequence[str]) -> bool:
-    """Whether values of a leaf are exactly those of a column."""
     if not isinstance(column, Column):
         return leaf == ColumnLeaf(exact=str)
     if column.is_number:

@@ -102,8 +102,6 @@ class _Dict(_Template):
 
 @dataclass(frozen=True)
 class _Sequence(_Template):
-    """A list or a tuple."""
-
     cls: type[list[object] | tuple[object, ...]]
     children: tuple[_Template, ...]
 

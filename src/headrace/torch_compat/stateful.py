@@ -42,7 +42,6 @@ def is_stateful(thing: object) -> TypeGuard[Stateful]:
 
 
 def _is_module(thing: object) -> bool:
-    """Whether its state is a module's parameters."""
     import torch
 
     return isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict

@@ -2,9 +2,6 @@
 
 pool.py           the trainer's side: which worker makes which batch     records.py         what it knows of each
 starter.py        what starts workers: forked.py, of_context.py or threads.py
-link.py           what joins it to one worker                            events.py          what it waits for
-deaths.py         what follows from a worker's death                     copy_states.py     what it asks workers for
 messages.py       what workers are told, and what they answer            worker_main.py     what a worker does
 batch_builder.py  a batch, made as torch's workers make it               batch_memory.py    where batches lie
-object_table.py   objects between threads                                progress.py        what workers are at
 """

@@ -10,8 +10,15 @@ from typing import Any
 
 from torch.utils.data._utils.collate import default_collate
 
-from headrace.drop_in.workers.messages import Result, Start, StateAfter, WorkerConfig, failed_by, unpacked_index
-from headrace.drop_in.workers.object_table import ObjectTable
+from headrace.drop_in.workers.messages import (
+    ObjectTable,
+    Result,
+    Start,
+    StateAfter,
+    WorkerConfig,
+    failed_by,
+    unpacked_index,
+)
 from headrace.forks import Original
 from headrace.torch_compat import serialize, worker_info
 from headrace.torch_compat.collate import is_extended, plain_collate
@@ -183,7 +190,7 @@ class BatchBuilder:
 
     @contextlib.contextmanager
     def _kept_error(self) -> Iterator[None]:
-        """What goes wrong is the answer to every task from now on."""
+        """Keep an error as the answer to every further task."""
         try:
             yield
         except BaseException as error:

@@ -148,7 +148,6 @@ class ForkServerStarter:
         self._fork_server.prepare(self._orders, self._files)
 
     def _renew(self) -> None:
-        """Have another fork server, which starts all workers from now on."""
         self._fork_server.give_up()
         self._left.append(self._fork_server)
         self._fork_server = ForkServer.acquire(self._files)

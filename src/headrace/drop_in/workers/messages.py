@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.failures import PackedError
+from headrace.memory import Segment
 from headrace.torch_compat import serialize
 from headrace.torch_compat.errors import is_death, pack_worker_error
 from headrace.torch_compat.stateful import PackedStates
@@ -106,3 +109,99 @@ class Start:
     made: int = 0
     again: tuple[tuple[object, int], ...] = ()
     is_finished: bool = False
+
+
+# Memory that workers share with the trainer.
+
+# Of each worker: the task it is at, the index of the sample in it, and nanoseconds that it has spent so far in making
+# batches, in the collate function among that, and in beginning. Before them is a word for all: whether they are to end.
+WORDS = 5
+TASK, SAMPLE, MADE_NS, COLLATE_NS, START_NS = range(WORDS)
+
+
+class WorkerProgress:
+    """The trainer's end.
+
+    Args:
+        workers: how many there are.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._segment = Segment.create(8 * (1 + WORDS * workers))
+        self._words = self._segment.view.cast("q")
+
+    def place_of(self, worker: int) -> tuple[tuple[str, int, int], list[int]]:
+        """The message, and the descriptor with it, by which a worker is told where its words are."""
+        return ("words", self._segment.size, _first_of(worker)), [self._segment.fd]
+
+    def have_all_end(self) -> None:
+        """Have workers end after what they are in the middle of."""
+        self._words[0] = True
+
+    def taken(self, worker: int) -> tuple[int, int]:
+        """The task that a worker was at when it ended, and the index of the sample in it; -1: in none."""
+        first = _first_of(worker)
+        task, sample = self._words[first + TASK], self._words[first + SAMPLE]
+        self._words[first + TASK], self._words[first + SAMPLE] = 0, -1
+        return task, sample
+
+    def spent_ns(self, what: int) -> int:
+        """What all workers together have spent on something, such as `COLLATE_NS`."""
+        return sum(self._words[_first_of(worker) + what] for worker in range(self._workers))
+
+    def close(self) -> None:
+        """Let go of the memory, which workers still have."""
+        self._segment.close()
+
+
+def _first_of(worker: int) -> int:
+    return 1 + WORDS * worker
+
+
+# Objects on their way from one thread to another, over a wire that carries bytes: only their places travel.
+
+_shelf_numbers = itertools.count()
+
+
+class ObjectTable:
+    """Where one thread puts objects for another."""
+
+    def __init__(self) -> None:
+        self._number = next(_shelf_numbers)
+        self._objects: dict[int, object] = {}
+        self._places = itertools.count()
+        self._is_closed = False
+        _shelves[self._number] = self
+
+    def put(self, value: object) -> object:
+        """What to pickle in its place: it is unpickled, once, as `value` itself."""
+        place = next(self._places)
+        self._objects[place] = value
+        if self._is_closed:  # asked after it was put: whichever of two threads is later clears it away
+            self._objects.clear()
+        return _ObjectRef(self._number, place)
+
+    def take(self, place: int) -> object:
+        """What was put there, which is not in the table any more."""
+        return self._objects.pop(place)
+
+    def close(self) -> None:
+        """Nobody will take what is there, and what may still be put there."""
+        self._is_closed = True
+        self._objects.clear()
+
+
+_shelves: weakref.WeakValueDictionary[int, ObjectTable] = weakref.WeakValueDictionary()
+
+
+class _ObjectRef:
+    def __init__(self, table: int, place: int) -> None:
+        self._table, self._place = table, place
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _taken, (self._table, self._place)
+
+
+def _taken(table: int, place: int) -> object:
+    return _shelves[table].take(place)

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
+import selectors
 import threading
 import warnings
 from collections import deque
@@ -17,22 +18,99 @@ from functools import partial
 from typing import Any
 
 from headrace.drop_in.workers.batch_memory import BatchMemory
-from headrace.drop_in.workers.copy_states import Answers, StateQuestion, answer_for_lost
-from headrace.drop_in.workers.deaths import Death, judge
-from headrace.drop_in.workers.events import PoolEvents
-from headrace.drop_in.workers.link import PoolLink
-from headrace.drop_in.workers.messages import UNTOLD, Result, Start, StateAfter, WorkerConfig, packed_index, segment_of
-from headrace.drop_in.workers.progress import COLLATE_NS, MADE_NS, START_NS, WorkerProgress
-from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord
+from headrace.drop_in.workers.messages import (
+    COLLATE_NS,
+    MADE_NS,
+    START_NS,
+    UNTOLD,
+    Result,
+    Start,
+    StateAfter,
+    WorkerConfig,
+    WorkerProgress,
+    packed_index,
+    segment_of,
+)
+from headrace.drop_in.workers.records import (
+    Answers,
+    BatchTask,
+    Death,
+    MadeBatch,
+    PoolLink,
+    StateQuestion,
+    WorkerRecord,
+    answer_for_lost,
+    judge,
+)
 from headrace.drop_in.workers.starter import WorkerHandle, WorkerStarter
 from headrace.memory import Segment
-from headrace.processes.stopped import Watch
+from headrace.processes.stopped import PATIENCE, Watch
 from headrace.torch_compat.stateful import PackedStates
+from headrace.wakeup import Wakeup
 from headrace.work.messages import exit_text
 
 _STOPPED = "; it was stopped while it was waited for, and so it was killed"
 _END_S = 1.0  # how long the end of a worker is waited for that has closed its socket
 log = logging.getLogger("headrace")
+
+
+class PoolEvents:
+    """Sockets of workers, news of who starts them, and the end. Each event is a function to call.
+
+    Args:
+        starter: who starts them.
+
+    Attributes:
+        selector: where links to workers are registered, with what is to be called.
+    """
+
+    def __init__(self, starter: WorkerStarter) -> None:
+        self._starter = starter
+        self.selector = selectors.DefaultSelector()
+        self._wakeup = Wakeup()
+        self.selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+        self._listened_to = -1, 0  # the starter's descriptor, and what for
+        self._is_waited_for = self._is_closed = False
+
+    def fileno(self) -> int:
+        """What to wait on; `PATIENCE.each_s` long, for somebody to look after workers."""
+        descriptor: int = self.selector.fileno()
+        return descriptor
+
+    def listen_to_starter(self, on_news: Callable[[], None]) -> None:
+        """Hear of news from whoever starts workers, and of room for what it could not be told yet."""
+        fd = self._starter.fileno()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._starter.awaits_writing else 0)
+        if (fd, events) != self._listened_to:
+            if self._listened_to[0] >= 0:
+                self.selector.unregister(self._listened_to[0])
+            if fd >= 0:
+                self.selector.register(fd, events, on_news)
+            self._listened_to = fd, events
+
+    def __enter__(self) -> None:
+        """Within, somebody waits."""
+        self._is_waited_for = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_waited_for = False
+        self._close_unless_waited_for()
+
+    def wait(self, timeout_s: float | None) -> list[Callable[[], None]]:
+        """What has come after that time, and no later than after `PATIENCE.each_s`."""
+        each_s = PATIENCE.each_s
+        events = self.selector.select(each_s if timeout_s is None else min(timeout_s, each_s))
+        return [key.data for key, _ in events]
+
+    def close(self) -> None:
+        """Wake up who waits; nothing comes any more."""
+        self._is_closed = True
+        self._wakeup.set()
+        self._close_unless_waited_for()
+
+    def _close_unless_waited_for(self) -> None:
+        if self._is_closed and not self._is_waited_for:
+            self.selector.close()
 
 
 class TorchWorkerPool:
@@ -154,7 +232,7 @@ class TorchWorkerPool:
         answer_for_lost(self._workers, answers)
 
     def _put_question(self, worker: WorkerRecord) -> None:
-        """Ask a worker what everybody is asked at the time; also one that has taken the place of another."""
+        """Send the open question to a worker that has not answered it."""
         if self._question is not None and self._question.unanswered([worker]):
             worker.tell((self._question.name,))
 
@@ -177,7 +255,7 @@ class TorchWorkerPool:
                 worker.tell(("reset", shared_seed, self._epoch))
 
     def _mourn_idle(self) -> None:
-        """Hear of workers that have ended since somebody waited for them: what they had is of no use any more."""
+        """Take in the deaths that came while nobody waited."""
         while not self._is_closed and self._events.wait(0):
             self._wait(0)
 
@@ -207,7 +285,7 @@ class TorchWorkerPool:
         self._events.close()
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Take in what comes, or has come after that time; it may be over before."""
+        """Handle the events of the next `timeout_s` seconds."""
         events = self._events.wait(timeout_s)
         if not events:
             self._look()
@@ -218,7 +296,7 @@ class TorchWorkerPool:
                 handle()
 
     def _look(self) -> None:
-        """Nothing has come for a while: put others in the place of those that were stopped."""
+        """Replace workers that were stopped."""
         with self._lock:
             if self._is_closed:
                 return
@@ -325,14 +403,14 @@ class TorchWorkerPool:
         self._answer(worker, task, result, state)
 
     def _on_second_answer(self, worker: WorkerRecord, serial: int) -> None:
-        """To what nobody waits for any more; the first one counts."""
+        """Drop an answer to a task that was answered before."""
         made, worker.made = worker.made, None
         if made is not None:
             self.places.unused(made, worker.number, is_too_small=False)
         log.warning("worker %d has answered a second time (%d); that is left out", worker.number, serial)
 
     def _leave_place(self, worker: WorkerRecord, task: BatchTask, *, is_too_small: bool = False) -> None:
-        """The task has no use for the place that it was given, or for the right to make one."""
+        """Give back the place of a task that does not use it, or the right to make one."""
         place, task.place = task.place, None
         self.places.left(place, worker.number, is_too_small=is_too_small)
 
@@ -383,7 +461,7 @@ class TorchWorkerPool:
         )
 
     def _begin_again(self, worker: WorkerRecord) -> None:
-        """Another process does all that one was to do that has not."""
+        """Start a process that takes over the worker's open tasks."""
         self._start(worker)
         for serial, task in worker.tasks.items():
             self._leave_place(worker, task)
@@ -391,7 +469,7 @@ class TorchWorkerPool:
         self._put_question(worker)
 
     def _death_of(self, worker: WorkerRecord) -> Result:
-        """What is answered for a worker that is not started again; of a data set that is iterated over, once."""
+        """Return the answer for a worker that is not started again: its error; for iterable data the end after that."""
         if self._config.is_iterable and worker.is_mourned:
             return ("end",)
         worker.is_mourned = True

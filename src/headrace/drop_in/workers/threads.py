@@ -10,8 +10,7 @@ import threading
 import time
 import weakref
 
-from headrace.drop_in.workers.messages import WorkerConfig
-from headrace.drop_in.workers.object_table import ObjectTable
+from headrace.drop_in.workers.messages import ObjectTable, WorkerConfig
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.drop_in.workers.worker_main import main_of_thread
 from headrace.processes import fork_server as protocol

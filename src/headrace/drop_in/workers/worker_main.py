@@ -13,9 +13,19 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.drop_in.workers.batch_builder import BatchBuilder
-from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by, unpacked_index
-from headrace.drop_in.workers.object_table import ObjectTable
-from headrace.drop_in.workers.progress import MADE_NS, SAMPLE, START_NS, TASK, WORDS
+from headrace.drop_in.workers.messages import (
+    MADE_NS,
+    SAMPLE,
+    START_NS,
+    TASK,
+    WORDS,
+    ObjectTable,
+    Result,
+    Start,
+    WorkerConfig,
+    failed_by,
+    unpacked_index,
+)
 from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire
 from headrace.torch_compat import serialize
@@ -70,7 +80,6 @@ class BatchServer:
         self._first_word = first
 
     def _on_descriptors(self, count: int) -> None:
-        """Of what the job shares with the trainer."""
         self._descriptors += [self._wire.take_descriptor() for _ in range(count)]
 
     def _on_job(self, size: int, lengths: tuple[int, ...]) -> None:
@@ -92,7 +101,6 @@ class BatchServer:
         close_all(self._descriptors)
 
     def _on_start(self, epoch: int, start: Start | None) -> None:
-        """The number of the iterator's epoch, and where the worker goes on in it."""
         self._epoch, self._start = epoch, start
 
     def _on_every(self, every: int) -> None:
@@ -108,12 +116,10 @@ class BatchServer:
             self._start = replace(self._start, is_finished=True)
 
     def _on_tell(self) -> None:
-        """Somebody wants to know the state in which this worker is now."""
         self._begin_once()
         self._wire.send(("states", None if self._builder is None else self._builder.state()))
 
     def _on_begin(self) -> None:
-        """Somebody wants to know the state in which this worker begins."""
         self._begin_once()
         if not self._has_reported_start:
             self._wire.send(("begun", self._epoch, None))
@@ -163,7 +169,7 @@ class BatchServer:
         self._tell_start()
 
     def _tell_start(self) -> None:
-        """The state in which the worker begins an epoch: while there is none, nobody waits for it."""
+        """Send the state in which the worker begins an epoch."""
         assert self._builder is not None
         assert self._config is not None
         if self._builder.is_stateful or self._config.is_iterable:
@@ -180,7 +186,7 @@ class BatchServer:
         return segment.number, self._segments[segment.number]
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """What goes wrong before there is a maker is the answer to every task."""
+        """Call `do`; its error is the answer to every task."""
         try:
             do()
         except BaseException as error:
