@@ -23,13 +23,6 @@ class _Nothing(hr.AsyncDataset):
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    """Serves what a module's tests add to it."""
-    with FaultServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def warm_server(leaves: Leaves) -> Iterator[None]:
     """The process that workers are forked from stays warm as long as any loader with workers lives."""
     with hr.DataLoader(_Nothing(), num_workers=1) as loader:
