@@ -23,7 +23,6 @@ from headrace.types import Buffer
 _MAGIC = b"HRkept01"
 _HEAD = struct.Struct("<8s32sQ")  # magic and version; identity; how many numbers there are
 _ENTRY = struct.Struct("<QQII")  # where the piece begins; its bytes; its checksum; that of the entry
-IDENTITY_BYTES = 32
 
 
 class NotAtOnceError(Exception):
@@ -37,7 +36,7 @@ class SampleFile:
 
     Args:
         fd: of the file, which `begin` was called for; it is this object's to close.
-        identity: what tells these samples from all others: `IDENTITY_BYTES` bytes.
+        identity: what tells these samples from all others: 32 bytes.
         count: how many numbers there are.
         room: says how many bytes the file may have, whenever that seems too little for those that it is given. It goes
             to workers too.

@@ -26,6 +26,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.functions import name_of
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...)}
@@ -80,7 +82,7 @@ class ValueDigest:
                 del self._open[key]
         return self._known[key][0]
 
-    def _parts(self, value: Any, kind: type) -> Iterator[bytes]:
+    def _parts(self, value: Any, kind: type) -> Iterator[bytes | memoryview]:
         if kind is tuple or kind is list:
             if set(map(type, value)) <= _PLAIN:  # there may be millions
                 yield marshal.dumps(tuple(value), 0)
@@ -105,6 +107,9 @@ class ValueDigest:
             yield from self._class(value)
         elif any(hasattr(value, attribute) for attribute in _WRAPPED) and not isinstance(value, functools.partial):
             yield from (self.of(getattr(value, attribute, None)) for attribute in _WRAPPED)
+        elif kind is np.ndarray and not value.dtype.hasobject:  # without a copy: it may be large
+            yield self.of((value.dtype, value.shape))
+            yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         elif _is_tensor(kind):
             yield from self._tensor(value)
         else:
@@ -151,12 +156,12 @@ class ValueDigest:
             if isinstance(member, _METHODS) or not (is_special or type(member) is types.MemberDescriptorType):
                 yield self.of((name, member))
 
-    def _tensor(self, tensor: Any) -> Iterator[bytes]:
+    def _tensor(self, tensor: Any) -> Iterator[bytes | memoryview]:
         import torch
 
         yield self.of((type(tensor), tensor.dtype, tuple(tensor.shape), str(tensor.layout), vars(tensor)))
         plain = tensor.detach().cpu().as_subclass(torch.Tensor).to_dense().contiguous().reshape(-1)
-        yield plain.view(torch.uint8).numpy().tobytes()
+        yield plain.view(torch.uint8).numpy().data
 
     def _object(self, value: Any, kind: type) -> Iterator[bytes]:
         """An object of another type: as pickle would take it apart."""
@@ -189,7 +194,7 @@ class ValueDigest:
             self.draws = self.draws or drawn
 
 
-def _digest(kind: str, *parts: bytes) -> bytes:
+def _digest(kind: str, *parts: bytes | memoryview) -> bytes:
     digest = blake2b(b"%b %d" % (kind.encode(), len(parts)), digest_size=32)
     for part in parts:
         digest.update(b" %d:" % len(part))
