@@ -4,6 +4,5 @@ index.py        an index as data sets use it: read lazily, from wherever it lies
 whereabouts.py  where that is: beside the shards, or on this machine
 building.py     makes the index of many shards: for the command, and where none is there yet
 one_shard.py    finds the samples of one shard, by reading it whole or by its headers
-hops.py         from header to header        pinned.py   one version of an object
-spool.py        what is done so far, for a build that is interrupted
+pinned.py       one version of an object
 """

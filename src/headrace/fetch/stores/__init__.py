@@ -6,5 +6,4 @@ object_stores.py  GCS and Azure, and what our own client cannot do, by obstore
 local.py          files           memory.py   a dictionary      fsspec_store.py   every other scheme
 hf.py             Hugging Face's hub                            pipe.py           output of shell commands
 writing.py        an index is written to where shards lie
-masking.py        no secrets in texts
 """
