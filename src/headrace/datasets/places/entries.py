@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 from zipfile import BadZipFile
 
 import numpy as np
 
 from headrace.datasets.packed import Packed, packed
-from headrace.datasets.places.kinds import Survey, kept_survey, path_in, survey_to_keep, surveyed
 from headrace.errors import FormatError, not_as_listed
 from headrace.protocols import Version
 from headrace.types import Ints, Listed
+
+if TYPE_CHECKING:
+    from headrace.datasets.places.kinds import Survey
 
 _CHUNK = 2**14
 UNKNOWN = -1
@@ -76,6 +78,8 @@ class Entries(Sequence[str]):
     @cached_property
     def survey(self) -> Survey:
         """What the names have."""
+        from headrace.datasets.places.kinds import surveyed  # and more modules, which most have no need of
+
         return surveyed(self.names, self.start)
 
     def listed(self) -> Iterator[Listed]:
@@ -143,6 +147,8 @@ def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
 
 def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> None:
     """Write entries to a file, which other processes see as a whole or not at all."""
+    from headrace.datasets.places.kinds import survey_to_keep
+
     about = {**about, "start": entries.start, "revision": entries.revision, "survey": survey_to_keep(entries.survey)}
     columns: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
     columns["names"], columns["name_ends"] = entries.names.arrays
@@ -168,6 +174,8 @@ def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
         FormatError: it is damaged.
         OSError: it cannot be read.
     """
+    from headrace.datasets.places.kinds import kept_survey
+
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as columns:
             about = json.loads(columns["about"].tobytes())
@@ -211,6 +219,8 @@ def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str |
 
 def survey_of(urls: Sequence[str]) -> Survey:
     """What some addresses have."""
+    from headrace.datasets.places.kinds import path_in, surveyed
+
     start = urls.start if isinstance(urls, Entries) else 0
     if any(url.startswith(("http://", "https://")) for url in urls[:1]):
         return surveyed(map(path_in, urls), start)
