@@ -17,7 +17,7 @@ from end_to_end.tars import tar
 
 from headrace.formats.arrow.format import ARROW
 from headrace.formats.delimited import CSV, TSV
-from headrace.formats.energon.format import ENERGON
+from headrace.formats.energon import ENERGON
 from headrace.formats.format import Format
 from headrace.formats.json_lines import JSON_LINES
 from headrace.formats.litdata.format import LITDATA

@@ -106,28 +106,12 @@ def flipped(data: bytes) -> Iterable[bytes]:
         yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [
-        ("/data/a.tar", None),
-        ("a.tar.gz", "gzip"),
-        ("a.tgz", "gzip"),
-        ("s3://bucket/a.tar.zst", "zstd"),
-        ("a.tzst", "zstd"),
-        ("a.tar.bz2", "bzip2"),
-        ("a.tbz2", "bzip2"),
-        ("a.tbz", "bzip2"),
-        ("a.tar.xz", "xz"),
-        ("a.txz", "xz"),
-        ("a.tar.lz4", "lz4"),
-        ("https://host/a.tar.gz?X-Amz-Signature=1#part", "gzip"),
-        ("https://host/a.tar?name=b.tar.gz", None),
-        ("a.TAR.GZ", None),
-        ("a.json.gz", "gzip"),
-        ("a.json", None),
-    ],
-)
+@pytest.mark.parametrize(("url", "kind"), [
+    ("/data/a.tar", None), ("a.tar.gz", "gzip"), ("a.tgz", "gzip"), ("s3://bucket/a.tar.zst", "zstd"),
+    ("a.tzst", "zstd"), ("a.tar.bz2", "bzip2"), ("a.tbz2", "bzip2"), ("a.tbz", "bzip2"), ("a.tar.xz", "xz"),
+    ("a.txz", "xz"), ("a.tar.lz4", "lz4"), ("https://host/a.tar.gz?X-Amz-Signature=1#part", "gzip"),
+    ("https://host/a.tar?name=b.tar.gz", None), ("a.TAR.GZ", None), ("a.json.gz", "gzip"), ("a.json", None),
+])  # fmt: skip
 def test_kind_is_read_from_the_name_without_the_query(url: str, kind: str | None) -> None:
     assert kind_of(url) == kind
 

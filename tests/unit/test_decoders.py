@@ -31,29 +31,10 @@ def test_decoder_goes_by_the_last_part_of_the_field(field: str, data: bytes, val
     assert decoded(field, as_buffer(data)) == value
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "pth",
-        "pt",
-        "pkl",
-        "pickle",
-        "pyd",
-        "pyc",
-        "joblib",
-        "jpg",
-        "seg.png",
-        "unknown",
-        "",
-        "json5",
-        "gz",
-        "bin.gz",
-        "pkl.gz",
-        "tar.gz",
-        "jpg.gz",
-        "json.gz.gz",
-    ],
-)
+@pytest.mark.parametrize("field", [
+    "pth", "pt", "pkl", "pickle", "pyd", "pyc", "joblib", "jpg", "seg.png", "unknown", "", "json5", "gz", "bin.gz",
+    "pkl.gz", "tar.gz", "jpg.gz", "json.gz.gz",
+])  # fmt: skip
 def test_decoder_leaves_bytes_alone_when_the_extension_is_not_known_or_not_asked_for(field: str) -> None:
     data = gzip.compress(pickle.dumps(print)) if field.endswith("gz") else pickle.dumps(print)
     assert decoded(field, data) is data

@@ -47,7 +47,7 @@ _OURS = (
     _ours("arrow", ".arrow", ".feather", ".ipc", home="arrow.format:ARROW"),
     _ours("mds", ".mds", home="mds.format:MDS", catalogue="index.json"),
     _ours("litdata", home="litdata.format:LITDATA", catalogue="index.json"),
-    _ours("energon", home="energon.format:ENERGON", catalogue=".nv-meta/split.yaml"),
+    _ours("energon", home="energon:ENERGON", catalogue=".nv-meta/split.yaml"),
     _ours("tfrecord", ".tfrecord", ".tfrecords", home="tfrecord:TFRECORD"),
     _ours("mp4", ".mp4", ".m4v", ".mov", home="mp4.format:MP4"),
     _ours("zip", ".zip", home="zip.format:ZIP"),

@@ -10,7 +10,7 @@ from end_to_end.tars import tar
 from full.fuzz.dice import Dice, edited
 
 from headrace.errors import FormatError
-from headrace.formats.energon.format import ENERGON
+from headrace.formats.energon import ENERGON
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.protocols import Span

@@ -175,8 +175,7 @@ def energon(
         FormatError: `.nv-meta` is damaged. An index that does not fit its shard is one when that is read.
         StorageError: there is no such folder.
     """
-    from headrace.formats.energon.catalogue import NAME
-    from headrace.formats.energon.format import Energon
+    from headrace.formats.energon import NAME, Energon
 
     place = os.fspath(url)
     end = min((at for at in (place.find("?"), place.find("#")) if at >= 0), default=len(place))

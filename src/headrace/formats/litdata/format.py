@@ -20,7 +20,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.litdata import catalogue
 from headrace.formats.litdata.catalogue import ItemChunk
 from headrace.formats.litdata.trees import Tree, tree_of
-from headrace.formats.mds.table import offsets_of, table_bytes
+from headrace.formats.mds.format import offsets_of, table_bytes
 from headrace.formats.parquet.format import PARQUET, Parquet
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block

@@ -1,7 +1,6 @@
 """MDS, the shards of MosaicML's streaming: a catalogue beside them, a table of offsets in each.
 
-format.py   the catalogue and the shards      table.py   what the head of a shard says
-encodings.py   from the bytes of a column to its value
+format.py   the catalogue, and the heads of shards      encodings.py   from the bytes of a column to its value
 
 Functions raise a ValueError for damage. `format.py` makes a FormatError of it that names the shard.
 """

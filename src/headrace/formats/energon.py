@@ -1,0 +1,303 @@
+"""Folders that Megatron-Energon has prepared: tar shards, with an index of samples beside each.
+
+The folder `.nv-meta` says which shards each split has, and how many samples each shard. The file `.tar.idx` beside a
+shard has offsets: a u64 for each sample, where its first header begins, and one for where they end. A sample is all
+that lies between two of them, and the header behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.formats.folders import at_least, beside, file_name, read_head, split_path
+from headrace.formats.format import Block, Catalogue, Format, ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count, as_object, as_texts
+from headrace.formats.limits import Limits
+from headrace.formats.sample_rows import keys_of
+from headrace.formats.tar.headers import BLOCK, key_of, read_header, shown
+from headrace.formats.tar.scanner import TarScanner
+from headrace.protocols import Reads, Span
+from headrace.rows import Rows
+from headrace.types import Ints
+
+NAME = ".nv-meta/split.yaml"
+_INFO = (".info.json", ".info.yaml")
+_DATASET = "dataset.yaml"
+_SAMPLES_MOST = 2**40
+_END_MARK = bytes(2 * BLOCK)
+_REGULAR = (b"0", b"\0", b"7")
+
+
+class Energon(Format):
+    """A folder with `.nv-meta`, or single shards with their `.tar.idx` beside them.
+
+    Args:
+        split: which of the folder's.
+    """
+
+    name = "energon"
+    suffixes = ()
+    catalogue: ClassVar[str | None] = NAME
+
+    def __init__(self, split: str = "train") -> None:
+        self.split = split
+
+    def sniff(self, name: str, head: bytes) -> float:
+        return 0.9 if name == NAME and b"split_parts" in head else 0.0
+
+    def catalogued(
+        self,
+        url: str,
+        data: bytes,
+        limits: Limits,  # noqa: ARG002
+        others: Callable[[str], bytes | None],
+    ) -> Catalogue:
+        return _catalogue_of(url, data, self.split, others)
+
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
+        offsets, span = await offsets_in(reads, shard, limits)
+        count = len(offsets) - 1
+        rows = Rows(
+            keys_of(np.arange(count)),
+            np.arange(count + 1) * 2,
+            np.tile(np.arange(2, dtype=np.int32), count),
+            np.repeat(offsets, 2)[1:-1],
+            np.stack([np.diff(offsets), np.full(count, BLOCK)], 1).reshape(-1),
+            ("members", "behind"),
+        )
+        return ShardIndex(rows, None, span.size, span.etag)
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+        data, behind = bodies
+        scanner = TarScanner(block.url, block.limits)
+        begun = scanner.feed(memoryview(data), 0, last=False)
+        is_one = not len(begun) and scanner.next_header == len(data)
+        rows = scanner.feed(_END_MARK, len(data), last=True) if is_one and not scanner.done else begun
+        index = index_of(block.url).rpartition("/")[2]
+        if scanner.error is not None:
+            why = str(scanner.error.args[0]).rpartition(" (")[0]
+            raise ValueError(f"of the bytes that {index} says at {scanner.error.offset}: {why}")
+        if not is_one or len(rows) != 1 or _goes_on(rows.keys[0].item(), behind):
+            raise ValueError(
+                f"its bytes by {index} are not one sample, all of it: that is the index of another archive"
+            )
+        places = zip(rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
+        return [{rows.fields[field]: data[at : at + size] for field, at, size in places}]
+
+
+def _goes_on(key: bytes, behind: bytes) -> bool:
+    """Whether the header behind a sample is none, or that of another of its members.
+
+    So no epoch over offsets that do not fit ends without an error: where one sample has been cut off its first members,
+    another has them at its end.
+    """
+    if not any(behind):
+        return False  # the end mark
+    try:
+        header = read_header(behind, BLOCK)
+    except FormatError:
+        return True
+    return header.kind in _REGULAR and key_of(header.name) == key.decode("utf-8", "surrogateescape")
+
+
+ENERGON = Energon()
+
+
+_FIRST_BYTES = 64 * 1024
+_BYTES_MOST = 2**53
+
+
+def index_of(url: str) -> str:
+    """The address of the index beside the shard at `url`; what follows its path holds for that, too."""
+    path, rest = split_path(url)
+    return path + ".idx" + rest
+
+
+async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[Ints, Span]:
+    """Where the samples of a shard begin, and where they end; and what is known of the shard then.
+
+    The first sample has all that lies before the second: members that are of no sample may precede it. A FormatError
+    names
+    the index if it is damaged, or of another archive.
+    """
+    place = index_of(shard.url)
+    try:
+        offsets = await _read(reads, place, limits)
+        if shard.samples is not None and len(offsets) - 1 != shard.samples:
+            raise ValueError(f"it has {len(offsets) - 1} samples, and {shard.samples} are counted in .nv-meta")
+        span = await reads.read_into(shard.url, 0, memoryview(bytearray(1)))
+        end = int(offsets[-1])
+        if end + BLOCK > span.size:
+            raise ValueError(f"its samples end at byte {end} of {span.size} of {masked(shard.url)}")
+        mark = memoryview(bytearray(BLOCK))
+        await reads.read_into(shard.url, end, mark, etag=span.etag)
+        if any(mark):
+            raise ValueError(f"at byte {end}, where its samples end, there is no end mark in {masked(shard.url)}")
+    except ValueError as error:
+        raise FormatError(
+            f"the index {masked(place)} is damaged, or of another archive: {error}; `energon prepare` makes it anew",
+            url=place,
+        ) from None
+    offsets[0] = 0
+    longest = int(np.diff(offsets).max(initial=0))
+    if longest > limits.member_bytes:
+        raise LimitError(
+            f"{masked(shard.url)}: a sample has {longest} bytes, over the limit of {limits.member_bytes}", url=shard.url
+        )
+    return offsets, span
+
+
+async def _read(reads: Reads, place: str, limits: Limits) -> Ints:
+    head, span = await read_head(reads, place, _FIRST_BYTES)
+    if span.size > limits.member_bytes:
+        raise LimitError(f"{masked(place)} has {span.size} bytes, over the limit of {limits.member_bytes}", url=place)
+    if span.size % 8 or not span.size:
+        raise ValueError(f"it has {span.size} bytes, which is no multiple of 8")
+    data = await at_least(reads, place, head, span.size, span.etag)
+    said = np.frombuffer(data, "<u8")
+    if int(said.max()) > _BYTES_MOST:
+        raise ValueError(f"entry {int(said.argmax())} is {int(said.max())}")
+    offsets = said.astype(np.int64)
+    if (offsets % BLOCK).any():
+        raise ValueError(f"entry {int((offsets % BLOCK != 0).argmax())} is no multiple of {BLOCK}")
+    if (np.diff(offsets) <= 0).any():
+        raise ValueError(f"entry {int((np.diff(offsets) <= 0).argmax()) + 1} does not lie behind the one before it")
+    return offsets
+
+
+def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], bytes | None]) -> Catalogue:
+    """The shards of a split, in its order.
+
+    Args:
+        url: of `split.yaml`, whose bytes are `data`.
+        split: its name.
+        others: reads what lies beside it, by its name; None where there is no such object.
+
+    Raises:
+        FormatError: one of the files is damaged, or they contradict one another; it is named.
+        OptionError: there is no such split, or PyYAML and braceexpand are not installed.
+    """
+    said = _parsed(data, url)
+    splits = as_object(said.get("split_parts"))
+    patterns = None if splits is None else as_texts(splits.get(split, []))
+    excluded = as_texts(said.get("exclude") or [])
+    if splits is None or patterns is None or excluded is None:
+        raise _damage(url, "its split_parts and exclude are not lists of shards by the names of splits")
+    if split not in splits:
+        raise OptionError(f"{masked(url)} has no split {split!r:.80}; it has {', '.join(map(str, splits))[:300]}")
+    counts, info = _counts(url, others)
+    without = set(_expanded(excluded, len(counts), url))
+    single = next((name for name in sorted(without) if name not in counts), None)
+    if single is not None:
+        raise FormatError(
+            f"{masked(url)} excludes {single[:200]!r}, which is no shard of {masked(info)}: single samples are not "
+            "left out here; remove the entry, and leave the sample out by .filter()",
+            url=url,
+        )
+    names = [name for name in _expanded(patterns, len(counts), url) if name not in without]
+    missing = next((name for name in names if name not in counts), None)
+    if missing is not None:
+        raise _damage(url, f"its split {split!r} has {missing[:200]!r}, which {masked(info)} does not count")
+    entries = [ShardEntry(_address(url, name), counts[name]) for name in names]
+    return Catalogue(entries, (("split", _shown_split(split, splits)), *_told_by_dataset(url, others)))
+
+
+def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, int], str]:
+    """(samples of each shard, where that is said)."""
+    for name in _INFO:
+        data, place = others(name), beside(url, name)
+        if data is None:
+            continue
+        said = as_object(_parsed(data, place).get("shard_counts"))
+        counts = {} if said is None else {name: as_count(count, _SAMPLES_MOST) for name, count in said.items()}
+        wrong = next((name for name, count in counts.items() if count is None), None)
+        if said is None or wrong is not None:
+            raise _damage(
+                place, "it has no shard_counts" if said is None else f"it counts no samples of {wrong!r:.200}"
+            )
+        return {str(name): count or 0 for name, count in counts.items()}, place
+    raise FormatError(
+        f"{masked(url)}: neither {' nor '.join(_INFO)} lies beside it; `energon prepare` writes it", url=url
+    )
+
+
+def _address(url: str, name: str) -> str:
+    """The address of a shard, which is said from the folder on that `.nv-meta` lies in."""
+    try:
+        checked = file_name(name)
+    except ValueError as error:
+        raise _damage(url, str(error)) from None
+    if not checked.endswith(".tar"):
+        raise FormatError(f"{masked(url)} has the shard {name[:200]!r}: plain archives, .tar, are read", url=url)
+    end = url.rfind(NAME)
+    return url[:end] + checked + url[end + len(NAME) :]
+
+
+def _told_by_dataset(url: str, others: Callable[[str], bytes | None]) -> tuple[tuple[str, str], ...]:
+    """What `dataset.yaml` wants done with samples, as far as nobody does it here."""
+    data = others(_DATASET)
+    if data is None:
+        return ()
+    said = _parsed(data, beside(url, _DATASET))
+    kind = said.get("sample_type", said)
+    name = kind.get("__class__") if isinstance(kind, dict) else None
+    parts = [f"samples come as their members, and not as {name}"] if name else []
+    if isinstance(said.get("sample_loader"), str):
+        parts.append(f"{said['sample_loader']} is not run: call what it does in .map()")
+    renamed = as_object(said.get("field_map"))
+    if renamed is not None:
+        fields = ", ".join(f"{new}={old}" for new, old in renamed.items())
+        parts.append(f"the field_map ({fields}) is not applied: .rename() does it")
+    return ((_DATASET, shown("; ".join(parts).encode()).strip("'\"")),) if parts else ()
+
+
+def _shown_split(split: str, splits: dict[str, Any]) -> str:
+    others = ", ".join(repr(name) for name in splits if name != split)
+    return f"{split!r}" + (f"; there are {others} besides" if others else "")[:300]
+
+
+def _expanded(patterns: list[str], most: int, url: str) -> Iterator[str]:
+    """The names that patterns stand for; no more come than `most` of each."""
+    try:
+        from braceexpand import braceexpand
+    except ImportError:
+        raise _needs(url) from None
+    for pattern in patterns:
+        try:
+            yield from islice(braceexpand(pattern), most + 1)
+        except ValueError:
+            raise _damage(url, f"the braces of {pattern[:200]!r} do not match") from None
+
+
+def _parsed(data: bytes, url: str) -> dict[str, object]:
+    try:
+        if url.endswith(".json"):
+            said = as_object(json.loads(data))
+        else:
+            import yaml
+
+            said = as_object(yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 (both are safe)
+    except ImportError:
+        raise _needs(url) from None
+    except (ValueError, RecursionError) as error:
+        raise _damage(url, f"it cannot be parsed ({str(error)[:80]})") from None
+    except Exception as error:  # YAML's own, which need not be there to be named
+        raise _damage(url, f"it is no YAML ({' '.join(str(error).split())[:200]})") from None
+    if said is None:
+        raise _damage(url, "it is no object")
+    return said
+
+
+def _needs(url: str) -> OptionError:
+    return OptionError(f"{masked(url)}: PyYAML and braceexpand read it; try: pip install 'headrace[energon]'")
+
+
+def _damage(url: str, why: str) -> FormatError:
+    return FormatError(f"{masked(url)} is damaged: {why}", url=url)
