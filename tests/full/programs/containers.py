@@ -11,33 +11,9 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
-from watching import Note, program, run, tried
-
-
-class Made(Dataset[Any]):
-    """What each of some functions makes, twice in turn: a batch of two is of one function."""
-
-    def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
-        self.makers = list(makers.values())
-
-    def __len__(self) -> int:
-        return 2 * len(self.makers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.makers[index // 2](index)
-
-
-def compare(loader: Any, note: Note, makers: dict[str, Callable[[int], Any]]) -> None:
-    """Each, collated in twos, alone, and as it is; without workers and with them."""
-    for workers in (0, 2):
-        for name, batch in zip(makers, tried(loader(Made(makers), 2, num_workers=workers), 500), strict=True):
-            note(workers, "collated", name, batch)
-        for size, collate in ((None, None), (None, lambda sample: sample), (2, lambda samples: samples)):
-            loading = loader(Made(makers), size, num_workers=workers, collate_fn=collate)
-            for number, sample in enumerate(tried(loading, 500)):
-                note(workers, "as it is" if collate else "converted", number, sample)
+from watching import Note, compare, program, run, tried
 
 
 class Point(NamedTuple):

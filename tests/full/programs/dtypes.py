@@ -15,44 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
-from watching import Note, program, run, tried
+from watching import Made, Note, compare, program, run, tried
 
 TORCHS = dict.fromkeys(value for _, value in sorted(vars(torch).items()) if isinstance(value, torch.dtype))
 # Those of fewer bits than a byte torch's own loader cannot collate in workers, nor do they have values.
 PLAIN = [kind for kind in TORCHS if not re.match(r"torch\.(q|bits|u?int[1-7]$)", str(kind))]
 NUMPYS = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<f16", "<c8", "<c16"]
 NUMPYS += ["S3", "U3", "<M8[s]", "<m8[ms]", "O"]
-
-
-class Made(Dataset[Any]):
-    """What each of some functions makes, twice in turn: a batch of two is of one function."""
-
-    def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
-        self.makers = list(makers.values())
-
-    def __len__(self) -> int:
-        return 2 * len(self.makers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.makers[index // 2](index)
-
-
-def unchanged(sample: Any) -> Any:
-    return sample
-
-
-def compare(loader: Any, note: Note, makers: dict[str, Callable[[int], Any]]) -> None:
-    """Each, collated in twos, alone, and as it is; without workers and with them."""
-    for workers in (0, 2):
-        for name, batch in zip(makers, tried(loader(Made(makers), 2, num_workers=workers), 500), strict=True):
-            note(workers, "collated", name, batch)
-        for number, sample in enumerate(tried(loader(Made(makers), None, num_workers=workers), 500)):
-            note(workers, "converted", number, sample)
-        for number, sample in enumerate(
-            tried(loader(Made(makers), None, num_workers=workers, collate_fn=unchanged), 500)
-        ):
-            note(workers, "as it is", number, sample)
 
 
 def of_dtype(kind: torch.dtype, shape: tuple[int, ...]) -> Callable[[int], Any]:

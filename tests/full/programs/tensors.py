@@ -7,35 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
-from watching import Note, program, run, tried
-
-
-class Made(Dataset[Any]):
-    """What each of some functions makes, twice in turn: a batch of two is of one function."""
-
-    def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
-        self.makers = list(makers.values())
-
-    def __len__(self) -> int:
-        return 2 * len(self.makers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.makers[index // 2](index)
-
-
-def unchanged(sample: Any) -> Any:
-    return sample
-
-
-def compare(loader: Any, note: Note, makers: dict[str, Callable[[int], Any]]) -> None:
-    for workers in (0, 2):
-        for name, batch in zip(makers, tried(loader(Made(makers), 2, num_workers=workers), 500), strict=True):
-            note(workers, "collated", name, batch)
-        for collate in (None, unchanged):
-            loading = loader(Made(makers), None, num_workers=workers, collate_fn=collate)
-            for number, sample in enumerate(tried(loading, 500)):
-                note(workers, "as it is" if collate else "converted", number, sample)
+from torch.utils.data import TensorDataset, default_collate
+from watching import Made, Note, compare, program, run, tried, unchanged
 
 
 class Image(torch.Tensor):

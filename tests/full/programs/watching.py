@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 Note = Callable[..., None]
 Program = Callable[[Any, Note], None]
@@ -87,6 +88,48 @@ def _notes_of(function: Program, loader: Any) -> list[str]:
             note("warned", warning.category.__name__, str(warning.message))
     note("drawn", torch.rand(1).item(), random.random(), np.random.rand())  # noqa: NPY002
     return notes
+
+
+class Asking(Dataset[Any]):
+    """What a function says of the data set and the index, as it is."""
+
+    def __init__(self, ask: Callable[..., Any], **things: Any) -> None:
+        self.ask = ask
+        vars(self).update(things)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return self.ask(self, index)
+
+
+class Made(Dataset[Any]):
+    """What each of some functions makes, twice in turn: a batch of two is of one function."""
+
+    def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
+        self.makers = list(makers.values())
+
+    def __len__(self) -> int:
+        return 2 * len(self.makers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.makers[index // 2](index)
+
+
+def unchanged(sample: Any) -> Any:
+    return sample
+
+
+def compare(loader: Any, note: Note, makers: dict[str, Callable[[int], Any]]) -> None:
+    """Note what each makes, collated in twos, alone, and as it is; without workers and with them."""
+    for workers in (0, 2):
+        for name, batch in zip(makers, tried(loader(Made(makers), 2, num_workers=workers), 500), strict=True):
+            note(workers, "collated", name, batch)
+        for size, collate in ((None, None), (None, unchanged), (2, unchanged)):
+            loading = loader(Made(makers), size, num_workers=workers, collate_fn=collate)
+            for number, sample in enumerate(tried(loading, 500)):
+                note(workers, "as it is" if collate else "converted", size, number, sample)
 
 
 def tried(iterator: Iterable[Any], at_most: int = 50) -> Iterator[Any]:
