@@ -45,3 +45,12 @@ def pages_table(count: int) -> pa.Table:
             "structs": [[{"a": f"{k}", "b": rng.bytes(30).hex()}] * (k % 3) for k in range(count)],
         }
     )
+
+
+def varint(number: int) -> bytes:
+    """A signed number in Thrift's compact protocol."""
+    number, out = (number << 1 ^ number >> 63) & 2**64 - 1, bytearray()
+    while number >= 128:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])

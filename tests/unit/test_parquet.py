@@ -25,6 +25,7 @@ from headrace.errors import FormatError, LimitError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.arrow_values import getter
 from headrace.formats.limits import Limits
+from headrace.formats.parquet.decoding import ChunkFile
 from headrace.testing import FaultServer
 
 NUMBERS = itertools.count()
@@ -209,6 +210,26 @@ def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
         list(hr.stream(put(data), format="parquet"))
 
 
+def test_codec_that_is_not_known_is_an_error_of_the_file() -> None:
+    """pyarrow ends the process when it is asked for such a codec."""
+    data = of_table(TABLE.select(["n"]), compression="lz4", use_dictionary=False)
+    path = b"\x18\x01n\x15"  # a list of one name, n; then the codec
+    damaged = with_footer(data, lambda footer: footer.replace(path + b"\x0e", path + b"\x10"))
+    with pytest.raises(FormatError, match="column 'n' of group 0 is compressed by the codec 8, which is not read"):
+        list(hr.stream(put(damaged)))
+
+
+def test_pyarrow_is_given_no_bytes_that_were_not_read() -> None:
+    length = int.from_bytes(WHOLE[-8:-4], "little")
+    column = pq.ParquetFile(pa.BufferReader(WHOLE)).metadata.row_group(0).column(0)
+    start = column.dictionary_page_offset
+    chunks = {start: WHOLE[start : start + column.total_compressed_size]}
+    file = pq.ParquetFile(ChunkFile(chunks, WHOLE[-8 - length :]), pre_buffer=False)
+    assert file.read_row_group(0, ["n"])["n"].to_pylist() == list(range(15))
+    with pytest.raises(ValueError, match="which are no column chunk that was read"):
+        file.read_row_group(0, ["text"])
+
+
 @pytest.mark.process
 def test_long_file_that_does_not_begin_as_one_is_an_error_of_its_first_rows_without_a_request_more() -> None:
     table = pages_table(2000)
@@ -307,9 +328,9 @@ def test_row_is_got_all_the_same_where_the_index_of_pages_is_damaged() -> None:
     assert hr.stream(put(bytes(data)))[1400]["text"] == table["text"][1400].as_py()
 
 
-def test_damaged_schema_of_arrow_is_an_error_and_no_other_kind() -> None:
+def test_damaged_schema_of_arrow_is_an_error() -> None:
     table = pa.table({"d": pa.array([3], pa.duration("s"))})
     data = of_table(table)
     at = data.index(b"ARROW:schema") + 60
-    with pytest.raises(hr.DecodeError, match="schema of Arrow"):
+    with pytest.raises(FormatError, match="its schema is damaged"):
         read(data[:at] + b"!!!!" + data[at + 4 :])

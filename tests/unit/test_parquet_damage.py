@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.parquet import of_table
+from end_to_end.parquet import of_table, varint
 
 import headrace as hr
 from headrace.errors import DecodeError, FormatError
 from headrace.fetch.stores import memory
-from headrace.formats.parquet.thrift import I64, ThriftReader, written
+from headrace.formats.parquet.thrift import ThriftReader
 
 NUMBERS = itertools.count()
 ROWS = [{"n": k, "text": f"text {k}"} for k in range(20)]
@@ -81,8 +81,7 @@ def test_page_that_is_damaged_names_its_row_and_its_column() -> None:
 
 def moved(old: int, new: int) -> bytes:
     """The same file, whose footer says another number wherever it says this one."""
-    this, other = (written([(1, I64, number)])[1:-1] for number in (old, new))
-    footer = WHOLE[FOOTER:-8].replace(this, other)
+    footer = WHOLE[FOOTER:-8].replace(varint(old), varint(new))
     assert footer != WHOLE[FOOTER:-8]
     ThriftReader(footer).struct()
     return WHOLE[:FOOTER] + footer + struct.pack("<I", len(footer)) + b"PAR1"

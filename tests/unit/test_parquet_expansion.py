@@ -17,8 +17,8 @@ from headrace.errors import LimitError
 from headrace.fetch.stores import memory
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.parquet.expansion import _delta_numbers
 from headrace.formats.parquet.format import PARQUET
+from headrace.formats.parquet.page_headers import delta_numbers
 
 NUMBERS = itertools.count()
 TEXTS = [f"https://example.org/{k // 7}/{k * k}" for k in range(600)]
@@ -105,7 +105,7 @@ def test_differences_of_any_width_are_read() -> None:
 
 def _tried(data: bytes) -> Any:
     try:
-        found = _delta_numbers(memoryview(data), 1000)
+        found = delta_numbers(memoryview(data), 1000)
     except ValueError:
         return None
     return found if len(found) == 1000 else None

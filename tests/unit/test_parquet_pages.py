@@ -14,7 +14,7 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.parquet import of_table, pages_table
+from end_to_end.parquet import of_table, pages_table, varint
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from one_object import OneObject
@@ -27,7 +27,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.parquet.footer import ColumnChunk
 from headrace.formats.parquet.format import Parquet
 from headrace.formats.parquet.page_index import PageBounds, PageIndex, page_bounds
-from headrace.formats.parquet.thrift import I32, I64, LIST, STRUCT, ThriftReader, written
+from headrace.formats.parquet.thrift import ThriftReader
 from headrace.formats.parquet.where import asked_of, pages_left
 from headrace.testing import FaultServer
 
@@ -246,10 +246,8 @@ def with_index(data: bytes, column: int, field: int, change: Callable[[Any], Any
 def moved(index: bytes) -> bytes:
     """An index that has a page begin one row later, the first one that begins at row 1,200 or behind that."""
     pages: Any = ThriftReader(index).struct()[1]
-    page = next(page for page in pages if page[3] >= 1200)
-    page[3] += 1
-    new = written([(1, LIST, (STRUCT, [[(1, I64, one[1]), (2, I32, one[2]), (3, I64, one[3])] for one in pages]))])
-    return new + index[len(new) :]
+    row = next(page[3] for page in pages if page[3] >= 1200)
+    return index.replace(varint(row) + b"\0", varint(row + 1) + b"\0", 1)  # the last field of a page, and its end
 
 
 def kept_of(data: bytes, where: Any, columns: Sequence[str] = ("n",)) -> list[Any]:
@@ -281,8 +279,8 @@ def test_bounds_that_are_cut_off_leave_out_no_row_that_is_kept() -> None:
     def left(op: str, value: Any, low: bytes | None, high: bytes | None, missing: int | None = 0) -> bool:
         table = pa.table({"text": ["x"]})
         form = Parquet(where=[("text", op, value)])
-        rows = indexed(form, of_table(table, write_statistics=False)).rows
-        asked = asked_of(form.where, rows.about[0].schema.columns)
+        footer = indexed(form, of_table(table, write_statistics=False)).kept[-1]
+        asked = asked_of(form.where, footer.columns)
         return pages_left(asked.questions[0][0], PageBounds((low,), (high,), (missing,), (False,)))[0]
 
     long = "b" * 100
@@ -297,7 +295,7 @@ def test_bounds_that_are_cut_off_leave_out_no_row_that_is_kept() -> None:
 
 
 def test_page_that_has_no_highest_value_may_have_any() -> None:
-    chunk = ColumnChunk(6, 0, 4, 4, 10, 10, (0, 0), (0, 0), (None, None, None))
+    chunk = ColumnChunk(0, 4, 4, 10, 10, (0, 0), (0, 0), (None, None, None))
     index = PageIndex((4, 8), (8, 14), (0, 2))
     said = b"\x19\x22\x02\x02" + b"\x19\x28\x00\x01a" + b"\x19\x28\x00\x01b" + b"\x15\x02\x00"
     assert page_bounds(said, chunk, index) == PageBounds((b"", b"a"), (None, b"b"), (None, None), (False, False))
@@ -315,5 +313,5 @@ def test_groups_that_are_kept_as_a_whole_are_not_looked_at(body: bytes) -> None:
     form = Parquet(where=[("n", ">=", 100)])
     shard = indexed(form, body)
     assert len(shard.rows) == 12_000
-    assert {facts.some is None for facts in shard.rows.about} == {True}, "its first page has rows under 100 and over it"
-    assert list(shard.kept) == [chunk_of(body, 0, 0)[3][9]], "the other groups' statistics say that all rows are kept"
+    assert [facts.total for facts in shard.rows.about] == [5000, 5000, 2000], "page 1 has rows under 100 and over it"
+    assert [k for k in shard.kept if k >= 0] == [chunk_of(body, 0, 0)[3][9]], "statistics say that the others are whole"

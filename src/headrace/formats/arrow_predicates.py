@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import OptionError
-from headrace.formats.arrow_values import Arrow, library, numbers_of, whole_array
+from headrace.formats.arrow_values import Arrow, kind_of, library, numbers_of, whole_array
 from headrace.formats.predicates import Plain, Term, Where, as_float, microseconds_of
 
 Mask = NDArray[np.bool_]
@@ -58,7 +58,7 @@ def check_kinds(where: Where, types: Mapping[str, Arrow]) -> None:
         if kind != term.kind:
             raise OptionError(
                 f"where= compares column {term.column!r:.200} with the {term.kind} {term.values[0]!r:.80}, and it is "
-                f"{types[term.column]!s:.200}" + (f", which is compared with a {kind}" if kind else "")
+                f"{kind_of(types[term.column]):.200}" + (f", which is compared with a {kind}" if kind else "")
             )
 
 

@@ -5,7 +5,9 @@ Numbers, text and bytes are read out of Arrow's buffers themselves: to ask Arrow
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -44,6 +46,52 @@ def library() -> Arrow:
             "Parquet and Arrow files are decoded by pyarrow: pip install headrace[parquet]", name="pyarrow"
         ) from error
     return pa
+
+
+@functools.lru_cache(maxsize=64)
+def features_of(text: bytes) -> Mapping[str, object]:
+    """The features of Hugging Face's `datasets`, by column, from the metadata `huggingface` of a file."""
+    try:
+        info = as_object((as_object(json.loads(text)) or {}).get("info")) if text else None
+    except (ValueError, RecursionError):
+        return {}
+    return as_object((info or {}).get("features")) or {}
+
+
+def kind_of(kind: Arrow, feature: object = None) -> str:
+    """A type in words. Types of equal words have values of the same kind, whatever library wrote them."""
+    types, text = library().types, json.dumps(feature)
+    if any(f'"{name}"' in text for name in (*_ENCODED, *_ARRAYS)):
+        return f"{kind_of(kind)} as {text}"
+    if hasattr(kind, "storage_type"):
+        return kind_of(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return kind_of(kind.value_type)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return "bytes"
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return f"timestamp[{kind.unit}] with a zone"
+    if types.is_map(kind):
+        return f"map of {kind_of(kind.key_type)} to {kind_of(kind.item_type)}"
+    if types.is_struct(kind):
+        return "{" + ", ".join(f"{field.name}: {kind_of(field.type)}" for field in kind) + "}"
+    if types.is_fixed_size_list(kind) and types.is_nested(kind.value_type):
+        return f"array[{kind.list_size}] of {kind_of(kind.value_type)}"
+    if types.is_nested(kind) and not types.is_union(kind):
+        return f"list of {kind_of(kind.value_type)}"
+    return f"{kind!s:.1000}"
+
+
+def leaf_count(kind: Arrow) -> int:
+    """The number of primitive columns that a column of a type has in Parquet."""
+    types = library().types
+    if hasattr(kind, "storage_type"):
+        return leaf_count(kind.storage_type)
+    if not types.is_nested(kind):
+        return 1
+    return sum(leaf_count(kind.field(k).type) for k in range(kind.num_fields))
 
 
 class TableRows(RowsOfBlock):

@@ -1,133 +1,227 @@
-"""Columns of a group of rows, decoded: pyarrow is given a file of just these, with a footer made for them."""
+"""The columns of a row group, decoded by pyarrow from the bytes that were read."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import io
+import mmap
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow, library
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.expansion import check_beginnings, levels_of, longest_value
-from headrace.formats.parquet.footer import MAGIC, ColumnChunk
-from headrace.formats.parquet.pages import Walked, walked
-from headrace.formats.parquet.schema import BYTE_ARRAY, INT96, ParquetColumn, Schema, SchemaLeaf
-from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Begun, Field, begun, written
+from headrace.formats.parquet.footer import CODECS, MAGIC, FileFacts, ParquetLeaf
+from headrace.formats.parquet.page_headers import FILLER_BYTES, check_pages, filler
+from headrace.formats.parquet.page_index import ColumnPages, Run
+from headrace.formats.predicates import ALL, Where
+from headrace.pickled import packed_once
+from headrace.types import Buffer, Ints
 
-_VERSION = 2
+Member = tuple[int, int, str]
+"""Where a part of the file begins that is read, its bytes, and of which field it is."""
+
+_FILLER_MOST = 2**30
+_TAIL_BYTES = 64 * 1024
+_TAIL_AT = 2**62  # where no column of any file lies
 
 
-class ColumnBytes(NamedTuple):
-    """A column with its bytes: for each leaf what is known of them, and the pages."""
+@packed_once(tuple)
+class GroupFacts(NamedTuple):
+    """What a worker must know of a row group to open it.
 
-    column: ParquetColumn
-    leaves: Sequence[tuple[ColumnChunk, bytes]]
+    Attributes:
+        number: of the group in its file.
+        raw: its bytes in a footer, of the columns that are read.
+        runs: the rows that are read.
+        columns: the pages that are read.
+        where: what must hold for rows that are kept.
+    """
+
+    file: FileFacts
+    number: int
+    raw: bytes
+    runs: tuple[Run, ...]
+    columns: tuple[ColumnPages, ...]
+    where: Where = ALL
+
+    @property
+    def total(self) -> int:
+        """The number of rows that are read."""
+        return sum(stop - first for first, stop in self.runs)
+
+    @property
+    def numbers(self) -> Ints:
+        """The numbers in the group of the rows that are read."""
+        return np.concatenate([np.arange(first, stop) for first, stop in self.runs])
+
+    @property
+    def members(self) -> list[Member]:
+        """What is read, in order.
+
+        The first bytes of the file are read with the column that follows them: they are checked without a request.
+        """
+        pieces = [(start, start + size, part.column) for part in self.columns for start, size in part.pieces]
+        places = [(0 if start == len(MAGIC) else start, stop, name) for start, stop, name in pieces]
+        begin = min((start for start, _, _ in places), default=0)
+        places += [(begin, begin, name) for name, _ in self.file.constants]
+        return sorted((start, stop - start, name) for start, stop, name in places)
+
+    def bodies(self, names: Sequence[str], bodies: Sequence[bytes]) -> Mapping[str, Sequence[bytes]]:
+        """The pieces that were read of each column, in the order of the file.
+
+        Raises:
+            ValueError: the file does not begin as Parquet does.
+        """
+        given: dict[str, list[bytes]] = {}
+        for name, body in zip(names, bodies, strict=True):
+            given.setdefault(name, []).append(body)
+        first = next((name for start, size, name in self.members if not start and size), None)
+        if first in given:
+            head, given[first][0] = given[first][0][: len(MAGIC)], given[first][0][len(MAGIC) :]
+            if head != MAGIC:
+                raise ValueError(f"the file begins with {head!r}, and not as Parquet does")
+        return given
 
 
 def decoded(
-    schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Limits, *, is_counted: bool = False
-) -> Arrow:
-    """The columns as a table of Arrow.
+    facts: GroupFacts, parts: Sequence[ColumnPages], bodies: Mapping[str, Sequence[bytes]], limits: Limits
+) -> dict[str, Arrow]:
+    """Decode columns of a row group: the rows `facts.runs` of each.
 
     Args:
-        is_counted: whether to see that they have no more rows than that: values do not say it where a row may have
-            several, or parts. pyarrow gives as many as there are, of those that it is asked for.
+        parts: the columns.
+        bodies: the pieces of each column, in the order of the file.
 
     Raises:
-        ValueError: they are damaged; the message names the column, where that is known.
-        LimitError: they ask for more than may be held.
+        ValueError: they are damaged. The message names the column, where that is known.
+        LimitError: they ask for more memory than `limits` allow.
     """
-    parts, chunks, at, dictionaries = [MAGIC], list[bytes](), len(MAGIC), list[str]()
-    unpacked = 0
-    for body in bodies:
-        levels = levels_of(body.column)
-        for leaf, kinds, (chunk, data) in zip(body.column.leaves, levels, body.leaves, strict=True):
+    if not parts:
+        return {}
+    chunks, dictionaries, together = dict[int, Buffer](), list[str](), dict[tuple[Run, ...], list[ColumnPages]]()
+    for part in parts:
+        own = dict(zip(part.pieces, bodies[part.column], strict=True))
+        if [size for _, size in own] != list(map(len, own.values())):
+            raise ValueError(f"column {part.column!r:.200} has other bytes than its pages have")
+        for one in part.leaves:
+            data = b"".join(own[piece] for piece in one.pieces)
             try:
-                pages = walked(data, limits)
-                if chunk.values not in (-1, pages.values):
-                    raise ValueError(f"its pages have {pages.values} values, and the footer says {chunk.values}")
-                is_repeated = leaf.kind == BYTE_ARRAY and _is_repeated(pages, chunk, len(data), kinds, limits)
+                pages = check_pages(data, one.leaf, CODECS[one.codec], limits)
+                if one.values not in (-1, pages.values):
+                    raise ValueError(f"its pages have {pages.values} values, and the footer says {one.values}")
+                chunks[one.start] = _padded(data, one.size)
             except LimitError as error:
-                raise LimitError(f"column {body.column.name!r:.200}: {error.args[0]}") from None
+                raise LimitError(f"column {part.column!r:.200}: {error.args[0]}") from None
             except ValueError as error:
-                raise ValueError(f"column {body.column.name!r:.200}: {error}") from None
-            if is_repeated:  # few values, in many rows: each is held once
-                dictionaries.append(".".join(part.decode("utf-8", "replace") for part in leaf.path))
-            chunks.append(written([(2, I64, at), (3, STRUCT, _metadata(leaf, chunk, pages, at, len(data)))]))
-            parts.append(data)
-            at, unpacked = at + len(data), unpacked + pages.unpacked
-    elements, arrow = schema.head([body.column.name for body in bodies])
-    said = rows + is_counted
-    group: list[Field] = [(1, LIST, (STRUCT, chunks)), (2, I64, unpacked), (3, I64, said)]
-    facts = [[(1, BINARY, b"ARROW:schema"), (2, BINARY, arrow)]] if arrow else []
-    footer = written(
-        [
-            (1, I32, _VERSION),
-            (2, LIST, (STRUCT, elements)),
-            (3, I64, said),
-            (4, LIST, (STRUCT, [group])),
-            (5, LIST, (STRUCT, facts)),
-            (6, BINARY, schema.writer),
-        ]
-    )
-    whole = b"".join([*parts, footer, len(footer).to_bytes(4, "little"), MAGIC])
-    with_int96 = [body.column.name for body in bodies if any(leaf.kind == INT96 for leaf in body.column.leaves)]
-    return _read(whole, rows, dictionaries, with_int96)
+                raise ValueError(f"column {part.column!r:.200}: {error}") from None
+            if pages.as_dictionary:
+                dictionaries.append(one.leaf.path)
+        together.setdefault(part.runs, []).append(part)
+    columns: dict[str, Arrow] = {}
+    footer = facts.file.footer(facts.raw)
+    file = _opened(ChunkFile(chunks, footer), read_dictionary=dictionaries)
+    for runs, some in together.items():
+        leaves = [one.leaf for part in some for one in part.leaves]
+        table = _read(file, leaves, runs)
+        if any(leaf.physical == "INT96" for leaf in leaves):
+            coarse = _read(_opened(ChunkFile(chunks, footer), coerce_int96_timestamp_unit="us"), leaves, runs)
+            for at, part in enumerate(some):
+                if any(one.leaf.physical == "INT96" for one in part.leaves):
+                    column = _without_wrap(table.column(at), coarse.column(at))
+                    table = table.set_column(at, part.column, column)
+        chosen = _of_runs(table, runs, facts.runs)
+        columns.update(zip(chosen.column_names, chosen.columns, strict=True))
+    return columns
 
 
-def _is_repeated(pages: Walked, chunk: ColumnChunk, nbytes: int, kinds: int, limits: Limits) -> bool:
-    """Whether text or bytes are to be held as a dictionary and numbers: where all are so, or would take too much else.
+class ChunkFile(io.RawIOBase):
+    """A file of some column chunks and a footer. Any other read is a ValueError.
 
-    Raises:
-        ValueError, LimitError: see `check_beginnings`.
+    Args:
+        chunks: by the byte at which each begins.
     """
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * nbytes)
-    check_beginnings(pages.beginnings, chunk.codec, kinds, most)
-    if pages.is_by_dictionary or pages.dictionary is None:
-        return pages.is_by_dictionary
-    if pages.dictionary.unpacked * pages.by_dictionary <= most:
-        return False
-    return longest_value(pages.dictionary, chunk.codec) * pages.by_dictionary > most
+
+    def __init__(self, chunks: Mapping[int, Buffer], footer: bytes) -> None:
+        self._chunks, self._at = chunks, 0
+        self._tail = bytes(_TAIL_BYTES) + footer  # pyarrow reads so many bytes to find the footer
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, _TAIL_AT + len(self._tail))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> Buffer:
+        at, self._at = self._at, self._at + size
+        if at >= _TAIL_AT:
+            return self._tail[at - _TAIL_AT :][:size]
+        chunk = self._chunks.get(at, b"")
+        if len(chunk) != size:
+            raise ValueError(f"pyarrow asks for {size} bytes at {at}, which are no column chunk that was read")
+        return chunk
 
 
-def _metadata(leaf: SchemaLeaf, chunk: ColumnChunk, pages: Walked, at: int, nbytes: int) -> bytes:
-    fields: list[Field] = [
-        (5, I64, pages.values),
-        (6, I64, pages.unpacked),
-        (7, I64, nbytes),
-        (9, I64, at + pages.first),
-    ]
-    if pages.has_dictionary:
-        fields.append((11, I64, at))
-    return written(fields, _about(leaf.kind, leaf.path, chunk.codec, pages.has_dictionary))
+def _padded(data: bytes, size: int) -> Buffer:
+    """Pages as a column chunk of `size` bytes: in place of the other pages come zeros that readers skip."""
+    missing = size - len(data)
+    if not missing:
+        return data
+    if missing < FILLER_BYTES:
+        raise ValueError(f"its pages leave out {missing} bytes, which is less than a page has")
+    whole, at = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), len(data)  # clear, and no memory yet
+    whole[:at] = data
+    while at < size:
+        nbytes = size - at if size - at <= _FILLER_MOST else _FILLER_MOST - FILLER_BYTES
+        head = filler(nbytes)
+        whole[at : at + len(head)] = head
+        at += nbytes
+    return memoryview(whole)
 
 
-@functools.lru_cache(maxsize=4096)
-def _about(kind: int, path: tuple[bytes, ...], codec: int, has_dictionary: bool) -> Begun:
-    """The first fields of the metadata of a leaf's chunks, which are the same in all groups of rows."""
-    encodings = [0, 3, 8] if has_dictionary else [0, 3]
-    return begun([(1, I32, kind), (2, LIST, (I32, encodings)), (3, LIST, (BINARY, list(path))), (4, I32, codec)])
+def _opened(file: ChunkFile, **options: object) -> Arrow:
+    import pyarrow.parquet as pq
 
-
-def _read(whole: bytes, rows: int, dictionaries: Sequence[str], with_int96: Sequence[str]) -> Arrow:
-    pa, parquet = _libraries()
     try:
-        with parquet.ParquetFile(pa.BufferReader(whole), read_dictionary=list(dictionaries) or None) as file:
-            table = file.read(use_threads=False)
-        if with_int96:
-            with parquet.ParquetFile(pa.BufferReader(whole), coerce_int96_timestamp_unit="us") as file:
-                coarse = file.read(list(with_int96), use_threads=False)
-            for name in with_int96:
-                at = table.column_names.index(name)
-                table = table.set_column(at, name, _without_wrap(table.column(name), coarse.column(name)))
+        return pq.ParquetFile(file, pre_buffer=False, **options)
+    except (library().ArrowException, OSError) as error:
+        raise ValueError(f"its footer is damaged: {error}") from None
+
+
+def _read(file: Arrow, leaves: Sequence[ParquetLeaf], runs: Sequence[Run]) -> Arrow:
+    pa, rows = library(), sum(stop - first for first, stop in runs)
+    try:
+        table = file.reader.read_row_group(0, column_indices=[leaf.position for leaf in leaves], use_threads=False)
     except MemoryError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error)) from None
-    if table.num_rows != rows:
-        raise ValueError(f"it has {table.num_rows} rows, and its footer says {rows}")
+    if any(len(column) != rows for column in table.columns):
+        raise ValueError(
+            f"its columns have {[len(column) for column in table.columns][:9]} rows, and should have {rows}"
+        )
     return table
+
+
+def _of_runs(table: Arrow, have: Sequence[Run], wanted: Sequence[Run]) -> Arrow:
+    """The rows `wanted` of a table that has the rows `have`."""
+    if have == wanted:
+        return table
+    parts, at, k = [], 0, 0
+    for first, stop in wanted:
+        while have[k][1] < stop:
+            at += have[k][1] - have[k][0]
+            k += 1
+        parts.append(table.slice(at + first - have[k][0], stop - first))
+    return parts[0] if len(parts) == 1 else library().concat_tables(parts)
 
 
 def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
@@ -142,7 +236,7 @@ def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
     Raises:
         ValueError: neither unit holds all values exactly.
     """
-    pa, _ = _libraries()
+    pa = library()
     try:
         coarse.cast(fine.type)
     except pa.ArrowInvalid:
@@ -152,11 +246,3 @@ def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
             ) from None
         return coarse
     return fine
-
-
-@functools.cache
-def _libraries() -> tuple[Arrow, Arrow]:
-    pa = library()
-    import pyarrow.parquet as pq
-
-    return pa, pq

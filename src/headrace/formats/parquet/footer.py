@@ -1,197 +1,396 @@
-"""The footer of a Parquet file: which columns it has, and where those of each group of rows lie."""
+"""The footer of a Parquet file: its columns, and where those of each row group lie.
+
+pyarrow parses the schema. Row groups are parsed here: pyarrow's accessors of metadata end the process on damaged ones.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import base64
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from headrace.errors import LimitError
-from headrace.formats.json_values import as_object
+from headrace.formats.arrow_values import Arrow, features_of, leaf_count, library
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.schema import ParquetColumn, Schema, SchemaLeaf, columns_of
-from headrace.formats.parquet.thrift import LIST, Struct, ThriftReader, Value
+from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, ThriftReader, Value
+from headrace.pickled import packed_once
 
 MAGIC = b"PAR1"
-ENCRYPTED = b"PARE"
-END_BYTES = 8  # the footer's length and the magic
 
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
-_NOT_READ = ("lzo",)
-_BY_TYPE = 1  # an order of values: that of their type
+_DEPTH_MOST = 64
 _ROW_BYTES = 32  # that a row takes in the table of samples
+_TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_VALUE_BYTES = (1, 4, 8, 12, 4, 8, 4)
+
+Place = tuple[int, int]
+"""Where bytes begin in the file, and their number."""
 
 
 class ColumnChunk(NamedTuple):
-    """The values of a leaf in one group of rows.
+    """The values of one leaf in one row group.
 
     Attributes:
-        kind, codec: as Parquet numbers them.
-        values: how many there are, with those that are missing; -1: nobody knows.
-        start, size: where its pages lie.
-        unpacked: bytes that they say they unpack to.
-        page_index: where the index of its pages lies, and its bytes; 0 bytes: there is none.
-        bounds_index: the same of what is the lowest value of each page, and the highest, where those can be relied on.
-        statistics: (lowest, highest, how many are missing), where they are said.
+        codec: its number in `CODECS`.
+        values: how many there are, with missing ones.
+        start, size: the place of its pages.
+        unpacked: the bytes that the pages have once they are decompressed.
+        page_index: the place of the index of the pages; 0 bytes if there is none.
+        bounds_index: the place of the bounds of the pages; 0 bytes if there are none, or their order is unknown.
+        statistics: (lowest, highest, number of missing values), each None if it is unknown.
     """
 
-    kind: int
     codec: int
     values: int
     start: int
     size: int
     unpacked: int
-    page_index: tuple[int, int]
-    bounds_index: tuple[int, int]
+    page_index: Place
+    bounds_index: Place
     statistics: tuple[Value | None, Value | None, int | None]
 
 
+class ParquetLeaf(NamedTuple):
+    """A primitive column: a column without structs and lists is one leaf.
+
+    Attributes:
+        number: among all leaves of the file.
+        position: among the leaves that are read.
+        path: its names, with dots between them.
+        physical: its physical type.
+        levels: how many kinds of levels precede its values on a page: of missing and of repeated ones.
+        is_flat: whether each row has exactly one value.
+        value_bytes: of each value; text and bytes have 4 and more.
+    """
+
+    number: int
+    position: int
+    path: str
+    physical: str
+    levels: int
+    is_flat: bool
+    value_bytes: int
+
+
+class ParquetColumn(NamedTuple):
+    """A column that is read."""
+
+    name: str
+    type: Arrow
+    leaves: tuple[ParquetLeaf, ...]
+
+
 class Group(NamedTuple):
-    """A group of rows, with the chunks of all leaves that are read, in the order of the schema."""
+    """A row group: the chunks of the leaves that are read, by leaf number, and its bytes in a footer of just these."""
 
     rows: int
-    chunks: tuple[ColumnChunk, ...]
+    chunks: Mapping[int, ColumnChunk]
+    raw: bytes
 
 
-def by_column(
-    columns: Sequence[ParquetColumn], chunks: Sequence[ColumnChunk]
-) -> Iterator[tuple[ParquetColumn, Sequence[ColumnChunk]]]:
-    """Each column of a group with its chunks."""
-    first = 0
-    for column in columns:
-        yield column, chunks[first : first + len(column.leaves)]
-        first += len(column.leaves)
+@packed_once(attrgetter("head", "tail", "features_json", "constants"))
+@dataclass(frozen=True, eq=False)
+class FileFacts:
+    """What all row groups of a file share, as parts of a footer of the columns that are read.
+
+    Attributes:
+        head, tail: the bytes before and after the row groups.
+        features_json: what Hugging Face's `datasets` says of columns.
+        constants: (name, value) of fields that are the same in all rows.
+    """
+
+    head: bytes
+    tail: bytes
+    features_json: bytes = b""
+    constants: tuple[tuple[str, object], ...] = ()
+
+    def footer(self, *groups: bytes) -> bytes:
+        """The end of a file that has just these row groups: one, or none."""
+        field = bytes([LIST, 4 << 1, len(groups) << 4 | STRUCT])  # field 4: a list of structs
+        footer = b"".join([self.head, field, *groups, self.tail])
+        return footer + len(footer).to_bytes(4, "little") + MAGIC
+
+    @property
+    def features(self) -> Mapping[str, object]:
+        """The features of Hugging Face's `datasets`, by column."""
+        return features_of(self.features_json)
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a footer says of the columns that are read."""
+    """The columns of a file that are read, and its row groups."""
 
-    schema: Schema
+    file: FileFacts
+    columns: tuple[ParquetColumn, ...]
     groups: tuple[Group, ...]
 
 
 def read_footer(
-    data: bytes, end: int, chosen: Callable[[Sequence[ParquetColumn]], Sequence[ParquetColumn]], limits: Limits
+    data: bytes,
+    end: int,
+    chosen: Callable[[Sequence[str]], Sequence[str]],
+    constants: Mapping[str, object],
+    limits: Limits,
 ) -> Footer:
-    """What the footer `data` says, which begins at byte `end` of its file.
+    """Parse the footer `data`, which begins at byte `end` of its file.
 
     Args:
-        chosen: which of the columns are read.
+        chosen: gives, of the names of all columns, those that are read.
+        constants: fields that are the same in all rows, unless a column has the name.
 
     Raises:
-        ValueError: it is damaged, or its columns are such as are not read here.
-        LimitError: it asks for more than may be held.
+        ValueError: the footer is damaged, or the file uses a feature that is not supported.
+        LimitError: the file asks for more memory than `limits` allow.
     """
-    reader, groups = ThriftReader(data), list[Struct]()
-    elements: list[tuple[bytes, Struct]] = []
-    facts: dict[bytes, bytes] = {}
-    rows, writer, orders = 0, b"", list[Value]()
-    for number, kind in reader.fields():
-        if number == 2:
-            elements = reader.raw(kind)
-        elif number == 4:
-            groups = [one for _, one in reader.raw(kind)]
-        elif number == 5 and kind == LIST:
-            facts = dict(_fact(one) for _, one in reader.raw(kind))
-        else:
-            value = reader.value(kind)
-            rows = value if number == 3 and type(value) is int else rows
-            writer = value if number == 6 and type(value) is bytes else writer
-            orders = value if number == 7 and type(value) is list else orders
-            if number == 8:
-                raise ValueError("it is encrypted, and headrace has no keys: decrypt it first")
-    columns = columns_of(elements, _said(facts.get(b"huggingface", b"")))
-    read = chosen(columns)
-    count = sum(len(column.leaves) for column in read)
-    if count > limits.fields:
+    parts = _split(data)
+    opened = opened_footer(FileFacts(parts.head, parts.tail).footer())
+    columns, total = _columns(opened, len(parts.elements), chosen)
+    leaves = [leaf for column in columns for leaf in column.leaves]
+    if len(leaves) > limits.fields:
         raise LimitError(
-            f"{count} columns would be read, over the limit of {limits.fields}: name those that are needed by "
+            f"{len(leaves)} columns would be read, over the limit of {limits.fields}: name those that are needed by "
             "columns=, or give Limits(fields=…)"
         )
-    numbers = _leaf_numbers(columns, read)
-    total = sum(len(column.leaves) for column in columns)
-    ordered = frozenset(k for k, order in enumerate(orders) if type(order) is dict and _BY_TYPE in order)
-    found = tuple(_group(one, k, numbers, total, end, limits, ordered) for k, one in enumerate(groups))
-    if sum(group.rows for group in found) != rows:
-        raise ValueError(f"it says {rows} rows, and its groups have {sum(group.rows for group in found)}")
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * end)
+    groups = tuple(
+        _group(one, f"group {k}", leaves, total, parts.ordered, end, limits) for k, one in enumerate(parts.groups)
+    )
+    rows, most = sum(group.rows for group in groups), max(limits.unpacked_free_bytes, limits.unpacked_ratio * end)
+    if rows != parts.rows:
+        raise ValueError(f"it says {parts.rows} rows, and its groups have {rows}")
     if rows * _ROW_BYTES > most:
         raise LimitError(f"a table of {rows} rows in {end} bytes would take over {most} bytes, the limit")
-    _check_places(found, end)
-    return Footer(Schema(tuple(read), facts.get(b"ARROW:schema", b""), writer), found)
+    last = 0
+    for start, size in sorted((one.start, one.size) for group in groups for one in group.chunks.values() if one.size):
+        if start < last:
+            raise ValueError(f"two columns have the bytes at {start}")
+        last = start + size
+    own = {column.name for column in columns}
+    more = tuple((name, value) for name, value in constants.items() if name not in own)
+    return Footer(_facts(opened, parts.elements, columns, more), columns, groups)
 
 
-def _fact(one: Struct) -> tuple[bytes, bytes]:
-    key, value = one.get(1, b""), one.get(2, b"")
-    if type(key) is not bytes or type(value) is not bytes:
-        raise ValueError("what it says of itself is no text")
-    return key, value
+class _ListedGroup(NamedTuple):
+    """A row group: its fields, and each column chunk with its bytes."""
+
+    said: Struct
+    chunks: Sequence[tuple[Struct, bytes]]
 
 
-def _said(text: bytes) -> Mapping[str, object]:
-    """What `datasets` says of columns."""
+class _Parts(NamedTuple):
+    """A footer: the bytes around its row groups, these, its rows, and the leaves whose order is that of their type.
+
+    Attributes:
+        elements: of the schema, by column.
+    """
+
+    head: bytes
+    tail: bytes
+    elements: Sequence[Sequence[bytes]]
+    groups: Sequence[_ListedGroup]
+    rows: int
+    ordered: frozenset[int]
+
+
+def _split(data: bytes) -> _Parts:
+    reader, tail, groups = ThriftReader(data), -1, list[_ListedGroup]()
+    head = rows = before = last = 0
+    ordered, elements = frozenset[int](), list[list[bytes]]()
+    for number, kind in reader.fields():
+        if number <= last:
+            raise ValueError("the fields of its footer are not in order")
+        if number == 2:
+            elements = _elements(reader, data, kind)
+        elif number == 3:
+            value = reader.value(kind)
+            rows = value if type(value) is int else -1
+        elif number == 4:
+            inner, count = reader.list_head() if kind == LIST else (0, 0)
+            if inner != STRUCT:
+                raise ValueError("its row groups are damaged")
+            head = before
+            groups = [_listed(reader, data) for _ in range(count)]
+            tail = reader.at
+        elif number == 7:
+            orders = reader.value(kind)
+            if type(orders) is list:  # 1: the order of the type
+                ordered = frozenset(k for k, order in enumerate(orders) if type(order) is dict and 1 in order)
+        elif number == 8:
+            raise ValueError("it is encrypted, and headrace has no keys: decrypt it first")
+        else:
+            reader.value(kind)
+        before, last = reader.at, number
+    if tail < 0:
+        raise ValueError("its footer has no row groups")
+    return _Parts(data[:head], data[tail:], elements, groups, rows, ordered)
+
+
+def _listed(reader: ThriftReader, data: bytes) -> _ListedGroup:
+    said, chunks = Struct(), list[tuple[Struct, bytes]]()
+    for number, kind in reader.fields():
+        if number != 1:
+            said[number] = reader.value(kind)
+            continue
+        inner, count = reader.list_head() if kind == LIST else (0, 0)
+        if inner != STRUCT:
+            raise ValueError("a row group has no columns")
+        for _ in range(count):
+            start, chunk = reader.at, reader.struct()
+            chunks.append((chunk, data[start : reader.at]))
+    return _ListedGroup(said, chunks)
+
+
+def _elements(reader: ThriftReader, data: bytes, kind: int) -> list[list[bytes]]:
+    """The elements of a schema, by column: a column is followed by its parts.
+
+    Raises:
+        ValueError: it is so deep that a parser that calls itself could run out of stack.
+    """
+    inner, count = reader.list_head() if kind == LIST else (0, 0)
+    if inner != STRUCT:
+        raise ValueError("its schema is damaged")
+    missing, columns = list[int](), list[list[bytes]]()  # children still to come, of each element around the next one
+    for number in range(count):
+        start, children = reader.at, reader.struct().get(5, 0)
+        while missing and not missing[-1]:
+            missing.pop()
+        if number:
+            if not missing or len(missing) > _DEPTH_MOST:
+                raise ValueError(f"its schema is no tree, or deeper than {_DEPTH_MOST} levels")
+            if len(missing) == 1:
+                columns.append([])
+            columns[-1].append(data[start : reader.at])
+            missing[-1] -= 1
+        if type(children) is int and children > 0:
+            missing.append(children)
+    return columns
+
+
+def _facts(
+    opened: Arrow,
+    elements: Sequence[Sequence[bytes]],
+    columns: Sequence[ParquetColumn],
+    constants: tuple[tuple[str, object], ...],
+) -> FileFacts:
+    """A footer of the columns that are read: all of them would be parsed again for each row group."""
+    schema, said = opened.schema_arrow, opened.metadata.metadata or {}
+    kept = [elements[schema.get_field_index(column.name)] for column in columns]
+    root = [4 << 4 | BINARY, 0, 1 << 4 | I32]  # no name, and the number of columns
+    flat = [bytes([*root, *_varint(len(kept) << 1), 0]), *(one for some in kept for one in some)]
+    head = bytes([1 << 4 | I32, 4, 1 << 4 | LIST, 15 << 4 | STRUCT, *_varint(len(flat))])  # version 2, the schema
+    tail = b""
+    if b"ARROW:schema" in said:
+        arrow = library().schema([schema.field(column.name) for column in columns])
+        pair = [(1, b"ARROW:schema"), (1, base64.b64encode(arrow.serialize().to_pybytes()))]
+        tail = bytes([1 << 4 | LIST, 1 << 4 | STRUCT]) + b"".join(_binary(*one) for one in pair) + b"\0"
+    tail += _binary(1 if tail else 2, opened.metadata.created_by.encode()) + b"\0"
+    return FileFacts(b"".join([head, *flat, bytes([1 << 4 | I64, 0])]), tail, said.get(b"huggingface", b""), constants)
+
+
+def _binary(step: int, value: bytes) -> bytes:
+    return bytes([step << 4 | BINARY, *_varint(len(value))]) + value
+
+
+def _varint(number: int) -> list[int]:
+    out = []
+    while number >= 128:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return [*out, number]
+
+
+def opened_footer(end: bytes) -> Arrow:
+    """A file of a footer alone, opened by pyarrow.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    pa = library()
+    import pyarrow.parquet as pq
+
+    data = MAGIC + end
+    most = len(data)  # a list that claims more elements than there are bytes allocates nothing
     try:
-        said = as_object(json.loads(text)) if text else None
-    except (ValueError, RecursionError):
-        return {}
-    info = as_object((said or {}).get("info"))
-    return as_object((info or {}).get("features")) or {}
+        return pq.ParquetFile(pa.BufferReader(data), thrift_string_size_limit=most, thrift_container_size_limit=most)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"its schema is damaged: {error}") from None
 
 
-def _leaf_numbers(
-    columns: Sequence[ParquetColumn], read: Sequence[ParquetColumn]
-) -> list[tuple[int, ParquetColumn, SchemaLeaf]]:
-    """(number among all leaves, its column, itself) of each leaf that is read."""
-    numbers, first = list[tuple[int, ParquetColumn, SchemaLeaf]](), 0
-    for column in columns:
-        if column in read:
-            numbers += [(first + k, column, leaf) for k, leaf in enumerate(column.leaves)]
-        first += len(column.leaves)
-    return numbers
+def _columns(
+    opened: Arrow, count: int, chosen: Callable[[Sequence[str]], Sequence[str]]
+) -> tuple[tuple[ParquetColumn, ...], int]:
+    """(the columns that are read, the number of leaves of all columns) of a file of so many columns."""
+    try:
+        schema, leaves = opened.schema_arrow, opened.metadata.schema
+        names = schema.names
+    except (library().ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"its schema is damaged: {error}") from None
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
+    ends = [0, *itertools.accumulate(leaf_count(field.type) for field in schema)]
+    total = opened.metadata.num_columns
+    if ends[-1] != total or len(schema) != count:
+        raise ValueError(f"its schema has {total} columns of values, and {ends[-1]} by the types of Arrow")
+    read, columns, position = set(chosen(names)), list[ParquetColumn](), 0
+    for field, (start, stop) in zip(schema, itertools.pairwise(ends), strict=True):
+        if field.name in read:
+            own = tuple(_leaf(leaves.column(k), k, position + k - start) for k in range(start, stop))
+            columns.append(ParquetColumn(field.name, field.type, own))
+            position += len(own)
+    return tuple(columns), total
+
+
+def _leaf(said: Arrow, number: int, position: int) -> ParquetLeaf:
+    if said.physical_type not in _TYPES:
+        raise ValueError(f"column {said.path!r:.200} is of a type that is not known")
+    kind = _TYPES.index(said.physical_type)
+    value_bytes = max(0, said.length) if kind == len(_VALUE_BYTES) else _VALUE_BYTES[kind]
+    levels = (said.max_definition_level > 0) + (said.max_repetition_level > 0)
+    return ParquetLeaf(
+        number, position, said.path, said.physical_type, levels, said.max_repetition_level == 0, value_bytes
+    )
 
 
 def _group(
-    one: Struct,
-    number: int,
-    leaves: Sequence[tuple[int, ParquetColumn, SchemaLeaf]],
+    listed: _ListedGroup,
+    name: str,
+    leaves: Sequence[ParquetLeaf],
     total: int,
+    ordered: frozenset[int],
     end: int,
     limits: Limits,
-    ordered: frozenset[int],
 ) -> Group:
-    rows, chunks = _count(one, 3, f"group {number} has {{}} rows"), one.get(1)
-    if type(chunks) is not list or len(chunks) != total:
-        raise ValueError(f"group {number} does not have the {total} columns of the schema")
+    rows = _count(listed.said, 3, f"{name} has {{}} rows")
+    if len(listed.chunks) != total:
+        raise ValueError(f"{name} does not have the {total} columns of the schema")
     if not rows:
-        return Group(0, ())
-    found, opened, packed = [], 0, 0
-    for k, column, leaf in leaves:
-        where = f"column {column.name!r:.200} of group {number}"
+        return Group(0, {}, b"")
+    chunks, opened, packed = dict[int, ColumnChunk](), 0, 0
+    for leaf in leaves:
+        where = f"column {leaf.path!r:.200} of {name}"
         try:
-            chunk = _chunk(chunks[k], leaf, end, is_ordered=k in ordered)
+            chunk = _chunk(listed.chunks[leaf.number][0], leaf, end, is_ordered=leaf.number in ordered)
         except ValueError as error:
             raise ValueError(f"{where} {error}") from None
-        if len(leaf.path) == 1 and chunk.values != rows:
+        if leaf.is_flat and chunk.values != rows:
             raise ValueError(f"{where} has {chunk.values} values, and the group {rows} rows")
         if chunk.size > limits.member_bytes:
             raise LimitError(f"{where} has {chunk.size} bytes, over the limit of {limits.member_bytes}")
-        opened += chunk.unpacked + chunk.values * leaf.nbytes
+        opened += chunk.unpacked + chunk.values * leaf.value_bytes
         packed += chunk.size
-        found.append(chunk)
-    packed = max(packed, min(end, _count(one, 6, "group has {} bytes")))
+        chunks[leaf.number] = chunk
+    packed = max(packed, min(end, _count(listed.said, 6, "group has {} bytes")))
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed)
     if opened > most:
-        raise LimitError(
-            f"group {number}, of {packed} bytes, would take {opened} once opened, over the limit of {most}"
-        )
-    return Group(rows, tuple(found))
+        raise LimitError(f"{name}, of {packed} bytes, would take {opened} once opened, over the limit of {most}")
+    head = bytes([1 << 4 | LIST, 15 << 4 | STRUCT, *_varint(len(leaves))])
+    tail = bytes([1 << 4 | I64, 0, 1 << 4 | I64, *_varint(rows << 1), 0])
+    return Group(rows, chunks, b"".join([head, *(listed.chunks[leaf.number][1] for leaf in leaves), tail]))
 
 
-def _chunk(one: Value, leaf: SchemaLeaf, end: int, *, is_ordered: bool) -> ColumnChunk:
-    if type(one) is not dict:
-        raise ValueError("is none")
+def _chunk(one: Struct, leaf: ParquetLeaf, end: int, *, is_ordered: bool) -> ColumnChunk:
     said = one.get(3)
     if 8 in one or 9 in one:
         raise ValueError("is encrypted, and headrace has no keys: decrypt it, or leave it out by columns=")
@@ -199,10 +398,12 @@ def _chunk(one: Value, leaf: SchemaLeaf, end: int, *, is_ordered: bool) -> Colum
         raise ValueError("lies in a file of its own, which is not read here")
     if type(said) is not dict:
         raise ValueError("does not say where it lies")
-    if said.get(3) != list(leaf.path) or said.get(1) != leaf.kind:
+    path = said.get(3)
+    names = [part for part in path if type(part) is bytes] if type(path) is list else []
+    if b".".join(names).decode("utf-8", "replace") != leaf.path or said.get(1) != _TYPES.index(leaf.physical):
         raise ValueError("is another one than the schema says")
     codec = _count(said, 4, "is compressed by {}")
-    if codec >= len(CODECS) or CODECS[codec] in _NOT_READ:
+    if codec >= len(CODECS) or CODECS[codec] == "lzo":
         name = CODECS[codec] if codec < len(CODECS) else f"the codec {codec}"
         raise ValueError(f"is compressed by {name}, which is not read")
     start, dictionary = _count(said, 9, "lies at {}"), _count(said, 11, "has its dictionary at {}")
@@ -220,36 +421,18 @@ def _chunk(one: Value, leaf: SchemaLeaf, end: int, *, is_ordered: bool) -> Colum
     for at, nbytes in (index, bounds):
         if nbytes and at + nbytes > end:
             raise ValueError(f"has its page index at {at}, and the footer begins at {end}")
-    unpacked = _count(said, 6, "unpacks to {} bytes")
-    statistics = _statistics(said.get(12), is_ordered=is_ordered)
-    bounds = bounds if is_ordered else (0, 0)
-    return ColumnChunk(leaf.kind, codec, values, start, size, unpacked, index, bounds, statistics)
-
-
-def _statistics(said: Value | None, *, is_ordered: bool) -> tuple[Value | None, Value | None, int | None]:
-    """(lowest, highest, missing), as far as they can be relied on: the older ones go by another order."""
-    if type(said) is not dict:
-        return None, None, None
-    missing = said.get(3)
-    low, high = (said.get(6), said.get(5)) if is_ordered else (None, None)
-    return low, high, missing if type(missing) is int else None
+    unpacked, statistics = _count(said, 6, "unpacks to {} bytes"), said.get(12)
+    low, high, missing = (statistics.get(k) for k in (6, 5, 3)) if type(statistics) is dict else (None,) * 3
+    known = (low, high) if is_ordered else (None, None)  # older statistics follow another order
+    return ColumnChunk(
+        codec, values, start, size, unpacked, index, bounds if is_ordered else (0, 0),
+        (*known, missing if type(missing) is int else None),
+    )  # fmt: skip
 
 
 def _count(one: Struct, field: int, text: str) -> int:
-    """A number that is not negative; 0 where it is not there."""
+    """A number of at least 0; 0 if the field is absent."""
     value = one.get(field, 0)
     if type(value) is not int or value < 0:
         raise ValueError(text.format(value))
     return value
-
-
-def _check_places(groups: Sequence[Group], end: int) -> None:
-    """See that no chunk lies in another one."""
-    places = sorted((chunk.start, chunk.start + chunk.size) for group in groups for chunk in group.chunks if chunk.size)
-    last = 0
-    for start, stop in places:
-        if start < last:
-            raise ValueError(f"two columns have the bytes at {start}")
-        last = stop
-    if last > end:
-        raise ValueError(f"a column lies up to byte {last}, and the footer begins at {end}")

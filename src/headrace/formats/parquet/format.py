@@ -1,4 +1,4 @@
-"""Parquet as a format: groups of rows are blocks, columns, or some of their pages, their members."""
+"""Parquet as a format: row groups are blocks, and columns, or some of their pages, are their members."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.arrow_predicates import kept_rows
-from headrace.formats.arrow_values import TableRows
+from headrace.formats.arrow_values import TableRows, kind_of, library
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.decoding import ColumnBytes, decoded
-from headrace.formats.parquet.facts import Facts, Member
-from headrace.formats.parquet.footer import END_BYTES, MAGIC, Footer, by_column, read_footer
-from headrace.formats.parquet.narrowing import Left, Narrowing, page_indexes, quickly
-from headrace.formats.parquet.reading import FileEnd
-from headrace.formats.parquet.schema import ParquetColumn, Schema
-from headrace.formats.parquet.some_rows import SomeRows, opened
+from headrace.formats.parquet.decoding import GroupFacts, Member, decoded
+from headrace.formats.parquet.file_end import END_BYTES, FileEnd
+from headrace.formats.parquet.footer import MAGIC, Footer, read_footer
+from headrace.formats.parquet.page_index import PageIndex, pages_of
+from headrace.formats.parquet.page_pruning import Left, page_indexes, pruned, quickly
 from headrace.formats.parquet.where import Asking, asked_of, left_of
-from headrace.formats.predicates import ALL, NONE, known
+from headrace.formats.predicates import ALL, NONE, columns_of, known
 from headrace.formats.tables import ListedTable, TableFormat, constants_of
 from headrace.protocols import Reads, Version
 from headrace.rows import Rows
@@ -67,19 +65,20 @@ class Parquet(TableFormat):
             end = await FileEnd.of(reads, shard)
             data = await end.footer(limits)
             footer, asked = await quickly(partial(self._read, data, shard, end.size, limits), len(data))
-            narrowing = Narrowing(end, footer, asked, limits)
-            left = await narrowing.run()
+            indexes = dict[int, PageIndex]()
+            left = await pruned(end, footer, asked, limits, indexes)
+            features = footer.file.features
         except LimitError as error:
             raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
         except OptionError as error:
             raise FormatError(f"{masked(url)}: {error}", url=url) from None
         except ValueError as error:
             raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
-        rows, opened_bytes = _rows(footer, left)
-        kinds = [(column.name, column.kind) for column in footer.schema.columns]
-        kinds += [(name, "of the path") for name, _ in footer.schema.constants]
+        kinds = [(column.name, kind_of(column.type, features.get(column.name))) for column in footer.columns]
+        kinds += [(name, "of the path") for name, _ in footer.file.constants]
+        rows, opened_bytes = _rows(footer, left, indexes)
         return ShardIndex(
-            rows, None, end.size, end.etag, None, opened_bytes, tuple(sorted(kinds)), kept=narrowing.indexes
+            rows, None, end.size, end.etag, None, opened_bytes, tuple(sorted(kinds)), kept={_FOOTER: footer, **indexes}
         )
 
     async def single(
@@ -88,74 +87,77 @@ class Parquet(TableFormat):
         rows = shard.rows
         if rows.block is None or rows.row is None or rows.about is None:
             return None
-        facts: Facts = rows.about[rows.block[row]]
-        schema = facts.schema
-        have = {column.name for column in schema.columns} | {name for name, _ in schema.constants}
+        facts: GroupFacts = rows.about[rows.block[row]]
+        footer: Footer = shard.kept[_FOOTER]
+        group = footer.groups[facts.number]
+        have = {column.name for column in footer.columns} | {name for name, _ in footer.file.constants}
         if wanted is not None and any(one.isdisjoint(have) for one in wanted):
             return None  # it will be said what it has
         names = have if wanted is None else frozenset[str]().union(*wanted)
-        some = [one for one in by_column(schema.columns, facts.chunks) if one[0].name in names]
+        columns = [column for column in footer.columns if column.name in names]
+        chunks = [group.chunks[leaf.number] for column in columns for leaf in column.leaves]
         version = Version(shard.size, shard.etag)
         known = await page_indexes(
-            [chunk for _, own in some for chunk in own if chunk.start not in shard.kept],
-            facts.rows,
+            [chunk for chunk in chunks if chunk.start not in shard.kept],
+            group.rows,
             lambda start, stop: reads.read(url, start, stop, version=version),
         )
         shard.kept.update(known)
-        number = facts.number(int(rows.row[row]))
-        pages = SomeRows.of(some, shard.kept, ((number, number + 1),), facts.rows)
-        only = Facts(schema, facts.rows, (), facts.where, pages)
+        number = int(facts.numbers[rows.row[row]])
+        runs = ((number, number + 1),)
+        only = facts._replace(runs=runs, columns=pages_of(columns, group, shard.kept, runs))
         members = [member for member in only.members if member[2] in names]
         return _table(rows.keys[row : row + 1], [only], [members])
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
-        facts: Facts = block.about
+        facts: GroupFacts = block.about
         given = facts.bodies(block.members, bodies)
-        constants = {name: value for name, value in facts.schema.constants if name in given and self.is_shown(name)}
-        if facts.some is not None:
-            return opened(facts.schema, facts.where, facts.some, given, block.limits, constants, self.is_shown)
-        found = []
-        for column, chunks in by_column(facts.schema.columns, facts.chunks):
-            if column.name in given:
-                [body], start = given[column.name], min(chunk.start for chunk in chunks)
-                parts = [(chunk, body[chunk.start - start :][: chunk.size]) for chunk in chunks]
-                found.append(ColumnBytes(column, parts))
-        if not found:
-            return [constants] * facts.rows
-        table = decoded(facts.schema, facts.rows, found, block.limits)
-        kept = None if facts.where == ALL else kept_rows(facts.where, table)
-        table = table.select([name for name in table.column_names if self.is_shown(name)])
-        return TableRows(table, facts.schema.features, constants, kept)
+        constants = {name: value for name, value in facts.file.constants if name in given and self.is_shown(name)}
+        asked, parts = columns_of(facts.where), [part for part in facts.columns if part.column in given]
+        columns = decoded(facts, [part for part in parts if part.column in asked], given, block.limits)
+        kept = None if facts.where == ALL else kept_rows(facts.where, library().table(columns))
+        if kept is not None and not kept.any():
+            return [None] * facts.total
+        rest = [part for part in parts if part.column not in asked and self.is_shown(part.column)]
+        columns |= decoded(facts, rest, given, block.limits)
+        shown = {part.column: columns[part.column] for part in parts if self.is_shown(part.column)}
+        if not shown:
+            return [constants if kept is None or kept[k] else None for k in range(facts.total)]
+        return TableRows(library().table(shown), facts.file.features, constants, kept)
 
     def _read(self, data: bytes, shard: ShardEntry, size: int, limits: Limits) -> tuple[Footer, list[Asking]]:
-        """What the footer `data` says, and what is left to ask of each group of rows."""
+        """The footer `data`, and the predicate that is left for each row group."""
         constants = constants_of(shard.url)
-        footer = read_footer(data, size - len(data) - END_BYTES, partial(self._chosen, constants), limits)
+
+        def chosen(names: Sequence[str]) -> list[str]:
+            self.check_columns(names, constants)
+            return [name for name in names if self.is_read(name)]
+
+        more = {name: value for name, value in constants.items() if self.is_read(name)}
+        footer = read_footer(data, size - len(data) - END_BYTES, chosen, more, limits)
         said: ListedTable | None = shard.about
         if said is not None:
             said.check(sum(group.rows for group in footer.groups), size)
-        own = {column.name for column in footer.schema.columns}
-        more = tuple((name, value) for name, value in constants.items() if name not in own and self.is_read(name))
-        schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
-        asked = asked_of(known(self.where, constants), schema.columns)
-        return Footer(schema, footer.groups), [left_of(asked, group) for group in footer.groups]
-
-    def _chosen(self, constants: Mapping[str, object], columns: Sequence[ParquetColumn]) -> list[ParquetColumn]:
-        self.check_columns({column.name for column in columns}, constants)
-        return [column for column in columns if self.is_read(column.name)]
+        asked = asked_of(known(self.where, constants), footer.columns)
+        return footer, [left_of(asked, group) for group in footer.groups]
 
 
 PARQUET = Parquet()
 
+_FOOTER = -1
+"""Under this key lies the footer in what is kept of a shard, beside the page indexes by the start of their chunk."""
 
-def _rows(footer: Footer, left: Sequence[Left]) -> tuple[Rows, int]:
+
+def _rows(footer: Footer, left: Sequence[Left], indexes: Mapping[int, PageIndex]) -> tuple[Rows, int]:
     """The table of samples of all groups of which some are left, and about the bytes of all when they are opened."""
     found, keys, first, opened_bytes = [], [np.zeros(0, np.int64)], 0, 0
-    for group, (asked, some) in zip(footer.groups, left, strict=True):
+    for number, (group, (asked, runs)) in enumerate(zip(footer.groups, left, strict=True)):
         if group.rows and asked.where != NONE:
-            found.append(Facts(footer.schema, group.rows, group.chunks, asked.where, some))
-            keys.append(first + found[-1].numbers)
-            opened_bytes += sum(chunk.unpacked for chunk in group.chunks) * found[-1].total // group.rows
+            pages = pages_of(footer.columns, group, indexes, runs)
+            facts = GroupFacts(footer.file, number, group.raw, runs, pages, asked.where)
+            found.append(facts)
+            keys.append(first + facts.numbers)
+            opened_bytes += sum(chunk.unpacked for chunk in group.chunks.values()) * facts.total // group.rows
         first += group.rows
     members = [facts.members for facts in found]
     order = sorted(range(len(found)), key=lambda k: members[k][:1])
@@ -169,7 +171,7 @@ def _rows(footer: Footer, left: Sequence[Left]) -> tuple[Rows, int]:
     return replace(rows, block=block, row=np.concatenate([np.zeros(0, np.int64), *row])), opened_bytes
 
 
-def _table(keys: NDArray[np.bytes_], blocks: Sequence[Facts], members: Sequence[Sequence[Member]]) -> Rows:
+def _table(keys: NDArray[np.bytes_], blocks: Sequence[GroupFacts], members: Sequence[Sequence[Member]]) -> Rows:
     """The table of samples of blocks that have these members; all of one block are its first."""
     names = tuple(dict.fromkeys(name for some in members for _, _, name in some))
     number = {name: k for k, name in enumerate(names)}

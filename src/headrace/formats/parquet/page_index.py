@@ -1,21 +1,27 @@
-"""The indexes of a column's pages: where they lie, which rows they have, and what is the lowest value of each."""
+"""Page indexes: the pages of a column chunk, their rows and the bounds of their values; and the pages of some rows.
+
+An index that is absent or damaged excludes nothing: its column is read whole.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from headrace.formats.parquet.footer import ColumnChunk
+from headrace.formats.parquet.footer import ColumnChunk, Group, ParquetColumn, ParquetLeaf, Place
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
+
+SMALL_BYTES = 32 * 1024
+"""A chunk with no more bytes is read whole: its page index would cost as much."""
 
 Run = tuple[int, int]
 """Some rows of a group: the first, and the one behind the last."""
 
 
 class PageIndex(NamedTuple):
-    """Where the pages of a column lie, in the file, and the first row of each."""
+    """The places of the pages of a column chunk in the file, and the first row of each."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -23,11 +29,11 @@ class PageIndex(NamedTuple):
 
 
 class PageBounds(NamedTuple):
-    """What is known of the values of each page.
+    """The bounds of the values of each page.
 
     Attributes:
-        lows, highs: no value is lower, or higher; None: that is not known. Of text and bytes they may be cut off.
-        missing: how many values are missing; None: that is not known.
+        lows, highs: no value is lower, or higher; None: unknown. Those of text and bytes may be cut off.
+        missing: how many values are missing; None: unknown.
         are_missing: whether all are.
     """
 
@@ -37,8 +43,39 @@ class PageBounds(NamedTuple):
     are_missing: tuple[bool, ...]
 
 
+class LeafPages(NamedTuple):
+    """The pages of a leaf that are read.
+
+    Attributes:
+        codec: the number of its compression.
+        start, size: the place of the whole chunk.
+        values: how many these pages have; -1: unknown.
+        pieces: where they lie, in the order of the file.
+    """
+
+    leaf: ParquetLeaf
+    codec: int
+    start: int
+    size: int
+    values: int
+    pieces: tuple[Place, ...]
+
+
+class ColumnPages(NamedTuple):
+    """The pages of a column that are read, and the rows that they have: the same for all leaves."""
+
+    column: str
+    runs: tuple[Run, ...]
+    leaves: tuple[LeafPages, ...]
+
+    @property
+    def pieces(self) -> list[Place]:
+        """The pieces of all leaves, in the order of the file."""
+        return sorted(piece for leaf in self.leaves for piece in leaf.pieces)
+
+
 def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
-    """What the index of a column's pages says.
+    """Parse the index of the pages of a chunk.
 
     Raises:
         ValueError: it is damaged.
@@ -48,11 +85,13 @@ def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
         raise ValueError("it has no pages")
     starts, stops, first = [], [], []
     for page in pages:
-        if type(page) is not dict:
-            raise ValueError("a page is none")
-        starts.append(_number(page, 1))
-        stops.append(starts[-1] + _number(page, 2))
-        first.append(_number(page, 3))
+        numbers = [page.get(field) if type(page) is dict else None for field in (1, 2, 3)]
+        at, size, row = (number if type(number) is int and number >= 0 else -1 for number in numbers)
+        if min(at, size, row) < 0:
+            raise ValueError("a page does not say where it lies")
+        starts.append(at)
+        stops.append(at + size)
+        first.append(row)
     if first[0] or any(b <= a for a, b in pairwise([*first, rows])):
         raise ValueError("its rows do not ascend")
     places = [chunk.start, *(edge for pair in zip(starts, stops, strict=True) for edge in pair)]
@@ -62,41 +101,61 @@ def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
 
 
 def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds:
-    """What the index of the values of a column's pages says.
-
-    Args:
-        index: of its pages.
+    """Parse the bounds of the pages of a chunk.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: they are damaged.
     """
     said, count = ThriftReader(data).struct(), len(index.rows)
     empty, lows, highs, missing = (_list(said, field, count) for field in (1, 2, 3, 5))
-    if None in (empty, lows, highs):
+    if empty is None or lows is None or highs is None:
         raise ValueError("it does not say what the bounds of its pages are")
     known = [n for n in missing or () if type(n) is int and n >= 0]
     if missing is not None and (len(known) < count or chunk.statistics[2] not in (None, sum(known))):
         raise ValueError("its pages miss other values than the column does")
     return PageBounds(
-        tuple(low if type(low) is bytes else None for low in lows or ()),
-        tuple(
-            high if type(high) is bytes and high else None for high in highs or ()
-        ),  # no bytes may stand for no bound
+        tuple(low if type(low) is bytes else None for low in lows),
+        tuple(high if type(high) is bytes and high else None for high in highs),  # no bytes may stand for no bound
         tuple(known) if known else (None,) * count,
-        tuple(one is True for one in empty or ()),
+        tuple(one is True for one in empty),
     )
 
 
-def _list(said: Struct, field: int, count: int) -> list[Value] | None:
-    """What is said of so many pages; None: nothing is."""
-    found = said.get(field)
-    if found is not None and (type(found) is not list or len(found) != count):
-        raise ValueError(f"it does not speak of {count} pages")
-    return found
+def pages_of(
+    columns: Sequence[ParquetColumn], group: Group, indexes: Mapping[int, PageIndex], runs: tuple[Run, ...]
+) -> tuple[ColumnPages, ...]:
+    """The pages of `columns` that hold some rows of a group.
+
+    Args:
+        indexes: of chunks, by their start. A column without is read whole.
+    """
+    return tuple(_pages_of(column, group, indexes, runs) for column in columns)
+
+
+def _pages_of(
+    column: ParquetColumn, group: Group, indexes: Mapping[int, PageIndex], runs: tuple[Run, ...]
+) -> ColumnPages:
+    chunks, leaves = [group.chunks[leaf.number] for leaf in column.leaves], list[LeafPages]()
+    whole: tuple[Run, ...] = ((0, group.rows),)
+    own = [] if runs == whole else [indexes[chunk.start] for chunk in chunks if chunk.start in indexes]
+    if len(own) < len(chunks):
+        found, stretches = whole, None
+    else:
+        found, stretches = covering(own, runs, group.rows)
+    for k, (leaf, chunk) in enumerate(zip(column.leaves, chunks, strict=True)):
+        pieces, values = [(chunk.start, chunk.size)], chunk.values
+        if stretches is not None:
+            values = sum(stop - first for first, stop in found) if leaf.is_flat else -1
+            index = own[k]
+            dictionary = [(chunk.start, index.starts[0])] if index.starts[0] > chunk.start else []
+            edges = joined([*dictionary, *((index.starts[a], index.stops[b - 1]) for a, b in stretches[k])])
+            pieces = [(start, stop - start) for start, stop in edges]
+        leaves.append(LeafPages(leaf, chunk.codec, chunk.start, chunk.size, values, tuple(pieces)))
+    return ColumnPages(column.name, found, tuple(leaves))
 
 
 def covering(indexes: Sequence[PageIndex], runs: Sequence[Run], rows: int) -> tuple[tuple[Run, ...], list[list[Run]]]:
-    """The pages that hold some rows, of several leaves of one column, so that those of each have the same rows.
+    """The pages that hold some rows, of several leaves of one column, so that all leaves have the same rows.
 
     Args:
         rows: of the group.
@@ -118,7 +177,7 @@ def covering(indexes: Sequence[PageIndex], runs: Sequence[Run], rows: int) -> tu
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The same in ascending order, where those that touch are one."""
+    """The same stretches in ascending order, with those that touch merged."""
     found: list[Run] = []
     for first, stop in sorted(runs):
         if found and first <= found[-1][1]:
@@ -128,8 +187,9 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _number(page: Struct, field: int) -> int:
-    value = page.get(field, -1)
-    if type(value) is not int or value < 0:
-        raise ValueError("a page does not say where it lies")
-    return value
+def _list(said: Struct, field: int, count: int) -> list[Value] | None:
+    """A list of so many elements; None if it is absent."""
+    found = said.get(field)
+    if found is not None and (type(found) is not list or len(found) != count):
+        raise ValueError(f"it does not speak of {count} pages")
+    return found

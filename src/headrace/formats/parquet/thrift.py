@@ -1,10 +1,9 @@
-"""Thrift's compact protocol, as footers and heads of pages of Parquet are written: structs by the numbers of fields."""
+"""A reader of Thrift's compact protocol, in which footers, page headers and page indexes of Parquet are written."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from headrace.types import Buffer
 
@@ -19,64 +18,64 @@ _VARINT_BYTES_MOST = 10
 
 
 class ThriftReader:
-    """Reads structs out of bytes from elsewhere.
+    """Reads structs out of untrusted bytes.
 
-    Args:
-        data: the bytes.
-        at: where to begin; afterwards where the last struct ended.
+    Attributes:
+        at: the position of the next byte to read.
 
     Raises:
-        ValueError: they are none, or end before they should.
+        ValueError: by every method: the bytes are damaged or cut off.
     """
 
     def __init__(self, data: Buffer, at: int = 0) -> None:
         self._data, self.at = bytes(data), at
 
-    def struct(self, depth: int = 0) -> Struct:
-        """The fields of the struct that begins here, by their numbers."""
-        if depth > _DEPTH_MOST:
-            raise ValueError(f"structs lie within one another more than {_DEPTH_MOST} times")
-        data, number, fields = self._data, 0, Struct()
-        try:
-            while head := data[self.at]:
-                self.at += 1
-                kind, step = head & 15, head >> 4
-                number = number + step if step else self._signed()
-                fields[number] = kind == TRUE if kind <= FALSE else self._value(kind, depth)
-        except IndexError:
-            raise ValueError("it is cut off") from None
-        self.at += 1
-        return fields
+    def struct(self) -> Struct:
+        """Read a struct: its values by their field numbers."""
+        found = self.value(STRUCT)
+        assert isinstance(found, dict)
+        return found
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """(number, kind) of the fields of the struct that begins here; whoever asks reads each by `value` or `raw`."""
+        """Iterate over (number, kind) of a struct's fields. The caller reads each value."""
         number = 0
         while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._signed_or_end()
+            number = number + (head >> 4) if head >> 4 else self.value(I64)  # type: ignore[assignment]
             yield number, head & 15
 
     def value(self, kind: int) -> Value:
-        """A value of this kind, which begins here."""
+        """Read a value."""
         try:
-            return kind == TRUE if kind <= FALSE else self._value(kind, 0)
+            return self._value(kind, 0)
         except IndexError:
             raise ValueError("it is cut off") from None
 
-    def raw(self, kind: int) -> list[tuple[bytes, Struct]]:
-        """The structs of a list of them, each also as its bytes."""
+    def list_head(self) -> tuple[int, int]:
+        """Read the head of a list: (the kind of its elements, their number)."""
         head = self._byte()
-        try:
-            count = head >> 4 if head >> 4 < 15 else self._unsigned()
-        except IndexError:
-            raise ValueError("it is cut off") from None
-        if kind != LIST or head & 15 != STRUCT:
-            raise ValueError("a list of structs is no such list")
-        self._check_count(count)
-        structs = []
-        for _ in range(count):
-            start, one = self.at, self.struct()
-            structs.append((self._data[start : self.at], one))
-        return structs
+        count = head >> 4 if head >> 4 < 15 else self.unsigned()
+        if count > len(self._data) - self.at:  # each element takes at least a byte
+            raise ValueError(f"a list of {count} does not fit into {len(self._data) - self.at} bytes")
+        return head & 15, count
+
+    def unsigned(self) -> int:
+        """Read a number of variable length."""
+        number, shift, byte = 0, 0, self._byte()
+        while byte >= 128:
+            number |= (byte & 127) << shift
+            shift += 7
+            if shift >= 7 * _VARINT_BYTES_MOST:
+                raise ValueError("a number has more than 10 bytes")
+            byte = self._byte()
+        return number | byte << shift
+
+    def signed(self) -> int:
+        """Read a number whose lowest bit is its sign."""
+        number = self.unsigned()
+        number = number >> 1 ^ -(number & 1)
+        if not -(2**63) <= number < 2**63:
+            raise ValueError("a number has more than 64 bits")
+        return number
 
     def _byte(self) -> int:
         if self.at >= len(self._data):
@@ -84,171 +83,41 @@ class ThriftReader:
         self.at += 1
         return self._data[self.at - 1]
 
-    def _signed_or_end(self) -> int:
-        try:
-            return self._signed()
-        except IndexError:
-            raise ValueError("it is cut off") from None
-
-    def _unsigned(self) -> int:
-        data, at = self._data, self.at
-        byte = data[at]
-        if byte < 128:
-            self.at = at + 1
-            return byte
-        number, shift = byte & 127, 7
-        while byte >= 128:
-            at += 1
-            byte = data[at]
-            number |= (byte & 127) << shift
-            shift += 7
-            if shift > 7 * _VARINT_BYTES_MOST:
-                raise ValueError("a number has more than 10 bytes")
-        self.at = at + 1
-        return number
-
-    def _signed(self) -> int:
-        number = self._unsigned()
-        number = number >> 1 ^ -(number & 1)
-        if not -(2**63) <= number < 2**63:
-            raise ValueError("a number has more than 64 bits")
-        return number
+    def take(self, count: int) -> bytes:
+        """Read so many bytes."""
+        if count > len(self._data) - self.at:
+            raise ValueError("it is cut off")
+        self.at += count
+        return self._data[self.at - count : self.at]
 
     def _value(self, kind: int, depth: int) -> Value:
+        if depth > _DEPTH_MOST:
+            raise ValueError(f"structs lie within one another more than {_DEPTH_MOST} times")
         if kind in (I16, I32, I64):
-            return self._signed()
+            return self.signed()
         if kind == BINARY:
-            stop = self._unsigned() + self.at
-            if stop > len(self._data):
-                raise ValueError("it is cut off")
-            start, self.at = self.at, stop
-            return self._data[start:stop]
+            return self.take(self.unsigned())
         if kind == STRUCT:
-            return self.struct(depth + 1)
+            return self._struct(depth)
         if kind in (LIST, SET):
-            return self._list(depth)
-        if kind == MAP:
-            return self._map(depth)
+            inner, count = self.list_head()
+            if inner in (TRUE, FALSE):
+                return [byte == TRUE for byte in self.take(count)]
+            return [self._value(inner, depth + 1) for _ in range(count)]
+        if kind in (TRUE, FALSE):
+            return kind == TRUE
         if kind == DOUBLE:
-            self.at += 8
-            if self.at > len(self._data):
-                raise ValueError("it is cut off")
-            return float(_DOUBLE.unpack_from(self._data, self.at - 8)[0])
+            return float(_DOUBLE.unpack(self.take(8))[0])
         if kind == BYTE:
+            return self._byte()
+        raise ValueError(f"a field is of kind {kind}, which is not known")
+
+    def _struct(self, depth: int) -> Struct:
+        data, number, fields = self._data, 0, Struct()
+        while head := data[self.at]:
             self.at += 1
-            return self._data[self.at - 1]
-        raise ValueError(f"a field is of kind {kind}, which there is not")
-
-    def _list(self, depth: int) -> list[Value]:
-        head = self._data[self.at]
+            kind, step = head & 15, head >> 4
+            number = number + step if step else self.signed()
+            fields[number] = self._value(kind, depth + 1)
         self.at += 1
-        kind, count = head & 15, head >> 4
-        if count == 15:
-            count = self._unsigned()
-        self._check_count(count)
-        if kind in (TRUE, FALSE):
-            self.at += count
-            if self.at > len(self._data):
-                raise ValueError("it is cut off")
-            return [byte == TRUE for byte in self._data[self.at - count : self.at]]
-        if kind == STRUCT:
-            return [self.struct(depth + 1) for _ in range(count)]
-        if depth >= _DEPTH_MOST:
-            raise ValueError(f"lists lie within one another more than {_DEPTH_MOST} times")
-        return [self._value(kind, depth + 1) for _ in range(count)]
-
-    def _map(self, depth: int) -> list[Value]:
-        count = self._unsigned()
-        self._check_count(count)
-        if not count:
-            return []
-        if depth >= _DEPTH_MOST:
-            raise ValueError(f"maps lie within one another more than {_DEPTH_MOST} times")
-        kinds = self._data[self.at]
-        self.at += 1
-        pairs: list[Value] = []
-        for _ in range(count):
-            pairs += [self._member(kinds >> 4, depth), self._member(kinds & 15, depth)]
-        return pairs
-
-    def _member(self, kind: int, depth: int) -> Value:
-        if kind in (TRUE, FALSE):
-            self.at += 1
-            return self._data[self.at - 1] == TRUE
-        return self._value(kind, depth + 1)
-
-    def _check_count(self, count: int) -> None:
-        if count > len(self._data) - self.at:  # each takes a byte at least
-            raise ValueError(f"a list of {count} does not fit into {len(self._data) - self.at} bytes")
-
-
-Field = tuple[int, int, object]
-"""A field to write: its number, its kind, its value. Of a struct that is a list of fields, of a list (kind, values)."""
-
-
-class Begun(NamedTuple):
-    """The first fields of a struct, written, and the number of the last one."""
-
-    data: bytes
-    number: int
-
-
-_NOTHING = Begun(b"", 0)
-
-
-def begun(fields: Sequence[Field]) -> Begun:
-    """These fields, by ascending numbers, of a struct that has others behind them."""
-    out = bytearray()
-    _write_fields(out, fields, 0)
-    return Begun(bytes(out), fields[-1][0])
-
-
-def written(fields: Iterable[Field], first: Begun = _NOTHING) -> bytes:
-    """A struct of these fields, by ascending numbers, behind the first ones."""
-    out = bytearray(first.data)
-    _write_fields(out, fields, first.number)
-    out.append(0)
-    return bytes(out)
-
-
-def _write_fields(out: bytearray, fields: Iterable[Field], last: int) -> None:
-    for number, kind, value in fields:
-        kind = (TRUE if value else FALSE) if kind in (TRUE, FALSE) else kind  # noqa: PLW2901
-        if 0 < number - last < 16:
-            out.append((number - last) << 4 | kind)
-        else:
-            out.append(kind)
-            _write_unsigned(out, number << 1)
-        if kind > FALSE:
-            _write(out, kind, value)
-        last = number
-
-
-def _write(out: bytearray, kind: int, value: object) -> None:
-    match value:
-        case int() if kind in (I16, I32, I64):
-            _write_unsigned(out, (value << 1 ^ value >> 63) & 2**64 - 1)
-        case bytes() if kind == BINARY:
-            _write_unsigned(out, len(value))
-            out += value
-        case bytes() if kind == STRUCT:
-            out += value  # one that is written already
-        case list() if kind == STRUCT:
-            out += written(value)
-        case (int() as inner, list() as values) if kind == LIST:
-            if len(values) < 15:
-                out.append(len(values) << 4 | inner)
-            else:
-                out.append(15 << 4 | inner)
-                _write_unsigned(out, len(values))
-            for one in values:
-                _write(out, inner, one)
-        case _:
-            raise TypeError(f"{value!r:.40} is not of kind {kind}")
-
-
-def _write_unsigned(out: bytearray, number: int) -> None:
-    while number >= 128:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
+        return fields

@@ -1,6 +1,6 @@
-"""Predicates asked of a footer, and of page indexes: what is left out of which their bounds say that no row is kept.
+"""Predicates compared with the bounds of row groups and of pages, to skip those that no kept row can be in.
 
-A bound that may mean something else is not asked: then the rows are read, and asked themselves.
+A bound whose meaning is uncertain is ignored: then the rows are read, and the predicate is evaluated on each.
 """
 
 from __future__ import annotations
@@ -12,86 +12,70 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-from headrace.errors import OptionError
-from headrace.formats.parquet.footer import Group
+from headrace.formats.arrow_predicates import check_kinds
+from headrace.formats.arrow_values import library
+from headrace.formats.parquet.footer import Group, ParquetColumn
 from headrace.formats.parquet.page_index import PageBounds
-from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, INT96, ParquetColumn
-from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
-from headrace.formats.predicates import NONE, Term, Where, as_float, columns_of, microseconds_of
+from headrace.formats.parquet.thrift import Value
+from headrace.formats.predicates import NONE, Term, Where, as_float, microseconds_of
 
-_BOOLEAN, _INT32, _INT64, _, _FLOAT, _DOUBLE = range(6)
-_REPEATED = 2
-_UNSIGNED, _SIGNED = (11, 12, 13, 14), (15, 16, 17, 18)  # as converted types
-_UNIT_US = {1: (1000, 1), 2: (1, 1), 3: (1, 1000)}  # what a timestamp's unit is in microseconds
-
+_UNIT_US = {"ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}  # a unit in microseconds
 _NOT = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "in": "not in", "not in": "in"}
 
 Reads = Callable[[bytes], Any]
-"""What makes of a bound's bytes what can be compared; it may raise, or give None."""
+"""Makes a comparable value of the bytes of a bound; it may raise, or return None."""
 
 
-class Comparable(NamedTuple):
-    """A column that can be asked for.
+class Comparison(NamedTuple):
+    """How the bounds of a column are compared.
 
     Attributes:
-        kind: of values that it is compared with, as `Term.kind`.
-        bound: reads the bounds in statistics; None: they are not asked.
-        of_value: makes what is comparable with a bound of a value that is asked for.
-        has_nan: whether rows may be there that no bound is about.
+        bound: reads a bound; None: bounds are ignored.
+        of_value: makes a value of a predicate comparable with bounds.
+        has_nan: whether rows may have values outside of the bounds.
     """
 
-    kind: str
     bound: Reads | None = None
     of_value: Callable[[Any], Any] = lambda value: value
     has_nan: bool = False
 
 
 class Question(NamedTuple):
-    """What a footer, or a page index, is asked of a term.
-
-    Attributes:
-        leaf: number of the column's among those of all columns.
-        values: what its bounds are compared with, ascending.
-    """
+    """A term of a predicate, for the bounds of a leaf. Its values are comparable with them, and ascend."""
 
     op: str
     leaf: int
-    column: Comparable
+    column: Comparison
     values: Sequence[Any]
 
 
 class Asking(NamedTuple):
-    """A predicate, or what is left of it to ask of some rows; and what bounds are asked of each of its terms."""
+    """A predicate, or the alternatives of it that are left for some rows, and the questions of each term."""
 
     where: Where
     questions: Sequence[Sequence[Question]]
 
     def only(self, kept: Sequence[bool]) -> Asking:
-        """Those of its alternatives that are marked."""
+        """The alternatives that are marked."""
         return Asking(tuple(compress(self.where, kept)), list(compress(self.questions, kept)))
 
 
 def asked_of(where: Where, columns: Sequence[ParquetColumn]) -> Asking:
-    """What bounds are asked of each term of `where`.
+    """The questions of each term of `where`.
 
     Raises:
-        ValueError: one is not there, or has values of another kind than it is compared with.
+        OptionError: a column has values of another kind than it is compared with.
     """
-    found, first, names = dict[str, tuple[int, Comparable]](), 0, columns_of(where)
-    for column in columns:
-        if column.name in names:
-            comparable = _comparable(column)
-            for term in (term for some in where for term in some if term.column == column.name):
-                if comparable is None or comparable.kind != term.kind:
-                    raise OptionError(
-                        f"where= compares column {column.name!r:.200} with the {term.kind} {term.values[0]!r:.80}, and "
-                        f"it is {column.kind:.200}"
-                        + ("" if comparable is None else f", which is compared with a {comparable.kind}")
-                    )
-            assert comparable is not None
-            found[column.name] = first, comparable
-        first += len(column.leaves)
-    return Asking(where, [[_question(term, *found[term.column]) for term in some] for some in where])
+    by_name = {column.name: column for column in columns}
+    check_kinds(where, {name: column.type for name, column in by_name.items()})
+    ways = {term.column: _comparison(by_name[term.column]) for some in where for term in some}
+
+    def question(term: Term) -> Question:
+        way = ways[term.column]
+        values = sorted(map(way.of_value, term.values))
+        return Question(term.op, by_name[term.column].leaves[0].number, way, values)
+
+    return Asking(where, [list(map(question, some)) for some in where])
 
 
 def left_of(asked: Asking, group: Group) -> Asking:
@@ -109,10 +93,6 @@ def is_decided(asked: Asking, group: Group) -> bool:
 def pages_left(asked: Question, bounds: PageBounds) -> list[bool]:
     """In which pages of its column it may hold for a row."""
     return [_may_hold(asked, *said) for said in zip(*bounds, strict=True)]
-
-
-def _question(term: Term, leaf: int, column: Comparable) -> Question:
-    return Question(term.op, leaf, column, sorted(map(column.of_value, term.values)))
 
 
 def _may_hold_in_group(asked: Question, group: Group) -> bool:
@@ -154,7 +134,7 @@ def _may_hold(asked: Question, low: Any, high: Any, missing: int | None, are_mis
             return not (is_one and missing == 0 and least < len(values) and low == values[least])
 
 
-def _bound(column: Comparable, said: Value | None) -> Any:
+def _bound(column: Comparison, said: Value | None) -> Any:
     if column.bound is None or type(said) is not bytes:
         return None
     try:
@@ -163,69 +143,37 @@ def _bound(column: Comparable, said: Value | None) -> Any:
         return None
 
 
-def _comparable(column: ParquetColumn) -> Comparable | None:
-    """How a column can be asked for; None: it cannot."""
-    if len(column.elements) != 1:
-        return None
-    element, leaf = ThriftReader(column.elements[0]).struct(), column.leaves[0]
-    if element.get(3) == _REPEATED:
-        return None
-    logical, converted = element.get(10), element.get(6)
-    number, more = next(iter(logical.items())) if type(logical) is dict and logical else (None, None)
-    if number == 5 or converted == 5:
-        return Comparable("number")  # decimals
-    if leaf.kind == BYTE_ARRAY:
-        if number == 1 or (number is None and converted == 0):
-            return Comparable("text", bytes, lambda text: text.encode("utf-8", "surrogatepass"))
-        return Comparable("bytes", bytes) if number is None and converted is None else None
-    if leaf.kind in (FIXED, INT96):
-        return Comparable("bytes") if leaf.kind == FIXED and number is None and converted is None else None
-    if number == 8:
-        return _of_times(more)
-    if number == 6 or (number is None and converted == 6):
-        return Comparable("date", _integer(leaf.kind, is_signed=True), lambda day: day.toordinal() - _EPOCH)
-    if number is None and converted is None:
-        return _plain(leaf.kind)
-    is_known = number == 10 or (number is None and converted in (*_UNSIGNED, *_SIGNED))
-    if leaf.kind not in (_INT32, _INT64) or not is_known:
-        return None
-    is_signed = more.get(2) is True if number == 10 and type(more) is dict else converted in _SIGNED
-    return Comparable("number", _integer(leaf.kind, is_signed=is_signed))
+def _comparison(column: ParquetColumn) -> Comparison:
+    """How the bounds of a column are compared; its type is one that `check_kinds` admits."""
+    types, kind, physical = library().types, column.type, column.leaves[0].physical
+    while types.is_dictionary(kind) or hasattr(kind, "storage_type"):
+        kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type
+    if types.is_boolean(kind):
+        return Comparison({b"\0": False, b"\1": True}.get)
+    if types.is_float32(kind) or types.is_float64(kind):
+        reads = struct.Struct("<f" if physical == "FLOAT" else "<d")
+        return Comparison(lambda data: _no_nan(reads.unpack(data)[0]), as_float, has_nan=True)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return Comparison(bytes, lambda text: text.encode("utf-8", "surrogatepass"))
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return Comparison(bytes)
+    if physical not in ("INT32", "INT64") or types.is_decimal(kind) or len(column.leaves) != 1:
+        return Comparison()
+    integer = struct.Struct("<" + ("i" if physical == "INT32" else "q"))
+    if types.is_unsigned_integer(kind):
+        integer = struct.Struct(integer.format.upper())
+    if types.is_timestamp(kind):
+        times, parts = _UNIT_US.get(kind.unit, (0, 1))
+        if not times:
+            return Comparison()
+        return Comparison(lambda data: integer.unpack(data)[0] * times, lambda time: microseconds_of(time) * parts)
+    if types.is_date32(kind):
+        return Comparison(lambda data: integer.unpack(data)[0], lambda day: day.toordinal() - _EPOCH)
+    return Comparison(lambda data: integer.unpack(data)[0])
 
 
 _EPOCH = 719163  # 1970-01-01
 
 
-def _plain(kind: int) -> Comparable | None:
-    if kind == _BOOLEAN:
-        return Comparable("boolean", {b"\0": False, b"\1": True}.get)
-    if kind in (_FLOAT, _DOUBLE):
-        reads = struct.Struct("<f" if kind == _FLOAT else "<d")
-        return Comparable("number", lambda data: _no_nan(reads.unpack(data)[0]), as_float, has_nan=True)
-    return Comparable("number", _integer(kind, is_signed=True))
-
-
 def _no_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _integer(kind: int, *, is_signed: bool) -> Reads:
-    letter = "i" if kind == _INT32 else "q"
-    reads = struct.Struct("<" + (letter if is_signed else letter.upper()))
-    return lambda data: reads.unpack(data)[0]
-
-
-def _of_times(said: Value | None) -> Comparable | None:
-    """A timestamp: whole numbers of its unit since 1970."""
-    if type(said) is not dict or type(said.get(2)) is not dict:
-        return None
-    unit: Struct = said[2]  # type: ignore[assignment]
-    times, parts = _UNIT_US.get(next(iter(unit), 0), (0, 1))
-    if not times:
-        return None
-    read = _integer(_INT64, is_signed=True)
-    return Comparable(
-        "time with a zone" if said.get(1) is True else "time",
-        lambda data: read(data) * times,
-        lambda time: microseconds_of(time) * parts,
-    )

@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from headrace.errors import LimitError
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.footer import ENCRYPTED, END_BYTES, MAGIC
+from headrace.formats.parquet.footer import MAGIC, Place
 from headrace.protocols import Reads, Span
 
+END_BYTES = 8  # the footer's length and the magic
 TAIL_BYTES = 64 * 1024
+_ENCRYPTED = b"PARE"
 _GAP_BYTES = 64 * 1024  # between what is read at once
-
-Place = tuple[int, int]
-"""Where bytes begin in the file, and how many they are."""
 
 
 class FileEnd:
@@ -60,10 +59,10 @@ class FileEnd:
         """
         ((start, tail),) = self._parts
         is_short = self.size < len(MAGIC) + END_BYTES
-        if is_short or (not start and tail[: len(MAGIC)] not in (MAGIC, ENCRYPTED)):
+        if is_short or (not start and tail[: len(MAGIC)] not in (MAGIC, _ENCRYPTED)):
             raise ValueError(f"it has {self.size} bytes, which do not begin as Parquet does")
         length = int.from_bytes(tail[-END_BYTES:-4], "little")
-        if tail[-4:] == ENCRYPTED:
+        if tail[-4:] == _ENCRYPTED:
             raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
         if tail[-4:] != MAGIC:
             raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
