@@ -152,7 +152,7 @@ def test_rows_are_kept_by_predicates_and_folders_are_columns() -> None:
 
 def test_files_with_other_columns_are_an_error_that_names_both() -> None:
     first, second = (put(of_table(pa.table({"a": column}))) for column in ([1], ["x"]))
-    with pytest.raises(FormatError, match=f"column 'a' is string in {second}, and int64 in {first}"):
+    with pytest.raises(FormatError, match=f"column 'a' is text in {second}, and int64 in {first}"):
         list(hr.stream([first, second]))
 
 

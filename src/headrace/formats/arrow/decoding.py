@@ -1,36 +1,124 @@
-"""Some columns of a batch, decoded: pyarrow is given a stream of just this batch, with nothing where others lie."""
+"""Columns of a batch: where their buffers lie, and their values, decoded by pyarrow from the bytes that were read."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.errors import LimitError
-from headrace.formats.arrow.columns import ArrowSchema, ColumnBuffers, buffers_by_column, schema_of
-from headrace.formats.arrow.messages import head_of
-from headrace.formats.arrow_values import Arrow, library
+from headrace.formats.arrow.messages import MessageHead, head_of
+from headrace.formats.arrow_values import Arrow, features_of, library
 from headrace.formats.limits import Limits
 
 _UNPACKED = -1  # as the length of a buffer that is not compressed, in a batch that is
 _LENGTH_BYTES = 8
 
 
+@dataclass(frozen=True, slots=True)
+class ArrowSchema:
+    """The columns of a file.
+
+    Attributes:
+        message: the schema as the file has it.
+        read: the numbers of those that are read.
+        constants: (name, value) of fields that are the same in all rows.
+    """
+
+    message: bytes
+    read: tuple[int, ...]
+    constants: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns that are read."""
+        names = schema_of(self.message).names
+        return [names[number] for number in self.read]
+
+    @property
+    def features(self) -> Mapping[str, object]:
+        """The features of Hugging Face's `datasets`, by column."""
+        return features_of((schema_of(self.message).metadata or {}).get(b"huggingface", b""))
+
+
+class ColumnBuffers(NamedTuple):
+    """A column's part [start, stop) of a batch's body, and its buffers as the batch's head has them."""
+
+    start: int
+    stop: int
+    buffers: tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def schema_of(message: bytes) -> Arrow:
+    """The schema in a message.
+
+    Raises:
+        ValueError: it is damaged, or has two columns of one name.
+    """
+    pa = library()
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+        names = schema.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"its schema is damaged: {error}") from None
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
+    return schema
+
+
+def buffers_by_column(schema: ArrowSchema, head: MessageHead) -> list[ColumnBuffers]:
+    """The buffers of each of all columns of a batch.
+
+    Raises:
+        ValueError: the batch has other columns than the schema.
+    """
+    counts = _counts(schema.message, head.variadic)
+    arrays, buffers = (sum(some) for some in zip((0, 0), *counts, strict=True))
+    if (arrays, buffers) != (head.nodes, len(head.buffers)):
+        raise ValueError(
+            f"a batch has {head.nodes} arrays of {len(head.buffers)} buffers, and by the schema {arrays} of {buffers}"
+        )
+    found, first, end = list[ColumnBuffers](), 0, 0
+    for _, count in counts:
+        own = head.buffers[first : first + count]
+        filled = [one for one in own if one[1]]
+        start, end = (filled[0][0], sum(filled[-1])) if filled else (end, end)
+        found.append(ColumnBuffers(start, end, own))
+        first += count
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _counts(message: bytes, variadic: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(the number of arrays, the number of buffers) of each column: those of an empty batch, and more for views."""
+    pa, more, found = library(), iter(variadic), []
+    for field in schema_of(message):
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type)], ["x"])
+        head = head_of(empty.serialize().to_pybytes())
+        found.append((head.nodes, len(head.buffers) + sum(max(0, next(more, 0)) for _ in head.variadic)))
+    return found
+
+
 def decoded(
     schema: ArrowSchema, head: bytes, dictionaries: Sequence[bytes], bodies: Mapping[int, bytes], limits: Limits
 ) -> Arrow:
-    """The columns as a batch of Arrow.
+    """Decode some columns of a batch: pyarrow gets a stream of just this batch, with zeros in place of the others.
 
     Args:
-        bodies: of each column by its number the bytes.
+        head: the bytes of the batch before its body.
+        bodies: the bytes of each column, by its number.
 
     Raises:
         ValueError: they are damaged.
-        LimitError: they ask for more than may be held.
+        LimitError: they ask for more memory than `limits` allow.
     """
     pa, said = library(), head_of(head)
     places = buffers_by_column(schema, said)
-    if said.codec is not None:
+    if said.is_packed:
         _check_unpacked({number: places[number] for number in bodies}, bodies, limits)
     before = b"".join([schema.message, *dictionaries, head])
     whole = np.zeros(len(before) + said.body, np.uint8)  # what is not written takes no memory
@@ -54,11 +142,7 @@ def decoded(
 
 
 def _check_unpacked(places: Mapping[int, ColumnBuffers], bodies: Mapping[int, bytes], limits: Limits) -> None:
-    """See that buffers do not unpack to more than they may.
-
-    Raises:
-        ValueError, LimitError: they do.
-    """
+    """Raise a ValueError or LimitError for buffers that are damaged, or unpack to more than they may."""
     unpacked, packed = 0, sum(map(len, bodies.values()))
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed)
     for number, place in places.items():

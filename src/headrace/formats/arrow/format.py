@@ -10,12 +10,11 @@ import anyio.to_thread
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, OptionError, masked
-from headrace.formats.arrow.columns import ArrowSchema, buffers_by_column, features_of, kind_of, schema_of
-from headrace.formats.arrow.decoding import decoded
+from headrace.formats.arrow.decoding import ArrowSchema, buffers_by_column, decoded, schema_of
 from headrace.formats.arrow.layout import MAGIC, Layout, read_layout
 from headrace.formats.arrow.messages import CONTINUATION
 from headrace.formats.arrow_predicates import check_kinds, kept_rows
-from headrace.formats.arrow_values import TableRows
+from headrace.formats.arrow_values import TableRows, kind_of
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
@@ -117,12 +116,13 @@ class Arrow(TableFormat):
                 "columns=, or give Limits(fields=…)"
             )
         more = tuple((name, value) for name, value in constants.items() if name not in own and self.is_read(name))
-        schema, features = ArrowSchema(layout.schema, read, more), features_of(layout.schema)
+        schema = ArrowSchema(layout.schema, read, more)
+        features = schema.features
         where = known(self.where, constants)
         check_kinds(where, {field.name: field.type for field in fields})
-        kinds = [(fields[k].name, kind_of(fields[k], features.get(fields[k].name))) for k in read]
+        kinds = [(fields[k].name, kind_of(fields[k].type, features.get(fields[k].name))) for k in read]
         rows = _rows(layout, schema, where, limits)
-        is_packed = any(one.said.codec is not None for one in layout.batches)
+        is_packed = any(one.said.is_packed for one in layout.batches)
         opened = int(rows.size.sum()) * _UNPACKED if is_packed else 0
         return rows, opened, tuple(sorted([*kinds, *((name, "of the path") for name, _ in more)]))
 

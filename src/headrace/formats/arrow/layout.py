@@ -140,7 +140,7 @@ async def _message(part: _Part, at: int, kind: int | None = None) -> tuple[bytes
     """(all before its body, what that says) of the message that begins at a byte; (none, …): there a stream ends."""
     length = head_bytes(await part.get(at, min(at + PREFIX_BYTES, part.size)))
     if not length and kind is None:
-        return b"", MessageHead(0, 0, 0)
+        return b"", MessageHead(0, 0)
     data = await part.get(at, at + length)
     return data, part.head_of(data, kind)
 

@@ -1,17 +1,21 @@
-"""What the heads of Arrow's messages say: schemas, dictionaries, and batches of rows."""
+"""The heads of Arrow's messages, written as FlatBuffers: where the buffers of a batch lie, without its body.
+
+pyarrow reads a head only together with its body, so it cannot say which bytes to fetch.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.formats.arrow.flat import FlatTable
-
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-CODECS = ("LZ4", "ZSTD")
 
 PREFIX_BYTES = 8
 CONTINUATION = b"\xff\xff\xff\xff"
 _BLOCK = "<qi4xq"
+_CODECS = 2  # LZ4 and ZSTD
+_FORMATS = {1: "<b", 2: "<h", 4: "<i", 8: "<q"}
 
 
 class MessageHead(NamedTuple):
@@ -19,42 +23,87 @@ class MessageHead(NamedTuple):
 
     Attributes:
         kind: SCHEMA, DICTIONARY, BATCH, or another number.
-        version: of the layout, as Arrow numbers it: 3 is the fourth.
         body: bytes that follow the head.
         rows: of a batch.
-        nodes: how many arrays it has, with those that lie in others.
+        nodes: the number of its arrays, with nested ones.
         buffers: (where in the body, how many bytes) of each.
-        codec: a number of `CODECS`; None: it is not compressed.
-        variadic: how many buffers more each column of views has.
-        dictionary: the number of the dictionary that this is.
-        is_delta: whether it goes on from the same one's values before.
+        is_packed: whether it is compressed.
+        variadic: how many more buffers each column of views has.
+        dictionary: the number of the dictionary.
+        is_delta: whether it extends the previous dictionary of this number.
     """
 
     kind: int
-    version: int
     body: int
     rows: int = 0
     nodes: int = 0
     buffers: tuple[tuple[int, int], ...] = ()
-    codec: int | None = None
+    is_packed: bool = False
     variadic: tuple[int, ...] = ()
     dictionary: int = 0
     is_delta: bool = False
 
 
 class MessagePlace(NamedTuple):
-    """Where a message of a file lies: where it begins, how long its head is, and how long its body."""
+    """The place of a message in a file: where it begins, and the bytes of its head and its body."""
 
     start: int
     head: int
     body: int
 
 
-def head_bytes(prefix: bytes) -> int:
-    """How many bytes a message has before its body, by its first 8; 0: here a stream ends.
+class _Table:
+    """A table of FlatBuffers at byte `at` of untrusted bytes. Fields are addressed by their numbers.
 
     Raises:
-        ValueError: that is no number, or is said in the way of before 2019.
+        ValueError: by every method: it lies beyond the bytes.
+    """
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        self._vtable = at - _number(data, at, "<i")
+        self._size = _number(data, self._vtable, "<H")
+
+    def number(self, field: int, nbytes: int) -> int:
+        """A signed number; 0 if it is absent."""
+        place = self._place(field)
+        return 0 if place is None else _number(self._data, place, _FORMATS[nbytes])
+
+    def table(self, field: int) -> _Table | None:
+        """Another table; None if it is absent."""
+        place = self._place(field)
+        return None if place is None else _Table(self._data, place + _number(self._data, place, "<I"))
+
+    def structs(self, field: int, layout: str) -> Iterator[tuple[int, ...]]:
+        """The structs of a vector, each as `layout` of the module `struct`; none if it is absent."""
+        place = self._place(field)
+        if place is None:
+            return iter(())
+        start = place + _number(self._data, place, "<I")
+        count, start, size = _number(self._data, start, "<I"), start + 4, struct.calcsize(layout)
+        if start + count * size > len(self._data):
+            raise ValueError(f"a list of {count} does not fit into {len(self._data)} bytes")
+        return struct.iter_unpack(layout, self._data[start : start + count * size])
+
+    def _place(self, field: int) -> int | None:
+        entry = 4 + 2 * field
+        if entry + 2 > self._size:
+            return None
+        offset = _number(self._data, self._vtable + entry, "<H")
+        return self._at + offset if offset else None
+
+
+def _number(data: bytes, at: int, layout: str) -> int:
+    if not 0 <= at <= len(data) - struct.calcsize(layout):
+        raise ValueError("its head is damaged")
+    return int(struct.unpack_from(layout, data, at)[0])
+
+
+def head_bytes(prefix: bytes) -> int:
+    """The bytes of a message before its body, by its first 8; 0: the stream ends here.
+
+    Raises:
+        ValueError: that is no number, or is written as before 2019.
     """
     if len(prefix) < PREFIX_BYTES:
         raise ValueError("it is cut off in the head of a message")
@@ -67,38 +116,35 @@ def head_bytes(prefix: bytes) -> int:
 
 
 def head_of(data: bytes) -> MessageHead:
-    """What the head of a message says, `data` being all that lies before its body.
+    """Parse the head of a message: `data` are its bytes before the body.
 
     Raises:
         ValueError: it is damaged.
     """
-    message = FlatTable.root(data[PREFIX_BYTES:])
-    kind, version, body, header = message.number(1, 1), message.number(0, 2), message.number(3, 8), message.table(2)
-    if header is None or body < 0:
+    body = data[PREFIX_BYTES:]
+    message = _Table(body, _number(body, 0, "<I"))
+    kind, size, header = message.number(1, 1), message.number(3, 8), message.table(2)
+    if header is None or size < 0:
         raise ValueError("the head of a message is damaged")
-    if kind == DICTIONARY:
-        batch = header.table(1)
-        if batch is None:
-            raise ValueError("a dictionary has no values")
-        head = _batch(batch, MessageHead(kind, version, body))
-        return head._replace(dictionary=header.number(0, 8), is_delta=bool(header.number(2, 1)))
-    return _batch(header, MessageHead(kind, version, body)) if kind == BATCH else MessageHead(kind, version, body)
-
-
-def _batch(batch: FlatTable, head: MessageHead) -> MessageHead:
+    batch = header.table(1) if kind == DICTIONARY else header
+    if batch is None:
+        raise ValueError("a dictionary has no values")
+    if kind not in (DICTIONARY, BATCH):
+        return MessageHead(kind, size)
     rows, packed = batch.number(0, 8), batch.table(3)
-    codec = None if packed is None else packed.number(0, 1)
-    if rows < 0 or not (codec is None or 0 <= codec < len(CODECS)):
-        raise ValueError(f"a batch has {rows} rows" if rows < 0 else f"a batch is compressed by the codec {codec}")
+    if rows < 0 or (packed is not None and not 0 <= packed.number(0, 1) < _CODECS):
+        raise ValueError(f"a batch has {rows} rows, or an unknown compression")
     buffers, end = [], 0
-    for start, size in batch.structs(2, "<qq"):
-        if size < 0 or start < (end if size else 0) or start + size > head.body:
-            raise ValueError(f"a buffer has {size} bytes at {start} of {head.body}, and the one before ends at {end}")
-        end = start + size if size else end
-        buffers.append((start, size))
-    variadic = tuple(count for (count,) in batch.structs(4, "<q"))
-    nodes = list(batch.structs(1, "<qq"))
-    return head._replace(rows=rows, nodes=len(nodes), buffers=tuple(buffers), codec=codec, variadic=variadic)
+    for start, length in batch.structs(2, "<qq"):
+        if length < 0 or start < (end if length else 0) or start + length > size:
+            raise ValueError(f"a buffer has {length} bytes at {start} of {size}, and the one before ends at {end}")
+        end = start + length if length else end
+        buffers.append((start, length))
+    nodes, variadic = sum(1 for _ in batch.structs(1, "<qq")), tuple(count for (count,) in batch.structs(4, "<q"))
+    head = MessageHead(kind, size, rows, nodes, tuple(buffers), packed is not None, variadic)
+    if kind == DICTIONARY:
+        return head._replace(dictionary=header.number(0, 8), is_delta=bool(header.number(2, 1)))
+    return head
 
 
 def blocks_of(footer: bytes) -> tuple[list[MessagePlace], list[MessagePlace]]:
@@ -107,6 +153,6 @@ def blocks_of(footer: bytes) -> tuple[list[MessagePlace], list[MessagePlace]]:
     Raises:
         ValueError: it is damaged.
     """
-    table = FlatTable.root(footer)
+    table = _Table(footer, _number(footer, 0, "<I"))
     dictionaries, batches = ([MessagePlace(*one) for one in table.structs(field, _BLOCK)] for field in (2, 3))
     return dictionaries, batches
