@@ -1,4 +1,4 @@
-"""The data sets that users write."""
+"""The base classes of data sets that users write."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Data = TypeVar("Data", bound=Opens)
 
 
 class AsyncDataset(Operators):
-    """Samples by key, got asynchronously: hundreds at once, on the loader's event loop.
+    """Samples fetched asynchronously by key: hundreds at once, on the loader's event loop.
 
-    Write `__len__` and `async def aget(self, key)`; optionally `async def aget_many(self, keys)`, `keys()` where the
-    keys are not 0 … n - 1, and `async def aopen(self)` / `async def aclose(self)` for what must be opened on the loop
-    that uses it. If another loader has the data set open, the loader opens a shallow copy, so each has its own session.
+    Write `__len__` and `async def aget(self, key)`. Optional: `async def aget_many(self, keys)`; `keys()` if the keys
+    are not 0 … n - 1; `async def aopen(self)` and `async def aclose(self)` for resources that belong to the loop that
+    uses them. If another loader has the data set open, the loader opens a shallow copy, so each has its own session.
 
     Examples:
         >>> import headrace as hr
@@ -47,21 +47,21 @@ class AsyncDataset(Operators):
         raise NotImplementedError(f"{type(self).__name__} needs __len__")
 
     async def aget(self, key: Any) -> Any:
-        """The sample with this key."""
+        """Return the sample with this key."""
         raise NotImplementedError(f"{type(self).__name__} needs async def aget(self, key)")
 
     def keys(self) -> Sequence[Any]:
-        """The keys, in the order of the data set."""
+        """Return the keys, in the order of the data set."""
         return range(len(self))
 
     async def aopen(self) -> None:
-        """Open what is needed, on the loop that will use it."""
+        """Open resources, on the loop that will use them."""
 
     async def aclose(self) -> None:
-        """Close it, on the same loop."""
+        """Close the resources, on the same loop."""
 
     def __getitem__(self, key: Any) -> Any:
-        """The sample with this key, waiting for it: for use outside a loader."""
+        """Return the sample with this key. Blocks; for use outside a loader."""
 
         async def get() -> Any:
             session = LoopSession(self)
@@ -91,31 +91,31 @@ class AsyncDataset(Operators):
 
 
 class AsyncIterableDataset(Operators):
-    """Samples as an asynchronous iterator gives them; it may be endless.
+    """Samples from an asynchronous iterator, which may be endless.
 
     Write `async def aiter(self)` as an asynchronous generator.
 
     Attributes:
-        loop: "engine" runs it on the loader's loop; "caller" on that of the `async for`, for what belongs to the
-            user's own program, such as its asyncio.Queue.
-        ranks_by: how several ranks divide its samples; they need `.epoch(samples=N)`, too. "shard_info": `aiter` gives
-            the part of this rank, which it asks `hr.shard_info()` for. "position": `aiter` gives the same samples in
-            the same order on all ranks, and each keeps its part of every global batch: as one rank alone would get
-            them, but every rank reads all of them. None: nobody knows, and several ranks are refused.
+        loop: "engine" runs `aiter` on the loader's loop. "caller" runs it on the loop of the `async for`, for resources
+            of the user's own program, such as its asyncio.Queue.
+        ranks_by: How several ranks divide the samples; `.epoch(samples=N)` is needed, too. "shard_info": `aiter` yields
+            the part of this rank, given by `hr.shard_info()`. "position": `aiter` yields the same samples in the same
+            order on all ranks, and each rank keeps its part of every global batch. The batches are then the same as on
+            one rank, but every rank reads all samples. None: several ranks are refused.
     """
 
     loop: Literal["engine", "caller"] = "engine"
     ranks_by: RanksBy | None = None
 
     def aiter(self) -> AsyncIterator[Any]:
-        """The samples of one epoch."""
+        """Yield the samples of one epoch."""
         raise NotImplementedError(f"{type(self).__name__} needs async def aiter(self)")
 
     async def aopen(self) -> None:
-        """Open what is needed, on the loader's loop."""
+        """Open resources, on the loader's loop."""
 
     async def aclose(self) -> None:
-        """Close it, on the same loop."""
+        """Close the resources, on the same loop."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._as_stream())
@@ -135,7 +135,7 @@ class AsyncIterableDataset(Operators):
 
 @dataclass(slots=True)
 class _Open:
-    """A data set, or a copy, that is open on a loop, and how often it was asked to be."""
+    """A data set, or a copy, that is open on a loop, with its number of users."""
 
     data: Any
     users: int = 0
@@ -146,13 +146,10 @@ _open_lock = threading.Lock()
 
 
 class LoopSession(Generic[Data]):
-    """A data set as the running event loop has it open.
+    """A data set as opened on the running event loop.
 
-    The first loop opens the data set itself. Loops that open it while it is open get shallow copies, because a session
-    belongs to its loop. Data sets that open nothing, and those of headrace, are used as they are.
-
-    Args:
-        data: the data set.
+    The first loop opens the data set itself. Loops that open it meanwhile get shallow copies, because a session belongs
+    to its loop. Data sets that open nothing, and those of headrace, are used as they are.
     """
 
     def __init__(self, data: Data) -> None:
@@ -176,7 +173,6 @@ class LoopSession(Generic[Data]):
         return data
 
     async def aopen(self) -> None:
-        """Open the data set, unless it is open on this loop."""
         if not self.is_needed:
             await self._data.aopen()
             return
@@ -195,7 +191,7 @@ class LoopSession(Generic[Data]):
                 raise
 
     async def aclose(self) -> None:
-        """Close it, if nothing else on this loop uses it."""
+        """Close the data set when its last user on this loop closes."""
         if not self.is_needed:
             await self._data.aclose()
             return
@@ -215,10 +211,10 @@ def _forget(key: tuple[int, asyncio.AbstractEventLoop]) -> None:
 
 
 async def awaited(data: AsyncDataset, key: object) -> object:
-    """The sample with this key.
+    """Return the sample with this key.
 
     Raises:
-        TypeError: `aget` is no coroutine function.
+        TypeError: `aget` is not a coroutine function.
     """
     sample: object = data.aget(key)
     if not inspect.isawaitable(sample):
@@ -228,7 +224,7 @@ async def awaited(data: AsyncDataset, key: object) -> object:
 
 
 class KeySource(SampleSource):
-    """Samples that are got one by one, by keys."""
+    """Samples fetched one by one, by key."""
 
     traits = Traits(numbered=True)
 
@@ -267,7 +263,7 @@ class KeySource(SampleSource):
 
 
 class IterSource(SampleSource):
-    """Samples that an iterator gives, in an order of its own."""
+    """Samples from an iterator, in its own order."""
 
     traits = Traits(iterated=True)
 

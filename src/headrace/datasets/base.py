@@ -1,4 +1,4 @@
-"""The operators that every data set of ours has."""
+"""The operators of every headrace data set."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Operators(OrderMethods, SampleMethods, BatchMethods, InputMethods):
-    """The operators of every data set of ours. Each gives a new stream; none reads anything."""
+    """The operators of every headrace data set. Each returns a new stream; none reads anything."""
 
-    announced_epoch: tuple[int] | None = None  # another tuple each time that it is told
+    announced_epoch: tuple[int] | None = None  # a new tuple for each call, so that a repeated epoch is noticed
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the loader of this data set begin this epoch next, as its own `set_epoch` does."""
+        """Make the loader of this data set start this epoch next, like the loader's own `set_epoch`."""
         self.announced_epoch = (epoch,)
 
     def apply_op(self, name: str, *args: Any, **named: Any) -> Stream:
-        """What an operator does that was registered by `hr.register_operator`.
+        """Apply an operator registered by `hr.register_operator`.
 
         Args:
-            name: of the operator.
-            *args: for what makes it.
-            **named: the same, by name.
+            name: Name of the operator.
+            *args: Positional arguments of the registered function.
+            **named: Keyword arguments of the registered function.
 
         Raises:
-            OptionError: there is no such operator.
+            OptionError: There is no such operator.
         """
         return self._with(made_operator(name, args, named))

@@ -1,4 +1,4 @@
-"""Coroutines that are waited for outside a loader."""
+"""Running coroutines synchronously, outside a loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def blocking(function: Callable[[], Coroutine[object, object, T]]) -> T:
-    """Run a coroutine function to its end, also where a loop is running in this thread."""
+    """Run a coroutine function to its end, even if a loop is running in this thread."""
     result: list[T] = []
     failed: list[BaseException] = []
 

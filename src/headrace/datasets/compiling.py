@@ -1,4 +1,4 @@
-"""A stream's operators, taken in one after the other: what goes together, and the pipeline that they are."""
+"""Compilation of a stream's operators into a pipeline, with checks of their combination."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from headrace.functions import as_it_is, is_async
 from headrace.tasks import Step
 from headrace.torch_compat.collate_by_torch import for_workers
 
-WINDOW_SAMPLES, WINDOW_BATCHES = 2048, 16  # of a shuffle of samples that were made of others
-_SOURCE_MOST = 100  # characters of what it is called, in the notes of errors
+WINDOW_SAMPLES, WINDOW_BATCHES = 2048, 16  # default windows for shuffling derived samples
+_SOURCE_MOST = 100  # characters of the source's text in error notes
 
 
 def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
-    """The operators by who carries them out.
+    """Sort the operators by what executes them.
 
     Raises:
-        OptionError: two of them do not go together.
+        OptionError: Two operators cannot be combined.
     """
     compiler = _Compiler(source)
     for operator in operators:
@@ -49,27 +49,26 @@ def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
 
 
 class _Compiler:
-    """Takes operators in, one after the other.
+    """Adds operators one by one.
 
-    A batch that only functions of batches follow is what the loader itself makes. If anything else follows it is made
-    on the way, and another level of samples begins: those that come of it.
+    The loader itself makes a batch that only functions of batches follow. If anything else follows, the batch becomes a
+    grouping, and its results start another level of samples.
     """
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self.passed = [printable(f"{source.text:.{_SOURCE_MOST}}")]  # what samples have passed, for errors
+        self.passed = [printable(f"{source.text:.{_SOURCE_MOST}}")]  # source and operators so far, for errors
         self._order = OrderBuilder()
         self._keeps: list[KeepsKey] = []
         self._levels: list[tuple[GroupOperator | None, list[EachSample], int | None]] = [(None, [], None)]
-        self._batch: Batch | None = None  # the last one, as long as only functions of batches follow
+        self._batch: Batch | None = None  # the last batching, while only functions of batches follow
         self._after: list[EachSample] = []
-        self._limit: int | None = None  # of the last level
+        self._limit: int | None = None  # limit of the last level
         self._is_given = self._is_batched = False
-        self._makes_batches = False  # what puts samples together, of which nobody knows how many
+        self._makes_batches = False  # True if the last grouping makes batches of unknown number
         self._delivering = NOTHING_SAID
 
     def pipeline(self) -> Pipeline:
-        """What they are together."""
         order = self._order.ordering()
         self._source.check_order(order)
         self._order.check_passes()
@@ -99,7 +98,7 @@ class _Compiler:
 
     @property
     def _is_counted(self) -> bool:
-        """Whether there is one sample yet for each of the source."""
+        """True if each sample of the source has exactly one sample at this point."""
         return len(self._levels) == 1 and all(operator.step.keeps_count for operator in self._each)
 
     def add_each(self, operator: EachSample) -> None:
@@ -157,7 +156,7 @@ class _Compiler:
             self._add_window_shuffle(operator)
 
     def _add_window_shuffle(self, operator: Shuffle) -> None:
-        """Permute samples that others were made of: they have no numbers, so that windows of them are permuted."""
+        """Permute windows of derived samples, which have no numbers."""
         if operator.by not in ("auto", "window"):
             raise OptionError(
                 f".{operator.text} of samples that were made of others: these are shuffled in windows, by='window'"
@@ -190,13 +189,13 @@ class _Compiler:
             self._order.add_passes(Repeat(None))
 
     def _close(self) -> None:
-        """More follows the last batch than functions of batches."""
+        """Turn the last batching into a grouping, since more than functions of batches follows."""
         if self._batch is not None:
             self._begin_level(self._batch.on_the_way, self._after)
             self._batch, self._after = None, []
 
     def _begin_level(self, grouping: GroupOperator | None, each: list[EachSample]) -> None:
-        """Another level begins: groups, or samples one by one behind a limit, which go through these steps."""
+        """Start a level of groups, or of single samples after a limit, that pass through `each`."""
         self._levels.append((grouping, each, self._limit))
         self._limit, self._is_given = None, False
 
@@ -208,11 +207,11 @@ class _Compiler:
 
     @property
     def _asks_index(self) -> bool:
-        """Whether an index tells what is asked of a key now: then nothing is read of what is left out."""
+        """True if an index can answer a key filter here, so that filtered samples are not read."""
         is_first = len(self._levels) == 1 and all(operator.opens for operator in self._each)
         if not is_first or not self._order.has_only_shuffles or not self._source.answers_keys:
             return False
-        return not self._source.is_compressed  # then it is read from its start
+        return not self._source.is_compressed  # a compressed source is read from its start
 
     def add_delivering(self, operator: DeliveryOperator) -> None:
         self._delivering = operator.of(self._delivering)
@@ -231,7 +230,6 @@ class _Compiler:
             )
 
     def _check_numbered(self, operator: EachSample) -> None:
-        """Whether samples have the places that they come at here."""
         if not self._is_counted or self._limit is not None or self._is_batched:
             names = [one.text for one in self._each if not one.step.keeps_count]
             before = ".batch()" if self._is_batched else f".{names[0]}" if names else "what takes some of these"
@@ -241,10 +239,10 @@ class _Compiler:
             )
 
     def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:
-        """Whether what concerns the order may come here.
+        """Raise OptionError if an operator on the order is not allowed here.
 
         Args:
-            is_of_one: it is about samples one by one, and not about all of a pass.
+            is_of_one: It concerns single samples, not whole passes.
         """
         call = f".{operator.text}"
         numbered = next((one for *_, each, _ in self._levels for one in each if one.step.is_numbered), None)
@@ -298,11 +296,7 @@ def _check_order(source: SampleSource, order: Ordering) -> None:
 
 
 def _check_behind(levels: Iterable[tuple[GroupOperator | None, Sequence[EachSample]]]) -> None:
-    """Whether what follows documents that are packed in lanes leaves each sequence what it is: one of a row.
-
-    Raises:
-        OptionError: it does not.
-    """
+    """Raise OptionError if a step after row packing does not keep one sequence per row."""
     packing = None
     for grouping, each in levels:
         name = "take()" if grouping is None else grouping.name

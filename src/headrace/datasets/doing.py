@@ -1,4 +1,4 @@
-"""Steps that are done to samples outside of the pipeline's own way: to those of one input, or before some are kept."""
+"""Running steps on samples outside the engine's pipeline: for one input, or before caching."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.running import running_threads
 from headrace.tasks import Step
 
 NamedSteps = Sequence[tuple[str, Callable[[Any], Any]]]
-"""Plain functions, and what notes of errors call them."""
+"""Names, for notes of errors, and plain functions."""
 
 
 def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple[list[Step], list[Step]]:
-    """(the coroutine functions that come first, with what opens samples for them; the plain functions that follow)."""
+    """Split steps into leading coroutine functions, with decoding before them, and plain ones."""
     others = (k for k, step in enumerate(steps) if not step.reads and (step.random or not step.is_implied))
     opens = next(others, len(steps))
     begin = opens if any(is_async(step.fn) for step in steps[: opens + 1]) else 0
@@ -31,7 +31,7 @@ def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple
 
 
 async def through_first(steps: Sequence[Step], sample: Any) -> Any:
-    """What the first ones of `split_steps` make of a sample, on the event loop; plain functions run in a thread."""
+    """Run the first part of `split_steps` on the event loop, its plain functions in a thread."""
     for step in steps:
         try:
             if is_async(step.fn):
@@ -45,11 +45,7 @@ async def through_first(steps: Sequence[Step], sample: Any) -> Any:
 
 
 def through(steps: NamedSteps, sample: Any, label: str = "") -> Any:
-    """What plain functions make of a sample.
-
-    Args:
-        label: what errors say before the name of the step.
-    """
+    """Run plain functions on a sample. `label` precedes a step's name in notes of errors."""
     for name, function in steps:
         try:
             sample = function(sample)

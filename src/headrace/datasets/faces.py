@@ -1,4 +1,4 @@
-"""What sources see of data sets, and of the streams that they are of."""
+"""Protocols of data sets and streams, as sources see them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from headrace.protocols import Opens
 from headrace.types import Ints
 
 Parts = Callable[[Ints, Ints, Ints], Awaitable[Sequence[object]]]
-"""Gets, of samples with these numbers, what they would be if they had the tokens [starts, stops) alone."""
+"""Reads tokens [starts[i], stops[i]) of sample numbers[i], in the form of whole samples."""
 
 
 class HasKeys(Protocol):
-    """Has a key for each number."""
+    """A map from number to key."""
 
     def __getitem__(self, number: int, /) -> object: ...
 
 
 class KeyedData(Protocol):
-    """A data set whose samples are got by keys."""
+    """A data set with samples fetched by key."""
 
     def __len__(self) -> int: ...
 
@@ -28,8 +28,6 @@ class KeyedData(Protocol):
 
 
 class IteratedData(Opens, Protocol):
-    """A data set that is iterated over."""
-
     loop: Literal["engine", "caller"]
     ranks_by: RanksBy | None
 
@@ -37,6 +35,6 @@ class IteratedData(Opens, Protocol):
 
 
 class Described(Protocol):
-    """A stream, as far as those are concerned that it is an input of."""
+    """A stream, as seen by a stream that it is an input of."""
 
     def describe(self, samples: int = 0) -> str: ...

@@ -1,4 +1,4 @@
-"""What tells shards from others."""
+"""Fingerprints of shards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _CHUNK = 2**14
 
 
 def fingerprint_of(urls: Sequence[str], sizes: Ints | None = None) -> str:
-    """What tells some shards from others, wherever they lie."""
+    """Return a digest of the shards' file names, which ignores their location, and sizes."""
     digest = hashlib.blake2b(digest_size=8)
     source, separator = iter(urls), ""
-    while chunk := list(islice(source, _CHUNK)):  # there may be very many
+    while chunk := list(islice(source, _CHUNK)):  # in chunks: there may be millions
         names = separator + "\n".join(url.partition("?")[0].rpartition("/")[2] for url in chunk)
         digest.update(names.encode("utf-8", "surrogateescape"))
         separator = "\n"

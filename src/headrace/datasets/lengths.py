@@ -1,4 +1,4 @@
-"""How many tokens documents have, as users say it."""
+"""Validation of token counts given by users."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TOKENS_MOST = 2**60
 
 
 def checked_lengths(lengths: ArrayLike, call: str) -> Ints:
-    """The same as an array.
+    """Return token counts as an int64 array.
 
     Args:
-        call: what errors call it.
+        call: The user's call, for errors.
 
     Raises:
-        OptionError: it is no array of whole numbers, or they are negative, or too many tokens in all.
+        OptionError: Not a one-dimensional array of whole numbers, or negative, or too many tokens in total.
     """
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):

@@ -1,4 +1,4 @@
-"""Data sets whose samples are made of those of another source: how these are got, and what else is as they have it."""
+"""Base classes of data sets whose samples are made of those of another source."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headrace.datasets.source import SampleSource, Traits, Wanted
 
 
 class MadeDataset(AsyncDataset):
-    """Samples with numbers that are made of those of another source; that is opened, and closed, with it."""
+    """Numbered samples made of those of another source, which opens and closes with this."""
 
     @property
     def inner(self) -> SampleSource:
-        """The other source; its samples have numbers."""
+        """The other source. Its samples have numbers."""
         raise NotImplementedError
 
     async def original(self, number: int, wanted: Wanted | None) -> object:
-        """The other source's sample with a number."""
+        """Return the other source's sample with a number."""
         return await self.inner.at(number if self._keys is None else self._keys[number], wanted)
 
     async def aopen(self) -> None:
@@ -31,13 +31,13 @@ class MadeDataset(AsyncDataset):
 
     @cached_property
     def _keys(self) -> Sequence[object] | None:
-        """The keys of its samples; None: their numbers are what they are got by."""
+        """Keys of the inner samples. None: they are fetched by number."""
         traits = self.inner.traits
         return None if traits.sharded or traits.by_number else self.inner.keys()
 
 
 class MadeSource(KeySource):
-    """Such samples, got one by one."""
+    """The source of a `MadeDataset`."""
 
     traits = Traits(numbered=True, by_number=True)
 

@@ -1,4 +1,4 @@
-"""What decides which samples come in an epoch of a stream, and when."""
+"""Operators that decide which samples occur in an epoch of a stream, and when."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from headrace.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """The operators of a stream that decide which of its source's samples come in an epoch, and when.
+    """The operators that decide which samples of the source occur in an epoch, and when.
 
     Attributes:
-        operators: all of them, one after the other.
-        one_pass: those that concern each pass over the samples by itself.
-        shuffle: the one of them that shuffles.
-        passes: the one that says how many passes there are.
-        takes: of how many samples `.take()` leaves the first, in a pass.
-        takes_of_all: the same of all passes together.
+        operators: All of them, in order.
+        one_pass: Those that apply to each pass over the samples separately.
+        takes: Sample limits of `.take()` in each pass.
+        takes_of_all: Sample limits of `.take()` over all passes together.
     """
 
     operators: tuple[OrderOperator, ...] = ()
@@ -30,33 +28,32 @@ class Ordering:
 
     @property
     def by_numbers(self) -> PassOperator | None:
-        """The first one for which samples must have numbers before they are read."""
+        """First operator that needs samples with numbers before they are read."""
         return next((operator for operator in self.one_pass if operator.needs_numbers), None)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is the same each time that it is asked for."""
+        """True if repeated calls for the same epoch give the same order."""
         return all(operator.is_fixed for operator in self.one_pass)
 
     @property
     def is_steady(self) -> bool:
-        """Whether it is the same in every epoch, whatever the seed."""
+        """True if the order is the same in every epoch, whatever the seed."""
         return all(operator.is_steady for operator in self.operators)
 
     @property
     def is_shuffled_first(self) -> bool:
-        """Whether samples are shuffled, and before all else."""
         return self.shuffle is not None and self.shuffle is self.one_pass[0]
 
     @property
     def most(self) -> int | None:
-        """How many samples an epoch has at most, whatever the source has; None: it is not said."""
+        """Maximum number of samples in an epoch, whatever the source has. None: not set."""
         samples = None if self.passes is None else self.passes.passes[1]
         bounds = [*self.takes_of_all, *(self.takes if self.passes is None else ())]
         return min([*bounds, *(() if samples is None else (samples,))], default=None)
 
     def check_as_read(self) -> None:
-        """Raise OptionError where shards that are read as they lie cannot come in it, with an index or without."""
+        """Raise OptionError if shards that are read sequentially do not support this order."""
         if self.passes is not None and self.takes:
             raise OptionError(".take() before .repeat() or .epoch() needs samples that are counted; put it behind them")
         if self.shuffle is not None and self.shuffle.by in ("global", "within"):
@@ -66,17 +63,13 @@ class Ordering:
             )
 
     def described(self, shuffle: str) -> list[str]:
-        """The operators as a state names them.
-
-        Args:
-            shuffle: what it says of how samples are shuffled.
-        """
+        """Return the names of the operators in a state, with `shuffle` for the shuffle."""
         return [shuffle if operator is self.shuffle else operator.in_state for operator in self.operators]
 
 
 @dataclass(slots=True)
 class OrderBuilder:
-    """Takes in the operators that an `Ordering` is made of, one after the other."""
+    """Builds an `Ordering` from operators that are added in order."""
 
     operators: list[OrderOperator] = field(default_factory=list)
     _one_pass: list[PassOperator] = field(default_factory=list)
@@ -88,22 +81,20 @@ class OrderBuilder:
 
     @property
     def has_only_shuffles(self) -> bool:
-        """Whether nothing yet decides which samples come."""
+        """True if no operator so far selects samples."""
         return len(self._shuffles) == len(self.operators)
 
     def add(self, operator: PassOperator) -> None:
-        """What makes another order."""
         self.operators.append(operator)
         self._one_pass.append(operator)
         self._is_late = self._is_late or bool(self._passes)
 
     def add_shuffle(self, operator: Shuffle) -> None:
-        """What shuffles."""
         self._shuffles.append(operator)
         self.add(operator)
 
     def add_take(self, samples: int) -> None:
-        """The first so many: of each pass, or of all behind what says how many there are."""
+        """Limit the samples: of each pass, or of all passes after `.repeat()` or `.epoch()`."""
         operator = Take(samples)
         if self._passes:
             self.operators.append(operator)
@@ -113,15 +104,14 @@ class OrderBuilder:
             self._takes.append(samples)
 
     def add_passes(self, operator: EpochOperator) -> None:
-        """What says how many passes there are."""
         self.operators.append(operator)
         self._passes.append(operator)
 
     def ordering(self) -> Ordering:
-        """What they are together.
+        """Return the ordering of all added operators.
 
         Raises:
-            OptionError: samples are shuffled twice.
+            OptionError: Samples are shuffled twice.
         """
         if len(self._shuffles) > 1:
             raise OptionError("the stream is shuffled twice; once does it")
@@ -135,7 +125,7 @@ class OrderBuilder:
         )
 
     def check_passes(self) -> None:
-        """Raise OptionError where an epoch cannot be of such passes."""
+        """Raise OptionError for two pass operators, or for others than `.take()` after one."""
         if len(self._passes) > 1:
             raise OptionError("of .repeat() and .epoch() a stream can have one")
         if self._is_late:

@@ -1,4 +1,4 @@
-"""A list of small objects as two flat arrays: all processes read one copy, and nobody counts references in it."""
+"""A list of small objects as two flat arrays: shared by processes, without reference counts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ T_co = TypeVar("T_co", covariant=True)
 _Kind = Literal["str", "bytes", "pickle"]
 _CHUNK = 2**14
 _SHOWN = 3
-_MENTIONS_A_GLOBAL = b"\x93"  # the opcode; a string may hold the byte as well, which costs time and nothing else
+_MENTIONS_A_GLOBAL = b"\x93"  # the opcode STACK_GLOBAL; the byte may also occur in strings, which only costs time
 
 
 def packed(elements: Iterable[T]) -> Packed[T]:
-    """The elements as a read-only list whose memory is two flat arrays.
+    """Return the elements as a read-only list stored in two flat arrays.
 
-    A list of a million strings is a million objects: each worker that reads them writes their reference counts, and so
-    gets a copy of its own of every page. Packed, they are placed in shared memory once, for all workers.
+    A list of a million strings is a million objects. Each worker that reads them writes their reference counts, and so
+    gets its own copy of every page. A packed list is placed in shared memory once, for all workers.
 
-    Strings are kept as UTF-8 and bytes as they are; if there is anything else, every element is kept as a pickle.
-    An element is made anew by each access: elements are equal to what was packed, never the same object, and to change
-    one changes nothing here.
+    Strings are stored as UTF-8, bytes as they are. If there is any other type, every element is stored as a pickle.
+    Each access creates a new object, equal to the original. Changing that object does not change the list.
 
     Args:
-        elements: read once, and never held as a whole. Something packed already is given back as it is.
+        elements: Read once, and never held as a whole. A packed list is returned unchanged.
 
     Raises:
-        CannotCarryError: an element cannot be pickled; the message names its index. It is a TypeError.
+        CannotCarryError: An element cannot be pickled. The message names its index. It is a TypeError.
 
     Examples:
         >>> names = packed(["cat.jpg", "dog.jpg", "eel.jpg"])
@@ -53,16 +52,16 @@ def packed(elements: Iterable[T]) -> Packed[T]:
 
 
 class Packed(Sequence[T_co]):
-    """What `packed` gives: a sequence that is equal to the list of its elements. A slice of it is packed, too.
+    """The result of `packed`. It equals the list of its elements; slices are packed, too.
 
-    A slice without a step shares the bytes of the whole; when it is pickled, only its own part goes along.
+    A slice without a step shares the bytes of the whole. Only its own part is pickled.
 
     Attributes:
-        nbytes: what the two arrays hold, in bytes.
+        nbytes: Size of the two arrays, in bytes.
     """
 
     __slots__ = ("__weakref__", "_bytes", "_data", "_ends", "_globals", "_kind", "_offsets")
-    __hash__ = None  # type: ignore[assignment]  # as that of a list
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like a list
 
     def __init__(
         self,
@@ -74,10 +73,10 @@ class Packed(Sequence[T_co]):
         self._kind: _Kind = kind
         self._data = _read_only(data)
         self._offsets = _read_only(offsets)
-        # Classes and functions that pickled elements mention. They stand here and not in each pickle, so that they
-        # travel as those of the data set do: by value where a worker could not import them.
+        # Classes and functions that pickled elements reference. They are stored outside the pickles and sent like those
+        # of the data set: by value where a worker could not import them.
         self._globals = globals_
-        self._bytes, self._ends = self._data.data, self._offsets.data  # quicker to index than arrays
+        self._bytes, self._ends = self._data.data, self._offsets.data  # memoryviews are faster to index than arrays
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +84,7 @@ class Packed(Sequence[T_co]):
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """The bytes of all elements, and where each begins there, and the last one ends."""
+        """The bytes of all elements, and the offset of each element plus the end of the last."""
         return self._data, self._offsets
 
     def __len__(self) -> int:
@@ -152,7 +151,7 @@ class Packed(Sequence[T_co]):
 
 
 def _pack(source: Iterator[T], kind: _Kind | None) -> Packed[T]:
-    """`source` packed as `kind`, or as the kind that its elements ask for."""
+    """Pack `source` as `kind`. None: the kind that fits its elements."""
     data = bytearray()
     lengths: list[npt.NDArray[np.int64]] = []
     count = 0
@@ -160,7 +159,7 @@ def _pack(source: Iterator[T], kind: _Kind | None) -> Packed[T]:
     while chunk := list(islice(source, _CHUNK)):
         fitting = _kind_of(chunk)
         kind = kind or fitting
-        if kind not in (fitting, "pickle"):  # another type after all: what there is so far is pickled as well
+        if kind not in (fitting, "pickle"):  # another type occurred: pickle the earlier elements, too
             so_far: Packed[T] = Packed(kind, np.frombuffer(data, np.uint8), _offsets(lengths))
             return _pack(chain(so_far, chunk, source), "pickle")
         if kind == "str":
@@ -176,7 +175,7 @@ def _pack(source: Iterator[T], kind: _Kind | None) -> Packed[T]:
 
 
 def _kind_of(elements: Sequence[object]) -> _Kind:
-    """Exact types only: an instance of a subclass has to come back as one."""
+    """Go by exact types: an instance of a subclass must stay one."""
     types = set(map(type, elements))
     return "str" if types == {str} else "bytes" if types == {bytes} else "pickle"
 
@@ -189,13 +188,13 @@ def _offsets(lengths: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 
 def _read_only(array: npt.NDArray[N]) -> npt.NDArray[N]:
-    array = np.require(array, requirements="A").view()  # a memoryview of numbers that are not aligned has no items
+    array = np.require(array, requirements="A").view()  # a memoryview of unaligned numbers cannot be indexed
     array.flags.writeable = False
     return array
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles elements one by one, and keeps beside them the classes and functions that they mention."""
+    """Pickles elements one by one; `globals` are the classes and functions they reference."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()
@@ -206,7 +205,7 @@ class _Pickler(pickle.Pickler):
     def pickled(self, element: object, index: int) -> bytes:
         try:
             plain = pickle.dumps(element, protocol=5)
-        except Exception:  # classes and functions of a script, perhaps: below they need no name
+        except Exception:  # perhaps classes and functions of a script: the code below does not look them up by name
             plain = _MENTIONS_A_GLOBAL
         if _MENTIONS_A_GLOBAL not in plain:
             return plain

@@ -1,4 +1,4 @@
-"""A stream's operators, sorted by who carries them out: what is compiled from them."""
+"""The operators of a stream, sorted by what executes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.tasks import Step
 
 @dataclass(frozen=True)
 class Regroup:
-    """Samples that are put together on the way, or counted, and what is done to each group, and to what comes of it.
+    """A grouping of samples, or a limit on their number, and the steps after it.
 
     Attributes:
-        grouping: puts them together; None: they go on one by one.
-        steps: what is done then.
-        limit: how many samples go into it at most; None: all that come.
+        grouping: Groups samples. None: they stay single.
+        steps: Steps for each result.
+        limit: Maximum number of samples that enter it. None: no limit.
     """
 
     grouping: GroupOperator | None
@@ -31,32 +31,30 @@ class Regroup:
 
     @property
     def name(self) -> str:
-        """What it begins with."""
         return f"take({self.limit})" if self.grouping is None else self.grouping.text
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a state says of it."""
+        """Names in a state."""
         limit = () if self.grouping is None else _limit_names(self.limit)
         return (*limit, self.name, *(step.name for step in self.steps))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The operators of a stream, sorted by who carries them out.
+    """The operators of a stream, sorted by what executes them.
 
     Attributes:
-        order: what decides which of the source's samples come, and when.
-        keeps: of a source with an index, says of keys whether they are wanted.
-        each: what is done to each sample.
-        limit: how many samples come out of the last steps at most, where that is not the source's business.
-        group: how the stream itself makes batches, if it does.
-        after: for each of those batches.
-        regroups: how samples are put together before that, one after the other, and taken apart; or go on one by one
-            behind a limit.
-        is_batched: whether what comes out are batches.
-        is_given: whether the limit is what `.epoch()` says of an iterable data set, which begins again by itself.
-        delivering: how what comes out is delivered.
+        order: Operators that decide which samples of the source occur, and when.
+        keeps: Key filters that an index answers.
+        each: Steps for each sample.
+        limit: Maximum number of samples after the last steps, if the source does not apply it.
+        group: Final batching by the stream itself, if any.
+        after: Steps for each of those batches.
+        regroups: Groupings, unbatchings and limits before that, in order.
+        is_batched: True if the results are batches.
+        is_given: True if the limit is the `.epoch()` of an iterable data set, which repeats by itself.
+        delivering: How results are delivered.
     """
 
     source: SampleSource
@@ -73,18 +71,17 @@ class Pipeline:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """For each sample."""
         return tuple(operator.step for operator in self.each)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether each sample of the source comes under its own number or key, and by itself."""
+        """True if each sample keeps the number or key of the source and stays single."""
         is_of_source = not self.order.operators and not self.keeps and self.numbered is None
         return is_of_source and self.keeps_count and self.group is None
 
     @property
     def of_all(self) -> str | None:
-        """What is about the epoch as a loader delivers it, and cannot be said of an input of several."""
+        """First operator that concerns a whole epoch, so that the stream cannot be an input."""
         if self.numbered is not None:
             return self.numbered.name
         if self.delivering.is_everywhere:
@@ -95,7 +92,7 @@ class Pipeline:
 
     @property
     def unshardable(self) -> str | None:
-        """The first operator that ranks may not each do to samples of their own."""
+        """First operator that must see the samples of all ranks."""
         groups = [one.grouping for one in self.regroups if one.grouping is not None and not one.grouping.is_shardable]
         return next(
             (step.name for step in self._all_steps if not step.is_shardable), groups[0].text if groups else None
@@ -103,7 +100,7 @@ class Pipeline:
 
     @property
     def separate(self) -> str | None:
-        """The first operator that runs in worker processes alone."""
+        """First operator that runs in worker processes only."""
         return next((step.name for step in self._all_steps if step.is_separate), None)
 
     @property
@@ -112,76 +109,74 @@ class Pipeline:
 
     @property
     def prefetch(self) -> int | None:
-        """How much of what comes out is made ahead at most; None: it is not said."""
+        """Maximum number of results made ahead. None: not set by the stream."""
         return self.delivering.prefetch
 
     @property
     def numbered(self) -> Step | None:
-        """The step that gives samples the numbers of their places in the epoch."""
+        """Step that adds each sample's position in the epoch."""
         return next((step for step in self.steps if step.is_numbered), None)
 
     @property
     def keeps_count(self) -> bool:
-        """Whether each sample of the source becomes one sample of a batch."""
+        """True if each sample of the source becomes one sample of a batch."""
         return self.limit is None and not self.regroups and all(step.keeps_count for step in self.steps)
 
     @property
     def gives_many(self) -> str | None:
-        """The first operator by which many samples may come of one, or one of many."""
+        """First operator that makes several samples of one, or one of several."""
         many = next((step.name for step in self.steps if step.kind == "many"), None)
         return many or next((regroup.name for regroup in self.regroups), None)
 
     @property
     def puts_together(self) -> str | None:
-        """The first operator that puts samples together on the way."""
+        """First operator that groups samples before the final batches."""
         return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
 
     @property
     def batched_by(self) -> str:
-        """The operator that has made the batches that come out."""
         names = [regroup.name for regroup in self.regroups if regroup.grouping is not None]
         return names[-1] if names else "batch()"
 
     @property
     def timed(self) -> str | None:
-        """What puts samples together that wait for one another for some time only."""
+        """First grouping with a maximum waiting time."""
         return next((one.name for one in self.regroups if one.grouping and one.grouping.max_wait_s is not None), None)
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The names of what leaves samples out, or may, or gives others."""
+        """Names of the operators that may change the number of samples."""
         names = [step.name for step in self.steps if not step.keeps_count]
         names += [name for regroup in self.regroups for name in regroup.names]
         return (*names, *_limit_names(self.limit))
 
     @property
     def packing(self) -> LanePacking | None:
-        """How documents are packed in lanes; None: they are not, or it is known before what comes of them."""
+        """Row packing of documents. None: no packing, or it is planned before documents are read."""
         return next((one.grouping.packing for one in self.regroups if one.grouping and one.grouping.packing), None)
 
     @property
     def is_limited_within(self) -> bool:
-        """Whether samples are counted, and no more than some number taken, before others are made of them."""
+        """True if a limit precedes a grouping or a step that changes the number of samples."""
         return any(regroup.limit is not None for regroup in self.regroups)
 
     @property
     def has_numbers(self) -> bool:
-        """Whether the samples have numbers before they are read."""
+        """True if samples have numbers before they are read."""
         return self.source.has_numbers(by_number=self.is_by_number, by_key=bool(self.keeps))
 
     @property
     def passes(self) -> tuple[int | None, int | None]:
-        """(how many passes an epoch is made of, how many samples `.epoch()` leaves of these); None: any number."""
+        """Number of passes in an epoch, and the sample limit of `.epoch()`. None: unlimited."""
         return (1, None) if self.order.passes is None else self.order.passes.passes
 
     @property
     def is_endless(self) -> bool:
-        """Whether an epoch has no end, as far as that can be told without asking how many samples there are."""
         return self.order.most is None and (self.passes[0] is None or self.source.is_endless)
 
     @property
     def given_count(self) -> int | None:
-        """How many samples an epoch has whatever its source gives, and whatever filters leave; None: not said."""
+        """Samples of an epoch, independent of the source's size and of filters. None: not fixed."""
         times, samples = self.passes
         if self.keeps_count:
             return None if samples is None else self.order.most
@@ -194,30 +189,30 @@ class Pipeline:
 
     @property
     def is_by_number(self) -> bool:
-        """Whether samples are got one by one, by their numbers; shards with an index can also be read as they lie."""
+        """True if samples are fetched one by one. Indexed shards can also be read sequentially."""
         if not self.source.traits.indexed:
             return self.source.traits.numbered
         shuffle = self.order.shuffle
         if shuffle is not None and (shuffle.by == "global" or not self.order.is_shuffled_first):
             return True
-        # The rows of packed batches skip from document to document, which frames must be found for.
+        # Rows of packed batches jump between documents, so compression frames must be located.
         return self.order.by_numbers is not None or (self.packing is not None and self.source.is_compressed)
 
     @property
     def wanted(self) -> Wanted | None:
-        """Which fields of the source's samples the steps use, as far as that can be told; None: all."""
+        """Fields of the source's samples that the steps use, as far as known. None: all."""
         selected = self._selected
         asked = tuple(frozenset((name,)) for operator in self.each for name in operator.asks)
         return None if selected is None else (*selected[1].wanted, *asked)
 
     @property
     def narrowed_steps(self) -> tuple[Step, ...]:
-        """The same steps, but nothing is decoded, and no source is named, that is not asked for afterwards."""
+        """Steps without the decoding and source naming that a later selection discards."""
         return tuple(operator.step for operator in self._narrowed)
 
     @property
     def columns(self) -> SampleColumns | None:
-        """What does all that the steps do for whole row tables, where they are such that it can."""
+        """Applies all steps to whole row tables. None: the steps do not allow it."""
         if len(self._narrowed) == 1:
             return self._narrowed[0].columns
         if len(self._narrowed) != 2:
@@ -229,7 +224,7 @@ class Pipeline:
 
     @property
     def _selected(self) -> tuple[int, Selection] | None:
-        """(the number of the step, what it is) that selects fields, where those before it go by the field."""
+        """Index and value of the first selection, if all steps before it work field by field."""
         for k, operator in enumerate(self.each):
             if operator.selection is not None:
                 return k, operator.selection
@@ -243,7 +238,7 @@ class Pipeline:
             return self.each
         first, selection = self._selected
         before = [narrow for operator in self.each[:first] if (narrow := narrowed(operator, selection)) is not None]
-        return (*before, *self.each[first:])  # behind the selection there may be other fields of these names
+        return (*before, *self.each[first:])  # after the selection, other fields may have these names
 
 
 def _limit_names(limit: int | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which samples an epoch has, and in which order: the plan of a pipeline whose samples have numbers."""
+"""The order of an epoch's samples, for pipelines whose samples have numbers."""
 
 from __future__ import annotations
 
@@ -31,44 +31,31 @@ from headrace.types import Ints
 
 WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
-_STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own, or so many bytes
+_STRETCH_SAMPLES = 512  # contiguous samples of a shard that justify a separate read; or bytes, below
 _STRETCH_BYTES = 4 * 2**20
-_BLOCKS_AT_ONCE = 16  # in a window, where samples share long blocks and it holds so many bytes
-_LONG_BLOCKS = 4  # how many times more bytes than others a window may hold, to hold a block
+_BLOCKS_AT_ONCE = 16  # in a window, where samples share long blocks and the byte limit allows it
+_LONG_BLOCKS = 4  # a window may exceed its byte limit by this factor to hold a block
 
 
 ReadSteps = Steps | LaneRun
-"""Say which samples are read, one after the other."""
+"""Positions to read, in order."""
 
 
 class Planning:
-    """The orders of a pipeline's epochs.
-
-    Args:
-        pipeline: its samples have numbers.
-        seed: the loader's.
-
-    Attributes:
-        pipeline: the same.
-    """
+    """The orders of the epochs of a pipeline, whose samples have numbers."""
 
     def __init__(self, pipeline: Pipeline, seed: int) -> None:
         self.pipeline, self._source, self._seed = pipeline, pipeline.source, seed
         self._own = self._source.orders(pipeline.keeps, seed)
 
     def order(self, epoch: int) -> Order:
-        """Which samples come at the positions of an epoch; negative ones are those of the epochs before."""
+        """Return the order of an epoch. Negative positions are those of the epochs before."""
         return EpochOrder(lambda later: self.passes(epoch + later))
 
     def passes(self, epoch: int, first: int = 0) -> Order:
-        """Which samples come in all passes of an epoch, or of a part of it.
-
-        Args:
-            epoch: its number.
-            first: the number of its first pass.
-        """
+        """Return the order of all passes of an epoch, or of those from `first` on."""
         times, limit = self.pipeline.passes
-        # of what comes before these; the others concern all passes together
+        # Takes before `.repeat()` or `.epoch()` apply to each pass; `takes_of_all` to all passes together.
         passes = Passes(lambda number: self.one_pass(epoch, first + number), times)
         if limit is not None and not passes.pass_count:
             raise self._lacks_samples()
@@ -78,10 +65,10 @@ class Planning:
         return order
 
     def count(self) -> int:
-        """How many positions an epoch has: without its order, and without asking a sampler for numbers.
+        """Return the number of positions in an epoch. Neither builds the order nor calls a sampler.
 
         Raises:
-            OptionError: epochs are to have samples, and there are none to make them of.
+            OptionError: `.epoch()` requests samples, and the source has none.
         """
         if self.pipeline.passes[1] is not None and not self._count_of_a_pass():
             raise self._lacks_samples()
@@ -96,10 +83,9 @@ class Planning:
 
     @property
     def pass_count(self) -> int | None:
-        """Samples of a pass, where an epoch goes over them again and again without end; None: it does not.
+        """Samples in a pass, if an epoch repeats passes without end. None: it does not.
 
-        A mixture without end has none: it is how many samples of it come until each source has come in full. Where its
-        shares change, nobody knows, and it is None.
+        For an endless mixture: samples until each source has been used in full. None if its shares change.
         """
         if self.count() < ENDLESS:
             return None
@@ -107,7 +93,6 @@ class Planning:
         return count if count < ENDLESS else self._own.full_count
 
     def one_pass(self, epoch: int, number: int) -> Order:
-        """Which samples come in one pass over the source."""
         operators, shuffle = self.pipeline.order.one_pass, self._first_shuffle
         if shuffle is not None and (by := self._by(shuffle)) != "global":
             key = shuffle.seed_or(self._seed), epoch, number
@@ -121,7 +106,6 @@ class Planning:
 
     @property
     def _first_shuffle(self) -> Shuffle | None:
-        """How samples are shuffled before all else, which may go by the shards that they lie in."""
         return self.pipeline.order.shuffle if self.pipeline.order.is_shuffled_first else None
 
     def _by(self, shuffle: Shuffle) -> str:
@@ -131,11 +115,11 @@ class Planning:
         return "windows" if by == "window" else by
 
     def windows(self, shuffle: Shuffle) -> Windows:
-        """How a shuffle by windows mixes this source."""
+        """Return the window sizes of a shuffle by windows."""
         nbytes = max(1.0, self._source.sample_bytes or 0)
         most, blocks = int(WINDOW_BYTES / nbytes), self._source.blocks
         longest = 0 if blocks is None else int(np.diff(blocks).max(initial=0))
-        # Each block is read for every window that it reaches into: small ones would read it again and again.
+        # Each block is read for every window that overlaps it; small windows would repeat the read.
         window = max(1, min(max(WINDOW_SAMPLES, _BLOCKS_AT_ONCE * longest), most))
         window = shuffle.window or max(window, min(longest, _LONG_BLOCKS * most))
         if window >= self.count_of_pass:
@@ -146,32 +130,29 @@ class Planning:
 
     @property
     def sizes(self) -> Ints:
-        """How many samples each shard has, of those that are wanted; a source without shards is one."""
+        """Number of samples of each shard after key filters. A source without shards counts as one."""
         return self._own.sizes
 
     @property
     def count_of_pass(self) -> int:
-        """How many samples the source has that are wanted."""
         return self._own.count
 
     def locate(self, order: Order, positions: Ints) -> Places:
-        """Where the samples at some positions lie in the source."""
         return self._own.locate(order, positions)
 
     def keys(self, keys: Sequence[object]) -> HasKeys:
-        """What is asked for by these numbers, of samples with these keys."""
+        """Return a map from numbers of the orders to `keys`, the keys of the source's samples."""
         return self._own.keys(keys)
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
-        """The numbers of the samples at some positions."""
         return self._own.numbers(order, positions)
 
     def work(self, numbers: Ints, power: int) -> NDArray[np.float64]:
-        """The work that samples with these numbers are: their documents' lengths, each to this power."""
+        """Return the cost of samples: their token counts raised to `power`."""
         return self._own.work(numbers, power)
 
     def reads(self, order: Order, steps: ReadSteps) -> Iterator[ReadWindow]:
-        """What to read for the samples to come, shard by shard, window after window."""
+        """Yield the windows to read for the next samples, each sorted by shard."""
         urls, start = self._source.urls, 0
         while start < steps.count:
             first = int(steps.positions(start, start + 1)[0])
@@ -186,14 +167,15 @@ class Planning:
 
     @property
     def _reads_on(self) -> bool:
-        """Whether samples that share blocks come as they lie: a window that ends within a block would have it read
-        once more.
+        """True if a block's samples are consecutive.
+
+        A window that ends within a block would then repeat its read.
         """
         shuffle = self._first_shuffle
         return self._source.blocks is not None and (shuffle is None or self._by(shuffle) == "shards")
 
     def _to_the_end_of_its_block(self, order: Order, steps: ReadSteps, stop: int, last: Places) -> Iterator[Places]:
-        """The samples from `stop` on that lie in the block of the last one before, in whole batches."""
+        """Yield the samples from `stop` on that share the last sample's block, in whole batches."""
         blocks = self._source.blocks
         assert blocks is not None
 
@@ -218,7 +200,7 @@ class Planning:
         return self._source.starts
 
     def described(self) -> list[str]:
-        """The operators that make the order, as a state names them."""
+        """Return the names in a state of the operators that make the order."""
         order, shuffle = self.pipeline.order, self.pipeline.order.shuffle
         if shuffle is None:
             return self._own.described() + order.described("")
@@ -230,12 +212,11 @@ class Planning:
 
     @property
     def fingerprint(self) -> str:
-        """What tells the source's data from other data: its shards' names and sizes, or how many samples it has."""
         return self._source.at_revision(self._own.fingerprint)
 
     @property
     def window_bytes(self) -> int:
-        """About how many bytes the samples of a window have that is read before any of it is used."""
+        """Approximate size of a window of samples that is read before any of them is used."""
         shuffle, nbytes = self._first_shuffle, self._source.sample_bytes
         if shuffle is None:
             return self._own.window_bytes
@@ -251,7 +232,7 @@ class Planning:
 
 
 def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> ReadWindow:
-    """The samples of a window, shard by shard: shards in the order in which they are first needed."""
+    """Sort a window of samples by shard, with shards in the order of first use."""
     _, first, number = np.unique(shards, return_index=True, return_inverse=True)
     turn = np.empty_like(first)
     turn[np.argsort(first)] = np.arange(len(first))
@@ -259,7 +240,7 @@ def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> ReadWi
     by_place = np.lexsort((rows, group))
     group, rows, shards = group[by_place], rows[by_place], shards[by_place]
     is_new = np.ones(len(rows), np.bool_)
-    is_new[1:] = (group[1:] != group[:-1]) | (rows[1:] != rows[:-1])  # what comes twice is read once
+    is_new[1:] = (group[1:] != group[:-1]) | (rows[1:] != rows[:-1])  # repeated samples are read once
     order = np.empty(len(rows), np.int64)
     order[by_place] = np.cumsum(is_new) - 1
     group, rows, shards = group[is_new], rows[is_new], shards[is_new]

@@ -1,4 +1,4 @@
-"""Data sets that divide their samples among ranks themselves: what they are told."""
+"""The part of an epoch that an iterable data set yields on this rank: `hr.shard_info()`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal
 from headrace.errors import OptionError
 
 RanksBy = Literal["shard_info", "position"]
-"""How the samples of an iterable data set are divided among ranks; see `AsyncIterableDataset.ranks_by`."""
+"""How ranks divide the samples of an iterable data set; see `AsyncIterableDataset.ranks_by`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """Which part of an epoch's samples an iterable data set is to give.
+    """The part of an epoch's samples that an iterable data set is to yield.
 
     Attributes:
-        rank: the number of the part.
-        world: how many parts there are.
-        epoch: the epoch's number.
-        seed: the loader's, the same on all ranks.
+        rank: Index of the part.
+        world: Number of parts.
+        epoch: Number of the epoch.
+        seed: Seed of the loader, the same on all ranks.
     """
 
     rank: int
@@ -31,23 +31,24 @@ class ShardInfo:
 
 @dataclass(slots=True)
 class Asked:
-    """What one run of `aiter` is told, and whether it has asked for it."""
+    """The `ShardInfo` of one run of `aiter`, and whether that run has read it."""
 
     info: ShardInfo
     is_asked: bool = field(default=False, init=False)
 
 
 running_shard: ContextVar[Asked | None] = ContextVar("headrace_running_shard", default=None)
-"""What `shard_info` answers here; set where `aiter` runs."""
+"""Result of `shard_info`; set where `aiter` runs."""
 
 
 def shard_info() -> ShardInfo:
-    """Which part of the samples this run of `aiter` is to give; also in the function that `hr.from_iterable` is given.
+    """Return the part of the samples that this run of `aiter` is to yield.
 
-    On one rank it is part 0 of 1. Ask before the first sample, in each epoch.
+    Also works in the function passed to `hr.from_iterable`. On one rank it is part 0 of 1. Call it before the first
+    sample, in each epoch.
 
     Raises:
-        OptionError: no loader runs this.
+        OptionError: No loader runs this.
 
     Examples:
         >>> import headrace as hr

@@ -1,6 +1,6 @@
-"""What streams' samples come from: the one face that pipelines, plans and the engine see of any kind of data.
+"""The interface that pipelines, order planning and the engine use for any kind of data.
 
-A data set gives its own by `__sample_source__()`. Nobody asks what kind it is: it says what it can do, and does it.
+A data set returns its `SampleSource` from `__sample_source__()`. Callers check its traits, never its class.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from headrace.rows import Scanner
 from headrace.types import Ints
 
 KeepsKey = Callable[[str], object]
-"""Says of a sample's key whether it is wanted."""
+"""True for the keys of samples to keep."""
 
 Wanted = tuple[frozenset[str], ...]
-"""Of each of these sets of fields at least one is wanted, if a sample has any."""
+"""Sets of alternative field names. Of each set, at least one field that the sample has is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a source can do.
+    """Capabilities of a source.
 
     Attributes:
-        numbered: its samples have keys and a number, and each can be got by itself.
-        sharded: its samples lie in shards, which can be read as they lie.
-        iterated: an iterator gives its samples, in an order of its own, and may begin again by itself.
-        objects: each sample is an object in a store, read with the loader's own storage options.
-        by_number: its samples are asked for by their numbers, as those of shards are, and not by keys of their own.
+        numbered: Samples have keys and numbers, and can be fetched one by one.
+        sharded: Samples are stored in shards, which can be read sequentially.
+        iterated: Samples come from an iterator, in its own order. The iterator may repeat.
+        objects: Each sample is an object in a store, read with the loader's storage options.
+        by_number: Samples are fetched by number, as those of shards are, and not by keys of their own.
     """
 
     numbered: bool = False
@@ -56,17 +56,17 @@ class Traits:
 
     @property
     def indexed(self) -> bool:
-        """Whether it has shards with an index."""
+        """True for shards with an index."""
         return self.numbered and self.sharded
 
 
 class EpochIO(Protocol):
-    """What the engine offers a source in one epoch: the ways to get samples, of which it takes one.
+    """Ways to read the samples of one epoch. The engine offers them; a source uses one.
 
     Attributes:
-        is_planned: whether the order of the epoch's samples is known by their numbers.
-        is_by_number: whether they are wanted one by one.
-        wanted: which of their fields are wanted; None: all.
+        is_planned: True if the order of the epoch is known by sample numbers.
+        is_by_number: True if samples are fetched one by one.
+        wanted: Fields to read. None: all.
     """
 
     @property
@@ -84,11 +84,11 @@ class EpochIO(Protocol):
         get: Callable[[Any], Awaitable[object]],
         many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> Producer:
-        """One by one, or some at once, by the keys of `data`."""
+        """Read samples by the keys of `data`: one at a time, or several at once with `many`."""
         ...
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> Producer:
-        """Shard by shard, where it is known where samples lie there."""
+        """Read shard by shard, at byte ranges known from an index."""
         ...
 
     def shards(
@@ -97,17 +97,17 @@ class EpochIO(Protocol):
         unpacks: Callable[[str], Unpacks | None],
         expected: Callable[[int], Awaitable[Expected]] | None,
     ) -> Producer:
-        """Shards as they lie.
+        """Read shards sequentially.
 
         Args:
-            scanner: finds the samples of the shard at an address.
-            unpacks: decompresses it; None where it is not compressed.
-            expected: what an index says of the shard with a number; None: there is none.
+            scanner: Finds the samples of the shard at a URL.
+            unpacks: Decompresses the shard at a URL. None for an uncompressed shard.
+            expected: Index entry of the shard with a number. None without an index.
         """
         ...
 
     def iterated(self, data: IteratedData) -> Producer:
-        """As an iterator gives them."""
+        """Read what the data set's iterator yields."""
         ...
 
 
@@ -115,15 +115,15 @@ class SampleSource(ABC):
     """A data set of any kind.
 
     Attributes:
-        data: the data set itself.
-        traits: what it can do.
-        urls, storage_options: the addresses of its shards or objects, and what their store is told.
-        is_compressed: whether any of its shards can be read from its start only.
-        blocks: where samples share blocks that are read as a whole, the number of each one's first sample, and of all
-            samples last.
-        is_endless: whether it has no end.
-        ranks_by: how ranks divide what an iterator gives.
-        why_no_state: why states of it are refused; None: they are not, or it shows when one is asked for.
+        data: The data set itself.
+        traits: Its capabilities.
+        urls: URLs of its shards or objects.
+        storage_options: Options of their store.
+        is_compressed: True if some shard can be read from its start only.
+        blocks: If samples share blocks that are read as a whole: the first sample number of each block, then the total.
+        is_endless: True if it has no end.
+        ranks_by: How ranks divide the samples of an iterator.
+        why_no_state: Why states are refused. None: not known to be refused before one is requested.
     """
 
     traits: ClassVar[Traits]
@@ -138,32 +138,32 @@ class SampleSource(ABC):
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What `describe` says of it: (of what, what), without a request."""
+        """Label and text of each line of `describe`. Makes no request."""
         return []
 
     @property
     def inputs(self) -> Sequence[tuple[str, Described]]:
-        """The streams that it is of, by their names, where it is of several."""
+        """Input streams with their names, if the source combines several."""
         return ()
 
     @property
     def is_in_order(self) -> bool:
-        """Whether its samples come one after the other as they lie, where no operator says otherwise."""
+        """True if samples keep their stored order, unless an operator changes it."""
         return True
 
     @property
     def is_steady(self) -> bool:
-        """Whether the same samples come at the same positions in all epochs, where no operator says otherwise."""
+        """True if positions mean the same samples in all epochs, unless an operator changes it."""
         return True
 
     @property
     def answers_keys(self) -> bool:
-        """Whether an index says of samples' keys which are wanted: nothing is read of the others then."""
+        """True if an index knows the keys, so that samples filtered by key are not read."""
         return self.traits.indexed
 
     @property
     def has_count(self) -> bool:
-        """Whether it is known without a request how many samples it has."""
+        """True if the number of samples is known without a request."""
         return self.traits.numbered
 
     @property
@@ -184,27 +184,26 @@ class SampleSource(ABC):
 
     @property
     def has_store(self) -> bool:
-        """Whether it has a store of its own to read from."""
+        """True if the source reads from a store of its own."""
         return bool(self.urls)
 
     @property
     def objects(self) -> Sequence[SampleSource]:
-        """Itself, if its samples are objects that the loader's own reader reads; of several inputs those that are."""
+        """Sources, including inputs, whose samples are objects that the loader's own reader reads."""
         return [self] if self.traits.objects else []
 
     @property
     def sample_bytes(self) -> float | None:
-        """The mean size of a sample, where samples are read in ranges; None: they are not."""
+        """Mean size of a sample read by ranges. None for other sources."""
         return None
 
     @property
     def name(self) -> str:
-        """What states and errors call it."""
         return type(self.data).__name__
 
     @property
     def text(self) -> str:
-        """How it is shown."""
+        """Text in `repr`."""
         return f"{self.name}(…)"
 
     @property
@@ -213,122 +212,110 @@ class SampleSource(ABC):
 
     @property
     def opens(self) -> Opens | None:
-        """What is opened and closed on the engine's loop, if anything is."""
+        """Resource to open and close on the engine's loop, if any."""
         return None
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether a number is that of the same sample in each epoch, where samples have numbers."""
+        """True if a number means the same sample in each epoch. Only for samples with numbers."""
         return True
 
     @property
     def draws(self) -> bool:
-        """Whether it decides itself in each pass which of its samples come."""
+        """True if the source itself decides in each pass which of its samples occur."""
         return False
 
     @property
     def drawn_by_tokens(self) -> tuple[Any, TokenMixing] | None:
-        """Of a mixture by tokens: (the data set as lanes draw on it, how they do); None: it is none."""
+        """Data set and token shares of a mixture by tokens. None for other sources."""
         return None
 
     @property
     def has_lengths(self) -> bool:
-        """Whether it is known of each sample how many tokens it has, before it is read."""
+        """True if the token count of each sample is known before it is read."""
         return False
 
     def lengths(self) -> Ints:
-        """How many tokens each sample has."""
+        """Return the token count of each sample."""
         raise TypeError(f"{self.name} does not know how long its samples are before they are read")
 
     @property
     def parts(self) -> Parts | None:
-        """What gets parts of samples, without the rest of these; None: there is nothing that does."""
+        """Function that reads token ranges of samples. None: not supported."""
         return None
 
     @property
     def without_numbers(self) -> str | None:
-        """What to do about it that samples cannot be read one by one, by their numbers; None: they can."""
+        """Advice for errors if samples cannot be read by number. None: they can."""
         return None if self.traits.numbered else "shards need an index for that (headrace index URL…)"
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
-        """Whether its samples have numbers before they are read.
+        """True if samples have numbers before they are read.
 
         Args:
-            by_number: they are wanted one by one.
-            by_key: some are left out by their keys.
+            by_number: Samples are fetched one by one.
+            by_key: Samples are filtered by key.
         """
         return False
 
     def divides(self) -> bool:
-        """Whether several ranks can share its samples by their numbers."""
+        """True if several ranks can share the samples by number."""
         return self.has_numbers(by_number=False, by_key=False)
 
     def count(self) -> int:
-        """How many samples it has; TypeError where nobody knows."""
+        """Return the number of samples. Raises TypeError if it is not known."""
         raise TypeError(f"{self.name} has no length: its samples are counted while they are read")
 
     def keys(self) -> Sequence[object]:
-        """The keys of the samples."""
         raise TypeError(f"{self.name} has no keys; shards need an index for that")
 
     async def aget(self, key: object) -> object:  # noqa: ARG002
-        """The sample with this key."""
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
 
     async def aget_wanted(self, key: object, wanted: Wanted | None) -> object:  # noqa: ARG002 (shards go by it)
-        """The same; of its fields those that are not wanted may be missing."""
+        """Return the sample with a key. Fields that are not wanted may be missing."""
         return await self.aget(key)
 
     async def at(self, key: object, wanted: Wanted | None) -> object:
-        """The sample that its orders give this number, or the key that has it; see `aget`."""
+        """Return the sample with a number of the source's orders, or with its key; see `aget`."""
         return await self.aget_wanted(key, wanted)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
-        """The numbers of the samples whose keys are wanted; None: all."""
+        """Return the numbers of the samples whose keys pass the filters. None: all."""
         return None
 
     def fingerprint(self) -> str:
-        """What tells its data from other data, as far as it is known before they are read."""
+        """Return an identifier of the data, from what is known before samples are read."""
         return fingerprint_of(self.urls if self.traits.sharded else (self.name,))
 
     def fingerprint_with(self, sizes: Ints) -> str:
-        """The same, where it is known how many of its samples each shard has that are wanted."""
+        """Return the identifier of the data, given the number of wanted samples in each shard."""
         return fingerprint_of(self.urls, sizes)
 
     def at_revision(self, fingerprint: str) -> str:
-        """The same with the revision at which its data were listed, where they have one: states are of that, too."""
+        """Append the revision of the data's listing, if it has one. States depend on it."""
         revision = getattr(self.urls, "revision", "")
         return f"{fingerprint} at {masked(revision)}" if revision else fingerprint
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
-        """The orders in which it gives its samples, where these have numbers.
-
-        Args:
-            keeps: which of them are wanted.
-            seed: of what it draws.
-        """
+        """Return the orders of the samples, which have numbers and pass the key filters `keeps`."""
         return SourceOrders(self, keeps)
 
     @property
     def starts(self) -> Ints:
-        """The number of each shard's first sample, and of all samples last; what has no shards is one."""
+        """First sample number of each shard, then the total. A source without shards counts as one."""
         return np.array([0, self.count()])
 
     def check_order(self, order: Ordering) -> None:  # noqa: B027 (most come in any order)
-        """Raise OptionError where it cannot come in such an order."""
+        """Raise OptionError if the source does not support the order."""
 
     @abstractmethod
     def open(self, io: EpochIO) -> Producer:
-        """The samples of one epoch."""
+        """Return the producer of one epoch's samples."""
 
 
 class SourceOrders:
-    """The orders in which a source gives its samples, before any operator: one after the other, in each pass.
-
-    Args:
-        source: its samples have numbers.
-        keeps: says of their keys which are wanted.
-    """
+    """The orders of a source with numbered samples before any operator: sequential passes."""
 
     def __init__(self, source: SampleSource, keeps: tuple[KeepsKey, ...]) -> None:
         self._source, self._keeps = source, keeps
@@ -343,44 +330,43 @@ class SourceOrders:
 
     @cached_property
     def sizes(self) -> Ints:
-        """How many samples each shard has, of those that are wanted; a source without shards is one."""
+        """Number of samples of each shard after key filters. A source without shards counts as one."""
         starts, passing = self._starts, self._passing
         return np.diff(starts if passing is None else np.searchsorted(passing, starts))
 
     @property
     def count(self) -> int:
-        """How many samples a pass has."""
         return int(self.sizes.sum())
 
     @property
     def full_count(self) -> int | None:
-        """How many come until each has come, where a pass has no end; None: nobody knows."""
+        """Samples until each has occurred, where a pass has no end. None: not known."""
         return self.count
 
     @property
     def fingerprint(self) -> str:
-        """What tells these data from other data: their shards' names and sizes, or how many samples there are."""
+        """Identifier of the data: shard names and sizes, or the number of samples."""
         return self._source.fingerprint_with(self.sizes)
 
     @property
     def window_bytes(self) -> int:
-        """About how many bytes the samples of a window have that is read before any of it is used."""
+        """Approximate size of a window of samples that is read before any of them is used."""
         return 0
 
     def order(self, epoch: int, number: int) -> Order:  # noqa: ARG002
-        """Which samples come in one pass of an epoch."""
+        """Return the order of one pass of an epoch."""
         return ShardOrder(self.sizes, "none", ())
 
     def described(self) -> list[str]:
-        """What makes it, as a state names it."""
+        """Return the names in a state of what makes the order."""
         return []
 
     def keys(self, keys: Sequence[object]) -> HasKeys:
-        """What is asked for by the numbers that it gives, where the source's samples have these keys."""
+        """Return a map from numbers of these orders to `keys`, the keys of the source's samples."""
         return keys
 
     def locate(self, order: Order, positions: Ints) -> Places:
-        """Where the samples at some positions lie in the source."""
+        """Return the shards and rows of the samples at some positions."""
         shards, rows = order.locate(positions)
         if self._passing is not None:
             starts = np.concatenate([[0], np.cumsum(self.sizes)])
@@ -388,10 +374,10 @@ class SourceOrders:
         return Places(shards, rows)
 
     def work(self, numbers: Ints, power: int) -> NDArray[np.float64]:
-        """The work that samples with these numbers are: their documents' lengths, each to this power."""
+        """Return the cost of samples: their token counts raised to `power`."""
         return self._source.lengths()[numbers].astype(np.float64) ** power
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
-        """The numbers of the samples at some positions."""
+        """Return the numbers of the samples at some positions."""
         shards, rows = self.locate(order, positions)
         return np.asarray(self._starts[shards] + rows, np.int64)

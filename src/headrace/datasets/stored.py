@@ -1,4 +1,4 @@
-"""Sources whose samples lie in a store."""
+"""Base class of sources that read from a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.datasets.source import SampleSource
 
 
 class StoredSource(SampleSource):
-    """What lies in a store: shards, or single objects."""
+    """Shards or objects in a store."""
 
     @property
     def urls(self) -> Sequence[str]:

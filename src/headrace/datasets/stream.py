@@ -1,4 +1,4 @@
-"""Streams: a source and what is done to its samples, immutable and lazy."""
+"""Streams: a source and operators on its samples, immutable and lazy."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class HasSource(Protocol):
-    """A data set of ours."""
-
     def __sample_source__(self) -> SampleSource: ...
 
 
 class Stream(Operators):
-    """Samples of shards, or of a data set, with operators on them.
+    """Samples of shards or of a data set, with operators on them.
 
-    Made by `hr.stream`, `hr.files` and the operators of data sets. Give it to `hr.DataLoader`, or iterate over it.
+    Created by `hr.stream`, `hr.files` and the operators of data sets. Pass it to `hr.DataLoader`, or iterate over it.
     """
 
     def __init__(self, source: HasSource, operators: tuple[Operator, ...] = ()) -> None:
         self.source = source
         self.operators = operators
-        self.pipeline()  # says now what does not go together
+        self.pipeline()  # raises for operators that cannot be combined
 
     def __len__(self) -> int:
-        """How many samples (or batches) an epoch has; TypeError where that is not known."""
+        """Return the number of samples (or batches) in an epoch. TypeError if it is not known."""
         pipeline = self.pipeline()
         if not pipeline.source.traits.numbered:
             raise TypeError(
@@ -61,17 +59,17 @@ class Stream(Operators):
         return count
 
     def __bool__(self) -> bool:
-        """False if it is known that an epoch has no samples."""
+        """False if an epoch is known to have no samples."""
         try:
             return len(self) > 0
         except TypeError:
             return True
 
     async def aget(self, key: Any) -> Any:
-        """The sample with this key (or number) in the source's own order, through all steps.
+        """Return the sample with this key (or number) in the source's own order, after all steps.
 
         Raises:
-            TypeError: the source has no keys, or operators take samples away, put them together or elsewhere.
+            TypeError: The source has no keys, or operators remove, group or reorder samples.
         """
         pipeline = self.pipeline()
         if not pipeline.source.traits.numbered or not pipeline.is_in_place:
@@ -89,7 +87,7 @@ class Stream(Operators):
 
         async def get() -> Any:
             if opens is None:
-                return await self.aget(key)  # says why not
+                return await self.aget(key)  # raises the reason
             await opens.aopen()
             try:
                 return await self.aget(key)
@@ -100,7 +98,7 @@ class Stream(Operators):
             return blocking(get)
 
     def keys(self) -> Sequence[Any]:
-        """The keys of the samples, in the source's own order; of shards with an index those in `__key__`."""
+        """Return the keys of the samples in the source's own order. An index has those in `__key__`."""
         source = self.source.__sample_source__()
         if not source.traits.numbered:
             raise TypeError(f"{self!r} has no keys; shards need an index for that")
@@ -122,10 +120,10 @@ class Stream(Operators):
         return printable(".".join([self.source.__sample_source__().text, *named]))
 
     def describe(self, samples: int = 0) -> str:
-        """The stream in words: what it reads, why that was taken for what it is, and its operators, one a line.
+        """Describe the stream: its source, how that was detected, and its operators, one per line.
 
         Args:
-            samples: read so many, and say what they have; 0: nothing is asked for.
+            samples: Number of samples to read and describe. 0: no request is made.
         """
         source = self.source.__sample_source__()
         lines = [repr(Stream(self.source)), *(f"  {of}: {what}" for of, what in source.facts)]
@@ -144,17 +142,17 @@ class Stream(Operators):
         return printable("\n".join(lines))
 
     def without_short_batches(self) -> Stream:
-        """The same stream, a short last batch left out by what makes those that it gives."""
+        """Return the stream with `drop_last` set on the operator that makes its batches."""
         for k, operator in reversed([*enumerate(self.operators)]):
             if (whole := operator.whole) is not None:
                 return Stream(self.source, (*self.operators[:k], whole, *self.operators[k + 1 :]))
         return self
 
     def pipeline(self) -> Pipeline:
-        """The operators by who carries them out.
+        """Sort the operators by what executes them.
 
         Raises:
-            OptionError: two of them do not go together.
+            OptionError: Two operators cannot be combined.
         """
         return compiled(self.source.__sample_source__(), self.operators)
 

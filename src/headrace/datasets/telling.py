@@ -1,4 +1,4 @@
-"""Samples in words: a line for each field, whatever it has."""
+"""Descriptions of samples in text, one line per field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def told(samples: Iterable[object]) -> Iterator[str]:
-    """The lines that say what samples have: of each its fields, their types and sizes, and how they begin."""
+    """Yield lines that describe samples: their fields with types, sizes and first contents."""
     for number, sample in enumerate(samples):
         if number:
             yield ""
@@ -29,7 +29,7 @@ def told(samples: Iterable[object]) -> Iterator[str]:
 
 
 def value_in_words(value: Any) -> str:
-    """What a value is, in one line."""
+    """Describe a value in one line."""
     if isinstance(value, str):
         return _line(repr(value[: _WIDTH + 1]) + (f" ({len(value):,} characters)" if len(value) > _WIDTH else ""))
     if isinstance(value, bytes | bytearray | memoryview):
@@ -43,6 +43,6 @@ def value_in_words(value: Any) -> str:
 
 
 def _line(text: str) -> str:
-    """`text` as one line of a terminal: data may hold what terminals obey."""
+    """Return `text` as one line, without control characters that a terminal would obey."""
     text = _UNPRINTABLE.sub("·", text)
     return text if len(text) <= _WIDTH + 40 else f"{text[: _WIDTH + 40]}…"

@@ -1,4 +1,4 @@
-"""What the tables of videos say, in words."""
+"""Descriptions of videos from their tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.reading import OwnReaders
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What is known of one video without decoding it.
+    """Facts about one video, known without decoding it.
 
     Attributes:
-        frames: that are shown.
-        lines: the rest, in words.
+        frames: Number of frames shown.
+        lines: Other facts, in text.
     """
 
     url: str
@@ -30,11 +30,11 @@ class VideoFacts:
 def facts_of_videos(
     urls: Sequence[str], storage_options: Mapping[str, object] | None = None, limits: Limits = DEFAULTS
 ) -> Iterator[VideoFacts]:
-    """Of each video, in order, what its tables say; they are read when it is asked for.
+    """Yield facts about each video, in order, from its tables. They are read on demand.
 
     Raises:
-        FormatError: a video is damaged, or of a kind that is not read.
-        StorageError: it could not be read.
+        FormatError: A video is damaged, or of an unsupported kind.
+        StorageError: It could not be read.
     """
     videos = Videos(urls, None, limits)
     readers = OwnReaders(storage_options, videos.aclose)
