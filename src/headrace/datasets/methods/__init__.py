@@ -1,1 +1,1 @@
-"""The operators as methods of data sets: each puts its value behind the steps there are."""
+"""The operators as methods of data sets. Each returns a stream with one more operator."""

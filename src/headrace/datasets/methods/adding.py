@@ -1,4 +1,4 @@
-"""Appending operators to data sets."""
+"""The interface by which methods append operators to data sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AddsOperators:
-    """A data set that operators can be appended to."""
+    """A data set to which operators can be appended."""
 
     def _as_stream(self) -> Stream:
         raise NotImplementedError

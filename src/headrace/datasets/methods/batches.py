@@ -1,4 +1,4 @@
-"""The operators of data sets that put samples together."""
+"""Methods of data sets that group samples."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 
 class BatchMethods(AddsOperators):
-    """How samples are put together."""
+    """Operators that group samples."""
 
     def batch(self, n: int, *, drop_last: bool = False, max_wait_s: float | None = None) -> Stream:
-        """Batches of `n` samples, collated; a `map` behind it gets whole batches.
+        """Group `n` samples into a collated batch. A later `map` gets whole batches.
 
-        Where more follows than functions of batches, such as `unbatch` or another `batch`, it is made on the way, by
-        the default collation.
+        If anything but functions of batches follows, such as `unbatch` or another `batch`, the stream itself makes
+        these batches, with the default collation.
 
-        With `max_wait_s` a batch does not wait for samples that are slow to come, as those of a queue may be: it has
-        from 1 to `n` of them. A resumed run gives the same samples in the same order, but may cut them elsewhere.
+        With `max_wait_s` a batch does not wait for slow samples, such as those of a queue: it has from 1 to `n`
+        samples. A resumed run yields the same samples in the same order, but may cut batches elsewhere.
 
         Args:
-            n: samples in a batch.
-            drop_last: leave a last batch out that has fewer.
-            max_wait_s: seconds that the first sample of a batch waits for others, once the steps before `batch` are
-                done with it. Then the batch is made of those that are there, as soon as it could be given on: a
-                trainer that is slower than that gets fuller ones. Behind it come `map`, `collate`, `take` and `epoch`.
-                On several ranks `.epoch(samples=N)` behind it says how many batches they make together.
+            n: Samples in a batch.
+            drop_last: Drop a short last batch.
+            max_wait_s: Seconds that the first sample of a batch waits for others, once the steps before `batch` are
+                done with it. The batch is then made of the available samples as soon as it could be delivered, so a
+                slower trainer gets fuller batches. Only `map`, `collate`, `take` and `epoch` may follow. On several
+                ranks, a following `.epoch(samples=N)` sets how many batches they make together.
 
         Raises:
-            OptionError: an argument is of no use, or `drop_last` is given with `max_wait_s`.
+            OptionError: An argument is invalid, or `drop_last` is combined with `max_wait_s`.
 
         Examples:
             >>> import asyncio
@@ -64,10 +64,12 @@ class BatchMethods(AddsOperators):
         return self._with(batch if max_wait_s is None else batch.within(max_wait_s))
 
     def collate(self, fn: Callable[[list[Any]], Any] | None = None) -> Stream:
-        """What `fn` makes of the samples of a batch: right behind `.batch(n)`, or where each sample is a list of some.
+        """Set the function that makes a batch of a list of samples.
+
+        Use it directly after `.batch(n)`, or where each sample is a list of samples.
 
         Args:
-            fn: of a list of samples; by default torch's `default_collate`. It runs in workers.
+            fn: Function of a list of samples; by default torch's `default_collate`. It runs in workers.
 
         Examples:
             >>> import headrace as hr
@@ -83,16 +85,16 @@ class BatchMethods(AddsOperators):
         return self._with(EachSample(Step(f"collate({name_of(fn)})", "map", fn), is_collate=True))
 
     def padded_batch(self, n: int, *, pad_value: float | Mapping[str, float] = 0, drop_last: bool = False) -> Stream:
-        """Batches of `n` samples whose arrays differ in length: each is filled up to the longest one of the batch.
+        """Batch `n` samples whose arrays differ in length, padded to the longest of the batch.
 
-        Arrays and tensors of a field are filled up behind their own numbers, in each dimension in which they differ;
-        a list of numbers counts as an array. All else is collated as torch's `default_collate` does it.
+        Arrays and tensors of a field are padded at the end, in each dimension in which they differ. A list of numbers
+        counts as an array. Everything else is collated like torch's `default_collate`.
 
         Args:
-            n: samples in a batch.
-            pad_value: what they are filled up with; or one for each field by its name, where others get 0. Fields of
-                tuples are "0", "1", and so on.
-            drop_last: leave a last batch out that has fewer.
+            n: Samples in a batch.
+            pad_value: Padding value, or a mapping from field name to value; other fields get 0. Fields of tuples are
+                "0", "1", and so on.
+            drop_last: Drop a short last batch.
 
         Examples:
             >>> import headrace as hr
@@ -115,22 +117,22 @@ class BatchMethods(AddsOperators):
         pad_value: float | Mapping[str, float] = 0,
         drop_last: bool = False,
     ) -> Stream:
-        """Batches of samples that are about as long, padded as by `padded_batch`: little of them is padding.
+        """Batch samples of similar length, with little padding, which is as in `padded_batch`.
 
-        A sample waits in the bucket of its length until that is full; batches come in the order in which buckets are.
-        Up to a batch of samples waits in each bucket, and states say which, so that they are exact.
+        A sample waits in the bucket of its length until that is full. Batches come in the order in which buckets become
+        full. Up to a batch of samples waits in each bucket. States list the waiting samples, so they are exact.
 
         Args:
-            length: of a sample: a field, whose `len` it is, or a function of the sample. It is taken in workers.
-            edges: the greatest length of each bucket, ascending; what is longer has one more.
-            batch_size: samples in a batch.
-            batch_tokens: instead: how large a batch may be, padding included: the number of its samples times the
-                length of the longest one. A sample that is longer by itself is an error.
-            pad_value: as in `padded_batch`.
-            drop_last: leave out what waits at the end in buckets that are not full.
+            length: Field whose `len` is the length, or a function of the sample. It is computed in workers.
+            edges: Greatest length of each bucket, ascending. Longer samples have one more bucket.
+            batch_size: Samples in a batch.
+            batch_tokens: Alternative to `batch_size`: maximum size of a batch, padding included, which is the number of
+                samples times the length of the longest. A single sample that is longer is an error.
+            pad_value: As in `padded_batch`.
+            drop_last: Drop the samples in buckets that are not full at the end.
 
         Raises:
-            OptionError: an argument is of no use.
+            OptionError: An argument is invalid.
 
         Examples:
             >>> import headrace as hr
@@ -166,16 +168,17 @@ class BatchMethods(AddsOperators):
         return self._with(whole if drop_last else replace(buckets, without_short=whole))
 
     def prefetch(self, n: int) -> Stream:
-        """No more than `n` of what comes out is made before it is asked for: of batches behind `.batch()`, or samples.
+        """Make at most `n` results ahead of the trainer: batches after `.batch()`, else samples.
 
-        It is a loader's `prefetch_factor`, said by the stream: where a loader makes the batches, it counts these. What
-        is read ahead of that is bounded by the loader's memory budget. It comes last.
+        It is a loader's `prefetch_factor`, set by the stream. If a loader makes the batches, it counts those. Reads
+        ahead of them are limited by the loader's memory budget. It must be the last operator.
 
         Args:
-            n: 0: nothing is made before it is asked for.
+            n: Number of results. 0: nothing is made before it is requested.
 
         Raises:
-            OptionError: it is negative, or was said before. By a loader: its `prefetch_factor` says something else.
+            OptionError: `n` is negative, or `.prefetch()` is repeated. Raised by a loader with another
+                `prefetch_factor`.
 
         Examples:
             >>> import headrace as hr
@@ -199,41 +202,42 @@ class BatchMethods(AddsOperators):
         fields: Sequence[str] = (),
         pad_value: float | Mapping[str, float] = 0,
     ) -> Stream:
-        """Sequences of `length` tokens, made of documents; packed global batches are the same on any number of ranks.
+        """Pack documents into sequences of `length` tokens.
 
-        A sequence is a dict: the tokens, as `[length]`, of the type that documents have; `document_ids`, `[length]`
-        int32, counts the documents in the sequence from 0, and is -1 where it is filled up; `position_ids`, `[length]`
-        int32, begins at 0 with each document, with each part of one that was cut, and where the sequence is filled up.
+        Packed global batches are the same on any number of ranks.
 
-        **Where lengths are known**, what goes together is planned before any document is read, and a sequence is a
-        sample with a number. Files of tokens know them, with `hr.tokens(…, documents="samples")` or "separate": of them
-        just those parts are read that a sequence has. For other documents with numbers, `lengths` may be given.
-        Behind `.shuffle()` documents are packed in another way in each epoch; with `.shuffle()` behind it, sequences
-        stay what they are.
+        A sequence is a dict with the tokens, `[length]`, in the dtype of the documents. `document_ids`, `[length]`
+        int32, numbers the documents in the sequence from 0; padding has -1. `position_ids`, `[length]` int32, starts at
+        0 with each document, each part of a cut document, and the padding.
 
-        **Otherwise**, as behind `.tokenize()`, `.filter()` or `.flat_map()`, documents are packed in lanes: row j of G
-        in the global batch has the documents at the positions j, j + G, j + 2 G, … of the epoch, and is made of these
-        alone. So sequences depend on G, and a state belongs to it; a stream by itself has one lane. Documents must have
-        numbers, as those of shards with an index have. Behind it come `.map()` and `.batch()`. On several ranks an
-        epoch has no end, by `.repeat()` before it, or whole steps: `.epoch(samples=N)` behind it.
+        **If lengths are known**, the packing is planned before any document is read, and a sequence is a sample with a
+        number. Files of tokens know lengths, with `hr.tokens(…, documents="samples")` or "separate"; only the parts in
+        a sequence are read. For other numbered documents, pass `lengths`. After `.shuffle()`, documents are packed
+        differently in each epoch. With `.shuffle()` after `.pack()`, the sequences stay the same.
+
+        **Otherwise**, as after `.tokenize()`, `.filter()` or `.flat_map()`, documents are packed in rows. Row j of G in
+        the global batch holds only the documents at the positions j, j + G, j + 2 G, … of the epoch. So sequences
+        depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers, as those
+        of shards with an index have. Only `.map()` and `.batch()` may follow. On several ranks an epoch must be
+        endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it.
 
         Args:
-            length: tokens of a sequence.
-            tokens: the field of a document that has them.
-            method: "concat": documents one behind the other, cut every `length` tokens; the last sequence is filled up.
-                "best_fit": documents stay whole, those longer than a sequence are cut every `length` tokens first, and
-                what goes together leaves little room, which is filled up. In lanes the oldest document that waits goes
-                with those of the next 12 that fill its sequence up best. Planned, it takes some 20 bytes of memory for
-                each document ("concat" 8), 4 more if they are shuffled, and thrice as much while it is planned.
-            document_ids: whether sequences have `document_ids` and `position_ids`.
-            lengths: how many tokens each document has, by its number in the data set. A document that has others is an
+            length: Tokens of a sequence.
+            tokens: Field of a document that has the tokens.
+            method: "concat" concatenates documents and cuts every `length` tokens; the last sequence is padded.
+                "best_fit" keeps documents whole, except that longer ones are first cut every `length` tokens, and
+                combines those that leave little padding. In rows, the oldest waiting document is combined with those of
+                the next 12 that fill its sequence best. Planned packing takes some 20 bytes of memory per document
+                ("concat" 8), 4 more if shuffled, and three times as much during planning.
+            document_ids: Add `document_ids` and `position_ids` to sequences.
+            lengths: Token count of each document, by its number in the data set. A document with another length is an
                 error.
-            fields: others that have a number for each token, such as masks of the loss: they are packed alike.
-            pad_value: what tokens are filled up with; or for each field another value. By default it is 0.
+            fields: Other fields with a number for each token, such as loss masks. They are packed alike.
+            pad_value: Padding of the tokens, or a mapping from field name to padding. By default 0.
 
         Raises:
-            OptionError: an argument is of no use; or which documents come, or how long they are, is known only once
-                they are read, where `lengths` were given; or documents have no numbers.
+            OptionError: An argument is invalid; or documents have no numbers; or `lengths` were given, but the
+                documents or their lengths are known only after reading.
 
         Examples:
             >>> import headrace as hr

@@ -1,4 +1,4 @@
-"""The operators of data sets that put several of them together."""
+"""Methods of data sets that combine several data sets."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class InputMethods(AddsOperators):
-    """Several streams as one; each keeps its own order and its own steps.
+    """Combinations of several streams; each keeps its own order and steps.
 
-    The inputs' samples have numbers: shards need an index. They are neither filtered (but by keys that an index knows)
-    nor batched: both is done to what comes of these.
+    Samples of the inputs have numbers: shards need an index. Inputs are not batched, and not filtered, except by keys
+    in an index. Filter and batch the combined stream.
     """
 
     def concat(self, *others: AddsOperators) -> Stream:
-        """The samples of this stream, and then those of the others, one after the other.
+        """Concatenate this stream and the others.
 
-        Inputs that are shuffled have each an order of its own; `.concat(…).shuffle()` shuffles all together.
+        Each shuffled input keeps its own order. `.concat(…).shuffle()` shuffles all samples together.
 
         Args:
-            *others: streams, or data sets of headrace's. Only the last one may have no end.
+            *others: Streams, or data sets of headrace. Only the last one may be endless.
 
         Raises:
-            OptionError: an input cannot be used.
+            OptionError: An input is not supported.
 
         Examples:
             >>> import headrace as hr
@@ -43,17 +43,17 @@ class InputMethods(AddsOperators):
         return concat((self, *others))
 
     def zip(self, *others: AddsOperators, strict: bool = True) -> Stream:
-        """A tuple of a sample of each stream: of the first ones, of the second ones, and so on.
+        """Combine samples at the same position of each stream into a tuple.
 
-        To shuffle samples that belong together, put them together first: `.zip(…).shuffle()`. Inputs that are shuffled
-        have each an order of its own. The samples of a tuple are got one by one, at the same time.
+        To shuffle samples that belong together, zip first: `.zip(…).shuffle()`. Each shuffled input keeps its own
+        order. The samples of a tuple are fetched individually, at the same time.
 
         Args:
-            *others: streams, or data sets of headrace's.
-            strict: refuse inputs that have not as many samples as each other; else the shortest one ends them all.
+            *others: Streams, or data sets of headrace.
+            strict: Refuse inputs with different numbers of samples. False: the shortest ends the stream.
 
         Raises:
-            OptionError: an input cannot be used. When a loader begins: their numbers of samples differ.
+            OptionError: An input is not supported. When a loader starts: the numbers of samples differ.
 
         Examples:
             >>> import headrace as hr
@@ -66,25 +66,24 @@ class InputMethods(AddsOperators):
         return zipped((self, *others), strict=strict)
 
     def join(self, other: AddsOperators, on: str | tuple[str, str] | None = None) -> Stream:
-        """A tuple of each sample of this stream and the one of `other` that has the same key, in this one's order.
+        """Pair each sample with the one of `other` that has the same key, in this stream's order.
 
-        Without `on` it gives the samples of both as they come, whichever is there first: inputs may be any streams,
-        and the order is another one in each run, so that states are refused. Several ranks need `.epoch(samples=N)`
-        behind it.
+        Without `on`, it merges the samples of both as they arrive. Inputs may then be any streams. The order differs
+        between runs, so states are refused. Several ranks need `.epoch(samples=N)` after it.
 
-        Samples without a partner are left out. Keys are asked for when a loader begins, or `len`: all of an index, or
-        that field of every sample, from which everything else follows as for `.zip()`. They are held in memory then.
+        Samples without a partner are dropped. Keys are read when a loader starts, or by `len`: the keys of an index, or
+        that field of every sample. They are held in memory. After that, everything works as for `.zip()`.
 
         Args:
-            other: each key comes once in it; here it may come several times. A key that is None is nobody's partner.
-                Keys are the same where Python says so: 1, 1.0 and True are.
-            on: the field that is the key, as the source has it, before any `.map()`, or as `.cache()` keeps it; two
-                names, where they differ. A pair whose keys are other ones by then is an error.
-                "__key__" is what the sample is called: for shards with an index nothing else is read to know it.
+            other: Each key occurs once in it; in this stream keys may repeat. A key of None has no partner. Keys are
+                equal if Python compares them as equal: 1, 1.0, True.
+            on: Key field, as in the source before any `.map()`, or as cached by `.cache()`. Two names, if they differ.
+                A pair whose keys have changed when it is read is an error. "__key__" is the name of the sample: for
+                shards with an index nothing else is read to get it.
 
         Raises:
-            OptionError: an input cannot be used: it is shuffled, say; `.join(…).shuffle()` keeps pairs together. When
-                a loader begins: a key comes twice in `other`, or no two are the same.
+            OptionError: An input is not supported, for instance because it is shuffled; `.join(…).shuffle()` keeps
+                pairs together. When a loader starts: a key repeats in `other`, or no keys match.
 
         Examples:
             >>> import headrace as hr
@@ -98,18 +97,18 @@ class InputMethods(AddsOperators):
         return join((self, other), on=on)
 
     def fork(self, n: int) -> tuple[Stream, ...]:
-        """`n` branches of the stream, to which different things are done; `.zip()` of them gets each sample once.
+        """Split the stream into `n` branches, whose `.zip()` reads each sample once.
 
-        Each branch gets a copy of the sample: what one changes in place no other one sees. What decides the order, what
-        leaves samples out and what puts them together comes before it, or behind `.zip()`. A branch that is used by
-        itself is the stream with the branch's steps.
+        Each branch gets a copy of the sample, so a change in place is not visible in other branches. Operators that
+        reorder, drop or group samples must precede `.fork()`, or follow `.zip()`. A branch used alone is the stream
+        with the branch's steps.
 
         Args:
-            n: branches.
+            n: Number of branches.
 
         Raises:
-            OptionError: there is to be none. By `.zip()`, and all else that puts streams together: branches would not
-                stay together, so that samples would be got once for each.
+            OptionError: `n` is less than 1. Raised by `.zip()` and other combinations if the branches would not stay
+                aligned, so that samples would be read once per branch.
 
         Examples:
             >>> import headrace as hr
@@ -123,16 +122,16 @@ class InputMethods(AddsOperators):
         return tuple([self._with(Branch(name, number, n)) for number in range(n)])
 
     def interleave(self, *others: AddsOperators, block: int = 1) -> Stream:
-        """Blocks of the streams in turn: some samples of this one, as many of the next one, and so on.
+        """Take blocks of samples from the streams in turn, starting with this one.
 
-        One that is used up takes part no more: each sample of each input comes once. `hr.mix` goes by weights instead.
+        An exhausted input is skipped, so each sample of each input occurs once. `hr.mix` goes by weights instead.
 
         Args:
-            *others: streams, or data sets of headrace's; any may have no end.
-            block: samples that come of an input in its turn; the last block of each may have fewer.
+            *others: Streams, or data sets of headrace. Any may be endless.
+            block: Samples that an input contributes in its turn. Its last block may be shorter.
 
         Raises:
-            OptionError: an input or the block cannot be used.
+            OptionError: An input or the block is not supported.
 
         Examples:
             >>> import headrace as hr

@@ -1,4 +1,4 @@
-"""The operators of data sets that decide which samples come, and in which order."""
+"""Methods of data sets that decide which samples occur, and in which order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OrderMethods(AddsOperators):
-    """Which samples come, and in which order; nothing is read for that."""
+    """Selection and order of samples. Nothing is read for them."""
 
     def shuffle(
         self,
@@ -31,24 +31,22 @@ class OrderMethods(AddsOperators):
         buffer: int | None = None,
         seed: int | None = None,
     ) -> Stream:
-        """Another order each epoch, a function of (seed, epoch) alone.
+        """Permute the samples of each epoch. The order depends on (seed, epoch) only.
 
         Args:
-            by: "shards" gives whole shards in another order. "within" exchanges the samples of each shard; one at a
-                time is held in memory. "window" does both: shards come in another order, and samples are exchanged
-                within windows, each of which holds stretches of many shards (with an index) or one stretch of the
-                shards (without). "global" exchanges all samples, and reads each by itself. "buffer" draws from
-                samples that wait in a buffer: it needs nothing to be known, and states are refused. "auto" is
-                "window" for shards, and "global" for data sets with keys. Samples that operators made of others, as
-                `.flat_map()`, `.unbatch()` and `.batch()` do, are permuted within windows of those that follow one
-                another.
-            window: samples in a window. By default 16,384, or as many as have 128 MiB; without an index 2,048, or as
-                many as have 64 MiB. Twice as much is held in memory. Of samples made of others 2,048, of batches 16.
-            buffer: samples that wait, by default 4,096.
-            seed: of the order; by default the loader's.
+            by: "shards" permutes whole shards. "within" permutes the samples of each shard, which is held in memory.
+                "window" permutes shards, and samples within windows. With an index, a window holds stretches of many
+                shards; without, one stretch of the shards. "global" permutes all samples, and reads each individually.
+                "buffer" draws from a buffer of waiting samples: nothing needs to be known, and states are refused.
+                "auto" is "window" for shards and "global" for data sets with keys. Samples made by operators such as
+                `.flat_map()`, `.unbatch()` and `.batch()` are permuted within windows of consecutive ones.
+            window: Samples in a window. Default: 16,384, or as many as fit in 128 MiB. Without an index 2,048, or as
+                many as fit in 64 MiB. For derived samples 2,048, for batches 16. Twice as much is held in memory.
+            buffer: Samples in the buffer; by default 4,096.
+            seed: Seed of the order; by default the loader's.
 
         Raises:
-            OptionError: an argument is out of its bounds.
+            OptionError: An argument is out of range.
         """
         names = ("auto", "shards", "within", "window", "global", "buffer")
         if by not in names:
@@ -63,27 +61,28 @@ class OrderMethods(AddsOperators):
         return self._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
-        """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
+        """Select the samples with numbers in `range(start, stop, step)`. Needs samples with numbers."""
         if not is_whole(start) or not (stop is None or is_whole(stop, start)) or not is_whole(step, 1):
             raise OptionError(f".slice({start!r}, {stop!r}, {step!r}): 0 <= start <= stop and step >= 1, whole numbers")
         return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
 
     def skip(self, n: int) -> Stream:
-        """All samples but the first `n`, of data sets with numbers."""
+        """Skip the first `n` samples. Needs samples with numbers."""
         if not is_whole(n):
             raise OptionError(f".skip({n!r}): 0 or more, a whole number")
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
 
     def shard(self, *positional: Never, index: int = -1, count: int = 0) -> Stream:
-        """One of `count` parts of the samples, of data sets with numbers: each as long as the others, but for one.
+        """Keep one of `count` parts of the samples. Needs samples with numbers.
 
-        A part has samples that follow each other: of shards, one reads few of them. For a part of samples from all
-        over, shuffle before, by a seed that is the same for all parts. (A loader gives each rank its part by itself.)
+        Part sizes differ by at most 1. A part has consecutive samples, so few shards are read for it. For a random
+        part, shuffle before, with a seed that is the same for all parts. A loader divides samples among ranks by
+        itself.
 
         Args:
-            *positional: refused, as other libraries have another order.
-            index: which part, from 0.
-            count: how many parts there are.
+            *positional: Refused, as the order differs between libraries.
+            index: Number of the part, from 0.
+            count: Number of parts.
         """
         if positional:
             given = ", ".join(map(repr, positional))
@@ -96,10 +95,10 @@ class OrderMethods(AddsOperators):
         return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
 
     def on_every_rank(self) -> Stream:
-        """Ranks do not divide the samples: each gets all of them, in the same order, as by a loader's `shard=False`.
+        """Give every rank all samples in the same order, like a loader's `shard=False`.
 
-        It is about the stream as a whole: what ranks do not divide cannot be one of several inputs of one that they
-        divide, since which of its samples come with which others would depend on the number of ranks.
+        It applies to a whole stream. Such a stream cannot be an input of one that ranks divide, as the combination of
+        samples would then depend on the number of ranks.
 
         Examples:
             >>> import headrace as hr
@@ -118,18 +117,18 @@ class OrderMethods(AddsOperators):
         replacement: bool = True,
         seed: int | None = None,
     ) -> Stream:
-        """The samples with the numbers that `sampler` gives, in its order; or samples that are drawn at random.
+        """Select the samples that a sampler lists, or draw samples at random.
 
         Args:
-            sampler: one of torch's, or a list or array of numbers; a number may come several times. It is asked anew
-                for each epoch; one whose numbers are not the same in each process needs a fixed seed of its own.
-            weights: how likely each sample is to be drawn; by default all are as likely.
-            count: how many are drawn for an epoch; by default as many as there are.
-            replacement: whether a sample may be drawn several times.
-            seed: of the draws, which are a function of (seed, epoch, position); by default the loader's.
+            sampler: A sampler of torch, or a list or array of sample numbers, which may repeat. It is iterated again
+                for each epoch. A sampler that differs between processes needs a fixed seed of its own.
+            weights: Relative probability of each sample; by default equal.
+            count: Samples drawn in an epoch; by default the number of samples.
+            replacement: Whether a sample may be drawn several times.
+            seed: Seed of the draws, which depend on (seed, epoch, position); by default the loader's.
 
         Raises:
-            OptionError: an argument is of no use.
+            OptionError: An argument is invalid.
         """
         if sampler is not None:
             if weights is not None or count is not None or seed is not None or not replacement:
@@ -144,24 +143,25 @@ class OrderMethods(AddsOperators):
         )
 
     def repeat(self, n: int | None = None) -> Stream:
-        """All samples `n` times an epoch, each time in another order where they are shuffled; None: without end."""
+        """Repeat all samples `n` times in an epoch, reshuffled each time. None: without end."""
         if n is not None and n < 1:
             raise OptionError(f".repeat({n}): 1 or more")
         return self._with(Repeat(n))
 
     def epoch(self, *, samples: int) -> Stream:
-        """Epochs of `samples` samples, over all ranks together: the data are begun again, or left, where that is full.
+        """Set the samples of an epoch, over all ranks together. The data are repeated or cut.
 
-        All ranks make as many steps also where samples are not counted beforehand: of shards, each reads its own; of an
-        iterable data set, `ranks_by` says how they are divided. Then some samples may come again and others be skipped,
-        which `stats()` counts; with `tail="uneven"` of the loader, and without `.epoch()`, each comes once.
+        All ranks make the same number of steps, even if samples are not counted beforehand. Each rank reads its own
+        shards; for an iterable data set, `ranks_by` sets how samples are divided. Then some samples may repeat and
+        others be skipped; `stats()` counts both. Without `.epoch()`, and with the loader's `tail="uneven"`, each sample
+        occurs once.
         """
         if samples < 1:
             raise OptionError(f".epoch(samples={samples}): 1 or more")
         return self._with(EpochSize(samples))
 
     def take(self, n: int) -> Stream:
-        """The first `n` samples (or batches, behind `batch`) of each epoch."""
+        """Keep the first `n` samples (or batches, after `batch`) of each epoch."""
         if not is_whole(n):
             raise OptionError(f".take({n!r}): 0 or more, a whole number")
         return self._with(Take(n))

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packing:
-    """The arguments of `.pack()`, as they were given."""
-
     length: int
     tokens: str
     method: str

@@ -1,4 +1,4 @@
-"""The operators of data sets for each sample."""
+"""Methods of data sets that process each sample."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 
 class SampleMethods(AddsOperators):
-    """What is done to each sample.
+    """Operators on each sample.
 
-    Where a function runs follows from its colour: an `async def` on the event loop, with many samples at once, any
-    other in the worker processes.
+    An `async def` runs on the event loop, with many samples at once. Any other function runs in the worker processes.
     """
 
     def decode(
@@ -37,22 +36,24 @@ class SampleMethods(AddsOperators):
         allow_pickle: bool = False,
         **by_field: Any,
     ) -> Stream:
-        """Decode fields by their names: images, numbers, text, JSON, arrays, also in gzip. Unknown ones stay bytes.
+        """Decode images, numbers, text, JSON and arrays by field name, also gzipped.
 
-        Where `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
+        Unknown fields stay bytes.
+
+        If `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
 
         Args:
-            spec: what images become: "rgb8" (uint8 array [H, W, 3]), "l8" (uint8 [H, W]), "torch" (uint8 [3, H, W]),
-                "pil"; None leaves them as bytes.
+            spec: Form of images: "rgb8" (uint8 array [H, W, 3]), "l8" (uint8 [H, W]), "torch" (uint8 [3, H, W]), "pil".
+                None leaves them as bytes.
             size: (height, width) in pixels to which images are scaled.
-            limits: how much files may ask for.
-            allow_pickle: also read pickles: fields that are called so by `**by_field`, and those that end in pkl or
-                pickle. It runs what the data say, so it is only for data of those whom you trust.
-            **by_field: for single fields a name such as "rgb8", "text", "json", "bytes"; a class of protobuf's
-                messages; or a function of bytes.
+            limits: Limits on the resources that files may demand.
+            allow_pickle: Also decode pickles: fields set to them by `**by_field`, and those that end in pkl or pickle.
+                Pickles execute code from the data, so use it only for data from trusted sources.
+            **by_field: Decoder of a field: a name such as "rgb8", "text", "json", "bytes"; a protobuf message class; or
+                a function of bytes.
 
         Raises:
-            OptionError: there is no such decoder; or pickles are asked for, and not allowed.
+            OptionError: There is no such decoder; or pickles are requested, but not allowed.
         """
         from headrace.formats.values import decoder
 
@@ -62,13 +63,13 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step(name, "map", decodes, may_draw or None), decoder=decodes))
 
     def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
-        """`fn(sample)` in the place of each sample.
+        """Replace each sample by `fn(sample)`.
 
         Args:
-            fn: a plain function runs in workers, an `async def` on the event loop.
-            field: give `fn` this field only, and put its result there.
-            random: in workers, seed the generators of Python, numpy and torch from (seed, epoch, position) before each
-                call. False saves 7 µs a sample; `hr.rng()` is the sample's own in any case.
+            fn: A plain function runs in workers, an `async def` on the event loop.
+            field: Apply `fn` to this field only.
+            random: In workers, seed the generators of Python, numpy and torch from (seed, epoch, position) before each
+                call. False saves 7 µs a sample. `hr.rng()` is specific to the sample in either case.
         """
         fn = checked(fn, "map")
         if field is not None:
@@ -76,13 +77,12 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step(f"map({name_of(fn)})", "map", fn, random)))
 
     def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
-        """Only the samples for which `fn(sample)` is true; batches stay full.
+        """Keep the samples for which `fn(sample)` is true. Batches stay full.
 
         Args:
-            fn: a plain function runs in workers, an `async def` on the event loop.
-            field: give `fn` this field only. With "__key__", where shards have an index, nothing is read of what is
-                left out.
-            random: as in `map`.
+            fn: A plain function runs in workers, an `async def` on the event loop.
+            field: Pass only this field to `fn`. With "__key__", and shards with an index, dropped samples are not read.
+            random: As in `map`.
         """
         asks, fn = None, checked(fn, "filter")
         if field is not None:
@@ -91,15 +91,15 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step(f"filter({name_of(fn)})", "filter", fn, random), keeps_key=asks))
 
     def flat_map(self, fn: Callable[[Any], Any], *, random: bool = True) -> Stream:
-        """The samples that `fn(sample)` gives, in the place of each sample: many, one or none; batches stay full.
+        """Replace each sample by the samples of `fn(sample)`: many, one or none. Batches stay full.
 
-        A state is exact also in the middle of what comes of one sample: `fn` is called again for it then, and must give
-        the same. Where it raises, nothing comes of the sample but the error.
+        States are exact, even between the results of one sample: `fn` is then called again for it, and must return the
+        same. If `fn` raises, the sample yields only the error.
 
         Args:
-            fn: gives a list, or another iterable; a generator function is one, too. A plain one runs in workers, an
+            fn: Returns a list or another iterable, or is a generator function. A plain function runs in workers, an
                 `async def` on the event loop.
-            random: as in `map`; each of the samples has random numbers of its own in what follows.
+            random: As in `map`. In later steps, each result has random numbers of its own.
 
         Examples:
             >>> import headrace as hr
@@ -111,18 +111,18 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
 
     def apply(self, fn: Callable[[Any], Any]) -> Stream:
-        """What `fn` gives for an iterator over all samples: any generator function, for what a sample alone cannot say.
+        """Pass an iterator over all samples through a generator function, for steps across samples.
 
-        `fn` runs in the process of the loader, in a thread of its own; an asynchronous generator function gets an
-        asynchronous iterator, and runs on the event loop. What is before it goes through workers of its own, as many as
-        the loader has. Several ranks give it each its own samples of the stream before it, and need `.epoch(samples=N)`
-        behind it, for nobody knows how many come out.
+        `fn` runs in the process of the loader, in a thread of its own. An asynchronous generator function gets an
+        asynchronous iterator, and runs on the event loop. Earlier steps run in workers of their own, as many as the
+        loader has. Each of several ranks passes its own samples to `fn`. Several ranks need `.epoch(samples=N)` after
+        it, because the number of results is unknown.
 
-        States are refused, unless `fn` is an object that has `state_dict()` and `load_state_dict(state)`: then they are
-        exact, as far as these say what it holds of the samples that it has taken.
+        States are refused, unless `fn` is an object with `state_dict()` and `load_state_dict(state)`. States are then
+        exact if these cover what `fn` holds of the samples it has consumed.
 
         Args:
-            fn: called once an epoch.
+            fn: Called once an epoch.
 
         Examples:
             >>> import headrace as hr
@@ -139,16 +139,17 @@ class SampleMethods(AddsOperators):
         return applied((self,), fn=fn)
 
     def enumerate(self) -> Stream:
-        """(number, sample) in the place of each sample: its place in the epoch, counted from 0 over all ranks together.
+        """Replace each sample by (number, sample), where the number is its position in the epoch.
 
-        So it does not depend on ranks and workers, and goes on where a state does. It comes behind what decides the
-        order, and before `.filter()` and whatever else leaves samples out or puts them together: else ranks could not
-        know it. Of samples that are filled up by tail="pad" a number comes twice; of those that tail="carry" has left
-        for another epoch it is negative. Those that `exclude=` leaves out have theirs all the same.
+        Positions count from 0 over all ranks together, so they depend on neither ranks nor workers, and continue when a
+        state is loaded. Use it after operators that decide the order, and before those that drop or group samples, such
+        as `.filter()`; ranks could not know positions after these. With tail="pad", the number of a padding sample
+        repeats. With tail="carry", samples carried over from another epoch have negative numbers. Samples skipped by
+        `exclude=` keep their numbers.
 
         Raises:
-            OptionError: it comes behind such an operator. When a loader begins: several ranks share samples that are
-                counted while they are read, so that none knows how many the others have.
+            OptionError: It follows such an operator. When a loader starts: several ranks share samples that are counted
+                only while reading, so that no rank knows the counts of the others.
 
         Examples:
             >>> import headrace as hr
@@ -158,10 +159,10 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step("enumerate()", "map", as_it_is, is_numbered=True)))
 
     def unbatch(self) -> Stream:
-        """The samples of each batch, one by one: of arrays, tensors, texts, and dicts and tuples of them.
+        """Split each batch into its samples: arrays, tensors, texts, and dicts and tuples of them.
 
-        With it batches can be of several sizes in a stream: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or
-        the loader's `batch_size`. Numbers that were collated come as tensors without dimensions.
+        A stream can so have batches of several sizes: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or the
+        loader's `batch_size`. Collated numbers become tensors without dimensions.
         """
         return self._with(EachSample(Step("unbatch()", "many", Unbatch()), is_unbatch=True))
 
@@ -172,24 +173,26 @@ class SampleMethods(AddsOperators):
         max_bytes: int | None = None,
         version: str | int | None = None,
     ) -> Stream:
-        """Keep samples as they are here: later epochs neither read nor make them again.
+        """Cache samples at this step: later epochs neither read nor make them again.
 
-        Samples are kept by their numbers, so shuffles, ranks and states may be any. Shards need an index. Samples that
-        failed, or have no room, are made again. Samples are read one by one, in the order of `.shuffle(by="global")`.
+        Samples are cached by number, so shuffles, ranks and states may change. Shards need an index. Failed samples,
+        and those without space in the cache, are made again. Samples are read individually, in the order of
+        `.shuffle(by="global")`.
 
-        Kept samples are found by a digest of the data, the functions before `.cache()` and the versions of packages. It
-        is computed for each epoch. `docs/how_to/cache.md` lists what it cannot see. Put random steps behind `.cache()`.
+        A cache is found by a digest of the data, the functions before `.cache()` and the versions of packages, computed
+        in each epoch. `docs/how_to/cache.md` lists what the digest does not cover. Put random steps after `.cache()`.
 
         Args:
-            place: A folder, which other loaders, processes and ranks of this machine and later runs use too. It holds
-                pickles: it is for your user alone. None: memory, for the loaders of this stream and their workers.
-            max_bytes: Limit of what is kept. Memory: of this stream, by default a quarter of the machine's memory,
-                beside the loader's `memory_budget`. A folder: of all streams, by default what is there and half of what
-                the disk has free.
-            version: Stands for functions and data that have no digest. Give another one whenever they change.
+            place: A folder, which other loaders, processes and ranks of this machine and later runs share. It holds
+                pickles, so only your user should have access. None: memory, for the loaders of this stream and their
+                workers.
+            max_bytes: Size limit. Memory: for this stream, by default a quarter of the machine's memory, in addition to
+                the loader's `memory_budget`. A folder: for all streams, by default its current size and half of the
+                free disk space.
+            version: Identifies functions and data that have no digest. Change it whenever they change.
 
         Raises:
-            OptionError: samples have no numbers, or are batches; a function before it draws random numbers, or has no
+            OptionError: Samples have no numbers, or are batches; or an earlier function draws random numbers, or has no
                 digest.
 
         Examples:
@@ -203,9 +206,10 @@ class SampleMethods(AddsOperators):
         return cached((self,), place=place, max_bytes=max_bytes, version=version)
 
     def select(self, *names: str) -> Stream:
-        """The named fields of each sample only; where shards have an index, the others are not read.
+        """Keep only the named fields of each sample. With an index, other fields are not read.
 
-        "jpg;png" is the first of the two that a sample has; one that lacks a field is a FormatError, which names it.
+        "jpg;png" is the first of the two that a sample has. A sample without such a field is a FormatError that names
+        it.
         """
         if not names:
             raise OptionError(".select(): name at least one field")
@@ -213,9 +217,10 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step(f"select({', '.join(names)})", "map", selection), selection=selection))
 
     def to_tuple(self, *names: str) -> Stream:
-        """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.
+        """Replace each sample by a tuple of the named fields.
 
-        A sample that lacks a field is a FormatError, which names it.
+        "jpg;png" is the first of the two that a sample has. A sample without such a field is a FormatError that names
+        it.
         """
         if not names:
             raise OptionError(".to_tuple(): name at least one field")
@@ -223,12 +228,13 @@ class SampleMethods(AddsOperators):
         return self._with(EachSample(Step(f"to_tuple({', '.join(names)})", "map", selection), selection=selection))
 
     def rename(self, **new_by_old: str) -> Stream:
-        """Other names for fields: `.rename(jpg="image", cls="label")`; a sample that lacks one is a FormatError.
+        """Rename fields: `.rename(jpg="image", cls="label")`.
 
-        "jpg;png" is the first of the two that a sample has: `.rename(**{"jpg;png": "image"})`.
+        "jpg;png" is the first of the two that a sample has: `.rename(**{"jpg;png": "image"})`. A sample without such a
+        field is a FormatError.
 
-        Fields that nobody needs are read all the same where it comes before `.select()` or `.to_tuple()`: put it behind
-        the one, and give the other the old names.
+        Before `.select()` or `.to_tuple()`, it causes unused fields to be read. Put it after `.select()`, and use the
+        old names in `.to_tuple()`.
         """
         if not new_by_old:
             raise OptionError(".rename(): give old names, and what they become: .rename(jpg='image')")
@@ -247,15 +253,15 @@ class SampleMethods(AddsOperators):
         into: str = "input_ids",
         dtype: Literal["int64", "int32", "uint16"] = "int64",
     ) -> Stream:
-        """A text's tokens in its place: `into` holds them as an array [tokens], and `field` is gone.
+        """Replace a text by its tokens: an array [tokens] in the field `into`. `field` is removed.
 
         Args:
-            tokenizer: one of Hugging Face's (`tokenizers.Tokenizer`, or of transformers), a tiktoken `Encoding`, or a
-                function that gives the ids of a text. Special tokens that a text spells out are text for tiktoken's;
-                others do as they are set up. It runs in workers, and must give the same for the same text.
-            field: the text: str, or bytes of UTF-8.
-            into: what the tokens' field is called; where samples are tuples they stay in the text's place.
-            dtype: of the array. An id that it cannot hold is an error.
+            tokenizer: A tokenizer of Hugging Face (`tokenizers.Tokenizer`, or of transformers), a tiktoken `Encoding`,
+                or a function that returns the ids of a text. tiktoken treats special tokens in a text as plain text;
+                others follow their configuration. It runs in workers, and must be deterministic.
+            field: The text: str, or bytes of UTF-8.
+            into: Name of the field with the tokens. In samples that are tuples, the tokens replace the text.
+            dtype: dtype of the array. An id that does not fit is an error.
 
         Examples:
             >>> import headrace as hr
