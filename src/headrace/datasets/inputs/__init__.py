@@ -1,1 +1,1 @@
-"""Streams of several streams: one after the other, side by side, by weight, by keys, and branches of one."""
+"""Streams of several streams: concatenated, interleaved, zipped, mixed, joined or forked."""

@@ -1,4 +1,4 @@
-"""A function of all samples of a stream: it gets an iterator over them, and gives another one."""
+"""Functions from an iterator over all samples to another iterator."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _END = object()
 
 
 class AppliedDataset(WithinDataset):
-    """What a function makes of an iterator over the samples.
+    """The results of a function of an iterator over the samples.
 
     Args:
-        stream: whose samples these are.
-        fn: gets an iterator, or an asynchronous one if it is an asynchronous generator function; gives another one.
+        fn: Gets an asynchronous iterator if it is an asynchronous generator function, else a plain iterator.
     """
 
     def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
@@ -59,7 +58,7 @@ class AppliedDataset(WithinDataset):
                 await loader.aclose()
 
     def _begin(self, loader: DataLoader[Any]) -> None:
-        """It is about to be run with this loader."""
+        """Called before the function starts on this loader."""
 
     async def _asynchronous(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
         async with contextlib.aclosing(self.fn(aiter(loader))) as given:
@@ -67,7 +66,10 @@ class AppliedDataset(WithinDataset):
                 yield sample
 
     async def _in_thread(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
-        """A plain function waits for samples in a thread: it is left there if the loop is, and ends with the loader."""
+        """Run a plain function in a thread.
+
+        Cancellation abandons the thread; closing the loader ends it.
+        """
 
         def begun() -> Iterator[object]:
             given: Iterator[object] = iter(self.fn(iter(loader)))
@@ -87,14 +89,14 @@ class AppliedDataset(WithinDataset):
 
 
 class ResumableApplied(AppliedDataset):
-    """The same where the function knows what it keeps: its state, and that of the stream before it, are this one's."""
+    """An `AppliedDataset` with states: those of the function and of its input stream."""
 
     def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
         super().__init__(stream, fn)
         self.why_no_state = None
-        self._keeps: Any = fn  # what knows its state
+        self._keeps: Any = fn  # the function; it has state_dict()
         self._loader: DataLoader[Any] | None = None
-        self._loaded: Mapping[str, object] | None = None  # of the stream, for the next loader
+        self._loaded: Mapping[str, object] | None = None  # state of the stream, for the next loader
 
     def _begin(self, loader: DataLoader[Any]) -> None:
         if self._loaded is not None:
@@ -102,22 +104,21 @@ class ResumableApplied(AppliedDataset):
         self._loader, self._loaded = loader, None
 
     def state_dict(self) -> dict[str, object]:
-        """Where both are."""
         before = self._loaded if self._loader is None or self._loaded is not None else self._loader.state_dict()
         return {"before": before, "fn": self._keeps.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Have the next pass go on from there."""
+        """Make the next pass resume from `state`."""
         before: Any = state["before"]
         self._loaded = before
         self._keeps.load_state_dict(state["fn"])
 
 
 def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
-    """The stream of what a function makes of all samples.
+    """Return the stream of a function of an iterator over all samples.
 
     Raises:
-        OptionError: it is no function of an iterator.
+        OptionError: `fn` is not a function that returns an iterator.
     """
     if is_async(checked(fn, "apply")):
         raise OptionError(
@@ -130,11 +131,11 @@ def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
 
 def _gives_async(fn: Callable[..., object]) -> bool:
     fn = unwrapped(fn)
-    called_by = getattr(type(fn), "__call__", None)  # noqa: B004 (what it is, and not whether it is there)
+    called_by = getattr(type(fn), "__call__", None)  # noqa: B004 (its kind is inspected, not its presence)
     return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(called_by)
 
 
 def _close(given: object) -> None:
-    """End a generator; one that was left in the middle of a sample ends by itself."""
+    """Close a generator. One that is still running ends by itself."""
     with contextlib.suppress(ValueError):
         getattr(given, "close", bool)()

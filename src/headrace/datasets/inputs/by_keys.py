@@ -1,4 +1,4 @@
-"""Two streams joined by keys: which samples belong together, and in which order they come."""
+"""Joins of two streams by key: matching of samples, and their order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _BEFORE = (
 
 
 class Matches:
-    """Which samples of two streams have the same key; they are asked for their keys when that is first needed.
+    """Pairs of samples of two streams with the same key. Keys are read on first use.
 
     Args:
-        left: its order is that of the pairs. A key may come several times.
-        right: each key comes once.
-        on: what the key is called on each side.
+        left: Sets the order of pairs. Keys may repeat.
+        right: Each key occurs once.
+        on: Name of the key on each side.
     """
 
     def __init__(self, left: Stream, right: Stream, on: tuple[str, str]) -> None:
@@ -45,10 +45,10 @@ class Matches:
 
     @functools.cached_property
     def places(self) -> tuple[Ints, Ints]:
-        """(the positions of samples in the left stream, those of their partners in the right one).
+        """Positions of matched samples in the left stream, and of their partners in the right one.
 
         Raises:
-            OptionError: keys cannot be compared, or no two are the same.
+            OptionError: Keys cannot be compared, repeat on the right, or do not match.
         """
         left, right = map(_keys, range(2), self._streams, self._on)
         by_key: dict[Hashable, int] = {}
@@ -70,7 +70,7 @@ class Matches:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """What tells these samples from others, of each side."""
+        """Digest of the matched positions of each side."""
         left, right = (
             hashlib.blake2b(places.astype("<i8").tobytes(), digest_size=8).hexdigest() for places in self.places
         )
@@ -79,10 +79,9 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Matched(PassOperator):
-    """Of one side's samples those that have a partner, in the order of the pairs.
+    """Selects the samples of one side that have a partner, in the order of the pairs.
 
     Attributes:
-        matches: the pairs.
         side: 0: left, 1: right.
     """
 
@@ -110,11 +109,11 @@ class Matched(PassOperator):
 
 
 class JoinSpec(ZipSpec):
-    """Two streams side by side, each without the samples that have no partner.
+    """Two zipped streams, restricted to samples that have a partner.
 
     Args:
-        streams: with what leaves those out.
-        on: what their keys are called.
+        streams: The streams with their `Matched` operators.
+        on: Name of the key, or a pair of names.
     """
 
     kind = "join"
@@ -125,12 +124,12 @@ class JoinSpec(ZipSpec):
 
     @property
     def on(self) -> tuple[str, str]:
-        """What the key is called on each side."""
+        """Name of the key on each side."""
         return _both(self._on)
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The steps of both sides that may change a key after it was read."""
+        """Steps of both sides that may change a key after it was read."""
         return tuple(name for stream in self.streams for name in _steps_of(stream))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -142,10 +141,10 @@ class JoinSpec(ZipSpec):
 
     @classmethod
     def of(cls, left: Stream, right: Stream, on: object) -> JoinSpec:
-        """That of two streams.
+        """Match two streams by key.
 
         Raises:
-            OptionError: there are no such keys; or which samples a side has, and where, changes from epoch to epoch.
+            OptionError: `on` is invalid; or the samples or the order of a side change between epochs.
         """
         matches = Matches(left, right, _both(on))
         for number, pipeline in enumerate((left.pipeline(), right.pipeline())):
@@ -161,13 +160,13 @@ class JoinSpec(ZipSpec):
 
 
 class SameKeys:
-    """Refuses pairs whose keys are two different ones by now: steps before `.join()` have changed them.
+    """Refuses pairs whose keys differ now, because steps before `.join()` changed one.
 
-    A key that has become something of another type, such as by `.decode()`, cannot be told from its partner's.
+    Keys of different types, for instance after `.decode()`, are not compared.
 
     Args:
-        on: what the key is called on each side.
-        changing: what may have done it.
+        on: Name of the key on each side.
+        changing: Steps that may have changed a key, for the error.
     """
 
     def __init__(self, on: tuple[str, str], changing: Sequence[str]) -> None:
@@ -198,15 +197,15 @@ def _both(on: object) -> tuple[str, str]:
 
 
 def _keys(side: int, stream: Stream, on: str) -> list[object]:
-    """The key of each sample, in the stream's order."""
+    """Return the key of each sample, in the stream's order."""
     source, planning = stream.source.__sample_source__(), Planning(stream.pipeline(), 0)
     names: Sequence[object] = source.keys() if on == _KEY else range(0)
-    keys = _read_keys(side, stream, on) if type(names) is range else names  # of a range they are numbers, and no names
+    keys = _read_keys(side, stream, on) if type(names) is range else names  # a range has numbers, no names
     return [_hashable(keys[number], on) for number in _numbers(planning)]
 
 
 def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
-    """That field of the samples that the source gives, or of those that it keeps, by their numbers."""
+    """Read the key field of the source's or cached samples, by their numbers."""
     opened = Stream(stream.source, tuple(one for one in stream.pipeline().each if one.is_implied or is_kept(one.step)))
     try:
         keys = [field_of(sample, on) for sample in opened.select(on).on_every_rank()]
@@ -219,19 +218,19 @@ def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
 
 
 def _numbers(planning: Planning) -> list[int]:
-    """The numbers in the source of the samples of an epoch, one after the other."""
+    """Return the numbers in the source of the samples of an epoch, in order."""
     order = planning.passes(0)
     numbers: list[int] = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
     return numbers
 
 
 def _steps_of(stream: Stream) -> list[str]:
-    """The steps of a stream that were asked for, behind what is kept of it."""
+    """Return the user's steps after the last cache."""
     return [f".{step.name}" for step in stream.pipeline().steps if not step.is_implied and not is_kept(step)]
 
 
 def _hashable(key: Any, on: str) -> Any:
-    """A key as what two are the same by: plain numbers in the place of numpy's and of tensors."""
+    """Make a key hashable. Plain numbers replace those of numpy and tensors; None replaces NaN."""
     key = key.item() if getattr(key, "ndim", None) == 0 and hasattr(key, "item") else key
     try:
         hash(key)
@@ -239,7 +238,7 @@ def _hashable(key: Any, on: str) -> Any:
         raise OptionError(
             f".join(on={on!r}): a sample has a {type(key).__name__} there; a number, a text or bytes is needed"
         ) from None
-    return None if key != key else key  # noqa: PLR0124 (what is not a number is no key)
+    return None if key != key else key  # noqa: PLR0124 (NaN is no key)
 
 
 def _shown(keys: Sequence[object]) -> str:

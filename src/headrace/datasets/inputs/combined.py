@@ -1,4 +1,4 @@
-"""Streams of several inputs, as the methods of data sets make them: a function for each."""
+"""Functions behind the methods that combine data sets."""
 
 from __future__ import annotations
 
@@ -30,19 +30,16 @@ Spec = TypeVar("Spec", bound=InputsSpec)
 
 
 def concat(inputs: Sequence[object]) -> Stream:
-    """The samples of one input after those of another."""
     return joined(_checked(ConcatSpec(_streams("concat", inputs))))
 
 
 def interleave(inputs: Sequence[object], *, block: int) -> Stream:
-    """Blocks of several inputs in turn."""
     if not is_whole(block, 1):
         raise OptionError(f".interleave(block={block!r}): a block has 1 sample or more, a whole number")
     return joined(_checked(InterleaveSpec(_streams("interleave", inputs), block)))
 
 
 def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
-    """Samples of several inputs side by side."""
     streams = _streams("zip", inputs)
     if (branches := side_by_side(streams)) is not None:
         return branches
@@ -50,7 +47,7 @@ def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
 
 
 def join(inputs: Sequence[object], *, on: object) -> Stream:
-    """Samples of two inputs that have the same key; without one, of both as they come."""
+    """Pair the samples of two inputs by key. With `on=None`, merge both as they arrive."""
     left, right = streams = _streams("join", inputs)
     check_apart(streams, ".join()")
     if on is None:
@@ -66,7 +63,6 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
 
 
 def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:
-    """What a function makes of an iterator over all samples."""
     (stream,) = _streams("apply", inputs)
     return applied_to(stream, fn)
 
@@ -105,7 +101,7 @@ _END = object()
 
 
 class FirstComeDataset(WithinDataset):
-    """The samples of streams, each as soon as it is there."""
+    """Merges the samples of streams as they arrive."""
 
     name = "join"
     why_no_state = (

@@ -1,4 +1,4 @@
-"""Branches of one stream side by side: each sample is got once, and goes through the steps of each branch."""
+"""Zipped branches of one fork: each sample is read once and passes through each branch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from headrace.tasks import Step
 
 
 def side_by_side(streams: Sequence[Stream]) -> Stream | None:
-    """Tuples of what branches of one fork make of each sample; None: these are no such branches.
+    """Return the zipped branches of one fork. None: the streams are not branches of one fork.
 
     Raises:
-        OptionError: they do not keep the samples together.
+        OptionError: A branch does not keep samples aligned.
     """
     common = set.intersection(*(set(_forks(stream)) for stream in streams))
     if len(streams) < 2 or not common:
@@ -36,10 +36,10 @@ def side_by_side(streams: Sequence[Stream]) -> Stream | None:
 
 
 def check_apart(streams: Sequence[Stream], call: str) -> None:
-    """Whether no two inputs are branches of one fork.
+    """Check that no two inputs are branches of one fork.
 
     Raises:
-        OptionError: two are.
+        OptionError: Two are.
     """
     within = [_forks_within(stream) for stream in streams]
     forks = Counter(fork for some in within for fork in some)
@@ -58,20 +58,20 @@ def _forks(stream: Stream) -> list[str]:
 
 
 def _forks_within(stream: Described) -> set[str]:
-    """Those of the stream, and of what it is put together of."""
+    """Return the forks of a stream and of its inputs."""
     if not isinstance(stream, Stream):
         return set()
     return set(_forks(stream)).union(*(_forks_within(one) for _, one in stream.pipeline().source.inputs))
 
 
 def _divided(stream: Stream, fork: str) -> tuple[Stream, Stream]:
-    """(what is before the fork, the branch by itself)."""
+    """Split a branch into the stream before the fork, and the branch alone."""
     at = next(k for k, operator in enumerate(stream.operators) if operator.fork == fork)
     return Stream(stream.source, stream.operators[:at]), Stream(stream.source, stream.operators[at + 1 :])
 
 
 def _steps(number: int, branch: Stream) -> list[Step]:
-    """What a branch does to its sample of a tuple."""
+    """Return the steps of a branch, applied to its element of a tuple."""
     pipeline = branch.pipeline()
     others = [*(operator.text for operator in pipeline.order.operators), *pipeline.changing]
     others += [] if pipeline.of_all is None else [pipeline.of_all]

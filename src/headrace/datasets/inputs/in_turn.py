@@ -1,4 +1,4 @@
-"""Streams one after the other, and by blocks in turn: what they are together."""
+"""Specifications of concatenated and interleaved streams."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from headrace.plan.order import ENDLESS
 
 
 class InputsSpec(JoinedSpec):
-    """Several streams, each of which comes once, with its own operators.
-
-    Args:
-        streams: the first one, and those that were given to its method.
-    """
+    """Several streams, each of which occurs once with its own operators."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         super().__init__(tuple(map(str, range(len(streams)))), streams)
@@ -33,7 +29,7 @@ class InputsSpec(JoinedSpec):
     @property
     @abstractmethod
     def arguments(self) -> str:
-        """What is given to the method besides streams, as it is shown."""
+        """Arguments of the method after the streams, for display."""
 
     @property
     def text(self) -> str:
@@ -46,7 +42,7 @@ class InputsSpec(JoinedSpec):
 
     @functools.cached_property
     def sizes(self) -> Sequence[int]:
-        """How many samples each input has; asks them."""
+        """Number of samples of each input; may make requests."""
         return [min(ENDLESS, Planning(pipeline, 0).count()) for pipeline in self.pipelines]
 
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
@@ -75,11 +71,11 @@ class InputsSpec(JoinedSpec):
         return f"{self.kind}({len(self.names)}{self.arguments})"
 
     def seed_of(self, seed: int, number: int) -> int:
-        """The seed of an input: else those of one size had one order."""
+        """Return the seed of an input, so that inputs of equal size get different orders."""
         return draw("input", seed, number)
 
     def _passes_of_endless(self) -> Sequence[int] | None:
-        """How many samples a pass over each input without end has; None: nobody knows."""
+        """Return the samples in a pass over each endless input. None: not known."""
         endless = [one for one, size in zip(self.pipelines, self.sizes, strict=True) if size == ENDLESS]
         counts = [Planning(pipeline, 0).pass_count for pipeline in endless]
         known = [count for count in counts if count is not None]
@@ -87,7 +83,7 @@ class InputsSpec(JoinedSpec):
 
 
 class ConcatSpec(InputsSpec):
-    """Streams one after the other."""
+    """Concatenated streams."""
 
     kind = "concat"
     is_in_turn = True
@@ -140,7 +136,7 @@ class InterleaveSpec(InputsSpec):
     """Blocks of streams in turn.
 
     Attributes:
-        block: samples of a block.
+        block: Samples in a block.
     """
 
     kind = "interleave"

@@ -1,4 +1,4 @@
-"""Streams of several inputs: what is checked of these, and how their samples are read."""
+"""Checks of streams with several inputs, and the choice of how to read them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from headrace.tasks import Step
 
 
 def check_input(label: str, pipeline: Pipeline, call: str) -> None:
-    """Whether a stream can be one of several inputs.
+    """Check that a stream can be one of several inputs.
 
     Args:
-        label: what messages call it.
-        pipeline: its own.
-        call: what the user wrote to put them together.
+        label: Name of the input in messages.
+        call: The user's call that combines the inputs.
 
     Raises:
-        OptionError: it cannot; it says what to do.
+        OptionError: It cannot.
     """
     if (advice := pipeline.source.without_numbers) is not None:
         also = (
@@ -44,10 +43,10 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
 
 
 def check_objects(spec: JoinedSpec) -> None:
-    """Whether one reader can read what is got by the loader's own.
+    """Check that one reader can read the objects of all inputs.
 
     Raises:
-        OptionError: objects are read with different options.
+        OptionError: Their storage options differ.
     """
     files = [one for source in spec.sources for one in source.objects]
     if any(one.storage_options != files[0].storage_options for one in files):
@@ -55,10 +54,10 @@ def check_objects(spec: JoinedSpec) -> None:
 
 
 def joined(spec: JoinedSpec) -> Stream:
-    """The stream of several inputs, which were checked.
+    """Return the stream of several checked inputs.
 
     Raises:
-        OptionError: their objects are read with different options.
+        OptionError: The storage options of their objects differ.
     """
     check_objects(spec)
     by_url = _numbers_by_url(spec)
@@ -74,7 +73,7 @@ def joined(spec: JoinedSpec) -> Stream:
 
 
 def _numbers_by_url(spec: JoinedSpec) -> dict[str, int] | None:
-    """The number of the source that each shard is of, where they can be read in ranges; else None."""
+    """Map the URL of each shard to its input. None: not all inputs can be read by ranges."""
     shards = []
     for pipeline in spec.pipelines:
         source = pipeline.source

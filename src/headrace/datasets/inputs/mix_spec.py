@@ -1,4 +1,4 @@
-"""What a mixture is of, and how it is mixed."""
+"""Specification of a mixture: its sources and their shares."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from headrace.types import Ints
 
 Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
 
-_BLOCKS = 2**40  # as many as show shares exactly enough
+_BLOCKS = 2**40  # enough blocks to measure shares exactly
 
 
 class MixSpec(JoinedSpec):
-    """The sources of a mixture, and how they are mixed.
+    """The sources of a mixture, and their shares.
 
     Attributes:
-        until, by, step, lengths: see `mix`.
-        in_lanes: whether lanes draw on its inputs, as `.pack()` has them do.
+        until: See `mix`.
+        by: See `mix`.
+        step: See `mix`.
+        lengths: See `mix`.
+        in_lanes: True if the rows of `.pack()` draw documents from the sources.
     """
 
     kind = "mix"
@@ -64,41 +67,32 @@ class MixSpec(JoinedSpec):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What messages call each source."""
         return tuple(f"source {name!r}" for name in self.names)
 
     @property
     def is_changing(self) -> bool:
-        """Whether the weights are a function of the step."""
         return callable(self._weights)
 
     @property
     def is_planned(self) -> bool:
-        """Whether it is by tokens, and known of each document how many it has."""
+        """True if the mixture is by tokens, and the token count of each document is known."""
         return self.by == "tokens" and not self.in_lanes and not self._unknown
 
     @property
     def _unknown(self) -> list[str]:
-        """What messages call the sources that do not say how long their documents are."""
+        """Labels of the sources whose documents have no known lengths."""
         some = zip(self.names, self.labels, self.sources, strict=True)
         return [label for name, label, source in some if name not in self.lengths and not source.has_lengths]
 
     @property
     def text(self) -> str:
-        """How it is shown."""
         return f"mix({', '.join(self.names)}{', by=tokens' if self.by == 'tokens' else ''})"
 
     @property
     def is_endless(self) -> bool:
-        """Whether it has no end."""
         return self.until == "forever"
 
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:  # noqa: ARG002 (others need it)
-        """Whether samples of it can come in such an order.
-
-        Raises:
-            OptionError: they cannot.
-        """
         names = self.names
         if order.shuffle is not None:
             raise OptionError(
@@ -118,19 +112,17 @@ class MixSpec(JoinedSpec):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """How many samples each source has until it begins again."""
+        """Samples of each source until it repeats."""
         return self._counts if self.by == "tokens" else self.layout.sizes
 
     @property
     def count(self) -> int:
-        """How many samples come in all."""
         return ENDLESS if self.by == "tokens" else self.layout.count
 
     @property
     def full_count(self) -> int | None:
-        """How many samples come until each source has come in full; None: nobody knows."""
         if self.by == "tokens":
-            return sum(self._counts)  # by which each is to have given some tokens
+            return sum(self._counts)  # an estimate: by then each source has contributed tokens
         if self.is_changing:
             return None
         counts = self.layout.before(_BLOCKS)
@@ -138,18 +130,17 @@ class MixSpec(JoinedSpec):
 
     @property
     def shares(self) -> Sequence[int] | None:
-        """How many samples of each source come in a step; None: that changes."""
         return None if self.is_changing or self.by == "tokens" else self.layout.before(1)
 
     def seed_of(self, seed: int, number: int) -> int:
-        """The seed of a source: else those of one size had one order."""
+        """Return the seed of a source, so that sources of equal size get different orders."""
         return draw("source", seed, self.names[number])
 
     def arrange(self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int) -> Order:
-        """The order of all.
+        """Return the order of the mixture.
 
         Raises:
-            OptionError: it is by tokens, and nobody has said which documents those are of.
+            OptionError: It is by tokens, and lengths of documents are unknown.
         """
         if self.in_lanes:
             self._check_not_empty()
@@ -173,7 +164,7 @@ class MixSpec(JoinedSpec):
 
     @functools.cached_property
     def layout(self) -> MixLayout:
-        """How many samples of each come when; asks how many each has."""
+        """The plan of each source's samples; may make requests for their numbers."""
         if self._weights is None:
             shares: Shares = ConstantShares(self._counts, self.step)
         else:
@@ -183,7 +174,7 @@ class MixSpec(JoinedSpec):
 
     @functools.cached_property
     def _lengths_digest(self) -> str:
-        """What tells the lengths that were given from others; sources that know them tell them apart themselves."""
+        """Digest of the given lengths. Lengths known to sources are in their fingerprints."""
         digest = hashlib.blake2b(digest_size=8)
         for name in self.names:
             if name in self.lengths:
@@ -193,11 +184,10 @@ class MixSpec(JoinedSpec):
 
     @functools.cached_property
     def _counts(self) -> list[int]:
-        """How many samples each source has."""
         return [len(stream) for stream in self.streams]
 
     def _lengths_at(self, name: str, label: str, source: SampleSource) -> Callable[[Places], Ints]:
-        """What gives the lengths of a source's documents at some places."""
+        """Return a function from places to the lengths of a source's documents."""
         given = self.lengths.get(name)
         lengths, starts = source.lengths() if given is None else given, source.starts
         if len(lengths) != starts[-1]:
@@ -205,7 +195,6 @@ class MixSpec(JoinedSpec):
         return lambda places: lengths[starts[places.shards] + places.rows]
 
     def _shares(self, weights: Mapping[str, float] | Callable[[int], Mapping[str, float]]) -> Shares:
-        """How much of each source is due when."""
         if callable(weights):
             return ChangingShares(self._weights_at, len(self.names), self.step)
         return ConstantShares(self._checked(weights), self.step)
@@ -225,7 +214,6 @@ class MixSpec(JoinedSpec):
         return spec, TokenMixing(self.names, spec._shares(self._weights))
 
     def described(self) -> str:
-        """The mixture as a state names it."""
         weights = self._weights
         shares = "sizes"
         if callable(weights):
@@ -238,7 +226,7 @@ class MixSpec(JoinedSpec):
         return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step}{by})"
 
     def _checked(self, weights: object, when: str = "") -> list[float]:
-        """The weights in the order of the sources."""
+        """Return valid weights in the order of the sources."""
         if not isinstance(weights, Mapping) or set(weights) != set(self.names):
             raise OptionError(
                 f"weights{when} are {weights!r:.200}: a number for each of {', '.join(self.names)} is needed"

@@ -1,4 +1,4 @@
-"""Mixtures: several streams whose samples come by weight, as one data set."""
+"""Mixtures: several streams as one data set, by weight."""
 
 from __future__ import annotations
 
@@ -30,46 +30,43 @@ def mix(
     step: int | None = None,
     lengths: Mapping[str, ArrayLike] | None = None,
 ) -> Stream:
-    """The samples of several streams as one, by weight; those that are dicts say under `__source__` which one they are
-    of.
+    """Mix the samples of several streams by weight.
 
-    Which sample comes at which position depends on the seed, the epoch and the position alone, as with any stream whose
-    samples have numbers. Sources keep their own order and their own steps: shuffle each of them, before they are mixed.
-    Where one is used up it begins again, in another order if it is shuffled. Their shares are kept within a sample in
-    all, and within some two samples in each batch.
+    Samples that are dicts get the name of their stream as `__source__`. The sample at a position depends only on the
+    seed, the epoch and the position, as in any stream whose samples have numbers. Sources keep their own order and
+    steps, so shuffle each of them before mixing. An exhausted source repeats, in a new order if it is shuffled. Shares
+    are exact within one sample in total, and within about two samples in each batch.
 
-    By tokens, lengths of all documents are known, or `.pack()` is to follow. Where they are known, which document comes
-    at which position follows from them, as it does by samples: shares are kept within half a document of each source,
-    and all may follow that does behind others, such as `.padded_batch()`. They are those of the documents as they lie:
-    what steps make of these is not counted.
+    By tokens, either the lengths of all documents are known, or `.pack()` must follow. With known lengths, the order of
+    documents follows from the lengths. Shares are exact within half a document of each source, and any operators may
+    follow, such as `.padded_batch()`. The lengths are those of the stored documents; changes by steps are not counted.
 
-    Where `.pack()` follows, it does with nothing between but what is done to each document: `.map()`, `.filter()`,
-    `.flat_map()`, `.tokenize()`. Each row of the global batch draws its documents from the sources by how many tokens
-    it has drawn of each, so that the batches are the same on any ranks and workers, and go on anywhere. Behind many
-    tokens the shares are out by about a document of each row and source. `loader.stats().tokens` says what they are.
-    A source that is used up begins again.
+    Before a following `.pack()`, only operators on single documents are allowed: `.map()`, `.filter()`, `.flat_map()`,
+    `.tokenize()`. Each row of the global batch draws documents according to the tokens it has drawn from each source.
+    So batches do not depend on ranks and workers, and states can be loaded anywhere. After many tokens, shares are
+    exact within about one document of each row and source. `loader.stats().tokens` reports them. An exhausted source
+    repeats.
 
     Args:
-        streams: by name. Their samples have numbers: shards need an index. They are neither filtered (but by keys that
-            an index knows) nor batched: do both with what comes of this.
-        weights: for each name a number, relative to the others. None: each sample comes once. A function of the step:
-            it is given the step's number, from 0 in each epoch, and gives such numbers. It is asked once for each step,
-            in the process of the loader, and must give the same for the same step whenever it is asked: a state
-            that was saved with others is refused. It may be asked for a step behind the last one.
-        by: "samples": weights are those of samples. "tokens": they are those of tokens; see above.
-        until: "first": the epoch ends before the first sample that would come again. "all": it ends when each source
-            has come in full. "forever": it has no end; `.epoch(samples=N)` or `.take(n)` bound it. None: "first", or
-            "forever" by tokens, where nothing else can be had.
-        step: samples of a step, of all ranks together. Where one ends and the next one begins may be out by as many
-            samples as there are sources. Shares that do not change are planned in such steps, too. By tokens it is as
-            many tokens of documents, of all ranks together, and some document of each lane may be out. None: 1,024
-            samples, or 1,048,576 tokens.
-        lengths: by tokens, and where no `.pack()` follows: for each source, how many tokens each of its documents has,
-            by its number in the source; an array that was saved when they were tokenized, or a column. Sources that
-            know it, as `hr.tokens(…, documents="samples")`, may be left out.
+        streams: Streams by name. Their samples have numbers: shards need an index. They are not batched, and not
+            filtered, except by keys in an index; batch and filter the mixture.
+        weights: A relative weight for each name. None: each sample occurs once. Or a function from the number of a
+            step, from 0 in each epoch, to such weights. The function is called once per step, in the loader's process,
+            and must be deterministic: a state saved with other weights is refused. It may be called for one step after
+            the last.
+        by: "samples": weights count samples. "tokens": weights count tokens; see above.
+        until: "first": the epoch ends before the first sample that would repeat. "all": it ends when each source has
+            been used in full. "forever": it is endless; limit it by `.epoch(samples=N)` or `.take(n)`. None: "first",
+            or "forever" by tokens, where nothing else is possible.
+        step: Samples of a step, over all ranks. The border between steps may shift by as many samples as there are
+            sources. Constant shares are planned in such steps, too. By tokens: tokens of documents, over all ranks; the
+            border may shift by a document of each row. None: 1,024 samples, or 1,048,576 tokens.
+        lengths: By tokens, without `.pack()`: for each source, an array of its documents' token counts, by number in
+            the source, for instance saved during tokenization, or a column. Sources that know their lengths, such as
+            `hr.tokens(…, documents="samples")`, may be omitted.
 
     Raises:
-        OptionError: a source or an argument cannot be used.
+        OptionError: A source or an argument is not supported.
 
     Examples:
         >>> import headrace as hr
@@ -115,7 +112,7 @@ def _check_arguments(streams: object, weights: object, by: object, until: object
 
 
 def _checked_lengths(streams: Mapping[str, object], by: str, lengths: object) -> dict[str, Ints]:
-    """How many tokens documents have, by the sources' names."""
+    """Return token counts of documents by the sources' names."""
     if lengths is None:
         return {}
     if by != "tokens":

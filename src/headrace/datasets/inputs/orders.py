@@ -1,4 +1,4 @@
-"""The orders of several inputs as those of one data set."""
+"""The orders of several inputs, combined into those of one data set."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from headrace.errors import OptionError
 from headrace.plan import Order, Passes, Places
 from headrace.types import Ints
 
-_WINDOW_SAMPLES = 16384  # of each input
+_WINDOW_SAMPLES = 16384  # window of each input
 _WINDOW_BYTES = 128 * 2**20
-_PASSES = 2**32  # more than any input comes in one pass over all
+_PASSES = 2**32  # more than an input repeats in one pass over all
 
 
 class JoinedOrders(SourceOrders):
-    """The orders of the samples of several inputs.
+    """The combined orders of several inputs.
 
     Args:
-        source: of all of them.
-        spec: what they are together.
-        seed: of all.
+        source: The combined source.
+        seed: Seed of the loader.
     """
 
     def __init__(self, source: SampleSource, spec: JoinedSpec, seed: int) -> None:
@@ -37,16 +36,15 @@ class JoinedOrders(SourceOrders):
 
     @property
     def count(self) -> int:
-        """Samples of an epoch."""
         return self._spec.count
 
     @cached_property
     def sizes(self) -> Ints:
-        """How many samples each shard of each input has."""
+        """Samples of each shard of each input."""
         return np.concatenate([planning.sizes for planning in self._plannings])
 
     def order(self, epoch: int, number: int) -> Order:
-        """Which samples come in one pass over all."""
+        """Return the order of one pass over all inputs."""
         inputs = [self._input(planning, epoch, number * _PASSES) for planning in self._plannings]
         for label, (_, has), count in zip(self._spec.labels, inputs, self._spec.sizes, strict=True):
             if has != count:
@@ -55,7 +53,7 @@ class JoinedOrders(SourceOrders):
         return self._spec.arrange([order for order, _ in inputs], key, self._first_shards, self._window)
 
     def _input(self, planning: Planning, epoch: int, first: int) -> tuple[Order, int]:
-        """(the order of an input, how many samples it has until it begins again or ends)."""
+        """Return the order of an input, and its samples until it repeats or ends."""
         if not self._spec.begins_again:
             order = planning.passes(epoch, first)
             return _Located(planning, order), order.count
@@ -68,11 +66,10 @@ class JoinedOrders(SourceOrders):
 
     @property
     def full_count(self) -> int | None:
-        """How many samples come until each input has come in full; None: nobody knows."""
         return self._spec.full_count
 
     def described(self) -> list[str]:
-        """The inputs as a state names them: how they are put together, and each one's own order."""
+        """Return the names in a state: of the combination, and of each input's order."""
         described = [self._spec.described()]
         for name, planning in zip(self._spec.names, self._plannings, strict=True):
             described += [f"{name}: {line}" for line in planning.described()]
@@ -80,7 +77,6 @@ class JoinedOrders(SourceOrders):
 
     @property
     def fingerprint(self) -> str:
-        """What tells these data from other data."""
         described = [
             f"{name}={planning.fingerprint}" for name, planning in zip(self._spec.names, self._plannings, strict=True)
         ]
@@ -88,10 +84,10 @@ class JoinedOrders(SourceOrders):
 
     @property
     def window_bytes(self) -> int:
-        """About how many bytes the samples of a window have that is read before any of it is used.
+        """Approximate size of a window of samples that is read before any of them is used.
 
-        Where inputs come beside one another, they are as many as those of a window of each. So an input's share of a
-        window is about one of its own windows, whose samples lie near one another.
+        For inputs that alternate, it is the sum of one window of each. So an input's share of a window is about one of
+        its own windows, whose samples are stored close together.
         """
         if self._source.sample_bytes is None:
             return 0
@@ -102,7 +98,7 @@ class JoinedOrders(SourceOrders):
 
     @property
     def _window(self) -> int:
-        """How many samples a window has."""
+        """Samples in a window."""
         if self._source.sample_bytes is None:
             return _WINDOW_SAMPLES
         each, counts = self._bytes_of_samples, self._spec.shares
@@ -113,12 +109,12 @@ class JoinedOrders(SourceOrders):
 
     @property
     def _bytes_of_samples(self) -> list[float]:
-        """The mean size of each input's samples."""
+        """Mean sample size of each input."""
         return [source.sample_bytes for source in self._spec.sources if source.sample_bytes is not None]
 
 
 class _Located:
-    """An input's order, whose samples lie where the input has them."""
+    """An input's order, located in the input's own shards."""
 
     def __init__(self, planning: Planning, order: Order) -> None:
         self._planning, self._order = planning, order

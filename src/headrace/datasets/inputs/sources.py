@@ -1,4 +1,4 @@
-"""Several inputs as one data set: how their samples are got."""
+"""Several inputs as one data set: reading of their samples."""
 
 from __future__ import annotations
 
@@ -29,21 +29,17 @@ from headrace.types import Ints
 
 
 class InPlace:
-    """Which samples of a source come at which position, whatever the seed and the epoch.
-
-    Args:
-        source: the source.
-    """
+    """Positions of a source whose samples do not depend on the seed or the epoch."""
 
     def __init__(self, source: SampleSource) -> None:
         self._orders = source.orders((), 0)
         self._order = self._orders.order(0, 0)
 
     def number(self, key: SupportsIndex) -> int:
-        """The number of the sample at a position, which counts from the end where it is negative.
+        """Return the number of the sample at a position. Negative positions count from the end.
 
         Raises:
-            IndexError: there are fewer.
+            IndexError: The position is out of range.
         """
         try:
             position = range(self._order.count)[key]
@@ -53,11 +49,7 @@ class InPlace:
 
 
 class InputsDataset(AsyncDataset):
-    """Several inputs, whose samples are got one by one.
-
-    Args:
-        spec: the inputs.
-    """
+    """Several inputs, whose samples are fetched one by one."""
 
     def __init__(self, spec: JoinedSpec) -> None:
         self.spec = spec
@@ -69,27 +61,27 @@ class InputsDataset(AsyncDataset):
 
     @functools.cached_property
     def in_place(self) -> InPlace:
-        """Which samples come where, in every epoch."""
+        """Positions of samples, the same in every epoch."""
         return InPlace(self.__sample_source__())
 
     @property
     def starts(self) -> Ints:
-        """The number of the first sample of each shard of each input, and of all samples last."""
+        """First sample number of each shard of each input, then the total."""
         raise NotImplementedError
 
     def with_spec(self, spec: JoinedSpec) -> InputsDataset:
-        """The same of the same inputs, in another order."""
+        """Return the data set of the same inputs in another order."""
         raise NotImplementedError
 
     @property
     def storage_options(self) -> Mapping[str, object] | None:
-        """Those that single objects are read with; shards that have others have readers of their own."""
+        """Options for single objects. Shards with other options have their own readers."""
         sources = self.spec.sources
         objects = (one for source in sources for one in source.objects)
         return next((one.storage_options for one in (*objects, *sources) if one.has_store), None)
 
     async def got(self, number: int, at: int) -> object:
-        """A sample of one of the inputs, through its coroutine functions, and what opens it for them."""
+        """Read sample `at` of input `number`, through the leading coroutine functions."""
         source, text = self.spec.sources[number], self.spec.labels[number]
         inside: object = at
         try:
@@ -119,11 +111,10 @@ class InputsDataset(AsyncDataset):
 
 
 class JoinedDataset(InputsDataset):
-    """The samples of several inputs, one behind the other, by number; a sample goes with its input's number.
+    """Samples of several inputs, numbered in sequence. Each is paired with its input's number.
 
     Args:
-        spec: the inputs.
-        is_done: whether samples go by themselves, as they are to be: nothing is done to them in workers.
+        is_done: True if no steps follow in workers, so that samples are not paired.
     """
 
     def __init__(self, spec: JoinedSpec, *, is_done: bool) -> None:
@@ -134,7 +125,6 @@ class JoinedDataset(InputsDataset):
         return functools.partial(JoinedDataset, is_done=self._is_done), (self.spec,)
 
     def with_spec(self, spec: JoinedSpec) -> JoinedDataset:
-        """The same of the same inputs, in another order."""
         return JoinedDataset(spec, is_done=self._is_done)
 
     def __len__(self) -> int:
@@ -142,7 +132,7 @@ class JoinedDataset(InputsDataset):
 
     @functools.cached_property
     def starts(self) -> Ints:
-        """The number of the first sample of each shard of each input; inputs without shards are one."""
+        """First sample number of each shard, then the total. An input without shards counts as one."""
         starts = [source.starts for source in self.spec.sources]
         firsts = np.cumsum([0, *(each[-1] for each in starts)])
         parts = [first + each[:-1] for first, each in zip(firsts.tolist(), starts, strict=False)]
@@ -153,7 +143,7 @@ class JoinedDataset(InputsDataset):
         return [0, *np.cumsum([int(source.starts[-1]) for source in self.spec.sources]).tolist()]
 
     async def aget(self, key: int) -> object:
-        """(the number of its input, the sample), or the sample itself where nothing more is done to it."""
+        """Return the input's number and the sample, or the sample alone if no steps follow."""
         key = range(len(self))[key]
         number = bisect.bisect_right(self._firsts, key) - 1
         sample = await self.got(number, key - self._firsts[number])
@@ -163,17 +153,13 @@ class JoinedDataset(InputsDataset):
 
 
 class JoinedShards(IndexedShards):
-    """The shards of several inputs as those of one, to be read in ranges.
-
-    Args:
-        spec: the inputs, all of them such shards.
-    """
+    """The shards of several inputs as one set, read by ranges."""
 
     def __init__(self, spec: JoinedSpec) -> None:
         shards: list[IndexedShards] = [source.data for source in spec.sources]
         urls = tuple(url for source in shards for url in source.urls)
         index = Index(urls, JoinedFiles([source.index for source in shards]), shards[0].limits, TAR)
-        # of members as they are: each input opens its own
+        # Members stay raw here: each input decodes its own.
         super().__init__(urls, index, shards[0].storage_options, shards[0].limits, TAR)
         self._readers = OwnReaders(self.storage_options, self.aclose)
         self.spec = spec
@@ -186,12 +172,10 @@ class JoinedShards(IndexedShards):
         return JoinedShards, (self.spec,)
 
     def with_spec(self, spec: JoinedSpec) -> JoinedShards:
-        """The same of the same inputs, in another order."""
         return JoinedShards(spec)
 
     @functools.cached_property
     def in_place(self) -> InPlace:
-        """Which samples come where, in every epoch."""
         return InPlace(self.__sample_source__())
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
@@ -205,7 +189,7 @@ class JoinedShards(IndexedShards):
         return await source.get(number, self._wanted(ordinal) if wanted is None else wanted)
 
     def _source_of(self, ordinal: int) -> tuple[IndexedShards, int]:
-        """The source of a shard, and the number of its first one: only it may know where samples lie there."""
+        """Return the input of a shard, which knows the sample ranges, and the input's first shard."""
         number = bisect.bisect_right(self._firsts, ordinal) - 1
         source: IndexedShards = self.spec.sources[number].data
         return source, self._firsts[number]
@@ -217,18 +201,18 @@ class JoinedShards(IndexedShards):
             await super().aclose()
 
     def _wanted(self, ordinal: int) -> Wanted | None:
-        """What the steps of its source use of a shard's samples."""
+        """Return the fields that the steps of a shard's input use."""
         return self.spec.pipelines[bisect.bisect_right(self._firsts, ordinal) - 1].wanted
 
 
 class JoinedStep:
-    """Does to each sample what its input's own steps do.
+    """Applies to each sample the steps of its input.
 
     Args:
-        labels: what messages call the inputs.
-        names: of the inputs, which samples are told; None: they are not.
-        steps: of each, with their names.
-        by_url: the number of the input whose shard has an address; None: samples come with these numbers.
+        labels: Names of the inputs in messages.
+        names: Names of the inputs to add to samples. None: none are added.
+        steps: Steps of each input, with their names.
+        by_url: Input number by URL of a shard. None: samples are paired with the number.
     """
 
     def __init__(
@@ -251,18 +235,18 @@ class JoinedStep:
 
 
 def named(sample: object, name: str) -> object:
-    """A sample that says which source it is of, if it is a dict."""
+    """Add the name of the source to a sample that is a dict."""
     return {**sample, "__source__": name} if isinstance(sample, dict) else sample
 
 
 def _opens(sources: Sequence[SampleSource]) -> list[Opens]:
-    """What must be opened for the sources, once for each data set."""
+    """Return the resources to open, once for each data set."""
     by_data = {id(source.data): source.opens for source in sources}
     return [opens for opens in by_data.values() if opens is not None]
 
 
 class JoinedSource(SampleSource):
-    """Several inputs as one data set."""
+    """Base class of sources of several inputs."""
 
     data: InputsDataset | JoinedShards
 
@@ -296,7 +280,6 @@ class JoinedSource(SampleSource):
 
     @property
     def drawn_by_tokens(self) -> tuple[Any, TokenMixing] | None:
-        """Of a mixture by tokens: (the data set as lanes draw on it, how they do); None: it is none."""
         drawn = self._spec.drawn_by_tokens
         return None if drawn is None else (self.data.with_spec(drawn[0]), drawn[1])
 
@@ -348,7 +331,7 @@ class JoinedSource(SampleSource):
 
 
 class JoinedKeySource(JoinedSource, KeySource):
-    """Inputs whose samples are got one by one."""
+    """Inputs whose samples are fetched one by one."""
 
     traits = Traits(numbered=True, by_number=True)
 
@@ -369,8 +352,6 @@ class JoinedKeySource(JoinedSource, KeySource):
 
 
 class JoinedShardSource(JoinedSource, IndexedShardSource):
-    """Shards of several inputs, read in ranges."""
-
     def __init__(self, data: JoinedShards) -> None:
         super().__init__(data)
         self.data: JoinedShards = data
@@ -385,7 +366,7 @@ class JoinedShardSource(JoinedSource, IndexedShardSource):
 
     @property
     def blocks(self) -> Ints | None:
-        return self.data.blocks if self.is_in_order else None  # else they are not read as they lie
+        return self.data.blocks if self.is_in_order else None  # otherwise blocks are not read sequentially
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
         return True

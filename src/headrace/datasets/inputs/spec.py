@@ -1,4 +1,4 @@
-"""What several streams are that come as one data set."""
+"""Specification of several streams that form one data set."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from headrace.plan.token_mixing import TokenMixing
 
 
 class JoinedSpec(ABC):
-    """Several streams that come as one data set, and which one's which sample comes when.
+    """Several streams that form one data set, with the order of their samples.
 
     Attributes:
-        names, streams: of the inputs.
-        kind: how they are put together, in a word.
-        has_own_numbers: whether samples are asked for by the numbers that they have behind one another in the inputs,
-            whatever comes at a position.
-        begins_again: whether an input begins again where it is used up.
-        is_in_turn: whether one comes after the other, so that one window is read at a time.
-        adds_names: whether samples are told the name of their input.
+        kind: The kind of combination, as a word.
+        has_own_numbers: True if samples are requested by their concatenated numbers in the inputs, whatever their
+            positions.
+        begins_again: True if an exhausted input repeats.
+        is_in_turn: True for concatenated inputs, where one window is read at a time.
+        adds_names: True if samples get the name of their input.
     """
 
     kind: ClassVar[str]
@@ -39,96 +38,91 @@ class JoinedSpec(ABC):
 
     @functools.cached_property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """Of the streams."""
         return tuple(stream.pipeline() for stream in self.streams)
 
     @property
     def sources(self) -> list[SampleSource]:
-        """What the streams' samples come from."""
         return [pipeline.source for pipeline in self.pipelines]
 
     @property
     @abstractmethod
     def text(self) -> str:
-        """How it is shown."""
+        """Text in `repr`."""
 
     @property
     @abstractmethod
     def call(self) -> str:
-        """What the user wrote to make it, for messages."""
+        """The user's call, for messages."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What messages call each input."""
+        """Names of the inputs in messages."""
         return tuple(f"input {name} of {self.call}" for name in self.names)
 
     @property
     @abstractmethod
-    def is_endless(self) -> bool:
-        """Whether it has no end."""
+    def is_endless(self) -> bool: ...
 
     @property
     def is_in_order(self) -> bool:
-        """Whether samples come one after the other, as they lie in the inputs."""
+        """True if samples are in their stored order, input by input."""
         return False
 
     @property
     def is_steady(self) -> bool:
-        """Whether the same samples come at the same positions, whatever the seed and the epoch."""
+        """True if positions mean the same samples, whatever the seed and the epoch."""
         return False
 
     @property
     @abstractmethod
     def sizes(self) -> Sequence[int]:
-        """How many samples each input has; asks them."""
+        """Number of samples of each input; may make requests."""
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many samples come in all; asks how many each input has."""
+        """Total number of samples; may make requests."""
 
     @property
     @abstractmethod
     def full_count(self) -> int | None:
-        """How many samples come until each input has come in full, where it has no end; None: nobody knows."""
+        """Samples until each input has been used in full, for endless ones. None: not known."""
 
     @property
     def drawn_by_tokens(self) -> tuple[JoinedSpec, TokenMixing] | None:
-        """Of a mixture by tokens: (the same as lanes draw on it, how they do); None: it is none."""
+        """For a mixture by tokens: its specification for row packing, and token shares."""
         return None
 
     @property
     @abstractmethod
     def shares(self) -> Sequence[int] | None:
-        """How many samples of each input come in some stretch; None: that changes."""
+        """Samples of each input in some stretch. None: the shares change."""
 
     @abstractmethod
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
-        """Whether its samples can come in such an order.
+        """Check that samples support an order.
 
         Args:
-            order: the order.
-            in_ranges: whether they lie in shards that are read in ranges.
+            in_ranges: True if shards are read by ranges.
 
         Raises:
-            OptionError: they cannot.
+            OptionError: They do not.
         """
 
     @abstractmethod
     def described(self) -> str:
-        """What it is, as a state names it."""
+        """Return the name in a state."""
 
     @abstractmethod
     def seed_of(self, seed: int, number: int) -> int:
-        """The seed of one of the inputs, where the loader's is `seed`."""
+        """Return the seed of an input, derived from the loader's."""
 
     @abstractmethod
     def arrange(self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int) -> Order:
-        """The order of all.
+        """Return the combined order.
 
         Args:
-            inputs: the orders of each.
-            key: of the seed, of the epoch and the pass.
-            first_shards: by how much each input's shards are numbered higher than by itself.
-            window: how many samples a window has.
+            key: Seed, epoch and pass.
+            first_shards: Offset of each input's shard numbers.
+            window: Samples in a window.
         """

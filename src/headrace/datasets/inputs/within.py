@@ -1,4 +1,4 @@
-"""Streams that run within another one, each by a loader of its own: this rank's samples of the same epoch."""
+"""Streams run by inner loaders, for this rank's part of the epoch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class WithinDataset(AsyncIterableDataset):
-    """What comes of streams that are iterated over, one or several; it asks for them by `loaders`.
-
-    Args:
-        streams: these.
-    """
+    """Base class of iterable data sets that iterate over other streams by `loaders`."""
 
     ranks_by = "shard_info"
     name = ""
@@ -34,11 +30,11 @@ class WithinDataset(AsyncIterableDataset):
 
     @property
     def text(self) -> str:
-        """How it is shown."""
+        """Text in `repr`."""
         raise NotImplementedError
 
     def loaders(self) -> list[DataLoader[Any]]:
-        """A loader of each: of this rank's part of this epoch, with as many workers as the loader that runs this."""
+        """Create a loader per stream for this rank and epoch, with the outer loader's workers."""
         from headrace.loader import single_samples  # imports torch
 
         part = shard_info()
@@ -60,8 +56,6 @@ class WithinDataset(AsyncIterableDataset):
 
 
 class WithinSource(IterSource):
-    """The samples of such a data set."""
-
     data: WithinDataset
 
     def __init__(self, data: WithinDataset) -> None:

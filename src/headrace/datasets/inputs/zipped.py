@@ -1,4 +1,4 @@
-"""Streams side by side: which samples come together, and how they are got."""
+"""Zipped streams: numbers of tuples, and reading of their samples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NUMBERS_MOST = 2**60
 
 
 class ZipSpec(InputsSpec):
-    """Streams side by side: a sample of each at every position.
+    """Zipped streams: one sample of each at every position.
 
-    A sample's number is made of those of the inputs' samples. Inputs whose samples come as they lie have one of them
-    together, the position: else a few inputs would have more numbers than there are.
+    The number of a tuple is composed of the numbers of its samples. All inputs in stored order share one component, the
+    position, as otherwise numbers of a few inputs would exceed 60 bits.
 
     Attributes:
-        strict: whether all inputs have as many samples.
+        strict: True if all inputs must have the same number of samples.
     """
 
     kind = "zip"
@@ -54,10 +54,10 @@ class ZipSpec(InputsSpec):
 
     @functools.cached_property
     def count(self) -> int:
-        """How many samples come: as many as each input has, or the one with the fewest.
+        """Number of tuples, which is that of the shortest input.
 
         Raises:
-            OptionError: they differ, and must not.
+            OptionError: The inputs differ in length, and `strict` is set.
         """
         least, most = min(self.sizes), max(self.sizes)
         if self.strict and least != most:
@@ -80,17 +80,17 @@ class ZipSpec(InputsSpec):
 
     @functools.cached_property
     def _alone(self) -> tuple[int, ...]:
-        """The inputs that have numbers of their own."""
+        """Inputs with a component of their own."""
         if self.count == ENDLESS:
             return tuple(range(len(self.names)))
         return tuple(k for k, pipeline in enumerate(self.pipelines) if not _comes_as_it_lies(pipeline))
 
     @functools.cached_property
     def radices(self) -> tuple[int, ...]:
-        """How many numbers the position has, and each input that has its own.
+        """Size of each component: the position, then each input with a component of its own.
 
         Raises:
-            OptionError: there are not so many numbers.
+            OptionError: Their product is too large.
         """
         radices = tuple(max(1, int(self.sources[k].starts[-1])) for k in self._alone)
         if len(self._alone) < len(self.names):
@@ -103,7 +103,7 @@ class ZipSpec(InputsSpec):
         return radices
 
     def numbers_of(self, number: int) -> list[int]:
-        """The number of each input's sample, by that of all together."""
+        """Split the number of a tuple into those of its samples."""
         digits = list[int]()
         for radix in reversed(self.radices):
             number, digit = divmod(number, radix)
@@ -113,7 +113,7 @@ class ZipSpec(InputsSpec):
         return [alone[k] if k in alone else self._number_at(k, position) for k in range(len(self.names))]
 
     def _number_at(self, number: int, position: int) -> int:
-        """The number of the sample at a position, of an input whose samples come as they lie."""
+        """Return the number of the sample at a position of an input in stored order."""
         if not self.pipelines[number].order.operators:
             return position
         planning, order = self._steady(number)
@@ -141,7 +141,7 @@ class ZipSpec(InputsSpec):
 
 
 def _comes_as_it_lies(pipeline: Pipeline) -> bool:
-    """Whether it follows from a position alone, and from what states say of the order, which sample comes there."""
+    """True if the position, and the order named in states, determine the sample."""
     order, source = pipeline.order, pipeline.source
     return order.is_steady and order.by_numbers is None and not pipeline.keeps and source.is_in_order
 
@@ -156,11 +156,7 @@ def _itself(positions: Ints) -> Ints:
 
 
 class ZipDataset(InputsDataset):
-    """Samples of several inputs at once, by numbers that are made of theirs.
-
-    Args:
-        spec: the inputs.
-    """
+    """Tuples of samples of several inputs, fetched by composed number."""
 
     spec: ZipSpec
 
@@ -175,19 +171,19 @@ class ZipDataset(InputsDataset):
         return np.array([0, len(self)])
 
     async def aget(self, key: int) -> object:
-        """A tuple of the samples, which are got at the same time."""
+        """Return the tuple of samples, which are fetched concurrently."""
         numbers = self.spec.numbers_of(range(len(self))[key])
         tasks = [asyncio.ensure_future(self._of_its_own(k, number)) for k, number in enumerate(numbers)]
         try:
-            # One after the other: of several that fail it is always the first one that tells why.
+            # Await in order, so that of several errors the first input's is raised.
             return tuple([await task for task in tasks])
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # nobody goes on when this ends
+            await asyncio.gather(*tasks, return_exceptions=True)  # no task outlives this call
 
     async def _of_its_own(self, number: int, at: int) -> object:
-        """A sample of one input, with random numbers that no other one has."""
+        """Return a sample of one input, with a random key of its own."""
         running = running_sample.get()
         if running is not None:
             running_sample.set(RunningSample(_key_of(running.key, number), running.position))
@@ -200,11 +196,11 @@ def _key_of(key: int, number: int) -> int:
 
 
 class ZipStep:
-    """Does to each of the samples that come together what its input's own steps do.
+    """Applies to each sample of a tuple the steps of its input.
 
     Args:
-        labels: what messages call the inputs.
-        steps: of each, with their names.
+        labels: Names of the inputs in messages.
+        steps: Steps of each input, with their names.
     """
 
     def __init__(self, labels: Sequence[str], steps: Sequence[NamedSteps]) -> None:

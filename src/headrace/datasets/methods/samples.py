@@ -38,9 +38,7 @@ class SampleMethods(AddsOperators):
     ) -> Stream:
         """Decode images, numbers, text, JSON and arrays by field name, also gzipped.
 
-        Unknown fields stay bytes.
-
-        If `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
+        Unknown fields stay bytes. If `.to_tuple()` or `.select()` follows, only fields that it names are decoded.
 
         Args:
             spec: Form of images: "rgb8" (uint8 array [H, W, 3]), "l8" (uint8 [H, W]), "torch" (uint8 [3, H, W]), "pil".

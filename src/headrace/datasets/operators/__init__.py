@@ -1,1 +1,1 @@
-"""What can be done to samples, as plain values: what users call makes these, and pipelines are compiled from them."""
+"""Operators on streams as immutable values, from which pipelines are compiled."""

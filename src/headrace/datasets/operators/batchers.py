@@ -1,4 +1,4 @@
-"""What decides how samples are put together: batchers of our own; see `headrace.types.Batcher`."""
+"""Batchers and other functions that group samples; see `headrace.types.Batcher`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from headrace.work.randomness import rng
 
 
 class EvenBatcher:
-    """Groups of one size, in order; the last one may have fewer.
-
-    Args:
-        size: samples in a group.
-        drop_last: leave a last group out that has fewer.
-    """
+    """Groups of `size` samples, in order. The last one may be shorter."""
 
     def __init__(self, size: int, *, drop_last: bool) -> None:
         self._size, self._drop_last, self._offered = size, drop_last, 0
@@ -33,7 +28,7 @@ class EvenBatcher:
 
 
 class WindowShuffle:
-    """Permutes the samples of a window: a function of (seed, epoch, position of the window).
+    """Permutes the samples of a window, depending on (seed, epoch, position of the window).
 
     Args:
         seed: Combined with the loader's seed. None: the loader's seed alone.
@@ -50,21 +45,21 @@ class WindowShuffle:
 
 
 class BucketBatcher:
-    """Groups of samples that are about as long: each length has a bucket, and one that is full is a group.
+    """Groups of samples of similar length. A full bucket is a group.
 
     Args:
-        edges: ascending: the greatest length of each bucket but the last, which has all that are longer.
-        size: samples in a full bucket; None: it goes by `tokens`.
-        tokens: how large a group may be once its samples are padded: their number times the longest one's length.
-            No sample is longer by itself: see `Length`.
-        drop_last: leave out what is in buckets that are not full at the end.
+        edges: Greatest length of each bucket, ascending. The last bucket has all longer samples.
+        size: Samples in a full bucket. None: `tokens` decides.
+        tokens: Maximum padded size of a group: its number of samples times the longest length. No sample exceeds it
+            alone; see `Length`.
+        drop_last: Drop the samples in buckets that are not full at the end.
     """
 
     is_lasting: Literal[True] = True
 
     def __init__(self, edges: Sequence[int], size: int | None, tokens: int | None, *, drop_last: bool) -> None:
         self._edges, self._size, self._tokens, self._drop_last = edges, size, tokens, drop_last
-        self._buckets: dict[int, list[int]] = {}  # in the order of their first samples
+        self._buckets: dict[int, list[int]] = {}  # ordered by first sample
         self._longest: dict[int, int] = {}
         self._offered = 0
 
@@ -92,11 +87,11 @@ class BucketBatcher:
 
 
 class Length:
-    """The length of a sample, as a whole number.
+    """Returns the length of a sample.
 
     Args:
-        of: a field, whose `len` it is; or a function of the sample that gives it.
-        most: how long it may be; None: any length.
+        of: Field whose `len` is the length, or a function of the sample.
+        most: Maximum length. None: unlimited.
     """
 
     def __init__(self, of: str | int | Callable[[Any], int], most: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Operators that choose samples by their numbers."""
+"""Operators that select samples by number."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from headrace.types import Ints
 
 @dataclass(frozen=True, slots=True)
 class SelectIndices(PassOperator):
-    """The samples with some numbers, in the order of these.
+    """The samples with given numbers, in their order.
 
     Attributes:
-        name: of the operator, for messages.
-        chooses: gives the numbers, for the number of all samples.
+        chooses: Returns the numbers, given the number of all samples.
     """
 
     is_constant = True
@@ -36,7 +35,7 @@ class SelectIndices(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return "pick"  # which samples it gave is in the check
+        return "pick"  # the fingerprint covers the selected samples
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
         return ChosenOrder(order, self.numbers(order.count))
@@ -47,19 +46,21 @@ class SelectIndices(PassOperator):
         return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
 
     def count(self, count: int) -> int:
-        """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
+        """Return how many numbers there are, without iterating over a sampler.
+
+        Another iteration would draw other numbers.
 
         Raises:
-            TypeError: a sampler does not know it.
+            TypeError: A sampler has no length.
         """
         chosen: Any = self.chooses(count)
         return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
 
     def numbers(self, count: int) -> Ints:
-        """The numbers, of `count` samples.
+        """Return the numbers, given the number of all samples.
 
         Raises:
-            OptionError: one of them is not below `count`.
+            OptionError: One of them is not below `count`.
         """
         chosen = self.chooses(count)
         numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
@@ -73,12 +74,11 @@ class SelectIndices(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class Stretch(PassOperator):
-    """The samples whose numbers are in a range.
+    """The samples with numbers in a range.
 
     Attributes:
-        name: the call, as it is shown.
-        numbers: the range, for the number of all samples.
-        is_behind_filters: see `PassOperator`.
+        name: The call, for display.
+        numbers: Returns the range, given the number of all samples.
     """
 
     is_steady = True
@@ -92,7 +92,7 @@ class Stretch(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return "pick"  # which samples it gave is in the check
+        return "pick"  # the fingerprint covers the selected samples
 
     def count(self, count: int) -> int:
         return len(self.numbers(count))
@@ -108,12 +108,11 @@ def _at(start: int, step: int, positions: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class WeightedSample(PassOperator):
-    """Samples drawn at random: a function of (seed, epoch, position).
+    """Samples drawn at random, depending on (seed, epoch, position).
 
     Attributes:
-        weights: of each sample; None: all are as likely.
-        samples: how many are drawn; None: as many as there are.
-        replacement: whether one may come several times.
+        weights: Relative probabilities. None: equal.
+        samples: Number of draws. None: the number of samples.
     """
 
     weights: NDArray[np.float64] | None
@@ -127,7 +126,7 @@ class WeightedSample(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return "drawn"  # which samples it gave is in the check
+        return "drawn"  # the fingerprint covers the selected samples
 
     def count(self, count: int) -> int:
         return count if self.samples is None else self.samples
@@ -141,12 +140,12 @@ class WeightedSample(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class ComputedNumbers(PassOperator):
-    """The samples whose numbers a function gives for positions.
+    """The samples whose numbers are a function of positions.
 
     Attributes:
-        name: of the operator, with its arguments.
-        numbers: of the samples at some positions, for the number of all samples and a seed.
-        counts: how many there are, for the number of all samples.
+        name: The operator with its arguments.
+        numbers: Returns the sample numbers at positions, given the number of all samples and a seed.
+        counts: Returns the number of positions, given the number of all samples.
     """
 
     name: str
@@ -159,7 +158,7 @@ class ComputedNumbers(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return f"apply_op {self.name}"  # it may be called as one of ours
+        return f"apply_op {self.name}"  # its name may equal a built-in operator's
 
     def count(self, count: int) -> int:
         counted = operator.index(self.counts(count))
@@ -182,10 +181,10 @@ class ComputedNumbers(PassOperator):
 
 
 def _inside(numbers: NDArray[np.generic], count: int, call: str) -> Ints:
-    """The numbers of samples, all of which there are.
+    """Convert sample numbers to int64.
 
     Raises:
-        OptionError: one of them is not below `count`.
+        OptionError: One of them is not in `range(count)`.
     """
     known: Ints = numbers.astype(np.int64)
     outside = known[(known < 0) | (known >= count)]

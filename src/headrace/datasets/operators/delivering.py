@@ -1,4 +1,4 @@
-"""Operators that say how a loader delivers what comes out of a stream: nothing is done to that."""
+"""Operators that set how a loader delivers a stream's results, without changing them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headrace.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Delivering:
-    """How what comes out of a stream is delivered.
+    """How a stream's results are delivered.
 
     Attributes:
-        prefetch: how many of these are made ahead at most; None: the loader says it.
-        is_everywhere: whether every rank gets all samples.
+        prefetch: Maximum number of results made ahead. None: the loader decides.
+        is_everywhere: True if every rank gets all samples.
     """
 
     prefetch: int | None = None
@@ -26,13 +26,11 @@ NOTHING_SAID = Delivering()
 
 
 class CompilesDelivering(Protocol):
-    """Takes such operators in."""
-
     def add_delivering(self, operator: DeliveryOperator) -> None: ...
 
 
 class DeliveryOperator(Operator):
-    """Says how a loader delivers what comes out of a stream."""
+    """Sets how a loader delivers a stream's results."""
 
     __slots__ = ()
 
@@ -44,7 +42,7 @@ class DeliveryOperator(Operator):
         return count
 
     def of(self, before: Delivering) -> Delivering:
-        """What it makes of what was said before it."""
+        """Return the settings after this operator, given those before it."""
         raise NotImplementedError
 
     def add_to(self, compiler: CompilesDelivering) -> None:
@@ -53,7 +51,7 @@ class DeliveryOperator(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(DeliveryOperator):
-    """So many are made ahead at most."""
+    """Limits the number of results made ahead."""
 
     most: int
 
@@ -69,7 +67,7 @@ class Prefetch(DeliveryOperator):
 
 @dataclass(frozen=True, slots=True)
 class OnEveryRank(DeliveryOperator):
-    """Ranks do not divide the samples."""
+    """Gives every rank all samples."""
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Functions of single fields of samples, and what gives some fields alone."""
+"""Functions of single fields of samples, and selections of fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.functions import is_async, name_of
 
 
 def on_field(function: Callable[[Any], Any], field: str | int) -> Callable[[Any], Any]:
-    """`function` for one field of a sample, the rest as it is."""
+    """Return a function of samples that applies `function` to one field."""
     return AsyncFieldMap(function, field) if is_async(function) else FieldMap(function, field)
 
 
@@ -26,14 +26,14 @@ class FieldMap:
 
 
 class AsyncFieldMap(FieldMap):
-    """The same for a coroutine function."""
+    """`FieldMap` for a coroutine function."""
 
     async def __call__(self, sample: Any) -> object:
         return with_field(sample, self.field, await self.function(field_of(sample, self.field)))
 
 
 def field_of(sample: Any, field: str | int) -> Any:
-    """One field of a dict, or one position of a tuple."""
+    """Return one field of a dict, or one position of a tuple."""
     if isinstance(sample, dict):
         return sample[find_field(sample, str(field))]
     try:
@@ -46,11 +46,7 @@ def field_of(sample: Any, field: str | int) -> Any:
 
 
 def with_field(sample: Any, field: str | int, value: object, into: str | None = None) -> object:
-    """The sample with something else in the place of that.
-
-    Args:
-        into: what it is called then, where fields have names; None: the same.
-    """
+    """Return the sample with a field replaced and, if fields have names, renamed to `into`."""
     if not isinstance(sample, dict):
         items = list(sample)
         items[int(field)] = value
@@ -64,10 +60,10 @@ def with_field(sample: Any, field: str | int, value: object, into: str | None = 
 
 
 def find_field(sample: dict[str, Any], names: str, stage: str = "to_tuple") -> str:
-    """The first of `names` (separated by ";") that the sample has.
+    """Return the first of `names` (separated by ";") that the sample has.
 
     Raises:
-        FormatError: it has none of them.
+        FormatError: The sample has none of them.
     """
     if not hasattr(sample, "keys"):
         raise TypeError(f"the sample is a {type(sample).__name__}, whose fields have no names: {names!r}")
@@ -86,7 +82,7 @@ def find_field(sample: dict[str, Any], names: str, stage: str = "to_tuple") -> s
 
 
 class FieldFilter:
-    """Asks a function of one field of a sample."""
+    """Applies a predicate to one field of a sample."""
 
     def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
         self.function, self.field = function, field
@@ -97,33 +93,33 @@ class FieldFilter:
 
 
 class AsyncFieldFilter(FieldFilter):
-    """The same for a coroutine function."""
+    """`FieldFilter` for a coroutine function."""
 
     async def __call__(self, sample: Any) -> object:
         return await self.function(field_of(sample, self.field))
 
 
 class Selection:
-    """What gives the named fields of a sample alone, and nothing of the others."""
+    """Base class of functions that keep only the named fields of a sample."""
 
-    keeps_source: ClassVar[bool] = False  # what says where a sample is from stays, too
+    keeps_source: ClassVar[bool] = False  # True if the fields that name a sample's source are kept, too
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
 
     @property
     def wanted(self) -> tuple[frozenset[str], ...]:
-        """For each name the fields that it may be, but for what says where a sample is from."""
+        """The alternative fields of each name, without those that name a sample's source."""
         return tuple(frozenset(names.split(";")) for names in self.names if not names.startswith("__"))
 
     @property
     def names_source(self) -> bool:
-        """Whether what follows may ask which source of a mixture a sample is of."""
+        """True if later steps may use the name of a sample's source in a mixture."""
         return self.keeps_source or any("__source__" in names.split(";") for names in self.names)
 
 
 class Select(Selection):
-    """Keeps the named fields of a sample, and what says where it is from."""
+    """Keeps the named fields of a sample, and those that name its source."""
 
     keeps_source = True
 
@@ -133,18 +129,12 @@ class Select(Selection):
 
 
 class ToTuple(Selection):
-    """Makes a tuple of the named fields of a sample."""
-
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
         return tuple(sample[find_field(sample, names)] for names in self.names)
 
 
 class Rename:
-    """Gives fields of a sample other names; they stay in their places.
-
-    Args:
-        new_by_old: what they are called then.
-    """
+    """Renames fields of a sample, in place of the old ones."""
 
     def __init__(self, new_by_old: dict[str, str]) -> None:
         self._new_by_old = new_by_old

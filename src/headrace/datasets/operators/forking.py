@@ -1,4 +1,4 @@
-"""Branches of a stream: what marks one, and what gives each of them a sample of its own."""
+"""Branches of a stream: their marker, and copies of samples for them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from headrace.datasets.operators.values import Operator
 
 @dataclass(frozen=True, slots=True)
 class Branch(Operator):
-    """Marks what follows as one of several branches of the stream before; by itself it changes nothing.
+    """Marks the following operators as a branch of a fork. Changes nothing itself.
 
     Attributes:
-        name: of the fork that it is of: no two have the same, in any process.
-        number: which of its branches.
-        branches: how many it has.
+        name: ID of the fork, unique across processes.
     """
 
     name: str
@@ -38,16 +36,11 @@ class Branch(Operator):
     def count(self, count: int) -> int:
         return count
 
-    def add_to(self, compiler: Any) -> None:
-        """Nothing is done."""
+    def add_to(self, compiler: Any) -> None: ...
 
 
 class Copies:
-    """As many of a sample as there are branches: what one of them changes in place no other one sees.
-
-    Args:
-        count: of the branches.
-    """
+    """Copies a sample for each branch, so that changes in place stay within a branch."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""Functions that give many samples for one, or none."""
+"""Functions that return any number of samples for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.functions import is_async, name_of, unwrapped
 
 
 class GivesMany:
-    """The samples that a function gives for one, as a list."""
+    """Calls a function, and returns its samples as a list."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -23,7 +23,7 @@ class GivesMany:
 
 
 class AsyncGivesMany(GivesMany):
-    """The same for a coroutine function, or for an asynchronous generator."""
+    """`GivesMany` for a coroutine function or an asynchronous generator function."""
 
     async def __call__(self, sample: object) -> list[object]:  # type: ignore[override]
         given = self.function(sample)
@@ -33,17 +33,17 @@ class AsyncGivesMany(GivesMany):
 
 
 def gives_async(function: Callable[..., object]) -> bool:
-    """Whether what it gives is waited for: it is a coroutine function, or an asynchronous generator function."""
+    """True for a coroutine function or an asynchronous generator function."""
     return is_async(function) or _is_async_generator(function)
 
 
 def gives_many(function: Callable[[Any], object]) -> GivesMany:
-    """A function that gives many samples for one."""
+    """Wrap a function so that it returns a list of samples."""
     return AsyncGivesMany(function) if gives_async(function) else GivesMany(function)
 
 
 class Unbatch:
-    """The samples of a batch: what `default_collate` has put together, taken apart again."""
+    """Splits a batch into samples; the inverse of `default_collate`."""
 
     def __call__(self, batch: object) -> list[object]:
         return list(_samples(batch))
@@ -64,7 +64,7 @@ def _is_async_generator(function: Callable[..., object]) -> bool:
 
 
 def _samples(batch: Any) -> Sequence[Any]:
-    """What a batch, or a part of one, has of each sample."""
+    """Split a batch, or a part of one, by sample."""
     if _is_leaf(batch):
         if not getattr(batch, "shape", (1,)):
             raise ValueError("unbatch: a number is no batch; an array has a first dimension, which counts the samples")
@@ -83,14 +83,14 @@ def _samples(batch: Any) -> Sequence[Any]:
 
 
 def _is_leaf(batch: object) -> bool:
-    """Whether it is one field of all samples: an array, or texts."""
+    """True for one field of all samples: an array, or texts."""
     if isinstance(batch, np.ndarray) or hasattr(batch, "untyped_storage"):
         return True
     return isinstance(batch, Sequence) and bool(batch) and all(isinstance(one, str | bytes) for one in batch)
 
 
 def _together(batches: Iterable[object]) -> Iterable[tuple[Any, ...]]:
-    """All fields of each sample."""
+    """Return the fields of each sample."""
     fields = [_samples(batch) for batch in batches]
     counts = sorted(set(map(len, fields)))
     if len(counts) != 1:

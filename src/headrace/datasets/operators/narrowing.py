@@ -1,4 +1,4 @@
-"""What is left of a step where only some fields are wanted behind it."""
+"""Reduction of steps to the fields that are selected later."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headrace.datasets.operators.values import EachSample
 
 
 def narrowed(operator: EachSample, selection: Selection) -> EachSample | None:
-    """The same, where a selection follows; None: nothing is left to do.
+    """Return a step reduced to a later selection. None: nothing remains to do.
 
     Args:
-        operator: it is a decoder, opens fields, or names sources.
+        operator: It decodes fields, opens fields, or names sources.
     """
     if operator.opens_fields:
         return operator

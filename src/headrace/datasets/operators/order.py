@@ -1,4 +1,4 @@
-"""Operators that decide which samples come, and in which order."""
+"""Operators that decide which samples occur, and in which order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.plan.order import ENDLESS
 
 
 class CompilesOrder(Protocol):
-    """Takes operators on the order in, one after the other: each says what it is by what it calls."""
+    """A compiler of operators on the order. Each operator calls the method of its kind."""
 
     def add_order(self, operator: PassOperator) -> None: ...
 
@@ -26,11 +26,11 @@ class CompilesOrder(Protocol):
 
 
 class OrderOperator(Operator):
-    """Decides which of the source's samples come, or when; nothing is read for that."""
+    """Decides which of the source's samples occur, or when. Nothing is read for it."""
 
     __slots__ = ()
-    is_steady = False  # whether it gives the same order in every epoch, whatever the seed
-    is_bound = False  # whether it says itself how many samples it leaves at most
+    is_steady = False  # True if the order is the same in every epoch, whatever the seed
+    is_bound = False  # True if it sets a maximum number of samples
 
     @property
     def where(self) -> str:
@@ -38,41 +38,41 @@ class OrderOperator(Operator):
 
     @property
     def in_state(self) -> str:
-        """What a state says of it: another text is another order."""
+        """Text in a state. Different texts mean different orders."""
         return self.text
 
 
 class PassOperator(OrderOperator):
-    """Makes another order of one, in each pass over the samples."""
+    """Derives an order from another one, in each pass over the samples."""
 
     __slots__ = ()
-    is_constant = False  # whether it gives the same of the same samples in each pass, where it is fixed
+    is_constant = False  # True if, when fixed, it selects the same in each pass
 
     @property
     def is_behind_filters(self) -> bool:
-        """Whether it says the same of the source's samples as of those that a filter has left."""
+        """True if its result is the same before and after a filter."""
         return True
 
     @property
     def needs_numbers(self) -> bool:
-        """Whether samples must have numbers before they are read."""
+        """True if samples must have numbers before they are read."""
         return True
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it gives the same order each time that it is asked."""
+        """True if repeated calls give the same order."""
         return True
 
     def seed_or(self, loaders: int) -> int:
-        """The seed of what it draws: its own, or else the loader's."""
+        """Return the seed of random draws: its own, or else the loader's."""
         return loaders
 
     @abstractmethod
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        """The order that comes of another one.
+        """Return the order derived from another one.
 
         Args:
-            key: of the seed, of the epoch and the pass.
+            key: Seed, epoch and pass.
         """
 
     def add_to(self, compiler: CompilesOrder) -> None:
@@ -80,7 +80,7 @@ class PassOperator(OrderOperator):
 
 
 class EpochOperator(OrderOperator):
-    """Says how many passes over the samples an epoch is made of."""
+    """Sets the number of passes over the samples in an epoch."""
 
     __slots__ = ()
     is_steady = True
@@ -88,12 +88,12 @@ class EpochOperator(OrderOperator):
     @property
     @abstractmethod
     def passes(self) -> tuple[int | None, int | None]:
-        """(how many passes, how many samples are left of these); None: any number."""
+        """Number of passes, and sample limit over all of them. None: unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(PassOperator):
-    """Another order; it keeps positions, but for "buffer"."""
+    """Permutes samples. All kinds but "buffer" go by position."""
 
     by: str
     window: int | None
@@ -106,25 +106,25 @@ class Shuffle(PassOperator):
 
     @property
     def needs_numbers(self) -> bool:
-        return False  # how samples without are shuffled is said by who reads them, and so is what states say of it
+        return False  # readers shuffle samples without numbers, and name that shuffle in states
 
     def count(self, count: int) -> int:
         return count
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        """Samples are exchanged with any others; whole shards and windows are who reads them's business."""
+        """Permute all samples. Readers handle shuffles of shards and of windows."""
         return ShuffledOrder(order, key)
 
     @property
     def keeps_position(self) -> bool:
-        """Whether it follows from a sample's position which one it is."""
+        """True if a sample's position determines which sample it is."""
         return self.by != "buffer"
 
     def seed_or(self, loaders: int) -> int:
         return loaders if self.seed is None else self.seed
 
     def in_words(self, by: str, sizes: str = "") -> str:
-        """What a state says of it, where it is done in this way."""
+        """Return the text in a state for a shuffle of this kind."""
         seed = "" if self.seed is None else f", seed={self.seed}"
         return f"shuffle({by}{sizes}{seed})"
 
@@ -134,8 +134,6 @@ class Shuffle(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class Take(PassOperator):
-    """The first `samples` only."""
-
     is_constant = is_steady = is_bound = True
     samples: int
 
@@ -159,7 +157,7 @@ class Take(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class Repeat(EpochOperator):
-    """All samples several times, each time in another order where they are shuffled; None: without end."""
+    """Repeats all samples, reshuffled each time. None: without end."""
 
     times: int | None
 
@@ -180,7 +178,7 @@ class Repeat(EpochOperator):
 
 @dataclass(frozen=True, slots=True)
 class EpochSize(EpochOperator):
-    """Epochs of so many samples, whatever the data set has: it is begun again, or left, where they are full."""
+    """Sets the samples of an epoch: the data set is repeated or cut."""
 
     is_bound = True
     samples: int

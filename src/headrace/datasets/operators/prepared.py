@@ -1,4 +1,4 @@
-"""Functions of operators that need something in each process before their first sample."""
+"""Functions of operators that need setup in each process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NOTHING = object()
 
 
 class Prepared:
-    """A function that is prepared once in each process that calls it; it travels to others as if it never had been.
+    """A function with setup that runs once in each process. Pickles omit the setup's result.
 
     Args:
-        function: of a sample, and of what `lazy_init` gave, if that is there.
-        lazy_init: makes what belongs to a process.
-        sharding_settings: told of how many ranks this is which one.
-        is_separate: whether it is never to run in the process that has made it.
+        function: Function of a sample, and of the result of `lazy_init`, if given.
+        lazy_init: Creates an object for the process.
+        sharding_settings: Called with the number of ranks and the index of this one.
+        is_separate: True if `function` must not run in the process that created this object.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Prepared:
         return self.function(sample, *self._ready())
 
     def _ready(self) -> tuple[object, ...]:
-        """What the function gets besides the sample."""
+        """Run pending setup. Return the arguments after the sample."""
         if self._home == os.getpid():
             raise OptionError(
                 f"{self.__qualname__} has is_separate_process=True, and this is the loader's own process: give the "
@@ -75,14 +75,14 @@ class Prepared:
 
 
 class AsyncPrepared(Prepared):
-    """The same for a coroutine function."""
+    """`Prepared` for a coroutine function."""
 
     async def __call__(self, sample: object) -> Any:
         return await self.function(sample, *self._ready())
 
 
 class AsyncManyPrepared(Prepared):
-    """The same for an asynchronous generator function."""
+    """`Prepared` for an asynchronous generator function."""
 
     async def __call__(self, sample: object) -> AsyncIterator[object]:
         async for part in self.function(sample, *self._ready()):
@@ -90,11 +90,7 @@ class AsyncManyPrepared(Prepared):
 
 
 class CalledInThread:
-    """A plain function as a coroutine function: it runs in a thread of the loader's process.
-
-    Args:
-        function: of a sample.
-    """
+    """A coroutine function that runs a plain function in a thread of the loader's process."""
 
     def __init__(self, function: Callable[[object], object]) -> None:
         self.function = function

@@ -1,4 +1,4 @@
-"""Operators that others have written."""
+"""Operators written by users and other packages."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ _registered: dict[str, Callable[..., Registered]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOp:
-    """What is done to each sample of a stream.
+    """An operator on each sample of a stream.
 
     Attributes:
-        fn: of a sample. A plain function runs in workers, an `async def` on the event loop.
-        yields: "one": `fn` gives the sample that takes its place. "at most one": it says whether the sample is kept.
-            "many": it gives a list of samples, or another iterable, which may be empty.
-        random: in workers, seed the generators of Python, numpy and torch from (seed, epoch, position) before each
-            call. False saves 7 µs a sample; `hr.rng()` is the sample's own in any case.
-        is_shardable: whether ranks may each run it over samples of their own. With False several ranks are refused.
-        sharding_settings: called as `sharding_settings(count, index)` in each process that runs `fn`, before its first
-            sample, with how many ranks share the samples, and which of them this is. `fn` is a plain function then.
-        is_separate_process: True: it runs in worker processes alone, and a loader without any is refused. False: in
-            the loader's own process, a plain function in a thread. None: as its colour says.
-        lazy_init: called once in each process of a loader that runs `fn`, before its first sample. What it gives is
-            the second argument of `fn` there. It is never sent anywhere, so it may be a connection, or a model.
+        fn: Function of a sample. A plain function runs in workers, an `async def` on the event loop.
+        yields: "one": `fn` returns the new sample. "at most one": `fn` is a predicate that keeps or drops the sample.
+            "many": `fn` returns a list of samples or another iterable, which may be empty.
+        random: In workers, seed the generators of Python, numpy and torch from (seed, epoch, position) before each
+            call. False saves 7 µs a sample. `hr.rng()` is specific to the sample in either case.
+        is_shardable: True if each rank may run `fn` on its own samples. With False, several ranks are refused.
+        sharding_settings: Called as `sharding_settings(count, index)` in each process that runs `fn`, before its first
+            sample. `count` is the number of ranks that share the samples, `index` is this rank. `fn` must be a plain
+            function.
+        is_separate_process: True: `fn` runs in worker processes only, and a loader without workers is refused. False:
+            `fn` runs in the loader's own process, a plain function in a thread. None: the kind of function decides.
+        lazy_init: Called once in each process of a loader that runs `fn`, before its first sample. Its result is the
+            second argument of `fn`. The result is never sent to other processes, so it may be a connection, or a model.
     """
 
     fn: Callable[..., Any]
@@ -69,11 +70,10 @@ class SampleOp:
 
     @property
     def where(self) -> Literal["loop", "worker"]:
-        """Where it runs."""
         return "loop" if is_async(self.operator("").step.fn) else "worker"
 
     def operator(self, name: str) -> EachSample:
-        """What this is in a stream, under the name that errors, reports and states give it."""
+        """Return the operator of a stream, with its name in errors, reports and states."""
         fn: Any = self._prepared
         fn = gives_many(fn) if self.yields == "many" else fn
         if self.is_separate_process is False and not is_async(fn):
@@ -83,7 +83,7 @@ class SampleOp:
 
     @property
     def _prepared(self) -> Callable[[Any], Any]:
-        """The function of a sample alone."""
+        """Function of a sample alone, with setup if there is any."""
         if self.lazy_init is None and self.sharding_settings is None and not self.is_separate_process:
             return self.fn
         kind = AsyncPrepared if is_async(self.fn) else AsyncManyPrepared if gives_async(self.fn) else Prepared
@@ -92,15 +92,15 @@ class SampleOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOp:
-    """How samples of a stream are put together: each group is one sample of what follows.
+    """A grouping of samples of a stream. Each group is one sample of the following steps.
 
     Attributes:
-        batcher: called for each group, without arguments: gives a new `headrace.types.Batcher`, which says what the
-            group is. It runs in the trainer's process, on the event loop, and sees no samples but their measures.
-        measure: gives a whole number of a sample, such as its length, in a worker; None: it is 1. Of a sample that
-            failed it is 0.
-        collate: makes one of the group's samples, which it gets as a list, in a worker. By default the list is it.
-        is_shardable: whether ranks may each put samples of their own together. With False several ranks are refused.
+        batcher: Called for each group, without arguments. Returns a new `headrace.types.Batcher`, which decides the
+            group. It runs in the trainer's process, on the event loop, and sees only the measures of samples.
+        measure: Returns a whole number for a sample, such as its length; runs in a worker. None: 1. Failed samples have
+            0.
+        collate: Combines the list of a group's samples; runs in a worker. By default it returns the list.
+        is_shardable: True if each rank may group its own samples. With False, several ranks are refused.
     """
 
     batcher: Callable[[], Batcher]
@@ -116,20 +116,20 @@ class BatchOp:
                 )
 
     def operator(self, name: str) -> GroupOperator:
-        """What this is in a stream, under the name that errors, reports and states give it."""
+        """Return the operator of a stream, with its name in errors, reports and states."""
         return GroupOperator(name, self.batcher, self.measure, self.collate, is_shardable=self.is_shardable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderOp:
-    """Which of a data set's samples come, and in which order: a function of their positions. They have numbers for it.
+    """A selection and order of numbered samples, as a function of positions.
 
     Attributes:
-        numbers: `numbers(positions, count, seed)` gives, for an array of positions (int64, from 0 on), which of the
-            `count` samples that there were come at these: an array of their numbers, each below `count`. The seed is
-            another one in each epoch, and in each pass of `.repeat()`. It is asked for any positions, in any order, in
-            the process of the loader, and must give the same whenever it is asked for the same.
-        count: how many samples come of so many; by default as many.
+        numbers: `numbers(positions, count, seed)` returns the sample numbers, each below `count`, at an array of
+            positions (int64, from 0 on). `count` is the number of samples before the operator. The seed differs in each
+            epoch, and in each pass of `.repeat()`. It is called for any positions, in any order, in the loader's
+            process, and must be deterministic.
+        count: Returns the number of samples after the operator, given the number before it. By default the same.
     """
 
     numbers: Callable[[Ints, int, int], Ints]
@@ -143,7 +143,7 @@ class OrderOp:
                 )
 
     def operator(self, name: str) -> ComputedNumbers:
-        """What this is in a stream, under the name that errors and states give it."""
+        """Return the operator of a stream, with its name in errors and states."""
         return ComputedNumbers(name, self.numbers, self.count)
 
 
@@ -151,18 +151,18 @@ Registered = SampleOp | BatchOp | OrderOp
 
 
 def register_operator(name: str, make: Callable[..., Registered]) -> None:
-    """Have `data.apply_op(name, …)` do what the operator does that `make(…)` gives, in any stream.
+    """Register an operator, which `data.apply_op(name, …)` applies to any stream.
 
-    It goes to the workers with the streams: nothing has to be registered there. A second registration wins over the
-    first. A package that is installed can name its function as an entry point of the group `headrace.operators`.
+    Streams carry their operators to workers, so nothing needs to be registered there. A second registration replaces
+    the first. An installed package can declare its function as an entry point of the group `headrace.operators`.
     `headrace.testing.OperatorContract` tests an operator.
 
     Args:
-        name: a word, under which states and errors name it, too.
-        make: called with the arguments of `apply_op`; gives a `hr.SampleOp`, a `hr.BatchOp` or a `hr.OrderOp`.
+        name: An identifier, also used in states and errors.
+        make: Called with the arguments of `apply_op`. Returns a `hr.SampleOp`, a `hr.BatchOp` or a `hr.OrderOp`.
 
     Raises:
-        OptionError: the name is none, or `make` cannot be called.
+        OptionError: The name is not an identifier, or `make` is not callable.
 
     Example:
         >>> import headrace as hr
@@ -181,15 +181,15 @@ def register_operator(name: str, make: Callable[..., Registered]) -> None:
 
 
 def registered_operators() -> dict[str, Callable[..., Registered]]:
-    """Those that others have written, by name; what is installed is imported when it is first used."""
+    """Return registered operators by name. Installed ones are imported on first use."""
     return {**_installed(), **_registered}
 
 
 def made_operator(name: str, args: tuple[object, ...], named: dict[str, object]) -> Operator:
-    """What an operator is in a stream, with these arguments.
+    """Create the registered operator with these arguments.
 
     Raises:
-        OptionError: there is no such operator, or it gives none.
+        OptionError: There is no such operator, or its function does not return one.
     """
     known = registered_operators()
     if name not in known:
@@ -206,7 +206,7 @@ def made_operator(name: str, args: tuple[object, ...], named: dict[str, object])
 
 
 def _describe(value: object) -> str:
-    """An argument, as a state names it: the same in each process."""
+    """Return an argument's text in a state, which is the same in each process."""
     return name_of(value) if callable(value) else repr(value)
 
 

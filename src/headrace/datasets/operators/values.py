@@ -1,4 +1,4 @@
-"""What can be done to the samples of a data set; each operator is a plain value until a loader runs it."""
+"""Operators on samples. Each is a plain value until a loader runs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.types import Batcher
 
 
 class Compiles(Protocol):
-    """Takes operators on samples in, one after the other: each says what it is by what it calls."""
+    """A compiler of operators on samples. Each operator calls the method of its kind."""
 
     def add_each(self, operator: EachSample) -> None: ...
 
@@ -31,67 +31,66 @@ class Compiles(Protocol):
 
 
 class Operator(ABC):
-    """What can be done to the samples of a data set."""
+    """An operation on the samples of a data set."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def text(self) -> str:
-        """The call, as it is shown."""
+        """The call, for display."""
 
     @property
     def where(self) -> str:
-        """Where it is carried out."""
         return "workers"
 
     @property
     def is_implied(self) -> bool:
-        """Whether it follows from the source, and nobody wrote it."""
+        """True if the source implies it, and no user wrote it."""
         return False
 
     @property
     def fork(self) -> str | None:
-        """Which fork it begins a branch of; None: of none."""
+        """Name of the fork whose branch it starts. None: no fork."""
         return None
 
     @abstractmethod
     def count(self, count: int) -> int:
-        """How many samples (or batches) come of `count`."""
+        """Return the number of samples (or batches) that result from `count`."""
 
     @abstractmethod
     def add_to(self, compiler: Any) -> None:
-        """Have it compiled as what it is: the compiler has a method for each kind."""
+        """Call the compiler's method for this kind of operator."""
 
     def collated(self, fn: Callable[[list[Any]], object]) -> Operator | None:  # noqa: ARG002
-        """The same, its batches made by `fn`; None: it makes none, or says itself how."""
+        """Return the operator with batches collated by `fn`. None: no batches, or its own collation."""
         return None
 
     @property
     def whole(self) -> Operator | None:
-        """The same without a short last batch; None: the batches that are delivered are an earlier one's."""
+        """The operator without a short last batch. None: an earlier operator makes the batches."""
         return None
 
     def behind(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        """All of them, this one last."""
+        """Return `operators` with this one appended."""
         return (*operators, self)
 
 
 @dataclass(frozen=True, slots=True)
 class EachSample(Operator):
-    """A step for each sample, and what is known of it besides.
+    """A step for each sample, with details for optimizations.
 
     Attributes:
-        decoder: what decodes fields, each by itself, if that is what the step does.
-        selection: what gives some fields alone, if that is what it does.
-        keeps_key: what a filter asks, if it asks for nothing but a sample's key, and no coroutine answers.
-        opens: whether it opens the block that a sample lies in.
-        opens_fields: whether it opens each field by itself then.
-        asks: the fields that it needs whatever is selected behind it.
-        names_source: whether it says which source of a mixture a sample is of, and does nothing else.
-        is_unbatch: whether it takes batches apart.
-        columns: does what the step does for whole row tables, where it is the only one.
-        is_collate: whether it makes a batch of samples that lie in a list.
+        decoder: Decoder of fields, if the step only decodes field by field.
+        selection: The selection, if the step only selects fields.
+        keeps_key: Predicate, if the step is a filter by a plain function of the sample's key.
+        opens: True if the step decodes the block of a sample.
+        opens_fields: True if the step then decodes each field separately.
+        asks: Fields that the step needs, whatever is selected later.
+        names_source: True if the step only adds the name of a sample's source in a mixture.
+        is_unbatch: True if the step splits batches.
+        columns: Applies the step to whole row tables, if it is the only step.
+        is_collate: True if the step makes a batch of a list of samples.
     """
 
     step: Step
@@ -119,7 +118,6 @@ class EachSample(Operator):
         return self.step.is_implied
 
     def count(self, count: int) -> int:
-        """As many, where it gives one for each."""
         return count
 
     def add_to(self, compiler: Compiles) -> None:
@@ -130,18 +128,18 @@ class EachSample(Operator):
         return self if self.is_unbatch or self.is_collate else None
 
     def behind(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        """Batches are collated by what makes them, where that can."""
+        """Append the step, or set it as collation of the batches before it if possible."""
         batch = operators[-1].collated(self.step.fn) if self.is_collate and operators else None
         return (*operators, self) if batch is None else (*operators[:-1], batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Operator):
-    """`size` samples make a batch.
+    """Batches of `size` samples.
 
     Attributes:
-        collate: makes the batch of them; None: what the loader says, or the default collation.
-        name: what it is shown as, without its size.
+        collate: Collation. None: the loader's, or the default.
+        name: Name for display, without the size.
     """
 
     size: int
@@ -154,7 +152,6 @@ class Batch(Operator):
         return f"{self.name}({self.size})"
 
     def count(self, count: int) -> int:
-        """How many batches come of so many samples."""
         return count // self.size if self.drop_last else -(-count // self.size)
 
     def add_to(self, compiler: Compiles) -> None:
@@ -168,10 +165,10 @@ class Batch(Operator):
         return replace(self, drop_last=True)
 
     def within(self, max_wait_s: float) -> GroupOperator:
-        """The same, but samples wait for others no longer than this.
+        """Return the operator with a maximum waiting time for samples.
 
         Raises:
-            OptionError: it is no time, or short batches are to be left out.
+            OptionError: The time is invalid, or short batches are to be dropped.
         """
         if not is_time(max_wait_s):
             raise OptionError(f".{self.name}({self.size}, {max_wait_s=}): seconds are needed, a number of more than 0")
@@ -181,7 +178,7 @@ class Batch(Operator):
 
     @property
     def on_the_way(self) -> GroupOperator:
-        """What it is where more follows than functions of batches."""
+        """The grouping to use if more than functions of batches follows."""
         last = ", drop_last=True" if self.drop_last else ""
         batcher = functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
         return GroupOperator(f"{self.name}({self.size}{last})", batcher, collate=self.collate)
@@ -189,19 +186,19 @@ class Batch(Operator):
 
 @dataclass(frozen=True, slots=True)
 class GroupOperator(Operator):
-    """Samples become groups, each of which is one sample of what follows.
+    """Groups samples. Each group is one sample of the following steps.
 
     Attributes:
-        name: the call, as it is shown, and as states name it.
-        batcher: begins what finds a group; None: lanes do.
-        measure: gives a number of a sample, in a worker; None: it is 1.
-        collate: makes one of a group's samples, in a worker; None: the default collation.
-        makes_batches: whether what it makes is what a loader delivers.
-        without_short: the same without a short last batch; None: there is no such thing.
-        packing: how documents are packed in lanes, if it does that.
-        is_shardable: whether ranks may each do it to samples of their own.
-        max_wait_s: how long the first sample of a group waits for others; None: as long as it takes.
-        passed: the operators up to this one, for errors.
+        name: The call, for display and in states.
+        batcher: Creates the batcher of a group. None: row packing.
+        measure: Returns a number for a sample; runs in a worker. None: 1.
+        collate: Combines a group's samples; runs in a worker. None: the default collation.
+        makes_batches: True if a loader delivers the groups as batches.
+        without_short: The operator without a short last batch. None: not available.
+        packing: Row packing of documents, if the operator does that.
+        is_shardable: True if each rank may group its own samples.
+        max_wait_s: Seconds that the first sample of a group waits for others. None: unlimited.
+        passed: The operators up to this one, for errors.
     """
 
     name: str
@@ -220,7 +217,7 @@ class GroupOperator(Operator):
         return self.name
 
     def collated(self, fn: Callable[[list[Any]], object]) -> GroupOperator | None:
-        """Batches that time may cut are collated as others are; other groups say how themselves."""
+        """Set the collation of batches with a maximum wait. Other groups have their own."""
         return replace(self, collate=fn) if self.max_wait_s is not None and self.collate is None else None
 
     @property
@@ -233,7 +230,6 @@ class GroupOperator(Operator):
         return self.without_short or self
 
     def count(self, count: int) -> int:
-        """Refused: that is known only later."""
         raise TypeError(f"how many groups .{self.name} makes of {count} samples is known only later")
 
     def add_to(self, compiler: Compiles) -> None:
@@ -241,7 +237,7 @@ class GroupOperator(Operator):
 
 
 def counted(count: int, operators: Iterable[Operator]) -> int:
-    """The number of samples (or batches) that `operators` make of `count` samples."""
+    """Return the number of samples (or batches) that `operators` make of `count` samples."""
     for operator in operators:
         count = operator.count(count)
     return count

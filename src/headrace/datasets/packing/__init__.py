@@ -1,1 +1,1 @@
-"""Documents of tokens packed into sequences of one length."""
+"""Packing of tokenized documents into sequences of one length."""

@@ -1,4 +1,4 @@
-"""Documents that are packed in lanes: how long they are is known once they have been read."""
+"""Row packing, for documents whose lengths are known only once they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.plan.token_mixing import TokenMixing
 
 @dataclass(frozen=True, slots=True)
 class PackParts:
-    """Makes a sequence of documents, with (where each is, the first token that is wanted, the end, all its tokens)."""
+    """Makes a sequence of documents, given as (number, start, stop, token count, document)."""
 
     step: PackStep
 
@@ -28,15 +28,15 @@ class PackParts:
 def lane_operator(
     pipeline: Pipeline, step: PackStep, method: str, call: str, mixing: TokenMixing | None = None
 ) -> GroupOperator:
-    """What packs the documents of a pipeline in lanes.
+    """Return the operator that packs documents in rows.
 
     Args:
-        step: makes a sequence.
-        call: what errors call it.
-        mixing: how lanes draw documents from a mixture by tokens; None: they come in an order of their own.
+        step: Makes a sequence.
+        call: The user's call, for errors.
+        mixing: Token shares of a mixture by tokens. None: documents have an order of their own.
 
     Raises:
-        OptionError: documents have no numbers, or are made of others in an order that ranks do not share.
+        OptionError: Documents have no numbers, or are derived in an order that ranks do not share.
     """
     source = pipeline.source
     if source.without_numbers is not None:

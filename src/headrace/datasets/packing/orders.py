@@ -1,4 +1,4 @@
-"""The orders of packed sequences, and what each is made of where documents come in another order in each pass."""
+"""The orders of packed sequences, and their content if documents are shuffled in each pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headrace.plan.order import sequential_end
 from headrace.plan.packs import PackPlan, Pieces
 from headrace.types import Ints
 
-_PASSES = 2**20  # of an epoch, whose sequences have numbers
+_PASSES = 2**20  # maximum passes in an epoch with numbered sequences
 _NUMBERS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class PackedKey:
-    """A sequence of a pass, and what it is made of."""
+    """A sequence of a pass, and its pieces."""
 
     sequence: int
     pieces: Pieces
@@ -38,19 +38,17 @@ class PackedKey:
 class PackOrders(SourceOrders):
     """The orders of sequences.
 
-    Where documents are shuffled, a sequence is another one in each pass: its number says which pass it is of.
+    If documents are shuffled, sequences differ in each pass, and the number of a sequence includes its pass.
 
     Args:
-        source: of the sequences.
-        spec: how documents become sequences.
-        planning: of the documents.
-        seed: the loader's.
+        planning: Orders of the documents.
+        seed: Seed of the loader.
     """
 
     def __init__(self, source: SampleSource, spec: PackSpec, planning: Planning, seed: int) -> None:
         super().__init__(source, ())
         self._spec, self._documents, self._seed = spec, planning, seed
-        self._planned: dict[int, tuple[PackPlan, Ints | None]] = {}  # by the pass; of two at the most
+        self._planned: dict[int, tuple[PackPlan, Ints | None]] = {}  # by pass; at most two
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_planned": {}}
@@ -94,7 +92,7 @@ class PackOrders(SourceOrders):
         return PackedKey(number, self._spec.pieces(number))
 
     def key(self, number: int) -> PackedKey:
-        """The sequence with a number, where documents are shuffled."""
+        """Return the sequence with a number, if documents are shuffled."""
         turn, sequence = divmod(number, self.count)
         if turn not in self._planned:
             documents = self._spec.documents_of(self._documents, *divmod(turn, _PASSES))
@@ -106,12 +104,7 @@ class PackOrders(SourceOrders):
 
 
 class PackedOrder:
-    """The sequences of a pass, one after the other.
-
-    Args:
-        count: how many there are.
-        first: the number of the first one.
-    """
+    """The sequences of a pass in order, numbered from `first`."""
 
     lanes = 1
 

@@ -1,4 +1,4 @@
-"""From documents to a sequence of tokens, in the workers."""
+"""Assembly of a sequence of tokens from documents, in the workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Tokens = NDArray[Any]
 
 
 class DocumentPart(NamedTuple):
-    """A part of a document, as it has come.
+    """A part of a document, as read.
 
     Attributes:
-        number: of the document.
-        sample: the document; or nothing but the part of it, where `whole` is None.
-        start, stop: the tokens that are wanted.
-        whole: how many tokens the document is said to have.
+        sample: The document. If `whole` is None, only the part of it.
+        start: First token of the part.
+        stop: End of the part.
+        whole: Expected token count of the document.
     """
 
     number: int
@@ -34,15 +34,15 @@ class DocumentPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackStep:
-    """Makes a sequence of the parts of documents.
+    """Makes a sequence of parts of documents.
 
     Attributes:
-        length: tokens of a sequence.
-        tokens: the field that has them.
-        fields: others that have a value for each token.
-        pads: what fills the end of each of these.
-        has_ids: whether sequences say which document each token is of, and where it stands there.
-        steps: what is done to each document before, with names.
+        length: Tokens of a sequence.
+        tokens: Field with the tokens.
+        fields: Other fields with a value per token.
+        pads: Padding value of each field.
+        has_ids: True if sequences have `document_ids` and `position_ids`.
+        steps: Steps for each document, with their names.
     """
 
     length: int
@@ -53,7 +53,6 @@ class PackStep:
     steps: tuple[tuple[str, Callable[[Any], Any]], ...]
 
     def __call__(self, pieces: Sequence[DocumentPart]) -> dict[str, Tokens]:
-        """The sequence: arrays of `length`."""
         parts: dict[str, list[Tokens]] = {name: [] for name in (self.tokens, *self.fields)}
         for piece in pieces:
             try:
@@ -68,10 +67,10 @@ class PackStep:
         return made
 
     def count(self, document: object) -> int:
-        """How many tokens a document has.
+        """Return the token count of a document.
 
         Raises:
-            ValueError: another field has more, or fewer.
+            ValueError: Another field has a different length.
         """
         sizes = {name: len(self._values(document, name)) for name in (self.tokens, *self.fields)}
         if len(set(sizes.values())) > 1:
@@ -79,7 +78,7 @@ class PackStep:
         return sizes[self.tokens]
 
     def _take(self, piece: DocumentPart, parts: dict[str, list[Tokens]]) -> None:
-        """Do to a document what is to be done, and take the part of it that is wanted."""
+        """Apply the steps to a document, and append its part to `parts`."""
         sample = piece.sample
         for name, function in self.steps:
             try:
@@ -107,7 +106,7 @@ class PackStep:
             argument = f"tokens={name!r}" if name == self.tokens else f"fields={self.fields!r}"
             raise KeyError(f".pack({argument}): a document has no field {name!r}; it has: {have}")
         values, kinds = array_of(sample[name]), "iu" if name == self.tokens else "iufb"
-        if values.ndim != 1 or (values.size and values.dtype.kind not in kinds):  # an empty list has no type
+        if values.ndim != 1 or (values.size and values.dtype.kind not in kinds):  # an empty list has no dtype
             kind = "whole numbers" if name == self.tokens else "numbers"
             raise TypeError(
                 f"field {name!r} is an array of {values.dtype} of shape {values.shape}: {kind} in one dimension are "
@@ -128,7 +127,7 @@ class PackStep:
         return joined
 
     def _ids(self, sizes: Ints) -> dict[str, Tokens]:
-        """Which of its documents each token is of, and how far it is from that one's first token in the sequence."""
+        """Return `document_ids` and `position_ids`."""
         left = self.length - int(sizes.sum())
         ids, firsts = np.arange(len(sizes)), np.cumsum(sizes) - sizes
         if left:

@@ -1,4 +1,4 @@
-"""Packed sequences as a data set: how their documents are got."""
+"""Packed sequences as a data set: reading of their documents."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from headrace.producer import Producer
 from headrace.running import RunningSample, running_sample
 from headrace.tasks import Step
 
-_TOGETHER_TOKENS = 2**18  # of sequences that are read at once
+_TOGETHER_TOKENS = 2**18  # tokens of sequences that are read together
 
 
 class PackDataset(MadeDataset):
-    """The documents of sequences, by the numbers of these; a step in the workers makes sequences of them.
-
-    Args:
-        spec: how documents become sequences.
-    """
+    """The documents of each sequence, by its number. A step in workers makes the sequence."""
 
     def __init__(self, spec: PackSpec) -> None:
         self.spec = spec
@@ -50,22 +46,22 @@ class PackDataset(MadeDataset):
         return self.spec.count
 
     async def aget(self, key: int) -> list[DocumentPart]:
-        """What sequence `key` is made of.
+        """Read the documents of sequence `key`.
 
         Raises:
-            IndexError: there are fewer sequences.
-            TypeError: documents are shuffled: it is another one in each epoch.
+            IndexError: There are fewer sequences.
+            TypeError: Documents are shuffled, so that sequences differ in each epoch.
         """
         if self.spec.is_shuffled:
             raise TypeError(f"{self.spec.stream!r} is shuffled: sequences of it are others in each epoch")
         return await self.read(self.spec.pieces(range(self.spec.count)[key]))
 
     async def aget_key(self, key: PackedKey) -> list[DocumentPart]:
-        """The same of a sequence of shuffled documents."""
+        """Read the documents of a sequence of shuffled documents."""
         return await self.read(key.pieces)
 
     async def read(self, pieces: Pieces) -> list[DocumentPart]:
-        """These parts of documents."""
+        """Read parts of documents."""
         steps, wanted = self._first_steps, self.spec.pipeline.wanted
         numbers, starts, stops = (some.tolist() for some in pieces)
         if self._parts is not None:
@@ -75,7 +71,8 @@ class PackDataset(MadeDataset):
 
         async def get(k: int) -> DocumentPart:
             number = numbers[k]
-            if running is not None:  # they are got at once: of one generator each would draw what the others leave
+            # concurrent reads need random generators of their own: draws from a shared one would depend on timing
+            if running is not None:
                 running_sample.set(RunningSample(draw("document", running.key, k), running.position))
             try:
                 sample = await through_first(steps, await self.original(number, wanted))
@@ -88,11 +85,11 @@ class PackDataset(MadeDataset):
 
     @property
     def reads_several(self) -> bool:
-        """Whether several sequences are read better together: where parts of documents are, and may touch."""
+        """True if parts of documents are read, which may be adjacent."""
         return self._parts is not None
 
     async def read_several(self, keys: Sequence[int | PackedKey]) -> list[list[DocumentPart]]:
-        """What some sequences are made of: what lies together is read at once."""
+        """Read the documents of several sequences, adjacent parts together."""
         each = max(1, _TOGETHER_TOKENS // self.spec.length)
         groups = [keys[k : k + each] for k in range(0, len(keys), each)]
         made = await for_each(len(groups), lambda k: self._read_together(groups[k]))
@@ -110,14 +107,12 @@ class PackDataset(MadeDataset):
 
     @cached_property
     def _parts(self) -> Parts | None:
-        """What gets parts of documents, where nothing is done to whole ones, and their lengths need no check."""
+        """Function that reads parts of documents, if no step or check needs whole ones."""
         is_plain = all(step.is_implied for step in self.spec.pipeline.steps)
         return self.inner.parts if is_plain and self.spec.given is None else None
 
 
 class PackSource(MadeSource):
-    """Packed sequences."""
-
     def __init__(self, data: PackDataset) -> None:
         super().__init__(data)
         self.data: PackDataset = data

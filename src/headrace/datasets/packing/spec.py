@@ -1,4 +1,4 @@
-"""What is packed, and how: a value that is known before anything is read."""
+"""Specification of planned packing, known before documents are read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class PackSpec:
     """How the documents of a stream become sequences.
 
     Attributes:
-        stream: its samples are the documents.
-        length: tokens of a sequence.
+        stream: Stream of documents.
+        length: Tokens of a sequence.
         method: "concat" or "best_fit".
-        given: how many tokens each document has, by its number in the stream's source; None: the source knows it.
+        given: Token count of each document, by its number in the stream's source. None: the source knows it.
     """
 
     stream: Stream
@@ -35,24 +35,22 @@ class PackSpec:
 
     def __getstate__(self) -> dict[str, object]:
         names = ("stream", "length", "method", "given")
-        return {name: getattr(self, name) for name in names}  # what has been worked out from them is much larger
+        return {name: getattr(self, name) for name in names}  # omit cached properties, which are much larger
 
     @functools.cached_property
     def pipeline(self) -> Pipeline:
-        """The stream's."""
         return self.stream.pipeline()
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether documents come in another order in each pass."""
         return self.pipeline.order.shuffle is not None
 
     @functools.cached_property
     def lengths(self) -> Ints:
-        """How many tokens each document has, by its number in the source.
+        """Token count of each document, by its number in the source.
 
         Raises:
-            OptionError: there are not as many lengths as documents.
+            OptionError: The number of lengths differs from that of documents.
         """
         source = self.pipeline.source
         lengths = source.lengths() if self.given is None else self.given
@@ -62,13 +60,13 @@ class PackSpec:
 
     @functools.cached_property
     def count(self) -> int:
-        """How many sequences a pass has."""
+        """Number of sequences in a pass."""
         if self.method == "best_fit":
             return self._bins.count
         return sequences(int(self._lengths_of_pass.sum()), self.length)
 
     def pieces(self, sequence: int) -> Pieces:
-        """What a sequence is made of, by the numbers of documents, where these come in the same order in each pass."""
+        """Return the document parts of a sequence, if all passes have the same order."""
         return numbered(self._plan.pieces(sequence), self.documents)
 
     @functools.cached_property
@@ -77,11 +75,11 @@ class PackSpec:
 
     @functools.cached_property
     def documents(self) -> Ints | None:
-        """The numbers of the documents in the order of the plan; None: they come as the source has them."""
+        """Document numbers in the order of the plan. None: all, in the source's order."""
         return self.documents_of(Planning(self.pipeline, 0), 0, 0)
 
     def documents_of(self, planning: Planning, epoch: int, number: int) -> Ints | None:
-        """The numbers of the documents in the order of a pass; None: they come as the source has them."""
+        """Return the document numbers in the order of a pass. None: all, in the source's order."""
         if not self.pipeline.order.operators and not self.pipeline.keeps:
             return None
         order = planning.one_pass(epoch, number)
@@ -89,10 +87,10 @@ class PackSpec:
         return numbers.astype(np.int32) if len(self.lengths) < 2**31 else numbers
 
     def planned(self, lengths: Ints, key: int) -> PackPlan:
-        """The sequences of documents that have these lengths, in their order.
+        """Plan the sequences of documents with these lengths, in order.
 
         Args:
-            key: of the order of sequences that has nothing to do with that of documents.
+            key: Seed of the order of sequences, which is independent of that of documents.
         """
         if self.method == "best_fit":
             return BestFitPlan(lengths, self.length, self._bins, draw("pack", self.length, key))
@@ -100,12 +98,12 @@ class PackSpec:
 
     @property
     def described(self) -> str:
-        """What states say of it."""
+        """Name in a state."""
         return f"pack({self.length}, {self.method})"
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What tells these documents and their lengths from others."""
+        """Digest of the documents and their lengths."""
         digest = hashlib.blake2b(digest_size=8)
         for some in (self._lengths_of_pass, self._of_pass):
             digest.update(b"" if some is None else np.ascontiguousarray(some, "<i8").data)
@@ -113,7 +111,7 @@ class PackSpec:
 
     @functools.cached_property
     def _of_pass(self) -> Ints | None:
-        """The numbers of the documents of any pass; None: all of them, as the source has them."""
+        """Numbers of the documents in any pass. None: all, in the source's order."""
         return self.pipeline.source.passing(self.pipeline.keeps) if self.is_shuffled else self.documents
 
     @property
@@ -126,5 +124,5 @@ class PackSpec:
 
 
 def numbered(pieces: Pieces, documents: Ints | None) -> Pieces:
-    """The same of documents that are called by their numbers, of those at some positions."""
+    """Replace positions of documents by their numbers."""
     return pieces if documents is None else pieces._replace(documents=documents[pieces.documents])

@@ -1,4 +1,4 @@
-"""Documents of tokens, packed into sequences of one length."""
+"""The implementation of `.pack()`: validation, and a choice of planned or row packing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _IDS = ("document_ids", "position_ids")
 
 
 def packed_stream(data: AddsOperators, packing: Packing) -> Stream:
-    """What `.pack()` gives.
+    """Return the stream of `.pack()`.
 
     Raises:
-        OptionError: an argument is of no use, or nobody knows beforehand which documents come, or how long they are.
+        OptionError: An argument is invalid; or for planned packing, the documents or their lengths are not known.
     """
     stream, length, tokens = data._as_stream(), packing.length, packing.tokens
     call = f".pack({length!r})"
@@ -64,7 +64,7 @@ def packed_stream(data: AddsOperators, packing: Packing) -> Stream:
 
 
 def _check(pipeline: Pipeline, call: str) -> None:
-    """Whether it is known beforehand which documents come, and each pass has the same ones."""
+    """Check that the documents are known before they are read, and are the same in each pass."""
     source, order = pipeline.source, pipeline.order
     if source.without_numbers is not None:
         raise OptionError(
