@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__: str  # asked for when it is first used: that reads files
+__version__: str  # computed at first use, as it reads files
 
 if TYPE_CHECKING:
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
@@ -210,7 +210,7 @@ __all__ = [
 
 
 def _version() -> str:
-    """As it was installed; of sources that are not installed nobody knows it."""
+    """Return the installed version; a placeholder for sources that are not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

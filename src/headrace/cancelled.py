@@ -1,4 +1,4 @@
-"""Whose an exception is that ends a task."""
+"""Telling the cancellation of a task from exceptions of user code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether this task itself was cancelled, or closed; all else a user's coroutine has raised, whatever it is.
+    """True if this task itself was cancelled or closed.
 
-    That is raised again in the trainer: out of a task a SystemExit would end the loop. What a user's coroutine waits
-    for may be cancelled without its task.
+    All other exceptions come from the user's coroutine and are raised in the trainer. A SystemExit that left the task
+    would end the loop. A CancelledError may also come from something that the user's coroutine awaits.
     """
     if isinstance(error, GeneratorExit):
         return True

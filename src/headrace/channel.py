@@ -1,4 +1,4 @@
-"""The channel from the engine to the trainer's side. Messages go one way, grants the other."""
+"""The channel from the engine to the trainer: messages one way, credits the other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class ChannelFailedError(Exception):
 
 
 class _End:
-    """The last message of a channel."""
-
     def __init__(self, failure: PackedError | None) -> None:
         self.failure = failure
 
@@ -32,10 +30,10 @@ class _End:
 class _ChannelState:
     def __init__(self, depth: int, post: Callable[..., None], arrived: Wakeup) -> None:
         self.messages: deque[tuple[Any, _End | None]] = deque()
-        # The receiver's: who sends may be held by frames of the user's that wait for the garbage collector, and a
-        # descriptor must not wait with them.
+        # The receiver owns it. Frames of the user may hold the sender until a garbage collection, and the descriptor
+        # must be closed before that.
         self.arrived = weakref.ref(arrived)
-        self.is_awaited = True  # the receiver has found nothing, and may wait
+        self.is_awaited = True  # the receiver found nothing and may be waiting
         self.granted = self.depth = depth
         self.post = post
         self.on_credit: Callable[[], None] = lambda: None
@@ -43,13 +41,13 @@ class _ChannelState:
 
 
 class Sender:
-    """The engine's end of a channel, used on the engine's loop only.
+    """The engine's end of a channel. Used on the engine's loop only.
 
-    A channel passes messages in order, without loss or duplicates, and never holds more of them than the receiver has
+    A channel keeps the order of messages, loses and repeats none, and holds at most as many as the receiver has
     granted.
 
     Attributes:
-        depth: how many messages are granted beforehand; 0: none before the receiver asks.
+        depth: Messages granted in advance. 0: none before the receiver calls `request`.
     """
 
     def __init__(self, shared: _ChannelState) -> None:
@@ -60,14 +58,14 @@ class Sender:
 
     @property
     def granted(self) -> int:
-        """How many messages may have been sent in all by now."""
+        """Number of messages that may have been sent in total by now."""
         return self._shared.granted
 
     def send(self, message: object) -> None:
-        """Pass a message on.
+        """Send a message.
 
         Raises:
-            anyio.WouldBlock: no more is granted now.
+            anyio.WouldBlock: no further message is granted now.
         """
         if self._sent >= self._shared.granted:
             raise anyio.WouldBlock
@@ -75,19 +73,18 @@ class Sender:
         self._push(message)
 
     def fail(self, failure: PackedError) -> None:
-        """Have the receiver raise an exception after all messages."""
+        """Make the receiver raise `failure` after all messages."""
         self._end(failure)
 
     def close(self) -> None:
-        """There are no more messages."""
         self._end(None)
 
     def on_credit(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called on the engine's loop whenever more is granted."""
+        """Call `callback` on the engine's loop whenever the receiver grants messages."""
         self._shared.on_credit = callback
 
     def take_back(self) -> Sequence[Any]:
-        """The messages that were sent and will not be received, because the receiver has closed."""
+        """Return the sent messages that a closed receiver will never receive."""
         return _drained(self._shared) if self._shared.is_closed else ()
 
     def _end(self, failure: PackedError | None) -> None:
@@ -98,7 +95,7 @@ class Sender:
     def _push(self, message: object, end: _End | None = None) -> None:
         self._shared.messages.append((message, end))
         if not self._shared.is_awaited and end is None:
-            return  # it finds the message without being woken
+            return  # the receiver finds the message without a wakeup
         self._shared.is_awaited = False
         arrived = self._shared.arrived()
         if arrived is not None:
@@ -113,29 +110,29 @@ class Receiver:
         self._received = 0
 
     def receive_nowait(self) -> Any:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            anyio.WouldBlock: there is none yet.
-            anyio.EndOfStream: there will be none any more.
+            anyio.WouldBlock: there is no message yet.
+            anyio.EndOfStream: there will be no further message.
             anyio.ClosedResourceError: this end was closed.
-            ChannelFailedError: the sender has failed; told once, and the end follows.
+            ChannelFailedError: the sender failed. Raised once; EndOfStream follows.
         """
         shared = self._shared
         if not shared.messages:
             self._arrived.clear()
-            shared.is_awaited = True  # and look again: what came between is seen either way
+            shared.is_awaited = True  # check again: a message may have come in between
             if shared.messages:
-                self._arrived.set()  # others who wait are to see what is not taken here
+                self._arrived.set()  # for other threads that wait
         if shared.is_closed:
-            self._arrived.set()  # for all who wait, however many
+            self._arrived.set()  # for all threads that wait
             raise anyio.ClosedResourceError
         try:
             message, end = shared.messages.popleft()
         except IndexError:
             raise anyio.WouldBlock from None
         if end is not None:
-            shared.messages.append((None, _End(None)))  # the end stays the end, a failure is told once
+            shared.messages.append((None, _End(None)))  # the end stays, a failure is raised once
             self._arrived.set()
             if end.failure is not None:
                 raise ChannelFailedError(end.failure)
@@ -146,18 +143,18 @@ class Receiver:
         return message
 
     def request(self) -> None:
-        """Grant one message that is not granted yet, where the channel's depth is 0."""
+        """Grant one message, unless one is granted already. Only for channels of depth 0."""
         if not self._shared.depth and self._shared.granted <= self._received:
             self._grant()
 
     def fileno(self) -> int:
-        """What to wait on, once `receive_nowait` would block, until it is readable: something has come."""
+        """Return a descriptor that becomes readable when `receive_nowait` has something to report."""
         return self._arrived.fileno()
 
     def close(self) -> Sequence[Any]:
-        """Take no more; gives what was sent and not received."""
+        """Close this end. Return the messages that were sent and not received."""
         self._shared.is_closed = True
-        self._arrived.set()  # whoever waits sees it
+        self._arrived.set()  # wake threads that wait
         return _drained(self._shared)
 
     def _grant(self) -> None:
@@ -174,11 +171,11 @@ def _drained(shared: _ChannelState) -> list[Any]:
 
 
 def open_channel(depth: int, post: Callable[..., None]) -> tuple[Sender, Receiver]:
-    """Both ends of a channel within one process.
+    """Create both ends of a channel within one process.
 
     Args:
-        depth: how many messages are granted beforehand.
-        post: has the sender's loop call a function soon.
+        depth: Messages granted in advance.
+        post: Schedules a call on the sender's loop.
     """
     arrived = Wakeup()
     shared = _ChannelState(depth, post, arrived)

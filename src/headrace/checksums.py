@@ -1,4 +1,4 @@
-"""Checks of what was read against what an index says."""
+"""Checksums of objects."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from headrace.types import Buffer
 
 
 def crc32c_of(data: Buffer) -> int:
-    """The CRC-32C (Castagnoli) of `data`."""
+    """Return the CRC-32C (Castagnoli) of `data`."""
     return int(google_crc32c.value(bytes(data)))

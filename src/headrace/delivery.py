@@ -1,4 +1,4 @@
-"""What the engine tells the trainer's side of a batch."""
+"""Messages from the engine to the trainer: finished batches, errors and progress."""
 
 from __future__ import annotations
 
@@ -13,23 +13,18 @@ from headrace.types import Ranges
 
 @dataclass(slots=True)
 class Delivery:
-    """A finished batch, or the error in its place, as told to the trainer's side: a few hundred bytes.
+    """A finished batch, or the error that replaces it: a message of a few hundred bytes.
 
     Attributes:
-        batch: its number in the epoch.
-        count: how many samples it has.
-        position: the position of its first sample.
-        kind: "slots" (leaves in a slab), "packed" (a pickle and its buffers in a slab), "error".
-        segment: the number of the slab.
-        lengths: of "packed".
-        columns: of "slots": the values that are not in the slab.
-        capacity: of "slots": how many slots the slab has.
-        holes: of "slots": which of the first slots, as many as the batch was to have, hold no sample.
-        blob: of "slots": the packed form of a sample.
-        error: of "error".
-        note: of "error": what is said on the exception besides.
-        after: what a state says once it has been received; None where nobody asks.
-        late: what a state says already before: of batches that errors ended before all of their samples were known.
+        kind: "slots" (leaves in a slab), "packed" (a pickle and its buffers in a slab) or "error".
+        segment: Number of the slab.
+        lengths: For "packed": bytes of the pickle and of each buffer.
+        columns: For "slots": the values that are not in the slab.
+        capacity: For "slots": number of slots in the slab.
+        holes: For "slots": the empty ones among the first `count + len(holes)` slots.
+        blob: For "slots": the packed spec of a sample.
+        after: Change of the state once the batch has been received. None if no state is kept.
+        late: Change of the state before the batch, by batches that an error ended before all their samples were known.
     """
 
     batch: int
@@ -50,12 +45,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RaisedError:
-    """An error in the place of a batch.
-
-    Attributes:
-        error: the exception.
-        note: what is said on it besides.
-    """
+    """An error that replaces a batch, and a note to add to the exception."""
 
     error: PackedError
     note: str = ""
@@ -63,13 +53,12 @@ class RaisedError:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDelivery:
-    """Finished samples that are given on one by one, each of which is a batch of its own.
+    """Finished samples that the trainer receives one by one, each as a batch of its own.
 
     Attributes:
-        segment: the number of the slab.
-        outcomes: for each the bytes of its pickle and of its buffers, or the error in its place.
-        after: for each what a state says once it has been received.
-        late: what a state says already before the first.
+        outcomes: For each sample the bytes of its pickle and buffers, or the error that replaces it.
+        after: Change of the state after each sample.
+        late: Change of the state before the first sample.
     """
 
     segment: int
@@ -80,21 +69,23 @@ class ChunkDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ProgressDelta:
-    """What a state says besides, once a batch has been received.
+    """The change of a state when a batch is received.
 
     Attributes:
-        covers: ranges of the source's samples that are used up by it, and by those before it that were left out.
-        mark: where a source can be begun again whose samples have no numbers.
-        skipped: how many failed samples have been left out: (in all, right before this point).
-        used: how many samples these batches were cut from, failed ones too.
-        parts: of those that the source's first sample gives that is not used up, and each group put together of them,
-            how many are known already; empty where nothing is begun.
-        passed: for each level of groups, of the samples that it is given first those that are of groups which are not
-            made again; empty where there are none.
-        given: of each level but the last, how many samples it gave before those that come again; empty where none of
-            these levels has a limit.
-        lanes: how far lanes are, where documents are packed in these.
-        repeated: how many of the samples are of a second or later pass over the rank's data, where that is counted.
+        covers: Ranges of source samples consumed by the batch, and by skipped batches before it.
+        mark: Resume point of a source whose samples have no numbers.
+        skipped: Number of failed samples skipped: (in total, directly before this point).
+        used: Number of samples these batches were cut from, failed ones included.
+        parts: Number of samples already emitted of the first source sample that is not consumed, and of each group made
+        from them. Empty if none is partly emitted.
+        passed: For each group level: those of its first input samples whose groups are not made again. Empty if there
+            are
+        no such samples.
+        given: For each level but the last: samples emitted before those that are repeated on resume. Empty if none of
+            these
+        levels has a limit.
+        lanes: Progress of the lanes that documents are packed into.
+        repeated: Number of the samples that belong to a second or later pass over the rank's data, if counted.
     """
 
     covers: tuple[tuple[int, int], ...]
@@ -109,17 +100,17 @@ class ProgressDelta:
 
 
 class Afters(Protocol):
-    """What a state says after each of some batches that follow one another."""
+    """The changes of a state after each of consecutive batches."""
 
     def __len__(self) -> int: ...
 
     def said(self, start: int, stop: int) -> Sequence[ProgressDelta]:
-        """What it says once those in [start, stop) of them have been received, besides what it said before."""
+        """Return the changes made by receiving the batches [start, stop)."""
         ...
 
 
 class AfterThese(tuple[ProgressDelta, ...]):
-    """It is said of each."""
+    """One change per batch."""
 
     __slots__ = ()
 
@@ -129,13 +120,10 @@ class AfterThese(tuple[ProgressDelta, ...]):
 
 @dataclass(frozen=True, slots=True)
 class AfterEach:
-    """Each is one sample, and none is left out: to say it of some of them at once takes no longer than of one.
+    """Changes of `count` consecutive single-sample batches, none skipped.
 
     Attributes:
-        first: the number of the first.
-        count: how many.
-        skipped: see `ProgressDelta`.
-        marks: the mark behind each; empty: they have none.
+        marks: Resume mark after each sample. Empty if there are none.
     """
 
     first: int

@@ -1,32 +1,32 @@
 """Every error that headrace raises.
 
     HeadraceError
-      OptionError (ValueError)          an option is wrong; raised while building
-        CannotCarryError (TypeError)    a worker needs something that cannot be sent to it
-        LateOptionError (AssertionError)   what torch notices, by an assertion, only when it is iterated over
+      OptionError (ValueError)          an option has an invalid value; raised by constructors
+        CannotCarryError (TypeError)    an object that workers need cannot be sent to them
+        LateOptionError (AssertionError)   options that torch refuses by an assertion in `iter`
       StateMismatchError (ValueError)   a saved state belongs to another plan
       LoaderClosedError (RuntimeError)  the loader or iterator was closed
-      LoaderBusyError (RuntimeError)    what was asked for needs the loader at rest
+      LoaderBusyError (RuntimeError)    the loader is in use in a way that excludes the call
       NotReady                          `try_next()` has no batch yet
-      StageError                        something failed on the way of a sample
+      StageError                        a stage failed on a sample
         StorageError                    a read failed for good: url, byte range, attempts
           ObjectMissingError            the object does not exist
           AccessDeniedError             the store refused the credentials or the right to read
           ThrottledError                the store kept asking for fewer requests
-          ReadTimeoutError (TimeoutError)   no byte came in time
-          ShortReadError                fewer bytes came than the store had announced
-          BadResponseError              the answer is not the range that was asked for
-          ChecksumError                 the bytes are not those that were written
+          ReadTimeoutError (TimeoutError)   no byte arrived in time
+          ShortReadError                fewer bytes arrived than the store had announced
+          BadResponseError              the response is not the requested range
+          ChecksumError                 the bytes differ from those that were written
           ObjectChangedError            the object was replaced while it was read
-        FormatError                     the bytes are not what the format says
+        FormatError                     the bytes do not follow the format
           LimitError                    a declared size or count is over its limit
-        DecodeError                     a field's bytes do not decode
-        CollateError                    samples do not make a batch
-        WorkerDiedError (RuntimeError)  a worker process ended, and did so again on the same sample
+        DecodeError                     the bytes of a field cannot be decoded
+        CollateError                    samples cannot be collated into a batch
+        WorkerDiedError (RuntimeError)  a worker process ended on each attempt at a sample
 
 
 All of them survive pickling with their attributes, notes and cause: errors cross processes.
-A user's own exception is never replaced by one of these; it keeps its type, and notes say where it happened.
+A user's own exception is never replaced by one of these; it keeps its type, and notes state where it was raised.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WORDS_IN_TEXT = "(?:token|pass|pwd|secret|signature|credential|key|auth|session
 _ADDRESS = re.compile(r"(?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]+://\S+")
 _NAMED = rf"(?<![\w-])--?[\w-]*{_WORDS_IN_TEXT}[\w-]*\s+|{_WORDS_IN_TEXT}[\w-]*['\"]?\s*[=:]\s*"
 _SECRET = re.compile(rf"(?i)((?:{_NAMED})(?:(?:bearer|basic)\s+)?|\b(?:bearer|basic)\s+)\S+")
-_LONGEST = 2048  # of what others say, so that looking through it takes no time
+_LONGEST = 2048  # characters of foreign text: bounds the time of the search
 _SHORTEST = 4  # to hide shorter ones would hide half of the text
 
 
@@ -75,7 +75,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    """`text` with control characters as escapes: names from data may hold what terminals obey."""
+    """Return `text` with control characters escaped."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -93,20 +93,20 @@ class HeadraceError(Exception):
 
 
 class OptionError(HeadraceError, ValueError):
-    """An option has a value that cannot be used; the message names the option, the value and what would do."""
+    """An option has an invalid value. The message names the option, the value and valid ones."""
 
 
 class LateOptionError(OptionError, AssertionError):
-    """Options that do not go together. torch's loader notices that only in `iter`, and raises an AssertionError."""
+    """Options that exclude each other. torch's loader asserts these only in `iter`."""
 
 
 class CannotCarryError(OptionError, TypeError):
-    """Something that workers need cannot be sent to another process; the message names the attribute at fault.
+    """An object that workers need cannot be sent to them; the message names the attribute.
 
-    Open it in the worker, when it is first needed, or give `multiprocessing_context="fork"`.
+    Open it in the worker, when it is first needed, or use `multiprocessing_context="fork"`.
 
     Attributes:
-        what: the first sentence of the message: what it is, and why it cannot be sent.
+        what: First sentence of the message: the object, and why it cannot be sent.
     """
 
     def __init__(self, *args: object, what: str = "") -> None:
@@ -115,10 +115,10 @@ class CannotCarryError(OptionError, TypeError):
 
 
 class StateMismatchError(HeadraceError, ValueError):
-    """A saved state belongs to another plan; the message says which field differs.
+    """A saved state belongs to another plan. The message names the field that differs.
 
     Attributes:
-        field: its name.
+        field: Name of that field.
     """
 
     def __init__(self, *args: object, field: str = "") -> None:
@@ -127,25 +127,25 @@ class StateMismatchError(HeadraceError, ValueError):
 
 
 class LoaderClosedError(HeadraceError, RuntimeError):
-    """The loader was closed, or its process was forked; make a new one."""
+    """The loader was closed, or its process was forked. Make a new loader."""
 
 
 class LoaderBusyError(HeadraceError, RuntimeError):
-    """The loader is in use in a way that excludes what was asked for."""
+    """The loader is in use in a way that excludes the call."""
 
 
 class NotReady(HeadraceError):
-    """No batch is ready yet; ask again later, or wait with `next`."""
+    """No batch is ready yet. Retry later, or wait with `next`."""
 
 
 class StageError(HeadraceError):
-    """Something failed on the way of a sample.
+    """A stage failed on a sample.
 
     Attributes:
         stage: "plan", "fetch", "scan", "decode", "map", "filter", "collate" or "deliver".
-        url: the address of the shard or object, secrets hidden.
-        key: the sample's key.
-        batch: the number of the batch in its epoch.
+        url: Address of the shard or object, with secrets hidden.
+        key: Key of the sample.
+        batch: Number of the batch in its epoch.
     """
 
     def __init__(
@@ -168,12 +168,11 @@ class StorageError(StageError):
     """A read failed for good.
 
     Attributes:
-        reason: what happened, in words; the error's text also has the address, the range and the attempts.
-        start, stop: the byte range that was asked for; None where the whole object was. A negative start: so many of
-            the last bytes.
-        attempts: how many requests were made for it.
-        status: the HTTP status that was seen last, if any.
-        retry_after_s: how many seconds the store wants to be left alone, if it said so.
+        reason: What happened, without the address, the range and the attempts that the message has too.
+        start, stop: Requested byte range. None for the whole object. A negative start counts bytes from the end.
+        attempts: Number of requests made.
+        status: Last HTTP status, if any.
+        retry_after_s: Seconds after which the store allows a retry, if the store named them.
     """
 
     def __init__(
@@ -204,65 +203,65 @@ class StorageError(StageError):
 
 
 class ObjectMissingError(StorageError):
-    """The object does not exist; check the address."""
+    """The object does not exist. Check the address."""
 
 
 class AccessDeniedError(StorageError):
-    """The store refused the read; check the credentials, or `storage_options=`."""
+    """The store refused the read. Check the credentials, or `storage_options=`."""
 
 
 class ThrottledError(StorageError):
-    """The store kept asking for fewer requests; lower `fetch_concurrency`."""
+    """The store kept asking for fewer requests. Lower `fetch_concurrency`."""
 
 
 class ReadTimeoutError(StorageError, TimeoutError):
-    """No byte came in time."""
+    """No byte arrived in time."""
 
 
 class ShortReadError(StorageError):
-    """Fewer bytes came than the store had announced."""
+    """Fewer bytes arrived than the store had announced."""
 
 
 class BadResponseError(StorageError):
-    """The answer is not the byte range that was asked for."""
+    """The response is not the byte range that was requested."""
 
 
 class ChecksumError(StorageError):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
 
 class ObjectChangedError(StorageError):
     """The object was replaced while it was being read.
 
     Attributes:
-        is_certain: False if only one of two answers told a version: the other may come from something in between.
+        is_certain: False if only one of two responses had a version: the other may come from a proxy.
     """
 
     is_certain = True
 
 
 def not_as_known(url: str, why: str, known_by: str) -> ObjectChangedError:
-    """The error of an object that is another one than was indexed, or listed."""
+    """Return the error for an object that differs from the indexed or listed one."""
     return not_as_indexed(url, why) if known_by == "indexed" else not_as_listed(url, why)
 
 
 def not_as_listed(url: str, why: str) -> ObjectChangedError:
-    """The error of an object that is another one than the listing told of."""
+    """Return the error for an object that differs from its listing."""
     mend = "make the stream anew, with listing='new', and leave objects alone while they are read"
     return ObjectChangedError(f"the object is another than was listed: {why}; {mend}", url=url)
 
 
 def not_as_indexed(url: str, why: str, key: str | None = None) -> ObjectChangedError:
-    """The error of a shard that is not the one that an index was made of."""
+    """Return the error for a shard that differs from the indexed one."""
     mend = "make the index anew (headrace index URL…), or read without one (index=None)"
     return ObjectChangedError(f"the object is another than was indexed: {why}; {mend}", url=url, key=key)
 
 
 class FormatError(StageError):
-    """The bytes are not what the format says.
+    """The bytes do not follow the format.
 
     Attributes:
-        offset: where in the object it was seen, in bytes.
+        offset: Offset of the damage in the object, in bytes.
     """
 
     def __init__(
@@ -284,12 +283,12 @@ class LimitError(FormatError):
 
 
 class DecodeError(StageError):
-    """A field's bytes do not decode.
+    """The bytes of a field cannot be decoded.
 
     Attributes:
-        field: its name.
-        offset: where its sample begins in the shard, in bytes; of a compressed one in what that unpacks to. None where
-            samples do not lie in shards.
+        field: Name of the field.
+        offset: Offset of the sample in the shard, in bytes. In a compressed shard: in the decompressed bytes. None if
+        samples have no offset.
     """
 
     def __init__(
@@ -307,22 +306,22 @@ class DecodeError(StageError):
         self.offset: int | None = None
 
     def place(self, offset: int | None) -> None:
-        """Say where its sample begins, in the text too, unless that is said."""
+        """Set the offset of the sample and append it to the message, unless it is set."""
         if offset is not None and self.offset is None:
             self.offset = offset
             self.args = (f"{self} (its sample begins at byte {offset})", *self.args[1:])
 
 
 class CollateError(StageError):
-    """Samples do not make a batch."""
+    """Samples cannot be collated into a batch."""
 
 
 class WorkerDiedError(StageError, RuntimeError):
-    """A worker process ended while it worked on a sample, each time that the sample was tried.
+    """A worker process ended while it worked on a sample, in every attempt at the sample.
 
     Attributes:
-        pid: the last worker's process id.
-        exitcode: its exit status; minus the signal's number where a signal ended it; None where it is not known.
+        pid: Process id of the last worker.
+        exitcode: Exit status. Minus the signal number if a signal ended the process. None if not known.
     """
 
     def __init__(
@@ -349,11 +348,12 @@ def is_secret_name(name: str) -> bool:
 def masked(url: str) -> str:
     """Return `url` with everything hidden that may be a secret.
 
-    Hidden are user information, and the values of parameters whose name sounds secret: in the query, in the fragment
-    and behind a semicolon of the path. So are nameless fragments of web addresses. Of a `pipe:` address only the
-    command's first word is shown. Each link of an fsspec chain and each address inside a parameter is masked too.
+    Hidden are user information, and the values of parameters whose name suggests a secret: in the query, in the
+    fragment and after a semicolon in the path. Nameless fragments of web addresses are hidden too. A `pipe:` address
+    keeps only the first word of the command. Each link of an fsspec chain and each address inside a parameter is masked
+    too.
 
-    If a password may have a slash, "?" or "#" in it, all before the last "@" is hidden.
+    If a password may contain a slash, "?" or "#", everything before the last "@" is hidden.
     """
     if command := _PIPE.match(url):
         return _masked_command(command[0], url[command.end() :])
@@ -389,7 +389,7 @@ def _without_user(url: str) -> str:
 
 
 def _may_be_password(user: str, host: str, rest: str) -> bool:
-    """True if what looks like the host may be the begin of a password that has a slash, "?" or "#" in it."""
+    """True if the apparent host may be the start of a password with a slash, "?" or "#"."""
     if not user and not _PORT.search(host):
         return False
     if _HOST.fullmatch(host) is None:
@@ -401,7 +401,6 @@ def _may_be_password(user: str, host: str, rest: str) -> bool:
 
 
 def _masked_parameters(query: str, *, is_web: bool) -> str:
-    """Mask what follows the path: parameters, each behind the mark that introduces it."""
     pieces = re.split("([?#&;])", re.sub(r"://.*@", "://***@", query))
     shown, is_hiding = pieces[0], False
     for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -419,13 +418,13 @@ def _masked_parameters(query: str, *, is_web: bool) -> str:
 
 
 def _has_secret(value: str) -> bool:
-    """True if a parameter's value has a user or parameters of its own, as addresses inside of addresses do."""
+    """True if a parameter's value has user information or secret parameters of its own."""
     plain = _unquoted(value)
     return ("//" in plain and "@" in plain) or any(map(is_secret_name, _PARAMETER.findall(plain)))
 
 
 def _unquoted(text: str) -> str:
-    """Undo escapes, also those of escapes."""
+    """Undo percent escapes, nested ones too."""
     for _ in range(_UNQUOTED_AT_MOST):
         if "%" not in text:
             break
@@ -434,7 +433,7 @@ def _unquoted(text: str) -> str:
 
 
 def masked_text(text: str, storage_options: Mapping[str, object] | None = None) -> str:
-    """Return `text` with its addresses masked, and hide values that are named as secrets, there or in the options."""
+    """Return `text` with addresses masked and values of secret names or options hidden."""
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
     text = _ADDRESS.sub(lambda address: masked(address[0]), text)
     for secret in _secrets(storage_options or {}):

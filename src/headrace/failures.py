@@ -1,4 +1,4 @@
-"""What stands in the place of samples: errors on their way, and samples that are made already."""
+"""Errors on their way to the trainer, and placeholders for samples."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ _SHOWN_MOST = 200  # characters of a key
 
 
 class Scope(Enum):
-    """Whose failure an error is."""
+    """How much a failure affects."""
 
-    SAMPLE = "sample"  # a single one's: it may be left out
-    MORE = "more"  # no single sample's, such as a source's end before its time: it is always raised
+    SAMPLE = "sample"  # one sample, which may be skipped
+    MORE = "more"  # no single sample, such as a source that ended early: always raised
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an error was raised, as far as that is known.
+    """Where an error was raised, as far as known.
 
     Attributes:
-        stage: what failed, such as "map(augment)".
-        position: of the sample in the epoch.
-        key: of the sample, as it is shown.
-        url: of its shard, without secrets.
-        worker: the number of the worker process.
-        caught: what torch's loader says of an exception that came of a user's function in a worker.
-        passed: the operators that the sample had passed, from its source to what failed.
+        stage: The failed stage, such as "map(augment)".
+        position: Position of the sample in the epoch.
+        key: Key of the sample, shortened for display.
+        url: Address of the shard, without secrets.
+        caught: Text that torch's loader adds to an exception of a user's function in a worker.
+        passed: Operators that the sample had passed, from its source to the failed one.
     """
 
     stage: str = ""
@@ -43,12 +42,12 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """What its sample is called: by its key, or else by the address of its shard."""
+        """Display name of the sample: its key, or else the address of its shard."""
         return self.key or self.url
 
     @property
     def note(self) -> str:
-        """The same in words, for the exception itself."""
+        """Text of the note to add to the exception."""
         details = (
             ("stage:", self.stage or None),
             ("sample", None if self.position is None else f"{self.position} of the epoch"),
@@ -64,15 +63,15 @@ NOWHERE = Origin()
 
 
 def shown(key: object) -> str:
-    """A key as `Origin` has it."""
+    """Return the display form of a sample key."""
     return f"{key!r:.{_SHOWN_MOST}}"
 
 
 class CaughtError:
-    """An exception in the process that raised it, for whoever asks first.
+    """An exception in the process that raised it, for the first caller of `take`.
 
-    It may stand for several samples. Its traceback, once it is raised, refers to the loop that caught it and so to the
-    iterator. If failures that wait for this iterator referred to it, too, neither would ever be freed.
+    It may stand for several samples. Once raised, its traceback refers to the loop that caught it, and so to the
+    iterator. If failures waiting for the iterator referred to the exception too, neither would ever be freed.
     """
 
     __slots__ = ("_error",)
@@ -86,19 +85,17 @@ class CaughtError:
         return error
 
     def put_back(self, error: BaseException) -> None:
-        """Let the next one take an exception that was only looked at."""
+        """Undo `take`: the next caller gets the exception."""
         self._error = error
 
 
 @dataclass(frozen=True, slots=True)
 class PackedError:
-    """An exception on its way to the trainer: as bytes, and in the process that raised it also as it is.
+    """A pickled exception on its way to the trainer.
 
     Attributes:
-        blob: what `headrace.torch_compat.errors.unpack_error` makes it of in other processes.
-        origin: where it was raised.
-        scope: whose failure it is.
-        original: the exception itself, for the first that unpacks it; other processes do not get it.
+        blob: Input of `headrace.torch_compat.errors.unpack_error` in other processes.
+        original: The exception object, for the first that unpacks it. Not sent to other processes.
     """
 
     blob: bytes
@@ -110,21 +107,19 @@ class PackedError:
         return PackedError, (self.blob, self.origin, self.scope)
 
     def widened(self) -> PackedError:
-        """The same as no single sample's."""
+        """Return the error with the scope MORE."""
         return replace(self, scope=Scope.MORE)
 
 
 class ErrorPacker(Protocol):
-    """Packs exceptions."""
-
     def __call__(self, error: BaseException, origin: Origin = ..., /) -> PackedError: ...
 
 
 class Placeholder:
-    """Stands in the place of a sample.
+    """An object in the place of a sample.
 
     Attributes:
-        is_final: nothing is left to be done to what it stands for.
+        is_final: True if nothing remains to be done to the sample.
     """
 
     __slots__ = ()
@@ -132,14 +127,12 @@ class Placeholder:
     is_final = True
 
     def take(self) -> tuple[object, object]:
-        """(what it stands for, and what the note of an error needs of it); once."""
+        """Return (the sample, the details that an error's note needs). To be called once."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Failure(Placeholder):
-    """Stands in the place of a sample that could not be made."""
-
     error: PackedError
 
     def take(self) -> tuple[object, object]:
@@ -148,7 +141,7 @@ class Failure(Placeholder):
 
 @dataclass(slots=True, eq=False)
 class Made(Placeholder):
-    """Stands in the place of a sample that went through its chain already, and may have been changed in place by it."""
+    """A sample that has passed its chain, which may have changed it in place."""
 
     value: object
 
@@ -157,25 +150,25 @@ class Made(Placeholder):
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The error itself, or the first of a group: the trainer sees one exception, never a group."""
+    """Return the error itself, or the first of an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 class AllMade(Sequence[Any]):
-    """Samples in the place of none of which a failure stands, or anything else: they need not be looked through."""
+    """Samples without failures and placeholders, so that no search for these is needed."""
 
 
 def failures_among(samples: Sequence[object]) -> list[tuple[int, Failure]]:
-    """(where it stands, the failure) of each that stands among samples."""
-    if _are_made(samples) or Failure not in map(type, samples):  # which is known in no time
+    """Return (index, failure) of each failure among the samples."""
+    if _are_made(samples) or Failure not in map(type, samples):  # fast check
         return []
     return [(k, sample) for k, sample in enumerate(samples) if type(sample) is Failure]
 
 
 def without_failures(samples: Sequence[T]) -> Sequence[T]:
-    """The samples in the places of which no failure stands."""
+    """Return the samples without the failures among them."""
     return samples if _are_made(samples) else [sample for sample in samples if type(sample) is not Failure]
 
 

@@ -1,4 +1,4 @@
-"""A worker that a user's function has forked: the child must not do the worker's work a second time."""
+"""Guard against user functions that fork a worker: the child must not do its work too."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import NoReturn
 
 
 class Original:
-    """The process in which this was made."""
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     def check(self) -> None:
-        """Return in this process, and end a child of it that has left the user's function as its parent does.
+        """Return in this process. End a forked child that returned from the user's function.
 
-        It is asked before what the function gave is written where the parent writes, and before it is sent.
+        To be called before the function's result is written to shared memory or sent.
         """
         if os.getpid() != self._pid:
             _end()
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the status with which Python exits."""
+    """Return the exit status that Python uses for `error`."""
     return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 

@@ -1,4 +1,7 @@
-"""Plain values of documents that are packed in lanes: what plan, scheduler and states tell each other of them."""
+"""Progress of documents that are packed into lanes.
+
+A lane is a row of the global batch. Its sequences are made of the documents at the lane's positions.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import NamedTuple
 
 
 class InputCursor(NamedTuple):
-    """How far a lane is with an input of a mixture by tokens.
+    """Progress of a lane in one input of a mixture by tokens.
 
     Attributes:
-        round: how many of the lane's documents of the input it has drawn, as positions: of some came several, or none.
-        tokens: how many those have.
+        round: Number of the lane's positions drawn from the input. A position may have several documents, or none.
+        tokens: Number of tokens of their documents.
     """
 
     round: int = 0
@@ -19,16 +22,16 @@ class InputCursor(NamedTuple):
 
 
 class LaneCursor(NamedTuple):
-    """What of a lane's documents is to come: a lane is a row of the global batch, whose sequences are made of those.
+    """The resume point of a lane.
 
     Attributes:
-        round: the first document to come is of this one of the lane's positions, or of a later one.
-        part: how many documents that came of that position are used up.
-        offset: how many tokens of the first document are.
-        taken: of those that follow it, which are used up: a bit for each, from the lowest on.
-        inputs: of a mixture by tokens, how far it was with each before it drew that position; empty of others.
-        check: which documents `part`, `offset` and `taken` are of, in a byte: of a mixture by tokens others may be
-            drawn where one has another length than before.
+        round: Index among the lane's positions: the first document to come is at this one or a later one.
+        part: Number of documents of that position that are consumed.
+        offset: Number of consumed tokens of the first document.
+        taken: Consumed documents among those after the first: a bit for each, from the lowest on.
+        inputs: For a mixture by tokens: progress in each input before that position was drawn. Else empty.
+        check: Checksum, one byte, of the documents that `part`, `offset` and `taken` refer to. In a mixture by tokens,
+        others may be drawn if a document's length has changed.
     """
 
     round: int = 0
@@ -40,18 +43,17 @@ class LaneCursor(NamedTuple):
 
     @property
     def drawn(self) -> int:
-        """How many of the lane's positions have documents of which something is used up."""
+        """Number of the lane's positions that are consumed at least in part."""
         return self.round + bool(self.part or self.offset or self.taken)
 
 
 class LaneProgress(NamedTuple):
-    """How far some lanes are.
+    """Progress of several lanes.
 
     Attributes:
-        turn: how many turns there were: lanes give a sequence one after the other, and again from the first one on.
-            Those that have no more take theirs, too.
-        cursors: of each lane.
-        tokens: of a mixture by tokens, how many of each input have been given, in all of these lanes; empty of others.
+        turn: Number of turns so far. Lanes emit one sequence each in round-robin order. Exhausted lanes keep their
+            turn.
+        tokens: For a mixture by tokens: tokens emitted per input, in all these lanes. Else empty.
     """
 
     turn: int
@@ -60,17 +62,16 @@ class LaneProgress(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document that has come.
+    """A document that was read.
 
     Attributes:
-        name: whatever it is called by.
-        position: in the epoch, of what it came of.
-        round: which of the lane's positions that is.
-        part: which of those that came of that position.
-        tokens: how many it has.
-        has_failed: it has none, and whoever gets the sequence that it would be in is told why.
-        is_left_out: it counts as one that has none, whatever it has.
-        input: which one of a mixture by tokens it is of.
+        name: Arbitrary number that identifies the document.
+        position: Position in the epoch of the sample that the document was made from.
+        round: Index of that position among the lane's positions.
+        part: Index among the documents made from that position.
+        has_failed: True if the document failed. It has no tokens, and its sequence gets the error.
+        is_left_out: True if the document is skipped: it counts as one without tokens.
+        input: Index of its input in a mixture by tokens.
     """
 
     name: int
@@ -84,7 +85,7 @@ class Document(NamedTuple):
 
 
 class PackedPiece(NamedTuple):
-    """Tokens [start, stop) of a document; whether these are its last ones."""
+    """Tokens [start, stop) of a document, and whether they are its last ones."""
 
     document: Document
     start: int
@@ -93,11 +94,10 @@ class PackedPiece(NamedTuple):
 
 
 class PackedSequence(NamedTuple):
-    """A sequence.
+    """A sequence packed from pieces of documents.
 
     Attributes:
-        position: its number among all of the epoch, where each lane has one in each step.
-        pieces: what it is made of.
+        position: Number among all sequences of the epoch. Each lane has one sequence per step.
     """
 
     position: int

@@ -1,7 +1,6 @@
-"""torch, in processes that may never need it: whether it is there.
+"""Access to torch that never imports it.
 
-To import it takes a second and a hundred MB. Where a value can be a tensor only if somebody has imported torch, whoever
-handles values asks here first.
+Importing torch takes a second and 100 MB. A value can be a tensor only if torch is imported already.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def torch_is_loaded() -> bool:
-    """Whether this process has imported torch, or does so: else nothing in it is a tensor."""
+    """True if torch is imported or being imported. Otherwise no value is a tensor."""
     return "torch" in sys.modules
 
 
 def when_torch_is_loaded(call: Callable[[], object]) -> None:
-    """Call this now where torch is there, else as soon as it was imported, before whoever has imported it goes on."""
+    """Call `call` now if torch is imported, else directly after its import."""
     if torch_is_loaded():
         call()
         return
@@ -36,7 +35,7 @@ def when_torch_is_loaded(call: Callable[[], object]) -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds torch as all others do, and calls what waits for it."""
+    """Meta path finder that wraps torch's loader and then runs the pending calls."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
@@ -48,7 +47,7 @@ class _Waiting(MetaPathFinder):
             return None
         others = (one for one in sys.meta_path if one is not self)
         spec = next((spec for one in others if (spec := one.find_spec(fullname, path, target)) is not None), None)
-        if spec is not None and spec.loader is not None:  # some only ask whether it could be imported
+        if spec is not None and spec.loader is not None:  # some callers only check whether torch is installed
             spec.loader.exec_module = partial(self._execute, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
@@ -63,7 +62,7 @@ _tensor_types: tuple[type[torch.Tensor], ...] = ()
 
 
 def tensor_types() -> tuple[type[torch.Tensor], ...]:
-    """The type of tensors; none where there can be none yet."""
+    """Return the tensor type, or nothing if torch is not imported."""
     global _tensor_types
     if not _tensor_types and torch_is_loaded():
         import torch
@@ -73,5 +72,5 @@ def tensor_types() -> tuple[type[torch.Tensor], ...]:
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a tensor of torch's own class."""
+    """True for a plain `torch.Tensor`. Subclasses do not count."""
     return type(value) in tensor_types()

@@ -1,4 +1,4 @@
-"""Which samples are left out, as the options say it: those that fail, and those that are named."""
+"""Options for samples that are skipped: those that fail, and those that the user excludes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.options import Exclude, SkipPolicy
 
-MAX_SKIPS = None, 100  # what max_skips is by default: in all, in a row
+MAX_SKIPS = None, 100  # default of max_skips: in total, in a row
 
 
 def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
-    """Which failed samples are left out; None: none is.
+    """Return the policy for failed samples. None: none is skipped.
 
     Raises:
         OptionError: an option has a value that cannot be used.
@@ -35,10 +35,10 @@ def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
 
 
 def exclusion(given: Exclude | str | os.PathLike[str] | None) -> Exclude | None:
-    """What is left out of epochs; a file alone is one that `quarantine` has written.
+    """Return the exclusion given by the option. A path is a file that `quarantine` has written.
 
     Raises:
-        OptionError: it is something else.
+        OptionError: the value is something else.
     """
     if isinstance(given, str | os.PathLike):
         return Exclude(files=[given])
@@ -50,10 +50,10 @@ def exclusion(given: Exclude | str | os.PathLike[str] | None) -> Exclude | None:
 
 
 def quarantine_file(given: str | os.PathLike[str] | None, on_error: object) -> str | None:
-    """The file that names skipped samples.
+    """Return the path of the file that lists skipped samples.
 
     Raises:
-        OptionError: no sample is skipped, or it is no file that can be written.
+        OptionError: no sample is skipped, or the file cannot be written.
     """
     if given is None:
         return None
@@ -68,10 +68,10 @@ def quarantine_file(given: str | os.PathLike[str] | None, on_error: object) -> s
 
 
 def open_file(path: str, flags: int) -> int:
-    """Open a path, as `opener` of Python's `open`; a pipe, a socket or a device is refused, and waited for by nobody.
+    """Open a regular file, for `opener` of Python's `open`. Never blocks on a pipe or device.
 
     Raises:
-        OSError: it is no file, or cannot be opened.
+        OSError: the path is no regular file, or cannot be opened.
     """
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -81,5 +81,5 @@ def open_file(path: str, flags: int) -> int:
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a whole number of 0 or more."""
+    """True if `value` is an integer of 0 or more. bool does not count."""
     return isinstance(value, int) and type(value) is not bool and value >= 0

@@ -1,4 +1,4 @@
-"""The DataLoader: torch's constructor; behind it torch's semantics or headrace's promises, as the data set says."""
+"""The DataLoader: torch's constructor for torch's and headrace's data sets."""
 
 from __future__ import annotations
 
@@ -40,91 +40,104 @@ _LONGEST_DATA_TEXT = 200
 class DataLoader(TorchLoader[T_co], Closing, Reports):
     """Batches of a data set, for `for` and for `async for`.
 
-    It takes torch's arguments by torch's names. What happens behind it follows from the data set: torch's own, and all
-    that have only `__getitem__`, behave as with torch's DataLoader (regime "torch"); streams, AsyncDatasets and
-    AsyncIterableDatasets keep headrace's promises (regime "headrace").
+    The arguments have the names that torch's DataLoader uses. The data set decides the regime. torch's data sets, and
+    objects with only `__getitem__`, behave as with torch's DataLoader (regime "torch"). Streams, AsyncDatasets and
+    AsyncIterableDatasets follow headrace's guarantees (regime "headrace").
 
-    In the torch regime base seed, indices and workers' seeds are torch's, and batch k is worker k mod n's. Workers are
-    an iterator's own, and come out of a clean process: the data set and functions travel to them, lambdas and local
-    classes too, and large arrays lie once in shared memory for all. With `economic=True` workers are the loader's, all
-    of them make the samples of one batch at a time, and each sample's random numbers depend on (seed, epoch, key).
+    In the torch regime base seed, indices and workers' seeds equal torch's, and worker k mod n makes batch k. Each
+    iterator has its own workers. They start from a clean process: the data set and functions are sent to them, lambdas
+    and local classes too. Large arrays are stored once in shared memory for all workers. With `economic=True` the
+    workers belong to the loader and all make samples of one batch at a time. Each sample's random numbers then depend
+    on (seed, epoch, key).
 
-    In the headrace regime batches come in the order of the plan, which depends on (seed, epoch) alone; each sample
-    comes once; and workers, reads in flight and memory have bounds of their own. Workers, connections and memory are
-    the loader's, from its first iteration until `close()`, or until it is collected.
+    In the headrace regime batches come in the order of the plan, which depends on (seed, epoch) only. Each sample comes
+    once. Workers, reads in flight and memory have separate limits. Workers, connections and memory belong to the
+    loader, from its first iteration until `close()` or garbage collection.
 
     Args:
-        dataset: the data.
-        batch_size: samples in a batch; None gives single samples. Leave it out where the stream makes batches itself,
-            as `.padded_batch()` and `.bucket()` do.
-        shuffle: the same as `.shuffle()` on the data set.
-        num_workers: worker processes for plain functions and collation; 0: a thread of this process.
-        collate_fn: makes a batch of a list of samples; by default torch's default_collate.
-        pin_memory: copy batches into page-locked memory, where there is an accelerator.
-        drop_last: leave a short last batch out.
-        timeout: seconds that `next` waits for a batch at most; 0: for ever.
-        worker_init_fn: called in each worker process with its number.
-        generator: gives the seed, by one draw.
-        multiprocessing_context: starts workers from the trainer's process, as torch's loader does; torch regime only.
-        prefetch_factor: batches made ahead. Torch regime: by each worker, by default 2; with `economic` by all workers
-            together. Otherwise by all workers together: by default 4, or 2 for each worker where a worker makes whole
-            batches (a collate_fn of your own); 0: nothing is made before it is asked for. With `batch_size=None` it
-            counts samples; by default they come some together, by bytes and by the time that they take.
-        persistent_workers: workers, and their copies of the data set, stay for further epochs. With headrace's data
-            sets they always do.
+        dataset: The data set.
+        batch_size: Samples per batch. None gives single samples. Omit it if the stream makes batches itself, as
+        `.padded_batch()` and `.bucket()` do.
+        shuffle: Equivalent to `.shuffle()` on the data set.
+        num_workers: Number of worker processes for plain functions and collation. 0: a thread of this process.
+        collate_fn: Makes a batch from a list of samples. Default: torch's default_collate.
+        pin_memory: Copy batches into page-locked memory if there is an accelerator.
+        drop_last: Drop a short last batch.
+        timeout: Maximum number of seconds that `next` waits for a batch. 0: no limit.
+        worker_init_fn: Called in each worker process with the worker's number.
+        generator: Source of the seed, by one draw.
+        multiprocessing_context: Start workers from the trainer's process, as torch's loader does. Torch regime only.
+        prefetch_factor: Batches made ahead. Torch regime: by each worker, default 2; with `economic` by all workers
+        together. Headrace regime: by all workers together, default 4, or 2 per worker if a worker makes whole batches
+        (a collate_fn of your own). 0: nothing is made before it is requested. With `batch_size=None` it counts samples;
+        the default then sends several samples per message, limited by bytes and by the time they take.
+        persistent_workers: Keep workers and their copies of the data set for further epochs. Always on for headrace's
+            data
+        sets.
         in_order: False gives batches as they become ready.
-        seed: of the order and of the samples' random numbers; None means 0.
-        shard: ranks of a distributed run get different samples of each global batch; False gives every rank all.
-            Data sets of ours only, as all of the next seven.
-        global_batch_size: samples of a batch of all ranks together, in the place of `batch_size`; ranks differ by at
-            most one.
-        tail: what becomes of a last global batch that is short. "short" gives it, and every sample comes once: where
-            ranks would have none, the last two share what is left. "drop" leaves it out, as `drop_last`. "pad" fills
-            it with samples of the epoch's begin, which come twice. "carry" puts it at the begin of the next epoch.
-            "uneven" lets each rank end with its own data: every sample comes once, also behind filters, and ranks may
-            make different numbers of steps.
-        rank: which part of each global batch is this process's, with `world_size`. By default they follow from
-            `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
-        world_size: how many parts there are.
-        device_mesh: a DeviceMesh; only its dimensions that divide data count.
-        data_dims: the names of these.
-        ranks: "all": when an epoch begins, ranks compare their plans. "local": they do not, for loops that not all
-            ranks run.
-        snapshot_every_n_steps: data sets of torch's only: after how many of its batches each worker tells its state;
-            what came since is made again by who goes on. 0: never. None: 1, as soon as somebody has called
-            `state_dict` or `load_state_dict`. With `in_order=False` a map-style data set with a state has it told
-            after each batch, whatever the number.
-        fetch_concurrency: reads under way at once; "auto" begins with 128, and doubles them up to 1,024 as long as that
-            brings a third more per second.
-        memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the
-            memory that this process may use.
-        fetch: how reads are made.
-        on_error: "raise" gives the error of the first sample that failed in the place of its batch; "skip" leaves
-            samples that failed out of their batches; a function is called with each one's exception, in the engine's
-            thread, and says True for those that are left out. Other data sets than torch's only.
-        max_skips: how many samples may be left out in an epoch, or (in all, in a row), None being any number; the
-            next one's error is raised. Samples that one failed read was for count as one.
-        balance: deals the samples of each global batch to ranks so that their work is even: "tokens", "tokens^2" (what
-            attention within documents takes), or a function that gives an array of work for one of samples' numbers.
-            Each rank has as many samples as ever, and the global batches are the same ones. By tokens: for `.pack()`,
-            and token files with documents.
-        exclude: samples, and steps, that are left out and never read, as after a loss spike: `hr.Exclude(…)`, or a file
-            that `quarantine` has written. Data sets whose samples have numbers only.
-        quarantine: a file to which each sample that `on_error` leaves out is added, a line of JSON with its number,
-            its name and why. Several processes may write to one.
-        workers: "process"; "thread", for functions that release the GIL (global generators are the trainer's there);
-            or, for data sets of ours, an executor that starts them.
-        economic: the mode of the RFC "DataLoader-Economic": memory follows `prefetch_factor` and not the number of
-            workers. For map-style data sets of torch's.
-        num_batch_workers: how many batches may be collated at once in economic mode; None: `prefetch_factor`.
-        num_workers_batches: the same by the RFC's name.
-        device: where batches are to be: they are copied there ahead, from page-locked memory.
+        seed: Seed of the order and of the samples' random numbers. None means 0.
+        shard: Give ranks of a distributed run different samples of each global batch. False gives every rank all
+            samples.
+        This option and the next seven are for headrace's data sets only.
+        global_batch_size: Samples per batch over all ranks, instead of `batch_size`. Ranks differ by at most one
+            sample.
+        tail: How a short last global batch is handled. "short" emits it, and every sample comes once; if some ranks
+            would
+        have no sample, the last two global batches share the remaining samples. "drop" drops it, as `drop_last` does.
+        "pad" fills it with samples from the start of the epoch, which come twice. "carry" moves it to the start of the
+        next epoch. "uneven" lets each rank end with its own data: every sample comes once, after filters too, and ranks
+        may make different numbers of steps.
+        rank: Index of this process's part of each global batch; needs `world_size`. By default both are taken from
+        `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
+        world_size: Number of parts.
+        device_mesh: A DeviceMesh. Only its dimensions that divide data count.
+        data_dims: Names of these dimensions.
+        ranks: "all": ranks compare their plans at the start of an epoch. "local": they do not, for loops that not all
+        ranks run.
+        snapshot_every_n_steps: torch's data sets only: number of batches after which each worker reports its state.
+            Batches
+        since that report are made again on resume. 0: never. None: 1, after the first call of `state_dict` or
+        `load_state_dict`. With `in_order=False` a map-style data set with a state reports after each batch,
+        independently of this number.
+        fetch_concurrency: Maximum number of concurrent reads. "auto" starts with 128, and doubles the number up to
+            1,024 as
+        long as each doubling increases the throughput by a third.
+        memory_budget: Bytes, or text such as "2GiB", for inputs and batches together. "auto" is a quarter of the memory
+        that this process may use.
+        fetch: Options of reads.
+        on_error: "raise" raises the error of the first failed sample in place of its batch. "skip" skips failed
+            samples. A
+        function is called with each exception, in the engine's thread, and returns True to skip the sample. Not for
+        torch's data sets.
+        max_skips: Maximum number of samples skipped in an epoch, or (in total, in a row); None means no limit. The
+            error
+        of the next failed sample is raised. Samples of one failed read count as one.
+        balance: Assign the samples of each global batch to ranks so that their work is even: "tokens", "tokens^2" (the
+            cost
+        of attention within documents), or a function that maps an array of sample numbers to an array of work. The
+        number of samples per rank and the content of global batches do not change. "tokens" and "tokens^2" are for
+        `.pack()` and token files with documents.
+        exclude: Samples and steps that are excluded and never read, as after a loss spike: `hr.Exclude(…)`, or a file
+            that
+        `quarantine` has written. Only for data sets whose samples have numbers.
+        quarantine: A file to which each sample skipped by `on_error` is appended, as a line of JSON with its number,
+            name
+        and error. Several processes may write to one file.
+        workers: "process"; "thread", for functions that release the GIL (global generators are then shared with the
+        trainer); or, for headrace's data sets, an executor that starts the workers.
+        economic: The mode of the RFC "DataLoader-Economic": memory depends on `prefetch_factor` and not on the number
+            of
+        workers. For torch's map-style data sets.
+        num_batch_workers: Maximum number of batches collated at once in economic mode. None: `prefetch_factor`.
+        num_workers_batches: Alias of `num_batch_workers`, the RFC's name.
+        device: Device that batches are copied to ahead of use, from page-locked memory.
 
     Raises:
-        OptionError: an option of ours has a value that cannot be used.
-        ValueError, TypeError: torch's own checks of torch's own options.
-        CannotCarryError: the data set or a function holds what cannot be sent to another process, and workers are not
-            forked from this one (when iterated over).
+        OptionError: a headrace option has a value that cannot be used.
+        ValueError, TypeError: torch's checks of torch's options.
+        CannotCarryError: the data set or a function cannot be sent to another process, and workers are not forked from
+            this
+        one (raised when the loader is iterated over).
 
     Examples:
         >>> import headrace as hr
@@ -182,7 +195,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         num_workers_batches: int | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        # Every argument is an attribute by its name: frameworks make a loader anew from these.
+        # Every argument is an attribute of the same name: frameworks rebuild a loader from these.
         self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
         self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
         self.on_error, self.max_skips, self.exclude, self.quarantine = on_error, max_skips, exclude, quarantine
@@ -193,7 +206,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self.device_mesh, self.data_dims, self.ranks = device_mesh, data_dims, ranks
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._holder = Holder()
-        self._instead: Stateful | None = None  # a loader of Accelerate's that is iterated over
+        self._instead: Stateful | None = None  # a loader of Accelerate that is iterated over instead
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"
         common: dict[str, Any] = {
             "num_workers": num_workers,
@@ -254,7 +267,9 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
     def __repr__(self) -> str:
         data = getattr(self, "dataset", None)
-        text = repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"  # others' may have many lines
+        text = (
+            repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"
+        )  # other reprs may have many lines
         if len(text) > _LONGEST_DATA_TEXT:
             text = f"{text[:_LONGEST_DATA_TEXT]}…"
         regime = "economic" if getattr(self, "economic", False) else getattr(self, "regime", None)
@@ -266,7 +281,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         if self._holder.epoch is not None and not self._behind.goes_on:
             self.set_epoch(self._holder.epoch)
         kept: Any = self._iterator
-        if kept is not None and kept.is_over:  # its workers were closed
+        if kept is not None and kept.is_over:  # the workers were closed
             self._iterator = None
         return super().__iter__() if self.regime == "torch" else self._behind.iterate(self, None)
 
@@ -278,17 +293,16 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         return aiter(iterator)
 
     def _get_iterator(self) -> Any:
-        """The seam of torch's own class: what `iter` gives, unless persistent workers have one already."""
         if self.num_workers:
             self.check_worker_number_rationality()
         return self._behind.iterate(self, None)
 
     def __len__(self) -> int:
-        """Batches in an epoch; TypeError where that is not known before it ends."""
+        """Number of batches in an epoch. TypeError if it is not known before the epoch ends."""
         return self._behind.length() if isinstance(self._behind, Streaming) else super().__len__()
 
     def __bool__(self) -> bool:
-        """False if it is known that an epoch has no batches."""
+        """False if an epoch is known to have no batches."""
         try:
             return len(self) > 0
         except TypeError:
@@ -305,33 +319,38 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every "auto" has become."""
+        """All options with every "auto" resolved."""
         return self._behind.options
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next `iter` begins.
+        """Number of the epoch that the next `iter` starts.
 
-        It advances with an epoch's last batch; where `len` is not known, when one more is asked for. If a loop stops
-        after some batches, it advances with the next `iter`, which begins another epoch, as under torch. It does not if
-        `set_epoch` was called, nor if a state of that epoch is loaded.
+        The number advances with the last batch of an epoch. If `len` is not known, it advances when one more batch is
+        requested. If a loop stops after some batches, it advances with the next `iter`, which starts another epoch, as
+        in torch. It does not advance if `set_epoch` was called or a state of that epoch was loaded.
         """
         return self._behind.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iter` begin this epoch; samplers of torch's that know epochs are told."""
+        """Make the next `iter` start this epoch.
+
+        torch's samplers that have `set_epoch` get the number too.
+        """
         if self._behind.goes_on and epoch != self.epoch and goes_on_from(self.epoch):
             return
-        if self._holder.epoch is None or not self._behind.is_in(epoch):  # else it says which one it has begun
+        if self._holder.epoch is None or not self._behind.is_in(epoch):  # else the loop has set it
             self._behind.set_epoch(epoch)
 
     @property
     def position(self) -> Position:
-        """How far the trainer is in the epoch: (batch, samples, global_samples); other data sets than torch's only."""
+        """Progress in the epoch: (batch, samples, global_samples). Not for torch's data sets."""
         return self._behind.position
 
     def skip(self, batches: int) -> None:
-        """Have the next `iter` begin so many batches further on; nothing is read of those that have numbers.
+        """Make the next `iter` start `batches` batches later.
+
+        Skipped samples that have numbers are not read.
 
         Raises:
             LoaderBusyError: an iterator is in use.
@@ -340,35 +359,36 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self._behind.skip(batches)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """What is needed to go on exactly after what the trainer has received, as JSON; from any thread.
+        """Return a JSON state to resume exactly after the batches that the trainer has received.
 
-        Inside the loop behind the last batch: the epoch that goes on from it is empty, and the next one whole. Once the
-        loop is over: the next epoch is whole. Loops of Lightning and Accelerate are known: what these have taken ahead
-        is still to come, and behind the last batch of an epoch they go on with the next one.
+        May be called from any thread. After the last batch inside the loop: the resumed epoch is empty, and the next
+        one is complete. After the loop: the next epoch is complete. In loops of Lightning and Accelerate, batches that
+        these have prefetched are still to come, and after the last batch of an epoch they resume with the next epoch.
 
         Args:
-            batches: the state after so many batches of this epoch, for loops that take one batch ahead; the last 16
-                are known, and with data sets of torch's the last 3.
+            batches: Return the state after this number of batches of the epoch, for loops that take one batch ahead.
+                Available
+            for the last 16 batches; with torch's data sets for the last 3.
 
         Raises:
-            OptionError: there is no state, and why.
+            OptionError: there is no state; the message gives the reason.
         """
         if self._instead is not None and batches is None:
             return self._instead.state_dict()
         return self._behind.state_dict(self, batches, self._holder)
 
     def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
-        """Have the next `iter` go on from a state, also with other workers, batch sizes and numbers of ranks.
+        """Make the next `iter` resume from a state, with other workers, batch sizes and ranks too.
 
-        Of data sets of torch's, the number of workers must be the same, as each has a data set with a state of its own.
+        With torch's data sets the number of workers must be the same, as each has a data set with its own state.
 
         Args:
-            state: what `state_dict` gave; an empty one is the begin.
-            force: go on also where the data or the order are others.
+            state: Return value of `state_dict`. An empty state is the start.
+            force: Resume even if the data or the order differ.
 
         Raises:
-            StateMismatchError: the state belongs to other data or another order; it names what differs.
-            LoaderBusyError: an iterator is in use; of data sets of torch's it is dropped.
+            StateMismatchError: the state belongs to other data or another order; the message names the difference.
+            LoaderBusyError: an iterator is in use. With torch's data sets it is dropped instead.
         """
         if self._instead is not None:
             self._instead.load_state_dict(state)
@@ -377,25 +397,25 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self._holder = Holder()
 
     def peek(self) -> T_co:
-        """The first batch that `iter` would give now, which it gives again: nothing is consumed."""
+        """Return the first batch of the next `iter` without consuming it."""
         batch: T_co = self._behind.peek()
         return batch
 
     def stats(self) -> Stats:
-        """A snapshot of what the loader has done so far, stage by stage."""
+        """Return a snapshot of the loader's counters, by stage."""
         return self._behind.stats()
 
     def close(self) -> None:
-        """End all iterators, workers and reads; batches stay valid."""
+        """End all iterators, workers and reads. Batches stay valid."""
         self._iterator = None
         self._behind.close()
 
 
 def single_samples(stream: Stream, **options: Any) -> DataLoader[Any]:
-    """What iterates over a stream by itself: its samples, one by one, as they are; its batches as it says."""
+    """Return a loader over the samples of a stream, or over the batches that the stream makes."""
     group = stream.pipeline().group
     collate = as_it_is if group is None else None
     return DataLoader(stream, batch_size=None, collate_fn=collate, **options)
 
 
-_OWN = ("_holder", "_instead")  # what a copy has of its own
+_OWN = ("_holder", "_instead")  # not copied by pickle

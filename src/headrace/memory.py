@@ -1,7 +1,7 @@
-"""Memory that processes share: segments, and leases of parts of them.
+"""Memory shared between processes: segments, and leases of parts of segments.
 
-A segment is a memfd: it has no name that could stay behind, and is charged to nobody's `/dev/shm`. Where memfd is
-missing an unlinked temporary file takes its place.
+A segment is a memfd. It has no name that could remain after a crash, and does not count against `/dev/shm`. Without
+memfd an unlinked temporary file is used.
 """
 
 from __future__ import annotations
@@ -21,38 +21,34 @@ from headrace.descriptors import ADVICE, SHORT
 
 _numbers = itertools.count(1)
 _LEAST_BYTES = 2**20
-_SCALARS = frozenset((int, float, bool, complex, type(None)))  # no bytes to speak of
+_SCALARS = frozenset((int, float, bool, complex, type(None)))  # counted as 0 bytes
 _TEXT = (bytes, bytearray, str)
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 _KEPT_BYTES = 256 * 2**20
 LARGE_BYTES = 32 * 2**20
-"""Of what is larger, each copy counts: it is made as late as can be, and given back at once."""
+"""Larger objects are copied as late as possible, and their memory is freed immediately."""
 
 
 def mapped(fd: int, size: int) -> memoryview:
-    """A segment's memory, writable; its pages are mapped now, in one go, and not by a fault each."""
+    """Map a segment, writable. Populates all pages now, which avoids a fault per page."""
     return memoryview(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
 
 
 def mapped_privately(fd: int, size: int) -> memoryview:
-    """A segment's memory, of which a page that is written to becomes this process's own; the others stay shared."""
+    """Map a segment copy-on-write: a page that is written to becomes private."""
     return memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors, and take them from the list."""
     while descriptors:
         os.close(descriptors.pop())
 
 
 class Segment:
-    """A piece of memory that can be mapped by every process that is handed its descriptor.
+    """Memory that any process with its descriptor can map.
 
     Attributes:
-        number: its name among the processes of one loader.
-        size: in bytes.
-        fd: the descriptor to hand on.
-        view: all of it, writable.
+        number: Identifies the segment among the processes of one loader.
     """
 
     __slots__ = ("__weakref__", "fd", "number", "size", "view")
@@ -63,13 +59,10 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, number: int | None = None) -> Segment:
-        """A new segment of `size` bytes, all of them reserved now: a lack of memory shows here, not as a SIGBUS later.
-
-        Args:
-            number: by default the next one of this process.
+        """Create a segment of `size` bytes, all reserved now, so that no SIGBUS follows later.
 
         Raises:
-            MemoryError: the machine does not have the bytes, or this process no descriptor for them.
+            MemoryError: the machine lacks the memory, or this process a descriptor.
         """
         try:
             fd = anonymous_file()
@@ -87,12 +80,12 @@ class Segment:
             os.close(fd)
             raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}") from error
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when this process ends, `os` goes first
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit `os` is cleared first
         if getattr(self, "fd", -1) >= 0:
             close(self.fd)
 
     def close(self) -> None:
-        """Close the descriptor. The memory itself goes with its last view."""
+        """Close the descriptor. The memory is freed with its last view."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -100,7 +93,7 @@ class Segment:
 
 
 def anonymous_file() -> int:
-    """A descriptor of a file in memory that has no name; where there is no such thing, of a temporary one."""
+    """Create an unnamed memory file, or an unlinked temporary file. Returns the descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fd, path = tempfile.mkstemp(prefix="headrace-")
@@ -109,7 +102,7 @@ def anonymous_file() -> int:
 
 
 class Lease:
-    """Bytes [offset, offset + size) of a segment, held by as many parties as have retained it."""
+    """Bytes [offset, offset + size) of a segment, with a reference count."""
 
     __slots__ = ("_give_back", "holders", "offset", "segment", "size")
 
@@ -120,26 +113,24 @@ class Lease:
 
     @property
     def view(self) -> memoryview:
-        """The leased bytes, writable."""
         return self.segment.view[self.offset : self.offset + self.size]
 
     def retain(self) -> Lease:
-        """One more party holds the lease."""
         self.holders += 1
         return self
 
     def release(self) -> None:
-        """One party less; with the last one the bytes may be used for something else."""
+        """Drop a reference. With the last one the bytes may be reused."""
         self.holders -= 1
         if self.holders == 0:
             self._give_back(self)
 
 
 class Claim:
-    """Bytes of a budget that are held outside the arena, by as many parties as have retained the claim.
+    """Bytes of a budget held outside the arena, with a reference count.
 
     Args:
-        count: called with each change of `nbytes`, in bytes.
+        count: Called with each change of `nbytes`, in bytes.
     """
 
     __slots__ = ("_count", "holders", "nbytes")
@@ -151,25 +142,24 @@ class Claim:
         self.grow(nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """So many bytes more are held, unless nobody holds the claim any more."""
+        """Add bytes to the claim, unless it was released."""
         if self.holders:
             self.nbytes += nbytes
             self._count(nbytes)
 
     def retain(self) -> Claim:
-        """One more party holds the claim."""
         self.holders += 1
         return self
 
     def release(self) -> None:
-        """One party less; with the last one the bytes may be held by somebody else."""
+        """Drop a reference. With the last one the bytes return to the budget."""
         self.holders -= 1
         if self.holders == 0:
             self._count(-self.nbytes)
 
 
 def bytes_in(value: object, deep: int = 4) -> int:
-    """About how many bytes a Python object holds: arrays, tensors, bytes and text, also in containers."""
+    """Estimate the bytes of arrays, tensors, bytes and text in `value`, up to `deep` containers."""
     parts: Collection[object] = ()
     if type(value) is tuple or type(value) is list:
         parts = value
@@ -187,11 +177,14 @@ def bytes_in(value: object, deep: int = 4) -> int:
 
 
 class Arena:
-    """Where inputs live: leases are cut from segments one by one; a segment is used again once all of its have ended.
+    """Allocates input memory: leases are cut from segments one after the other.
 
-    One thread uses an arena. `forget` is called with the number of a segment that is gone, so that workers unmap it.
-    `budget` is what its user means to hold at most, in bytes; it is not enforced here. `room` tells how much of it is
-    left: a new segment is no larger than that, unless a single lease is.
+    A segment is reused when all of its leases have ended. To be used by one thread.
+
+    Args:
+        forget: Called with the number of each discarded segment, so that workers unmap it.
+        budget: Bytes that the user of the arena intends to hold at most. Not enforced here.
+        room: Returns the bytes left in the budget. A new segment is not larger, unless a single lease is.
     """
 
     SEGMENT_BYTES = 16 * 2**20
@@ -204,7 +197,7 @@ class Arena:
         budget: int | None = None,
         room: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        # A segment is held until the last of its leases ends: of a small budget each must be a small part.
+        # A segment is held until its last lease ends, so each must be a small part of the budget.
         self._size = self.SEGMENT_BYTES if budget is None else min(self.SEGMENT_BYTES, max(_LEAST_BYTES, budget // 16))
         self.leased_bytes = 0
         self.segment_bytes = 0
@@ -217,11 +210,11 @@ class Arena:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of segments that nothing lies in; leases to come are cut from them first."""
+        """Bytes of segments without leases. New leases are cut from these first."""
         return len(self._spare) * self._size
 
     def lease(self, size: int) -> Lease:
-        """`size` bytes of shared memory, held once.
+        """Return a lease of `size` bytes.
 
         Raises:
             MemoryError: the machine does not have the bytes.
@@ -232,7 +225,7 @@ class Arena:
         return Lease(segment, offset, size, self._take_back)
 
     def trim(self, lease: Lease, size: int) -> None:
-        """Keep only the first `size` bytes of a lease: a read turned out shorter than the room made for it."""
+        """Shrink a lease to its first `size` bytes."""
         self.leased_bytes -= lease.size - size
         if lease.segment is self._open and lease.offset + _aligned(lease.size) == self._filled:
             self._filled = lease.offset + _aligned(size)
@@ -240,16 +233,16 @@ class Arena:
 
     @property
     def count(self) -> int:
-        """How many segments something lies in; each has a descriptor."""
+        """Number of segments with leases. Each has a descriptor."""
         return len(self._segments) - len(self._spare)
 
     def shrink(self, size: int) -> None:
-        """Let spare segments go until no more than `size` bytes are held, as far as that can be."""
+        """Discard spare segments until at most `size` bytes are held, as far as possible."""
         while self._spare and self.segment_bytes > size:
             self._discard(self._spare.pop())
 
     def close(self) -> None:
-        """Close every segment; views that are still alive keep their memory."""
+        """Close every segment. Existing views keep their memory."""
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
@@ -310,10 +303,10 @@ def _aligned(size: int) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have what is freed be used again, and not given back to the system with each batch.
+    """Make malloc reuse freed memory instead of returning it to the system.
 
-    glibc maps each large array anew, and every page of it then costs a fault and is cleared: more than half of the time
-    in which a collate_fn stacks 38 MB.
+    glibc maps each large array again, and each of its pages then costs a fault and is cleared. This took more than half
+    of the time of a collate_fn that stacks 38 MB.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -322,6 +315,6 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give to the system what `keep_freed_memory` has kept; who needs as much again waits for it to be cleared."""
+    """Return the memory kept by `keep_freed_memory` to the system."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""How much memory this process may use."""
+"""The memory limit of this process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """The machine's memory, or that of the narrowest of the control groups that this process is in.
+    """Return the machine's memory, or the lowest limit of the control groups of this process.
 
     Args:
-        root: where /proc and /sys are.
+        root: Folder that contains /proc and /sys.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _limit_files(root):
@@ -22,9 +22,9 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
-    """Of each group that the process is in, and of all those around it, the file that may hold its limit.
+    """Yield the possible limit files of each control group of the process and of its parents.
 
-    A container sees its own group as the root, or, where the namespace is the host's, by its whole path.
+    A container sees its own group as the root or, in the namespace of the host, by its full path.
     """
     groups = [("", "/"), ("memory", "/")]
     with contextlib.suppress(OSError):

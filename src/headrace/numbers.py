@@ -1,4 +1,4 @@
-"""Numbers of users as arrays have them: never another number in the place of one that does not fit, without a word."""
+"""Validation of numbers given by users. Numbers that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """The same as an array; what is none yet, such as a list, has whole numbers as numpy's int64.
+    """Convert to an array. Lists of integers become int64.
 
     Raises:
-        OverflowError: a list has a whole number that int64 cannot hold, of which numpy makes float64.
+        OverflowError: a list has an integer beyond int64, which numpy would convert to float64.
     """
     array = np.asarray(values)
     if hasattr(values, "dtype") or array.dtype.kind not in "ufO" or not array.size:
@@ -29,7 +29,7 @@ def array_of(values: Any) -> NDArray[Any]:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether it is a whole number from that on that int64 can hold, also one of NumPy's; True and False are none."""
+    """True if `value` is an int64 of at least `least`, NumPy's included. bool does not count."""
     try:
         return type(value) is not bool and least <= operator.index(value) < 2**63
     except TypeError:
@@ -37,7 +37,7 @@ def is_whole(value: Any, least: int = 0) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Whether it is a finite number of more than 0, such as a time in seconds; True is none."""
+    """True if `value` is a finite number above 0, such as seconds. True does not count."""
     try:
         return type(value) is not bool and math.isfinite(value) and bool(value > 0)
     except (TypeError, ValueError, RuntimeError):
@@ -45,12 +45,11 @@ def is_time(value: Any) -> bool:
 
 
 def holds(dtype: str, number: float, largest: float) -> bool:
-    """Whether a type can hold a number as it is: others would be wrapped around, or cut off.
+    """True if a dtype represents `number` without wrapping or rounding off.
 
     Args:
-        dtype: its name, as numpy and torch have it.
-        number: the number.
-        largest: the largest finite one of that type, where it has a point.
+        dtype: Name in numpy and torch.
+        largest: Largest finite number of a floating-point dtype.
     """
     if dtype == "bool":
         return number in (0, 1)

@@ -1,4 +1,4 @@
-"""Small frozen groups of options, one for each stage; what belongs to one stage only sits here."""
+"""Frozen groups of options, one per stage."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from headrace.numbers import is_whole
 from headrace.types import Ints, Tail
 
 Balance = Literal["tokens", "tokens^2"] | Callable[[Ints], ArrayLike]
-"""By what work ranks are to be even: see `headrace.DataLoader`."""
+"""Measure of work that is balanced among ranks, see `headrace.DataLoader`."""
 
 MiB, GiB = 2**20, 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions:
-    """How the fetch stage reads.
+    """Options of reads.
 
     Attributes:
-        range_bytes: shards are read by requests of this many bytes, and what is longer than two of them by several
-            requests at once; a multiple of 512.
-        attempts: requests made for one range before its error is raised.
-        connect_timeout_s: seconds for a connection to stand.
-        first_byte_timeout_s: seconds from the request to the first byte of the body.
-        stall_timeout_s: seconds without a byte after which a body is given up and asked for again from there.
-        min_rate_bytes_s: a body that comes more slowly than this over 30 seconds is given up and asked for again from
-            there; 0: no body is too slow.
-        total_timeout_s: seconds for one range with all its attempts.
-        backoff_s: the longest wait before the second attempt; it doubles with each one, and the wait is drawn below it.
-        backoff_cap_s: the longest wait before any attempt, unless the store asks for a longer one (at most 60 s).
-        hedge_share: at most this share of requests may be second ones, made when the first byte is later than 95 % of
-            the first bytes from that host are; 0: none are made.
-        gap_bytes: ranges of one object that are wanted at the same time are asked for as one where no more bytes than
-            this lie between them; 0: only where they touch.
-        cache_dir: a folder in which what was read is kept, for all processes of this machine; None: nothing is kept.
-        cache_bytes: how many bytes it may hold; of what no loader has open, that which was used longest ago goes first.
-        allow_pipe: whether `pipe:` addresses may run their shell commands.
+        range_bytes: Bytes per request; a multiple of 512. Objects longer than two requests are read by several at once.
+        attempts: Requests made for one range before its error is raised.
+        connect_timeout_s: Seconds to establish a connection.
+        first_byte_timeout_s: Seconds from the request to the first byte of the body.
+        stall_timeout_s: Seconds without a byte after which a body is aborted and the rest is requested again.
+        min_rate_bytes_s: A body slower than this over 30 seconds is aborted and the rest is requested again. 0: no
+            minimum.
+        total_timeout_s: Seconds for one range with all its attempts.
+        backoff_s: Maximum wait before the second attempt. It doubles with each attempt; the wait is drawn below it.
+        backoff_cap_s: Maximum wait before any attempt, unless the store asks for a longer one (at most 60 s).
+        hedge_share: Maximum share of hedged requests. A request is hedged if its first byte is later than 95 % of the
+            first
+        bytes of that host. 0: no hedging.
+        gap_bytes: Concurrent ranges of one object are merged if at most this many bytes are between them. 0: only
+            adjacent
+        ranges.
+        cache_dir: Folder of a read cache shared by all processes of this machine. None: no cache.
+        cache_bytes: Size limit of the cache. The least recently used entries that no loader has open are removed first.
+        allow_pipe: True if `pipe:` addresses may run their shell commands.
     """
 
     range_bytes: int = 4 * MiB
@@ -78,19 +79,22 @@ class FetchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Exclude:
-    """What is left out of a data set whose samples have numbers, and never read; what is left comes in the same order.
+    """Samples that are never read, for data sets whose samples have numbers.
 
-    Global batches are filled up with what follows. Any number of ranks leaves out the same, states go on to be good,
-    and they say what was left out of their own epoch: that stays left out, whatever this says when they are loaded.
+    The order of the other samples does not change, and global batches are filled up with the following samples. The
+    result does not depend on the number of ranks. A state records the exclusions of its epoch. On resume these take
+    precedence over the option.
 
     Attributes:
-        samples: the numbers of samples in the data set, before any shuffle: left out of each epoch. Of streams that are
-            interleaved or mixed the first one's samples have the first numbers, then the next one's; `quarantine=`
-            writes the same ones.
-        steps: (first, behind the last) global batches, counted in the epoch's order from 0 as if nothing were left out:
-            `[(5000, 5010)]` are ten of them. They are of one epoch.
-        epoch: the number of that one.
-        files: what a loader has written by its `quarantine=`: samples left out of each epoch.
+        samples: Numbers of samples in the data set, before any shuffle, excluded from each epoch. In interleaved or
+            mixed
+        streams the samples of the first stream have the first numbers, then those of the next. `quarantine=` writes
+        these numbers too.
+        steps: (first, past the last) global batches of one epoch, counted in its order from 0 as if nothing were
+            excluded:
+        `[(5000, 5010)]` are ten steps.
+        epoch: Number of the epoch of `steps`.
+        files: Files written by a loader's `quarantine=`. Their samples are excluded from each epoch.
     """
 
     samples: Sequence[int] = ()
@@ -111,12 +115,12 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class SkipPolicy:
-    """Which samples that have failed are left out.
+    """Rules for skipping failed samples.
 
     Attributes:
-        decide: asked for each with its exception, says True for one that is left out; None: all are.
-        in_all: how many may be left out in an epoch; None: any number.
-        in_a_row: how many, with none between them that is delivered; None: any number.
+        decide: Called with the exception, returns True to skip the sample. None: all are skipped.
+        in_all: Maximum number per epoch. None: no limit.
+        in_a_row: Maximum number without a delivered sample in between. None: no limit.
     """
 
     decide: Callable[[BaseException], object] | None
@@ -126,19 +130,18 @@ class SkipPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a loader was told, with every "auto" resolved.
+    """Options of a loader with every "auto" resolved.
 
     Attributes:
-        batch_size: on each rank; where `global_batch_size` is given, of all ranks together, it follows from that.
-        is_single: whether samples are given one by one, and none with another.
-        tail: what becomes of a last step that is short; see `headrace.plan.Steps`.
-        fetch_concurrency: reads at once; it is begun with `first_reads` of them.
-        skips: which failed samples are left out; None: the first of a batch is raised in its place.
-        exclude: what is left out of epochs; None: nothing.
-        balance: by what work ranks are even; None: each has a stretch of each step.
-        quarantine: the file that names the samples that were skipped; None: there is none.
-        together: of samples that are given on one by one, how many workers make together at most.
-        unchanged: see `headrace.tasks.Chain`.
+        batch_size: Samples per rank. If `global_batch_size` is given, it is derived from that.
+        is_single: True if samples are emitted one by one, without batching.
+        tail: See `headrace.plan.Steps`.
+        fetch_concurrency: Maximum number of concurrent reads. The start value is `first_reads`.
+        skips: None: the first error of a batch is raised in its place.
+        balance: None: each rank has a contiguous part of each step.
+        quarantine: Path of the file that lists skipped samples.
+        together: Maximum number of single samples per task.
+        unchanged: See `headrace.tasks.Chain`.
     """
 
     batch_size: int
@@ -169,7 +172,7 @@ class Settings:
 
 
 def _are(values: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether these are some, and each is what is wanted; they are looked through again later, as no iterator is."""
+    """True if `values` is a collection, not an iterator, and each value satisfies `wanted`."""
     return hasattr(values, "__iter__") and hasattr(values, "__len__") and all(map(wanted, values))
 
 

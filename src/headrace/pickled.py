@@ -1,4 +1,4 @@
-"""How the small messages between engine and workers are pickled, and what many of them have."""
+"""Compact pickling of the small messages between engine and workers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def as_call(cls: type[T]) -> type[T]:
-    """A dataclass of several fields, whose objects are pickled as a call with all of them.
+    """Decorate a dataclass so that its objects pickle as a call with all fields.
 
-    By itself a dataclass with slots is pickled with the names of its fields, in twice the time.
+    A dataclass with slots pickles the names of its fields too, which takes twice as long.
     """
     first, *others = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is a dataclass
     fields_of: Callable[[object], tuple[object, ...]] = operator.attrgetter(first, *others)
@@ -32,7 +32,7 @@ _LATEST_BYTES = 2 * 2**20
 
 
 class _One:
-    """An object that is told from others that are equal to it: to compare them takes longer."""
+    """A key that compares an object by identity, which is faster than by equality."""
 
     __slots__ = ("value",)
 
@@ -47,7 +47,7 @@ class _One:
 
 
 class _Latest:
-    """What was made last, by keys: as much as its pickles have so many bytes, and one at least. Any thread may ask."""
+    """LRU cache bounded by the bytes of pickles, with at least one entry. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()
@@ -55,7 +55,7 @@ class _Latest:
         self.nbytes = 0
 
     def get(self, key: object, make: Callable[[], tuple[Any, int]]) -> Any:
-        """What is kept under a key, or (what is made now, the bytes of its pickle)."""
+        """Return the cached object of `key`, or the one from `make`: (object, bytes of its pickle)."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -74,12 +74,12 @@ _packed, _unpacked = _Latest(), _Latest()
 
 
 def packed_once(fields_of: Callable[[T], tuple[object, ...]]) -> Callable[[type[T]], type[T]]:
-    """A class whose objects many messages have: each is pickled once, and loaded once in each process.
+    """Decorate a class whose objects occur in many messages: each is pickled and loaded once.
 
-    They must not change; those of the latest messages are held, and are one object in all of them.
+    The objects must not change. In each process, recent messages share one object.
 
     Args:
-        fields_of: what to call the class with.
+        fields_of: Returns the arguments that rebuild an object.
     """
 
     def packed(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Positions of samples that come of others: of one sample many, or of many a batch."""
+"""Positions of samples made from other samples: many from one, or a batch from many."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MASK = (1 << _BITS) - 1
 
 
 def part_position(position: int, part: int, place: int) -> int:
-    """The position of the sample that is number `part` of those that a step gave for the one at `position`.
+    """Return the position of the sample number `part` made by a step from the one at `position`.
 
-    The first one has that sample's own. In each other's upper half is a hash: its random numbers are others.
+    The first sample keeps that position. The others have a hash in the upper half, so that their random numbers differ.
 
     Args:
-        place: which step it was, among those of its chain.
+        place: Index of the step in its chain.
     """
     if not part:
         return position
@@ -25,5 +25,5 @@ def part_position(position: int, part: int, place: int) -> int:
 
 
 def divided(position: int) -> tuple[int, int]:
-    """(the position in the epoch of the source's sample, the hash that tells parts of it from each other)."""
+    """Split into (position in the epoch of the source's sample, hash that identifies the part)."""
     return position & _MASK, position >> _BITS

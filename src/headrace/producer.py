@@ -1,4 +1,4 @@
-"""The seam between what gives samples and what makes batches of them: a producer, and the flow that it is given."""
+"""The interface between sources and scheduler: a producer pushes samples into a flow."""
 
 from __future__ import annotations
 
@@ -10,100 +10,101 @@ from headrace.rows import Rows
 
 
 class Flow(Protocol):
-    """What a source is given: the right to read ahead, and somewhere to put what it has read.
+    """Sink for the samples of a source, with admission of reads by memory.
 
     Attributes:
-        key: from which, with their positions, the samples' random numbers are made.
+        key: Seed of the samples' random numbers, combined with their positions.
     """
 
     key: int
 
     @property
     def is_starved(self) -> bool:
-        """Whether a worker has nothing to do."""
+        """True if a worker is idle."""
         ...
 
     async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
-        """Wait until `size` more bytes may be held, and get memory for them.
+        """Wait until the memory budget admits `size` bytes, and lease them.
 
-        Those who wait are let in by rank, the lowest first; and the first of them even over the budget, where the
-        oldest batch lacks samples and nothing is on its way to it. It ends with `scan` and a release, or with `drop`.
+        Waiting reads are admitted in ascending order of rank. The first one is admitted over the budget if the oldest
+        batch lacks samples and no other read is under way. The reservation ends with `scan` and a release, or with
+        `drop`.
         """
         ...
 
     def drop(self, lease: Lease) -> None:
-        """Give back a lease that nothing was read into."""
+        """Return a lease that nothing was read into."""
         ...
 
     def loaded(self, lease: Lease) -> None:
-        """Say that the bytes of a lease have come, where nobody scans them: others may need room to go on with them."""
+        """Report that the bytes of a lease have arrived and are not scanned."""
         ...
 
     def go_on(self, worker: object) -> None:
-        """Say that something gets on without more memory, so that nobody is let in over the budget meanwhile."""
+        """Report that `worker` needs no more memory: no read is admitted over the budget meanwhile."""
         ...
 
     def pause(self, worker: object) -> None:
-        """Say that it waits, for memory or for what is being read; or that it has ended."""
+        """Report that `worker` waits for memory or for a read, or that it has ended."""
         ...
 
     async def turn(self, size: int, position: int) -> Claim:
-        """Wait until about `size` more bytes may be read for the samples from `position` on, and claim them.
+        """Wait until about `size` bytes may be read for samples from `position` on, and claim them.
 
-        It ends with `part_of`.
+        The claim ends with `part_of`.
         """
         ...
 
     async def enlarge(self, claim: Claim, size: int, position: int) -> None:
-        """Wait until a claim, for the samples from `position` on, may be `size` bytes larger."""
+        """Wait until a claim for samples from `position` on may grow by `size` bytes."""
         ...
 
     def trim(self, lease: Lease, size: int) -> None:
-        """Keep only the first bytes of a lease."""
+        """Shrink a lease to its first `size` bytes."""
         ...
 
     def cut(self, count: int) -> None:
-        """Say that the next batch has `count` samples, where batches are as long as the source says."""
+        """Announce that the next batch has `count` samples, if the source determines batch sizes."""
         ...
 
     def put(self, start: int, part: Part) -> None:
-        """Hand over the samples at the positions from `start` on, with their leases."""
+        """Push the samples at positions from `start` on. Takes over their leases."""
         ...
 
     def batch_end(self, position: int) -> int | None:
-        """Where the samples end that are of no use once the one at `position` has failed: with it, or with its batch.
+        """Return the end of the samples that are useless once the one at `position` has failed.
 
-        Failures may be put in the places of those that are not got any more. None: its batch does not end with it.
+        Failures may take the places of samples that are not read any more. None: a failure does not end its batch.
         """
         ...
 
     def come_again(self, count: int) -> None:
-        """Say that so many samples have been put, and that they come again and again, without end."""
+        """Declare that `count` samples have been pushed, and that they repeat without end."""
         ...
 
     def begin_again(self) -> None:
-        """Say that all that is put from now on is of a later pass over the data than the first."""
+        """Declare that all samples pushed from now on belong to a later pass over the data."""
         ...
 
     def part_of(self, samples: list[Any], claim: Claim | None) -> Part:
-        """Python objects, read by that claim, as a part that workers can be given; None: the claim goes on."""
+        """Wrap Python objects read under `claim` as a part for workers. None: the claim stays open."""
         ...
 
     async def scan(self, scanner: Any, lease: Lease, offset: int, last: bool, order: int) -> tuple[Rows, Any]:
-        """Have a worker find the samples in a fetched range; gives their rows and the scanner as it stands after it."""
+        """Let a worker find the samples in a fetched range: (rows, updated scanner)."""
         ...
 
 
 class Producer(Protocol):
-    """Gives an epoch's samples to a flow: plan and fetch behind one face."""
+    """Source of the samples of an epoch."""
 
     async def run(self, flow: Flow) -> None:
-        """Put every sample, in any order where positions are known beforehand, and return."""
+        """Push all samples and return. Any order is allowed if positions are known beforehand."""
         ...
 
     def mark(self, position: int) -> object:
-        """Where to begin again for the samples from `position` on; None where positions themselves tell that.
+        """Return the resume mark for samples from `position` on. None if the position suffices.
 
-        Marks before it are not asked for again.
+        Earlier marks are not requested later.
         """
         ...

@@ -1,4 +1,4 @@
-"""The faces that the stages show one another; no stage imports another, they meet here."""
+"""Interfaces between the stages, which do not import each other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from headrace.types import Buffer
 
 
 class Told(NamedTuple):
-    """What an answer says of the object's version.
+    """Version of an object as an HTTP response reports it.
 
     Attributes:
-        etag: its ETag.
-        modified: when it was last modified, as the server writes it.
+        modified: The Last-Modified header, unparsed.
     """
 
     etag: str | None = None
@@ -23,22 +22,22 @@ class Told(NamedTuple):
 
     @staticmethod
     def of(version: str) -> Told:
-        """What an answer has told whose `version` this is."""
+        """Return the response metadata with this `version`."""
         date = version.removeprefix(_DATED)
         return Told(version) if date == version else Told(None, date[:-1])
 
     @property
     def version(self) -> str | None:
-        """The ETag, or a weak one that is made of the date; None if there is neither."""
+        """The ETag, or a weak one made from the date. None without both."""
         return self.etag if self.etag is not None or self.modified is None else f'{_DATED}{self.modified}"'
 
     def check(self, later: Told, url: str) -> None:
-        """Check that a later answer, whose bytes are joined to those of this one, is of the same version.
+        """Check that a later response, whose bytes will be joined, has the same version.
 
-        Of two answers with the same ETag the dates are not compared.
+        Dates are not compared if the ETags are equal.
 
         Raises:
-            ObjectChangedError: its ETag or date is another one, is missing, or has appeared.
+            ObjectChangedError: the ETag or date differs, is missing, or has appeared.
         """
         if self.version != later.version:
             if self.etag is not None:
@@ -57,14 +56,14 @@ _DATED = 'W/"modified '
 
 
 def lasting(version: str | None) -> str | None:
-    """A version as indexes keep it: None if it is made of a date, which a copy of the object does not have."""
+    """Return a version to store in indexes. None if made from a date, which copies do not keep."""
     return None if version is None or version.startswith(_DATED) else version
 
 
 class Span(NamedTuple):
-    """What a ranged read got: bytes [start, stop) of an object of `size` bytes; `in_order` as `Answer` has it.
+    """Bytes [start, stop) of an object of `size` bytes, read by a ranged request.
 
-    `told` is what the answer said of its version; None where it is not known, as of what was kept.
+    `in_order` is described in `Answer`. `told` is the version in the response, None if not known, as for cached bytes.
     """
 
     start: int
@@ -76,12 +75,12 @@ class Span(NamedTuple):
 
 
 Check = Callable[[Buffer], bool]
-"""Whether these are the right bytes."""
+"""True if these are the right bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The version of an object that is meant, as far as it is known, and what has told it."""
+    """The expected version of an object, as far as known, and its origin."""
 
     size: int | None = None
     etag: str | None = None
@@ -89,7 +88,7 @@ class Version:
 
 
 class Opens(Protocol):
-    """A data set with something to open on the loop that uses it."""
+    """A data set that must be opened on the loop that uses it."""
 
     async def aopen(self) -> None: ...
 
@@ -97,7 +96,7 @@ class Opens(Protocol):
 
 
 class Reads(Protocol):
-    """The fetch stage as data sets see it."""
+    """The fetch stage as used by data sets."""
 
     async def read(
         self,
@@ -108,25 +107,23 @@ class Reads(Protocol):
         check: Check | None = None,
         version: Version | None = None,
     ) -> bytes:
-        """The bytes [start, stop) of the object at `url`."""
+        """Read bytes [start, stop) of the object at `url`."""
         ...
 
     async def read_into(
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None
     ) -> Span:
-        """Fill `target` with the object's bytes from `start` on; shorter only where the object ends.
+        """Fill `target` with the object's bytes from `start` on. Shorter only at the object's end.
 
-        A negative `start` is so many bytes before the end; of a shorter object all bytes come.
+        A negative `start` counts from the end. A shorter object is then read completely.
         """
         ...
 
 
 class ObjectReads(Protocol):
-    """One object, read in the version that its first read saw.
+    """One object, read in the version seen by its first read.
 
-    Attributes:
-        url: its address.
-        size, etag: of the object, once something was read; -1 and None before.
+    `size` and `etag` are -1 and None before that.
     """
 
     url: str
@@ -134,20 +131,16 @@ class ObjectReads(Protocol):
     etag: str | None
 
     async def read(self, start: int, length: int) -> memoryview:
-        """The bytes from `start` on: `length` of them, fewer where the object ends."""
+        """Read `length` bytes from `start` on, fewer at the end of the object."""
         ...
 
 
 class LoaderReads(Reads, Protocol):
-    """The reader of a loader, as the data sets see it that are run for it.
-
-    Attributes:
-        storage_options: what its stores are told.
-    """
+    """The reader of a loader, as used by its data sets."""
 
     @property
     def storage_options(self) -> Mapping[str, object]: ...
 
     def count_call(self, name: str, seconds: float, waited: float) -> None:
-        """Count a call of a data set's function in a thread, which computed for `seconds` and waited for `waited`."""
+        """Count a call of a user function in a thread: seconds of computing and of waiting."""
         ...

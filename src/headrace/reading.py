@@ -1,4 +1,4 @@
-"""What data sets read with: the reader of the loader that is running, or else one of their own."""
+"""Reads of data sets: by the running loader's reader, or by a separate one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headrace.running import reader_here, running_loop, running_reader
 from headrace.types import Listed
 
 _READS = 64  # at once
-_QUICK = FetchOptions(attempts=2)  # what cannot be read is said to be missing
+_QUICK = FetchOptions(attempts=2)  # unreadable objects are reported as missing
 
 
 async def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
-    """The bytes [start, stop) of the object at `url`; all of it without a range.
+    """Read bytes [start, stop) of the object at `url`; all of it without a range.
 
-    Inside a loader the read goes through the loader's fetch stage and counts there; elsewhere it has connections of
-    its own, which end with it: for many reads outside a loader keep one `Reader`.
+    Inside a loader the read goes through the loader's fetch stage and counts there. Elsewhere it opens its own
+    connections, which end with it. For many reads outside a loader keep one `Reader`.
 
     Raises:
         StorageError: the read failed for good; the message names the address, the range and the attempts.
-        OptionError: no store knows the address's scheme.
+        OptionError: no store supports the scheme of the address.
     """
     running = reader_here()
     if running is None:
@@ -44,7 +44,7 @@ async def read_from(
     *,
     version: Version | None = None,
 ) -> bytes:
-    """The same, of one version of the object; outside a loader with these settings for the store."""
+    """Read one version of the object. Outside a loader `storage_options` apply."""
     running = reader_here()
     if running is not None:
         return await unwatched(running.read(url, start, stop, version=version))
@@ -53,10 +53,10 @@ async def read_from(
 
 
 async def found(url: str, count: int | None, storage_options: Mapping[str, object] | None) -> bytes | None:
-    """The first bytes of an object, or all of it; None where it cannot be read. No loader need run.
+    """Read the start of an object, or all of it. None if it cannot be read. Needs no loader.
 
     Args:
-        count: how many; negative: so many of the last ones; None: all.
+        count: Number of bytes. Negative: that many last bytes. None: all.
     """
     async with Reader(_QUICK, concurrency=1, storage_options=dict(storage_options or {})) as reader:
         try:
@@ -71,11 +71,11 @@ async def found(url: str, count: int | None, storage_options: Mapping[str, objec
 async def listed(
     folder: str, levels: int | None, storage_options: Mapping[str, object] | None
 ) -> AsyncGenerator[Sequence[Listed], None]:
-    """The objects below a folder, by their addresses, a page after the other. No loader need run.
+    """List the objects in a folder by address, page by page. Needs no loader.
 
     Raises:
-        OptionError: its store cannot say what it has.
-        StorageError, OSError: it did not.
+        OptionError: the store cannot list objects.
+        StorageError, OSError: listing failed.
     """
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         async for page in reader.listing(folder, levels=levels):
@@ -83,13 +83,13 @@ async def listed(
 
 
 def as_listed(folder: str) -> str:
-    """A folder as the addresses of what is listed in it begin: one of `file://` as the path that it is."""
+    """Return the prefix of the addresses listed in a folder: for `file://` the path."""
     scheme, _, path = split(folder)
     return path if scheme == "file" else folder
 
 
 async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> str | None:
-    """The folder at the revision that it is now; None where it has none, or its store does not say it.
+    """Return the folder at its current revision. None without revisions.
 
     Raises:
         StorageError, OSError: the store failed.
@@ -99,11 +99,10 @@ async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> s
 
 
 class OwnReaders:
-    """Gives the running loader's reader, if it is for the same store; else one for each event loop that uses it.
+    """Provides the running loader's reader if its store options match, else one per event loop.
 
     Args:
-        storage_options: for the store.
-        closing: awaited before a reader of ours is closed, on its loop.
+        closing: Awaited on the loop before an own reader is closed.
     """
 
     def __init__(self, storage_options: Mapping[str, object] | None, closing: Callable[[], Awaitable[None]]) -> None:
@@ -112,7 +111,7 @@ class OwnReaders:
 
     @asynccontextmanager
     async def use(self) -> AsyncGenerator[Reads, None]:
-        """The reader, which is also the one that is found to be running."""
+        """Yield the reader, and make it the running one."""
         running = reader_here()
         if running is not None and running.storage_options == self._storage_options:
             yield running
@@ -139,7 +138,5 @@ class OwnReaders:
 
 @dataclass(slots=True)
 class _SharedReader:
-    """A reader, and how many use it."""
-
     reader: Reader
     users: int = 0

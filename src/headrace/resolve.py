@@ -1,4 +1,4 @@
-"""What a loader was told, with every "auto" resolved."""
+"""Resolution of loader options: checks, and every "auto"."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from headrace.options import Balance, FetchOptions, Settings
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
 from headrace.types import Tail
 
-_FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
+_FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of fetch_concurrency="auto"
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
-_TOGETHER = 64  # samples that are given on one by one, in one message
+_TOGETHER = 64  # single samples per message
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
 def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: object) -> None:
-    """Notice now what torch's loader, or Python, would notice only when it is iterated over.
+    """Check arguments that torch or Python would check only when the loader is iterated over.
 
     Raises:
-        TypeError: an argument is of no use as what it is given for.
+        TypeError: an argument has the wrong type.
         OptionError: there are no such workers.
     """
     is_executor = callable(getattr(workers, "start", None)) and callable(getattr(workers, "aclose", None))
@@ -48,11 +48,11 @@ def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: objec
 
 
 def check_torch(loader: Any) -> None:
-    """The arguments of a loader in the torch regime that go or do not go together.
+    """Check the arguments of a loader in the torch regime.
 
     Raises:
-        OptionError: some do not.
-        LateOptionError: some do not that torch's loader would refuse only when it is iterated over.
+        OptionError: arguments exclude each other.
+        LateOptionError: torch's loader would refuse the arguments only when it is iterated over.
         TypeError: a sampler cannot be iterated over.
     """
     kind = type(loader.dataset).__name__
@@ -95,7 +95,7 @@ def check_torch(loader: Any) -> None:
 
 
 def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefetch_factor: int | None) -> None:
-    """The arguments of a loader over a data set of ours that are for torch's alone.
+    """Refuse arguments that are for torch's data sets only.
 
     Raises:
         OptionError: one of them was given.
@@ -138,10 +138,10 @@ def _check_economic(loader: Any, kind: str) -> None:
 
 
 class GroupSize(Protocol):
-    """The batches that a stream makes itself.
+    """Batches that a stream makes itself.
 
     Attributes:
-        collate: makes them of their samples; None: what the loader has for it.
+        collate: Makes a batch from samples. None: the loader's collate function.
     """
 
     @property
@@ -158,18 +158,18 @@ class GroupSize(Protocol):
 
 
 class Grouping(Protocol):
-    """What a stream says of its batches.
+    """Batching and operators of a stream, as far as they affect options.
 
     Attributes:
-        group: those that the loader is to make as the stream says; None: it says nothing.
-        is_batched: whether what comes out are batches.
-        after: what is done to batches in workers.
-        gives_many: by what many samples may come of one, or one of many.
-        puts_together: by what samples are put together before batches are made of them.
-        batched_by: by what batches are made that come out.
-        timed: by what those are that wait for one another for some time only.
-        prefetch: how much of what comes out is made ahead at most; None: it says nothing.
-        separate: what runs in worker processes alone.
+        group: Batches that the loader makes as the stream specifies. None: unspecified.
+        is_batched: True if the stream emits batches.
+        after: Operators applied to batches in workers.
+        gives_many: Operator that may make many samples from one, or one from many.
+        puts_together: Operator that groups samples before they are batched.
+        batched_by: Operator that makes the emitted batches.
+        timed: Operator that limits the time samples wait for their group.
+        prefetch: Maximum number of items made ahead. None: unspecified.
+        separate: Operator that runs in worker processes only.
     """
 
     @property
@@ -201,10 +201,10 @@ class Grouping(Protocol):
 
 
 def resolve(loader: Any, pipeline: Grouping) -> Settings:
-    """The settings of a loader over a data set of ours.
+    """Return the settings of a loader over a headrace data set.
 
     Args:
-        loader: its attributes are its arguments.
+        loader: Has its arguments as attributes.
 
     Raises:
         OptionError: an option has a value that cannot be used.
@@ -286,21 +286,16 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
 
 
 def _prefetch(factor: int | None, of_stream: int | None) -> int | None:
-    """How many messages are made ahead at most, where the user has said it.
-
-    Raises:
-        OptionError: loader and stream say different things.
-    """
     if None not in (factor, of_stream) and factor != of_stream:
         raise OptionError(f"prefetch_factor={factor} and .prefetch({of_stream}): give one of them")
     return of_stream if factor is None else factor
 
 
 def _ahead(loader: Any, most: int | None, *, use_slots: bool, is_single: bool) -> tuple[int, int]:
-    """(how many messages are made ahead, how many samples go into one at most).
+    """Return (messages made ahead, maximum samples per message).
 
-    Samples that are given on one by one go some together; where it is said how many are made ahead, so many are those
-    of all messages, with the one that the trainer has opened.
+    Single samples are sent several per message. If the user limits how many are made ahead, the limit covers all
+    messages, the one that the trainer has opened included.
     """
     messages = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
     if most is None:
@@ -310,11 +305,7 @@ def _ahead(loader: Any, most: int | None, *, use_slots: bool, is_single: bool) -
 
 
 def _seed(seed: SupportsIndex | None) -> int:
-    """The seed of orders and random numbers: 1 and 1.0 would be two, and states of one be refused by the other.
-
-    Raises:
-        OptionError: it is no whole number.
-    """
+    """Return the seed as an int. Floats are refused: states would distinguish 1 and 1.0."""
     try:
         return 0 if seed is None else operator.index(seed)
     except TypeError:
@@ -322,11 +313,6 @@ def _seed(seed: SupportsIndex | None) -> int:
 
 
 def _tail(loader: Any, drop_last: bool) -> Tail:
-    """What becomes of a last step that is short.
-
-    Raises:
-        OptionError: there is no such thing, or two options say different things.
-    """
     tail: Tail | None = loader.tail
     tails = get_args(Tail)
     if tail not in (None, *tails):
@@ -337,11 +323,6 @@ def _tail(loader: Any, drop_last: bool) -> Tail:
 
 
 def _balance(given: Any) -> Balance | None:
-    """By what work ranks are to be even.
-
-    Raises:
-        OptionError: it is nothing that says it.
-    """
     if given is None or given in ("tokens", "tokens^2") or callable(given):
         balance: Balance | None = given
         return balance
@@ -349,11 +330,7 @@ def _balance(given: Any) -> Balance | None:
 
 
 def _concurrency(asked: Any, processes: int) -> int:
-    """How many reads are under way at once, at most; each may need a descriptor.
-
-    Raises:
-        OptionError: it is no such number.
-    """
+    """Return the maximum number of concurrent reads. Each may need a descriptor."""
     count = _MOST_READS if asked == "auto" else asked
     if not is_count(count) or not count:
         raise OptionError(f"fetch_concurrency={asked!r} must be a number of 1 or more, or 'auto'")
@@ -369,11 +346,7 @@ def _concurrency(asked: Any, processes: int) -> int:
 
 
 def budget_bytes(budget: int | str) -> int:
-    """A number of bytes out of an option.
-
-    Raises:
-        OptionError: it is none.
-    """
+    """Parse a number of bytes, or raise OptionError."""
     if budget == "auto":
         return memory_bytes() // _MEMORY_SHARE
     if isinstance(budget, str):

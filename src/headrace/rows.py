@@ -1,4 +1,4 @@
-"""A table of samples: where they lie in bytes."""
+"""Tables of samples: their byte ranges in a shard."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headrace.types import Ints
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where samples lie in bytes: a table over numpy arrays, no object per sample.
+    """Byte ranges of samples: a table of numpy arrays, without an object per sample.
 
-    Sample i has the key `keys[i]` (UTF-8 bytes, surrogateescape), and is row `row[i]` of block `block[i]`. Block b has
-    the members `starts[b]:starts[b + 1]`; member m is `size[m]` bytes at `offset[m]` and holds what the format calls
-    `fields[field[m]]`: in a tar a field. Where `block` and `row` are None, sample i is all of block i.
+    Sample i has the key `keys[i]` (UTF-8 bytes, surrogateescape) and is row `row[i]` of block `block[i]`. Block b has
+    the members `starts[b]:starts[b + 1]`. Member m is `size[m]` bytes at `offset[m]` and holds `fields[field[m]]`, such
+    as a field of a tar sample. If `block` and `row` are None, sample i is all of block i.
 
     Attributes:
-        reads: of blocks that were read: for each that is shared a number that no other has in this process, else 0.
-        about: for each block what its format must know to open it, beside its bytes; None: nothing.
-        wanted: of blocks that were read: how many samples of each were to be had of what was read.
+        reads: For fetched blocks: a number unique in this process per shared block, else 0.
+        about: Per block: metadata, beside its bytes, that the format needs to decode it. None: no metadata.
+        wanted: For fetched blocks: number of rows needed from each fetched block.
     """
 
     keys: NDArray[np.bytes_]
@@ -50,7 +50,7 @@ class Rows:
         return Rows, (*fields, self.block, self.row, self.reads, self.about, self.wanted)
 
     def cut(self, start: int, stop: int) -> Rows:
-        """The rows [start, stop), without a copy where samples share no blocks."""
+        """Return rows [start, stop), without a copy if samples share no blocks."""
         if self.block is not None:
             return self.take(np.arange(start, stop))
         starts = self.starts[start : stop + 1]
@@ -59,7 +59,7 @@ class Rows:
         return Rows(self.keys[start:stop], starts - first, field, offset, size, self.fields)
 
     def take(self, chosen: Ints) -> Rows:
-        """The rows at the indices `chosen`, in that order; blocks that samples share stay in theirs."""
+        """Return the rows at the indices `chosen`, in that order. Shared blocks keep their order."""
         blocks = self.blocks(chosen)
         members, starts = self._members_of(blocks), np.zeros(len(blocks) + 1, np.int64)
         np.cumsum(self.starts[blocks + 1] - self.starts[blocks], out=starts[1:])
@@ -74,11 +74,11 @@ class Rows:
         return Rows(*own, block, self.row[chosen], reads, about, wanted)
 
     def blocks(self, chosen: Ints) -> Ints:
-        """The numbers of the blocks of the samples `chosen`; those that are shared once, ascending."""
+        """Return the block numbers of the samples `chosen`. Shared blocks come once, ascending."""
         return chosen if self.block is None else np.unique(self.block[chosen])
 
     def members(self, chosen: Ints) -> Ints:
-        """The numbers of the members of the samples `chosen`, one block after the other."""
+        """Return the member numbers of the samples `chosen`, block by block."""
         return self._members_of(self.blocks(chosen))
 
     def _members_of(self, blocks: Ints) -> Ints:
@@ -88,23 +88,23 @@ class Rows:
         return np.asarray(np.arange(len(first)) + first, np.int64)
 
     def only(self, members: NDArray[np.bool_]) -> Rows:
-        """The same samples with those of their members that are marked."""
+        """Return the rows with only the marked members."""
         total = np.concatenate([[0], np.cumsum(members)])
         starts = np.asarray(total[self.starts], np.int64)
         offset, size, field = self.offset[members], self.size[members], self.field[members]
         return replace(self, starts=starts, field=field, offset=offset, size=size)
 
     def shifted(self, base: int) -> Rows:
-        """The same rows with `base` added to every offset."""
+        """Return the rows with `base` added to every offset."""
         return replace(self, offset=self.offset + base)
 
     def as_read(self, numbers: BlockNumbers | None = None, shard: Hashable = None) -> Rows:
-        """The same rows, whose blocks are being read: shared ones get numbers.
+        """Return the rows of fetched blocks: shared blocks get numbers.
 
         Args:
-            numbers: of blocks, should these be read again: it is not known then how many of their samples are wanted in
-                all.
-            shard: tells theirs, and its version, from others.
+            numbers: Numbering for blocks that may be read again. The number of needed rows is then unknown and set to
+                0.
+            shard: Identifies the shard and its version.
         """
         if self.block is None or self.reads is not None:
             return self
@@ -115,7 +115,7 @@ class Rows:
         return replace(self, reads=reads, wanted=np.bincount(self.block, minlength=count))
 
     def sizes(self) -> Ints:
-        """Bytes of each sample, all its members together; those of a shared block are its first sample's."""
+        """Return the bytes of each sample. A shared block counts for its first sample."""
         total = np.concatenate([[0], np.cumsum(self.size)])
         sizes = np.asarray(total[self.starts[1:]] - total[self.starts[:-1]], np.int64)
         if self.block is None:
@@ -127,13 +127,11 @@ class Rows:
 
     @staticmethod
     def empty() -> Rows:
-        """No rows."""
         none = np.zeros(0, np.int64)
         return Rows(np.zeros(0, "S1"), np.zeros(1, np.int64), none.astype(np.int32), none, none, ())
 
     @staticmethod
     def concat(tables: Sequence[Rows]) -> Rows:
-        """All rows of `tables`, one after the other."""
         if len(tables) == 1:
             return tables[0]
         fields = tuple(dict.fromkeys(name for t in tables for name in t.fields))
@@ -154,21 +152,17 @@ class Rows:
 
 
 _READS = itertools.count(1)
-_NUMBERED_MOST = 1024  # blocks: a window has some of a few hundred stretches, and what is known of each is held
+_NUMBERED_MOST = 1024  # blocks: a shuffle window has some of a few hundred stretches, and all stay in memory
 
 
 class BlockNumbers:
-    """The numbers of blocks: one that is read again before many others, and of which the same is read, has its own."""
+    """Numbers of blocks. The same members of a block that is soon read again keep its number."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[object, ...], tuple[object, int]] = OrderedDict()
 
     def of(self, rows: Rows, shard: Hashable) -> Ints:
-        """Those of the blocks of a table, whose offsets count from where the shard begins.
-
-        Args:
-            shard: tells it, and its version, from others.
-        """
+        """Return the numbers of a table's blocks. Offsets count from the start of the shard."""
         return np.array([self._number(rows, shard, block) for block in range(len(rows.starts) - 1)], np.int64)
 
     def _number(self, rows: Rows, shard: Hashable, block: int) -> int:
@@ -177,7 +171,7 @@ class BlockNumbers:
         read = shard, rows.offset[part].tobytes(), rows.size[part].tobytes(), fields
         about = None if rows.about is None else rows.about[block]
         known = self._known.pop(read, None)
-        if known is None or known[0] is not about:  # what is known of it may be another's, with other rows
+        if known is None or known[0] is not about:  # cached rows may belong to other metadata
             known = about, next(_READS)
         self._known[read] = known
         if len(self._known) > _NUMBERED_MOST:
@@ -188,7 +182,7 @@ class BlockNumbers:
 def _shared(
     tables: Sequence[Rows],
 ) -> tuple[Ints, Ints, Ints | None, tuple[object, ...] | None, Ints | None]:
-    """The blocks, rows, numbers and what else is known of several tables, of which some have shared blocks."""
+    """Concatenate `block`, `row`, `reads`, `about` and `wanted` of several tables."""
     blocks, rows, reads, wanted, about, first = [], [], [], [], list[object](), 0
     for table in tables:
         count = len(table.starts) - 1
@@ -206,7 +200,7 @@ def _shared(
 
 
 def texts_of(keys: NDArray[np.bytes_]) -> list[str]:
-    """Keys as the text that they are."""
+    """Decode keys to text."""
     try:
         texts: list[str] = keys.astype(np.str_).tolist()
     except UnicodeDecodeError:  # not ASCII
@@ -215,12 +209,14 @@ def texts_of(keys: NDArray[np.bytes_]) -> list[str]:
 
 
 class Scanner(Protocol):
-    """Finds the samples of a shard in successive buffers of it; it pickles between calls, and holds no bytes.
+    """Finds the samples of a shard in successive buffers.
+
+    A scanner is pickled between calls and holds no bytes.
 
     Attributes:
-        error: the damage that was found; nothing is read after it. Samples before it were given.
-        done: all was read, or `error` is set.
-        low: the lowest offset whose bytes are still needed, for samples not yet given or to read on.
+        error: The damage found. Samples before it were returned, and nothing is read after it.
+        done: True if all was read, or `error` is set.
+        low: Lowest offset whose bytes are still needed.
     """
 
     @property
@@ -233,8 +229,8 @@ class Scanner(Protocol):
     def low(self) -> int: ...
 
     def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The samples that became complete with `buffer`, the part of the shard at `offset`.
+        """Return the samples completed by `buffer`, the part of the shard at `offset`.
 
-        Damage does not raise: the samples before it are given, and `error` is set.
+        Damage does not raise: the samples before it are returned, and `error` is set.
         """
         ...

@@ -1,4 +1,4 @@
-"""What is known of the loader, and of the sample, on whose behalf code runs: context variables, set by the engine."""
+"""Context variables set by the engine: the loader and the sample that code runs for."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from anyio import CapacityLimiter
 from headrace.protocols import LoaderReads
 
 running_reader: ContextVar[LoaderReads | None] = ContextVar("headrace_running_reader", default=None)
-"""The reader of the loader on whose loop we run; `hr.read` asks it."""
+"""Reader of the loader on whose loop the code runs. Used by `hr.read`."""
 
 running_loop: ContextVar[AbstractEventLoop | None] = ContextVar("headrace_running_loop", default=None)
-"""The loop of that reader: threads that are started there, and their own loops, see the reader and cannot use it."""
+"""Loop of that reader. Threads started there, and their loops, inherit the reader and cannot use it."""
 
 
 def reader_here() -> LoaderReads | None:
-    """The running reader, where we are on its loop."""
+    """Return the running reader, if this is its loop."""
     loop = running_loop.get()
     return running_reader.get() if loop is None or loop is get_running_loop() else None
 
 
 running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_running_threads", default=None)
-"""How many of the user's synchronous calls the loader on whose loop we run makes in threads at once.
+"""Limit of concurrent synchronous user calls in threads of the running loader.
 
-Decompression and the disk have threads beside them: no call of the user's holds those up.
+Decompression and disk reads have separate threads, so that user calls do not block them.
 """
 
 running_workers: ContextVar[int] = ContextVar("headrace_running_workers", default=0)
-"""How many worker processes the loader has on whose loop we run."""
+"""Number of worker processes of the running loader."""
 
 running_part: ContextVar[tuple[int, int]] = ContextVar("headrace_running_part", default=(1, 0))
-"""(how many ranks share the samples, which of them this is), in what workers do."""
+"""(number of ranks that share the samples, this rank), in workers."""
 
 Charges = Callable[[int], Awaitable[None] | None]
-"""Has so many bytes counted; gives what to wait for until they may be held, or None where they may be at once."""
+"""Reserve bytes. Returns an awaitable until they are admitted, or None if they are admitted at once."""
 
 running_charge: ContextVar[Charges | None] = ContextVar("headrace_running_charge", default=None)
-"""Waits until a read may hold so many bytes; asked once the size is known, and before the body is read.
+"""Waits until the memory budget admits a read. Called after the size is known, before the body is read.
 
-While it waits, the read holds no place among the requests under way, and no time limit runs.
+During the wait the read does not count as a concurrent request, and no timeout runs.
 """
 
 
 @dataclass(slots=True, eq=False)
 class RunningSample:
-    """The sample that a coroutine makes: its epoch's key and its position are those of its random numbers.
+    """The sample that a coroutine makes. `key` and `position` seed its random numbers.
 
     Attributes:
-        generator: what `hr.rng` gives in that coroutine and in the tasks that it starts; made when it is first asked
-            for.
+        generator: Result of `hr.rng` in that coroutine and its tasks. Created at the first call.
     """
 
     key: int
@@ -62,12 +61,12 @@ class RunningSample:
 
 
 running_sample: ContextVar[RunningSample | None] = ContextVar("headrace_running_sample", default=None)
-"""The sample that the coroutine we run in makes; None in workers, which make one at a time."""
+"""The sample made by the current coroutine. None in workers, which make one at a time."""
 
 
-def begin_part(part: tuple[int, int], worker: int) -> None:  # noqa: ARG001 (chains tell it)
-    """Make known in a worker which rank it works for.
+def begin_part(part: tuple[int, int], worker: int) -> None:  # noqa: ARG001 (chains pass it)
+    """Set the rank that a worker works for.
 
-    Chains name this function: workers import its module, and all that it imports, before their first sample.
+    Chains refer to this function, so workers import its module and all its imports before their first sample.
     """
     running_part.set(part)

@@ -1,4 +1,4 @@
-"""Everything of one loader that runs: its engine, workers and memory."""
+"""The running parts of a loader: engine, workers and memory."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ from headrace.work.threads import ThreadExecutor
 class Runtime:
     """The running parts of a loader.
 
-    It knows neither the loader nor the user's functions: it lives as long as its thread does, and so would they.
+    A runtime refers to neither the loader nor the user's functions, as its thread would keep them alive.
 
     Args:
-        settings: what the loader was told.
-        workers: "process" or "thread", or who starts them; without any there is a thread.
-        with_torch: whether processes have torch before they need it.
+        workers: "process", "thread" or an executor. Without workers a thread is used.
+        with_torch: True to preload torch in processes.
     """
 
     def __init__(
@@ -90,10 +89,10 @@ class Runtime:
         self._chains = self._workers.chains
 
     def reader(self, storage_options: Mapping[str, object] | None, data_set: Callable[[], str] = str) -> Reader:
-        """The loader's reader.
+        """Return the loader's reader.
 
         Args:
-            data_set: tells the data set from others; asked where what is read is kept. By default nothing does.
+            data_set: Returns an identifier of the data set for the read cache. Default: no identifier.
         """
         if self._reader is None:
             settings = self._settings
@@ -114,14 +113,13 @@ class Runtime:
         prepare: Callable[[Runtime], Awaitable[None]] | None = None,
         opener: Callable[[Views], BatchOpener] = BatchOpener,
     ) -> BatchIterator[object]:
-        """An iterator over the batches of an epoch.
+        """Start an epoch and return an iterator over its batches.
 
         Args:
-            owner: kept alive as long as the iterator.
-            spec: what the epoch is made of.
-            watch: told of what the trainer receives.
-            prepare: called on the engine's loop before the first epoch: it teaches the chains, and opens the data set.
-            opener: makes batches of what the engine delivers.
+            owner: Kept alive as long as the iterator.
+            watch: Notified of the batches that the trainer receives.
+            prepare: Called on the engine's loop before the first epoch: sends the chains and opens the data set.
+            opener: Builds batches from deliveries.
 
         Raises:
             LoaderClosedError: the loader was closed, or the process was forked since.
@@ -146,7 +144,7 @@ class Runtime:
         )
         run = Epoch(spec, resources, sender)
 
-        running = weakref.ref(run)  # whose source may refer to the iterator
+        running = weakref.ref(run)  # weak: its source may refer to the iterator
 
         def end() -> None:
             ahead.close()
@@ -172,7 +170,7 @@ class Runtime:
         )
 
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Have the engine's loop call `call(*args)` soon; calls are made in the order in which they were posted.
+        """Call `call(*args)` on the engine's loop soon. Calls keep their order.
 
         Raises:
             LoaderClosedError: the loader was closed, or the process was forked since.
@@ -180,39 +178,39 @@ class Runtime:
         self._running().mailbox.post(call, *args)
 
     def put(self, call: Callable[..., object], *args: object) -> None:
-        """Have the engine's loop call `call(*args)` before the next posted call, without waking the loop."""
+        """Call `call(*args)` on the engine's loop before the next posted call, without a wakeup."""
         self._running().mailbox.put(call, *args)
 
     def check(self) -> None:
-        """Raise LoaderClosedError where there is nothing to iterate over any more."""
+        """Raise LoaderClosedError if the loader is closed or belongs to a parent process."""
         if self._pid != os.getpid():
             raise LoaderClosedError("the loader belongs to the process that this one was forked from; make a new one")
         if self._is_closed:
             raise LoaderClosedError("the loader is closed; make a new one")
 
     def learn(self, number: int, chain: Chain) -> None:
-        """Make a chain known to the workers; on the engine's loop."""
+        """Register a chain with the workers. To be called on the engine's loop."""
         self._chains.learn(number, self._chains.pack(chain))
 
     def teach(self, number: int, chain: Chain) -> None:
-        """The same from the trainer's thread, in which the chain is packed now; an older one is forgotten.
+        """Register a chain from the trainer's thread, where it is pickled. Replaces an older chain.
 
         Raises:
-            CannotCarryError: something in it cannot be sent to another process.
+            CannotCarryError: an object in the chain cannot be sent to another process.
         """
         self.post(self._chains.learn, number, self._chains.pack(chain))
 
     def renew(self, chains: Mapping[int, Chain], *, is_in_use: bool) -> bool:
-        """Have workers use what the functions of chains refer to as it is now; whether anything has changed.
+        """Update the objects that functions of chains refer to. True if any has changed.
 
         Args:
-            is_in_use: an iterator may still be asked for batches of an epoch before.
+            is_in_use: True if an iterator may still request batches of an earlier epoch.
 
         Raises:
-            CannotCarryError: something in them cannot be sent to another process.
+            CannotCarryError: an object in the chains cannot be sent to another process.
         """
         if not self._is_ready:
-            return False  # they have not been told yet, and will be
+            return False  # chains are sent later
         changed = {number: self._chains.pack_changed(number, chain) for number, chain in chains.items()}
         changed = {number: packed for number, packed in changed.items() if packed is not None}
         for number, packed in changed.items():
@@ -220,20 +218,19 @@ class Runtime:
         return bool(changed)
 
     def forget_spec(self, number: int) -> None:
-        """Have the workers ask anew in which form the samples of a chain are written into slots."""
+        """Discard the sample spec of a chain, so that workers determine it again."""
         self.post(self._workers.learn_spec, number, b"")
 
     async def open(self, dataset: Opens) -> None:
-        """Open a data set, to be closed with the loader."""
         await dataset.aopen()
         self._opened = dataset
 
     def read_ahead(self, nbytes: int) -> None:
-        """Let sources hold at least so many bytes."""
+        """Raise the read-ahead limit of sources to at least `nbytes`."""
         self._budget.widen(nbytes)
 
     def close_soon(self) -> None:
-        """Begin to close, without waiting; also from a finalizer."""
+        """Start to close, without waiting. May be called from a finalizer."""
         self._is_closed = True
         if self._engine is not None:
             self._engine.close_soon()
@@ -247,7 +244,6 @@ class Runtime:
             self._engine.close()
 
     def stats(self, epoch: int) -> Stats:
-        """A snapshot of all counters."""
         meters, fetch = self.meters, self.fetch_meter
         return Stats(
             epoch=epoch,
@@ -323,7 +319,7 @@ class Runtime:
         return True
 
     def _in_use(self) -> int:
-        """Bytes that are held; or, of many small segments, how much of the budget their number stands for."""
+        """Bytes held, or the budget's share that matches the number of segments, if larger."""
         by_number = self._settings.memory_budget * self._segment_count() // self._segments_at_most
         return max(self._held() - self._arena.spare_bytes, by_number)
 
@@ -344,11 +340,11 @@ class Runtime:
     # On the engine's loop.
 
     async def _end(self) -> None:
-        async with contextlib.AsyncExitStack() as ends:  # each in its turn, whatever the ones before it raise
+        async with contextlib.AsyncExitStack() as ends:  # runs all callbacks, even if some raise
             if not is_exiting():  # then a daemon thread may be taking a batch
                 ends.callback(self._slabs.close)
                 if self._mover is not None:
-                    ends.callback(self._mover.drain)  # what is being copied holds slabs, and by them this object
+                    ends.callback(self._mover.drain)  # transfers hold slabs, and these hold this object
             ends.callback(self._arena.close)
             if self._reader is not None:
                 ends.push_async_callback(self._reader.aclose)
@@ -375,7 +371,7 @@ class Runtime:
                     if prepare is not None:
                         await prepare(self)
                     self._is_ready = True
-        except BaseException as error:  # also a cancellation: whoever waits for the first batch must not wait for ever
+        except BaseException as error:  # also a cancellation: the consumer must not wait for ever
             if is_ours(error):
                 fail(serialize.pack_error(LoaderClosedError("the loader was closed before its first batch")))
                 raise

@@ -1,4 +1,4 @@
-"""States: what is saved of a loader's way through its data, and what of it must agree with the loader that goes on.
+"""Saved states of a loader, and their compatibility with a loader that resumes.
 
 `docs/reference/state.md` specifies the fields.
 """
@@ -32,14 +32,13 @@ _NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """What a state must agree about with the loader that goes on from it.
+    """Properties in which a state and the loader that resumes from it must agree.
 
     Attributes:
-        seed: of the loader.
-        data: tells this data from other data.
-        count: samples of an epoch; None: not known.
-        order: the operators that make the order.
-        steps: the operators that may leave samples out.
+        data: Identifies the data.
+        count: Samples of an epoch. None: not known.
+        order: Operators that determine the order.
+        steps: Operators that may skip samples.
     """
 
     seed: int
@@ -49,7 +48,6 @@ class Fingerprint:
     steps: tuple[str, ...]
 
     def pack(self) -> dict[str, object]:
-        """As JSON."""
         return {
             "seed": self.seed,
             "data": self.data,
@@ -59,10 +57,10 @@ class Fingerprint:
         }
 
     def compare(self, state: Mapping[str, object]) -> None:
-        """Compare with those of a state.
+        """Compare with the fingerprint in a state.
 
         Raises:
-            StateMismatchError: one is another; it is named.
+            StateMismatchError: a property differs; the message names it.
         """
         facts = self.pack()
         for name in ("data", "count", "order", "steps", "seed"):
@@ -81,13 +79,13 @@ _MEANING = {
 
 
 class ResplitBase(NamedTuple):
-    """Since when an epoch whose samples are counted as they come has been cut as it is.
+    """Where the current split of a counted epoch among ranks began.
 
     Attributes:
-        everywhere: samples that all ranks together had received then.
-        here: samples that this rank had received.
-        step: samples of a global batch since then; 0: as the state says.
-        batches: that each rank had received.
+        everywhere: Samples received by all ranks together until then.
+        here: Samples received by this rank until then.
+        step: Samples per global batch since then. 0: as in the state.
+        batches: Batches received by each rank until then.
     """
 
     everywhere: int = 0
@@ -98,31 +96,31 @@ class ResplitBase(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A state that was read, or will be written.
+    """The position of a loader in its data.
 
     Attributes:
-        epoch: its number.
-        cursor: what of it is to come, as far as all ranks have received the same steps.
-        done: what this rank has received besides, as ranges of numbers that count from there.
-        end: the position where the epoch ends.
-        step: samples of a global batch.
-        batch_size: of each rank, where the loader was given that; 0: it was given that of all ranks together.
-        carried: which samples of the epoch before this epoch began with.
-        lanes, tail: how steps are divided among ranks, and how the epoch ends; see `headrace.plan.Steps`.
-        rank, world: whose state it is; rank is None where it is that of all ranks.
-        batches: received of this epoch, on each rank.
-        samples: the same, on all ranks together; where the state is one rank's, on that.
-        mark: where a source can be begun again that has no numbers.
-        skipped: failed samples that were left out: (in all, right before what comes).
-        skip: how many of the batches that come first are not given.
-        since: how several ranks share samples that are counted as they come.
-        parts: how many samples are known of those that the first one to come gives, and each group that is put together
-            of them; empty where nothing is begun.
-        passed: for each level of groups, which of the samples that come again are of groups that do not; empty where
-            there are none.
-        given: for each level of samples but the last, how many it gave before those that come again; empty where none
-            of them has a limit, or nothing came before.
-        progress: how far lanes are, where documents are packed in these: this rank's, or all; None: at the begin.
+        cursor: Samples of the epoch to come, after the last step that all ranks have received.
+        done: Samples that this rank has received since the cursor, as ranges of numbers counted from there.
+        end: Position of the end of the epoch.
+        step: Samples per global batch.
+        batch_size: Samples per rank, if the loader was given it. 0: the global batch size was given.
+        carried: Samples of the previous epoch that this epoch began with.
+        lanes, tail: See `headrace.plan.Steps`.
+        rank, world: The rank of the state. None: valid for all ranks.
+        batches: Batches received in this epoch, per rank.
+        samples: Samples received, on all ranks together. In a state of one rank: on this rank.
+        mark: Resume mark of a source without sample numbers.
+        skipped: Failed samples that were skipped: (in total, directly before this point).
+        skip: Number of batches to discard on resume.
+        since: How several ranks share samples that are counted as they come.
+        parts: Number of samples already emitted of the first source sample to come, and of each group made from them.
+            Empty
+        if none is partly emitted.
+        passed: For each group level: input samples that repeat although their groups do not. Empty if there are none.
+        given: For each level but the last: samples emitted before those that repeat. Empty without limits on these
+            levels,
+        and at the start.
+        progress: Progress of the lanes that documents are packed into: this rank's, or all. None: at the start.
     """
 
     epoch: int = 0
@@ -149,16 +147,11 @@ class State:
 
     @property
     def step_now(self) -> int:
-        """Samples of the global batches that came last; of `step` are those that its positions were planned by."""
+        """Samples of the last global batches. `step` is the number that the plan's positions use."""
         return self.since.step or self.step
 
     def pack(self, facts: Fingerprint, last: Ints) -> dict[str, Any]:
-        """The state as JSON.
-
-        Args:
-            facts: of the loader.
-            last: numbers of the samples right before it.
-        """
+        """Convert to JSON. `last` are the numbers of the samples directly before the state."""
         packed: dict[str, object] = {
             "version": VERSION,
             "regime": "headrace",
@@ -206,10 +199,10 @@ class State:
 
     @staticmethod
     def unpack(packed: Mapping[str, Any]) -> State:
-        """A state that was saved.
+        """Parse a saved state.
 
         Raises:
-            StateMismatchError: it is none, or of another regime or release.
+            StateMismatchError: it is not a state, or belongs to another regime or release.
         """
         check_kind(packed, "headrace")
         order = packed.get("order_version")
@@ -262,10 +255,10 @@ class State:
 
 
 def check_kind(packed: Mapping[str, Any], regime: str) -> None:
-    """Whether a state is of this regime and of a release that is understood.
+    """Check that a state belongs to this regime and to a supported release.
 
     Raises:
-        StateMismatchError: it is not.
+        StateMismatchError: it does not.
     """
     if not hasattr(packed, "get") or "version" not in packed:
         raise StateMismatchError(f"{packed!r:.200} is no state of a headrace loader", field="version")
@@ -283,7 +276,7 @@ def check_kind(packed: Mapping[str, Any], regime: str) -> None:
 
 
 def last_positions(state: State) -> Ints:
-    """The positions whose samples go into the check: the last ones before the state."""
+    """Return the last positions before the state, whose sample numbers enter the checksum."""
     most = min(_CHECKED_MOST, max(1, state.step))
     if state.progress is not None:
         first, _ = (0, 0) if state.rank is None else share(state.step, state.rank, state.world)
@@ -302,17 +295,17 @@ def last_positions(state: State) -> Ints:
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state for any number of ranks, out of the states that all ranks have saved after the same step.
+    """Merge the states of all ranks, saved after one step, into one for any number of ranks.
 
-    It is needed where ranks' states differ: with `in_order=False`, or with operators that leave samples out. Samples
-    that no rank has received come first after that.
+    Needed if the states of ranks differ: with `in_order=False`, or with operators that skip samples. Samples that no
+    rank has received come first on resume.
 
     Args:
-        states: of every rank, in any order.
+        states: States of every rank, in any order.
 
     Raises:
-        StateMismatchError: they are not of one run, or one is missing or there twice; or some ranks have
-            ended the epoch with `tail="uneven"`, and others have not.
+        StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have
+        ended the epoch with `tail="uneven"`, and others have not.
     """
     packed = list(states)
     if not packed:
@@ -359,7 +352,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         world=world,
         batches=max(part.batches for part in parts),
         samples=sum(part.samples for part in parts),
-        skipped=(max(part.skipped[0] for part in parts), 0),  # each rank goes on to count from there
+        skipped=(max(part.skipped[0] for part in parts), 0),  # each rank continues to count from there
         skip=parts[0].skip,
         progress=progress,
     )
@@ -368,7 +361,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         **{name: first[name] for name in names}, order=tuple(first["order"]), steps=tuple(first["steps"])
     )
     result = whole.pack(facts, np.zeros(0, np.int64))
-    result["check"] = ""  # who merges has no order to take it from
+    result["check"] = ""  # the order, which it needs, is not known here
     return result
 
 
@@ -386,12 +379,12 @@ def _some_have_ended(parts: Sequence[State]) -> StateMismatchError:
 
 
 def merged(parts: Sequence[State]) -> Cursor:
-    """What is to come once all that some ranks' states name was received."""
+    """Return the samples still to come after the union of some ranks' states."""
     ranks = [(_steps_of(part), united(part.done)) for part in parts]
-    # Most of it are whole steps, which all ranks have: only what was received besides is listed.
+    # Most samples are in complete steps of all ranks: only the samples beyond these are listed.
     whole = min(steps.within(done[0][1] if done and done[0][0] == 0 else 0) for steps, done in ranks)
     if len(ranks) < parts[0].world:
-        whole = 0  # of the others nobody knows
+        whole = 0  # the progress of the other ranks is not known
     received = [np.zeros(0, np.int64)]
     for steps, done in ranks:
         first = steps.samples(whole)

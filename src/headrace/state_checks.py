@@ -1,4 +1,4 @@
-"""By what a state is known to be as it was saved; `docs/reference/state.md` specifies it."""
+"""Checksums of states; `docs/reference/state.md` specifies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from headrace.types import Ints
 
 
 def check_of(packed: Mapping[str, Any], last: Ints) -> str:
-    """A hash of a state and of the numbers of the samples right before it; not of a mark, which has one of its own."""
+    """Hash a state and the numbers of the samples directly before it.
+
+    The mark is not included; it has a separate check.
+    """
     checked = {name: value for name, value in packed.items() if name not in ("check", "mark")}
     digest = hashlib.blake2b(json.dumps(checked, sort_keys=True).encode(), digest_size=8)
     digest.update(np.ascontiguousarray(last, "<i8").tobytes())
@@ -22,25 +25,22 @@ def check_of(packed: Mapping[str, Any], last: Ints) -> str:
 
 
 def mark_check(mark: object) -> str | None:
-    """A hash of a mark; None: it is no JSON, as what a data set gives may be."""
+    """Hash a mark. None if it is not JSON, as marks of user data sets may be."""
     try:
-        plain = json.loads(json.dumps(mark))  # names in others' dicts are texts when they come back from a file
+        plain = json.loads(json.dumps(mark))  # after a round trip, keys of dicts are text
     except (TypeError, ValueError, RecursionError):
         return None
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def whole_check(state: Mapping[str, Any]) -> str:
-    """Return a hash of a state without its `check`, and the names of the values that it does not cover.
-
-    These are no JSON: data sets may give any.
-    """
+    """Hash a state without its `check`, and append the names of values that are not JSON."""
     left_out = {name for name, value in state.items() if name != "check" and _plain(value) is _NO_JSON}
     return "-".join([_hash_without(state, left_out), *sorted(left_out)])
 
 
 def is_as_saved(state: Mapping[str, Any]) -> bool:
-    """True if a state has no check, or is what its check was made of."""
+    """True if a state has no check, or matches it."""
     check = state.get("check")
     if not isinstance(check, str):
         return check is None

@@ -1,4 +1,4 @@
-"""What workers are given, and what they answer: the steps done to samples, the tasks, and the replies.
+"""Messages between engine and workers: chains of steps, tasks and replies.
 
 Positions count the samples of an epoch in the order of its plan, from 0.
 """
@@ -23,22 +23,22 @@ class Step:
     """One function of a chain, run for each sample (or, after collation, for each batch).
 
     Attributes:
-        name: what errors and reports call it, such as "map(augment)".
-        kind: "map" gives the next sample, "filter" says whether to keep it, "many" gives a list of samples.
-        fn: the function; a coroutine function runs on the event loop, any other in a worker.
-        random: whether Python's, numpy's and torch's random number generators are set for each sample before it runs,
-            beside `hr.rng()`; None: it draws nothing, and none is set.
-        is_implied: whether it follows from the source, and nobody wrote it.
-        open_rows: of the first step, what does it to the rows [start, stop) of `headrace.formats.opening.BlockRows`
-            together. It gives what became of each, None in the places of those that must go through the step, and the
-            bytes that they were; and raises nothing.
-        open_many: the same of `headrace.formats.opening.MemberRows`.
-        is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
-        passed: the operators that a sample has passed, from its source to this one, for errors.
-        is_shardable: whether ranks may each do it to samples of their own.
-        is_separate: whether it runs in worker processes alone.
-        is_without_torch: whether it is known to need no torch.
-        reads: whether it reads the sample, by its key: async functions may follow it anywhere.
+        name: Name in errors and reports, such as "map(augment)".
+        kind: "map" returns the next sample, "filter" True to keep it, "many" a list of samples.
+        fn: A coroutine function runs on the event loop, any other function in a worker.
+        random: True if the generators of Python, numpy and torch are seeded for each sample before it runs, beside
+        `hr.rng()`. None: it draws nothing, and none is seeded.
+        is_implied: True if the step follows from the source and was not written by the user.
+        open_rows: For the first step: runs it on the rows [start, stop) of `headrace.formats.opening.BlockRows`
+            together.
+        Returns the results, with None for rows that must go through the step, and their bytes. Never raises.
+        open_many: As `open_rows`, for `headrace.formats.opening.MemberRows`.
+        is_numbered: True if workers pass `fn` a tuple: the sample's position in the epoch, and the sample.
+        passed: Operators before this one, from the source on, for errors.
+        is_shardable: True if each rank may apply it to its samples alone.
+        is_separate: True if it runs in worker processes only.
+        is_without_torch: True if it is known not to need torch.
+        reads: True if it reads the sample by its key. Async functions may follow such a step anywhere.
     """
 
     name: str
@@ -57,62 +57,60 @@ class Step:
 
     @property
     def keeps_count(self) -> bool:
-        """Whether one sample comes out for each that goes in."""
+        """True if the step makes exactly one sample from each."""
         return self.kind == "map"
 
     @property
     def told(self) -> str:
-        """What the note of an error says of it."""
+        """Text for the note of an error."""
         return f"{self.name}; operators: {self.passed}" if self.passed else self.name
 
 
 NO_STEP = Step("", "map", as_it_is)
-"""Stands for what is before the first step."""
+"""Represents the stage before the first step."""
 
 
 class Finish(Enum):
-    """What a worker does with the samples that its chain made."""
+    """How a worker handles the samples that its chain made."""
 
-    SLOTS = "slots"  # write each into its place in the batch's slab
+    SLOTS = "slots"  # write each into its slot in the batch's slab
     BATCH = "batch"  # collate them and write the batch into the slab
-    EACH = "each"  # the same of each by itself, as far as the task is carried out: see `Reply.sizes`
-    COLLATE = "collate"  # the same, of samples that went through the chain already
-    SAMPLES = "samples"  # write them, as a list, where the next stage finds them
-    GROUP = "group"  # the same, of what the chain makes of all of them together
-    CHECK = "check"  # leave them; only what failed is of interest
-    SCAN = "scan"  # not samples yet: find where they lie in fetched bytes
+    EACH = "each"  # collate and write each sample alone, possibly not all: see `Reply.sizes`
+    COLLATE = "collate"  # as BATCH, for samples that have passed the chain already
+    SAMPLES = "samples"  # write them as a list for the next stage
+    GROUP = "group"  # as SAMPLES, for the result of the chain on all of them together
+    CHECK = "check"  # discard them and report failures only
+    SCAN = "scan"  # find the samples in fetched bytes
 
     @property
     def is_inner(self) -> bool:
-        """Whether another stage follows: what is made is no batch's own yet."""
+        """True if another stage follows, so that the result does not belong to a batch yet."""
         return self in (Finish.SAMPLES, Finish.GROUP)
 
     @property
     def is_of_made(self) -> bool:
-        """Whether it is all that is left to do for a batch whose samples have been made by other tasks."""
+        """True if other tasks have made the batch's samples already."""
         return self in (Finish.COLLATE, Finish.CHECK)
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Work for one worker. It may be given to another until its reply has come: what it names stays as it is.
+    """Work for one worker. Must not change before the reply, as another worker may repeat it.
 
     Attributes:
-        chain: the number of the chain of steps, as the workers were told it.
-        key: from which, with the positions, the samples' random numbers are made.
-        batch: the batch it helps to make; tasks of earlier batches go first.
-        finish: what to do with the samples.
-        parts: the samples.
-        position: the position of the first one.
-        positions: the position of each, where they do not follow one another.
-        slot: the place of the first one in its batch.
-        capacity: how many slots the slab has.
-        place: where to write, if that is known already.
-        scan: (the shard's scanner, the buffer's offset in the shard, whether it is the last) for Finish.SCAN, whose
-            buffer is at `place`.
-        notes: for Finish.GROUP, what the chain is told of each sample besides.
-        failures: for samples that have ended too many workers, by their index in the task, the error in their place.
-        deaths: how many workers have ended at which sample of it.
+        chain: Number of the chain of steps, as registered with the workers.
+        key: Seed of the samples' random numbers, combined with the positions.
+        batch: Batch that the task contributes to. Tasks of earlier batches go first.
+        position: Position of the first sample.
+        positions: Position of each sample, if they are not consecutive.
+        slot: Slot of the first sample in its batch.
+        capacity: Number of slots in the slab.
+        place: Memory for the result, if already known.
+        scan: (the shard's scanner, offset of the buffer in the shard, True if it is the last buffer) for Finish.SCAN,
+            whose buffer is at `place`.
+        notes: For Finish.GROUP: details of each sample for the chain.
+        failures: Errors of samples that ended too many workers, by index in the task.
+        deaths: Number of workers that ended, by index of the sample.
     """
 
     chain: int
@@ -138,33 +136,33 @@ class Task:
 @as_call
 @dataclass(slots=True)
 class Reply:
-    """What a worker answers to a task.
+    """A worker's reply to a task.
 
     Attributes:
-        kind: "written"; "held" (made, but there is no place for it, or none of the size `size`); "mismatch" (the
-            samples do not have the form that the slots were made for); "failed" (one exception for the whole task).
-        size: bytes needed, of "held"; bytes that were written, of "written" for all but SLOTS.
-        spec: the form of a sample, of "held" for Finish.SLOTS; None where slots cannot be made for it.
-        lengths: of the pickle and its buffers, of "written" for BATCH and SAMPLES.
-        kept: for SAMPLES of which of the task's samples those in the list are; of one there may be many, or none. For
-            GROUP they are all of the first.
-        failed: for SAMPLES and GROUP where in the list failures stand, ascending.
-        measures: for SAMPLES and GROUP, where the chain has a measure, that of each in the list; 0 of failures.
-        errors: (slot, error); for SAMPLES a Failure stands in the list too. For SLOTS, where the chain
-            skips, the other samples are written one after the other from the task's first slot on: its last ones stay
-            empty.
-        left_out: for GROUP, where the chain skips and is told of its samples: (index in the task, error) of those that
-            had failed, and that what was made is without.
-        columns: values that are not written into slots: for each such leaf a list.
-        value: what Finish.SCAN found.
-        pieces: of SAMPLES that are packed each by itself: see `headrace.parts.ApartPart`.
-        is_table: whether SAMPLES are in a table: see `headrace.parts.TablePart`.
-        sizes: for EACH of each sample the bytes of its pickle and of its buffers, none where it has failed. There may
-            be fewer than the task has samples: those behind them are left, for these were many bytes, or took long.
-        copies: of "written", (offset, bytes) of the task's place, where no memory is shared.
-        busy_s: for each step of the chain (collation and writing last) seconds spent in it.
-        made_s: seconds spent on the samples themselves, with those of the replies before it to the same task.
-        took_s: seconds until there was something to write, with collation.
+        kind: "written"; "held" (made, but without memory for the result, or with less than `size`); "mismatch" (the
+            samples
+        do not have the spec of the slots); "failed" (one exception for the whole task).
+        size: "held": bytes needed. "written", except SLOTS: bytes written.
+        spec: "held" with Finish.SLOTS: the spec of a sample, None if slots are impossible.
+        lengths: "written" with BATCH and SAMPLES: bytes of the pickle and its buffers.
+        kept: SAMPLES: for each in the list, its index in the task. One sample may become many, or none. GROUP: all 0.
+        failed: SAMPLES and GROUP: indices of failures in the list, ascending.
+        measures: SAMPLES and GROUP, if the chain has a measure: that of each in the list; 0 for failures.
+        errors: (slot, error). SAMPLES also has a Failure in the list. SLOTS, if the chain skips: the other samples are
+        written without gaps from the task's first slot on, so that its last slots stay empty.
+        left_out: GROUP, if the chain skips and gets notes: (index in the task, error) of failed samples missing in the
+        result.
+        columns: Values that are not written into slots: a list per leaf.
+        value: Result of Finish.SCAN.
+        pieces: SAMPLES that are pickled one by one: see `headrace.parts.ApartPart`.
+        is_table: True if SAMPLES are a table: see `headrace.parts.TablePart`.
+        sizes: EACH: bytes of the pickle and buffers of each sample, empty if it has failed. May be shorter than the
+            task:
+        the worker stopped after many bytes or a long time.
+        copies: "written" without shared memory: (offset, bytes) for the task's place.
+        busy_s: Seconds per step of the chain. Collation and writing come last.
+        made_s: Seconds for the samples, earlier replies to this task included.
+        took_s: Seconds until the result was ready to write, with collation.
     """
 
     kind: Literal["written", "held", "mismatch", "failed"]
@@ -189,21 +187,20 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Chain:
-    """What is done to samples in workers: `steps` to each sample, then `collate` and `after` to the batch.
+    """Work done by workers: `steps` on each sample, then `collate` and `after` on the batch.
 
     Attributes:
-        collate: makes a batch of a list of samples; None where the list's only sample is the batch.
-        init: called once in each worker process, with its number.
-        columns: does what `steps` do, for all samples of a row table at once; None where it cannot: see
+        collate: Makes a batch from a list of samples. None: the only sample of the list is the batch.
+        init: Called once in each worker process, with its number.
+        columns: Does the work of `steps` for a whole row table at once. None: not possible. See
             `headrace.formats.columns`.
-        skips: whether a batch is collated without its samples that have failed; False: one that has any is not.
-        by_key: whether samples come as keys, and their random numbers go by those and not by positions.
-        many: does what `steps` do, for all keys of a task at once.
-        measure: asked for a number of each sample that goes on to the next stage, which puts samples together by that.
-        begin: called in each worker, process or thread, with its number, before the first task of this chain.
-        pack_error: packs an exception, with the worker's number; None: as the engine packs its own.
-        unchanged: says of a sample that is given on by itself that `collate` would give it back as it is, and draw no
-            random numbers; None: of none is that known.
+        skips: True if batches are collated without failed samples. False: a batch with a failed sample is not collated.
+        by_key: True if samples come as keys, which then seed their random numbers instead of positions.
+        many: Does the work of `steps` for all keys of a task at once.
+        measure: Returns a number for each sample, by which the next stage groups samples.
+        begin: Called in each worker, process or thread, with its number, before its first task of this chain.
+        pack_error: Packs an exception, with the worker's number. None: as the engine does.
+        unchanged: Returns True if `collate` returns a single sample unchanged and draws nothing. None: not known.
     """
 
     steps: tuple[Step, ...] = ()

@@ -1,4 +1,4 @@
-"""For whoever writes a store: what it answers, and the protocol that it has; and some plain types."""
+"""Plain types, and the protocols of stores and batchers."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ Buffer = bytes | bytearray | memoryview
 Ints = NDArray[np.int64]
 
 Tail = Literal["short", "drop", "pad", "carry", "uneven"]
-"""What becomes of an epoch's last step where it is short."""
+"""How a short last step of an epoch is handled."""
 
 Ranges = tuple[tuple[int, int], ...]
-"""Numbers as ranges [start, stop) that ascend."""
+"""Ascending ranges [start, stop) of numbers."""
 
 
 class Batcher(Protocol):
-    """Finds the next group of samples: the seam for whoever puts samples together.
+    """Finds the next group of samples. Implement it to group samples by new rules.
 
-    It is told a measure of each sample that waits, in order, until it names some of them. Then another one is begun for
-    the next group, and told of those that are left, and of what comes after them. What it does must follow from what it
-    was told alone.
+    A batcher is offered a measure of each waiting sample, in order, until it names some of them. A new batcher is then
+    created for the next group and is offered the remaining samples and later ones. The result must depend on the
+    offered measures only.
     """
 
     def offer(self, measure: int) -> Sequence[int] | None:
-        """The next sample that waits.
+        """Offer the next waiting sample.
 
         Returns:
-            The samples that make a group now, by the order in which they were offered to this batcher, from 0; None, or
-            an empty list, as long as others are needed.
+            The samples that form a group now, numbered from 0 in the order in which this batcher was offered them.
+                None, or an
+            empty list, if more samples are needed.
         """
         ...
 
     def end(self) -> Sequence[int] | None:
-        """No other sample comes. The same; but where it names none, those that wait are left out."""
+        """Return the next group after the last sample, or None to drop the waiting samples."""
         ...
 
 
 @runtime_checkable
 class LastingBatcher(Batcher, Protocol):
-    """One that is asked for the next groups, too: others would be told again of all that is left, group by group.
+    """A batcher kept for later groups, so that the remaining samples are not offered again.
 
-    What it has named it forgets. It finds what a new one would that is told of what is left, and names samples by how
-    many it was told of before them, those that it has named already among these.
+    It forgets the samples that it has named. It must find the groups that new batchers would find if offered the
+    remaining samples. It numbers samples by all that it was ever offered, named ones included.
     """
 
     is_lasting: Literal[True]
@@ -54,18 +55,20 @@ class LastingBatcher(Batcher, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A store's answer to one request: which bytes of the object come, and the bytes.
+    """A store's response to one request: a range of bytes of an object.
 
     Attributes:
-        start, stop: the range of the object that `chunks` gives, in bytes.
-        size: the size of the whole object. It and `stop` are None where the store does not say it before the end: then
-            `chunks` ends without an error only where the body is known to be whole.
-        etag: the object's version, where the store has one.
-        chunks: the body, in order; where it is one that `Fills`, it is read by that.
-        gives_ranges: of a whole object: the store has said that it gives parts too, and it may be told to stop here; a
-            long one is then read in several parts at once.
-        in_order: the store sends the whole for every part: to ask for several at once would send it as often.
-        modified: when the object was last modified, as the store writes it, where it says so.
+        start, stop: Range of the object that `chunks` contains, in bytes.
+        size: Size of the whole object. `size` and `stop` are None if the store does not report them in advance. Then
+        `chunks` ends without an error only if the body is known to be complete.
+        etag: Version of the object, if the store has one.
+        chunks: The body, in order. A body that implements `Fills` is read by `read_into`.
+        gives_ranges: For a whole object: the store also supports ranges, and this response may be aborted. A long
+            object is
+        then read in several ranges at once.
+        in_order: True if the store sends the whole object for every range. Concurrent requests would send it
+            repeatedly.
+        modified: Last modification, unparsed, if the store reports it.
     """
 
     start: int
@@ -80,58 +83,58 @@ class Answer:
 
 @runtime_checkable
 class Fills(Protocol):
-    """A body that writes into memory that the reader gives: one copy less than in pieces.
+    """A body that writes into the reader's memory, which saves a copy.
 
     Attributes:
-        received: bytes of the body so far, written anywhere; also while `read_into` waits, and after it has failed.
+        received: Bytes of the body so far, written anywhere. Valid while `read_into` waits and after it has failed.
     """
 
     received: int
 
     async def read_into(self, target: memoryview) -> int:
-        """Fill `target` with the body's next bytes; fewer only where the body ends. Gives how many.
+        """Fill `target` with the next bytes. Returns their number, which is smaller only at the end.
 
         Raises:
-            StorageError, OSError, TimeoutError: as `Store.get`; what `received` counts is in its place.
+            StorageError, OSError, TimeoutError: as `Store.get`. The bytes counted by `received` are in place.
         """
         ...
 
     async def aclose(self) -> None:
-        """Nobody reads the rest."""
+        """Close the body without reading the rest."""
         ...
 
 
 @runtime_checkable
 class Store(Protocol):
-    """A place that holds objects under paths: the seam for whoever adds a kind of storage.
+    """A storage of objects under paths. Implement it to add a kind of storage.
 
-    A store answers or raises; it neither retries nor checks lengths: the reader does both, once for all stores. One
-    that has a true `is_local` is not asked a second time because it is late, and nothing of it is cached. Those that
-    have the same `host`, a text, share what that host takes: requests at once, their pace, and further attempts. One
-    that has a true `gives_ends` takes a negative `start`, without a `stop`, for so many of the last bytes.
+    A store responds or raises. It neither retries nor checks lengths; the reader does both for all stores. A store with
+    a true `is_local` gets no hedged requests, and its objects are not cached. Stores with one `host`, a text, share its
+    limit of concurrent requests, rate limit and retry budget. A store with a true `gives_ends` accepts a negative
+    `start`, without a `stop`, for the last bytes.
     """
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """Ask for bytes [start, stop) of the object (all of it where both are None).
+        """Request bytes [start, stop) of the object; all of it if both are None.
 
-        A `stop` beyond the end gives what there is. With `if_match`, another ETag is ObjectChangedError.
+        A `stop` beyond the end returns what exists. With `if_match`, another ETag raises ObjectChangedError.
 
         Raises:
-            ObjectMissingError, AccessDeniedError, ObjectChangedError: asking again is of no use.
-            ThrottledError: ask again, later and less often.
-            StorageError, OSError, TimeoutError: this request failed; another one may not.
+            ObjectMissingError, AccessDeniedError, ObjectChangedError: a retry is useless.
+            ThrottledError: retry later and less often.
+            StorageError, OSError, TimeoutError: this request failed; a retry may succeed.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let connections and threads go; no request is under way."""
+        """Close connections and threads. No request is under way."""
         ...
 
 
 class Listed(NamedTuple):
-    """An object of a store, as a listing has it; its size and version where that tells them."""
+    """An object in a listing, with size and version if the listing has them."""
 
     path: str
     size: int | None = None
@@ -140,31 +143,31 @@ class Listed(NamedTuple):
 
 @runtime_checkable
 class Lists(Protocol):
-    """A store that can say which objects it has: what patterns with `*` and folders need; a `Store` may have it."""
+    """A store that can list its objects, as patterns with `*` and folders need."""
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
-        """The objects whose paths begin with `prefix`, in any order, a page after the other: never all at once.
+        """List the objects whose paths begin with `prefix`, page by page, in any order.
 
         Args:
-            prefix: empty, or the path of a folder and a slash. One that is not there has no objects.
-            levels: objects with more slashes than this less one behind the prefix may be left out.
+            prefix: Empty, or the path of a folder and a slash. A missing folder has no objects.
+            levels: Objects may be omitted if they have `levels` or more slashes after the prefix.
 
         Raises:
-            AccessDeniedError: asking again is of no use.
-            StorageError, OSError, TimeoutError: it failed; another one may not.
+            AccessDeniedError: a retry is useless.
+            StorageError, OSError, TimeoutError: listing failed; a retry may succeed.
         """
         ...
 
 
 @runtime_checkable
 class Pins(Protocol):
-    """A store whose objects lie at revisions that move, as branches do; a `Store` may have it."""
+    """A store with movable revisions, such as branches."""
 
     async def pinned(self, prefix: str) -> str:
-        """The same folder at what its revision is now, where it stays as it is.
+        """Return the folder at its current revision, which does not change.
 
         Raises:
-            ObjectMissingError: the store does not say what that is.
-            StorageError, OSError, TimeoutError: it failed; another one may not.
+            ObjectMissingError: the store does not report the revision.
+            StorageError, OSError, TimeoutError: the request failed; a retry may succeed.
         """
         ...
