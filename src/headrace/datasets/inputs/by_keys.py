@@ -101,7 +101,7 @@ class Matched(PassOperator):
     def in_state(self) -> str:
         return f"matched {self.matches.digests[self.side]}"
 
-    def count(self, count: int) -> int:  # noqa: ARG002 (the keys say it)
+    def count(self, count: int) -> int:  # noqa: ARG002 (the keys decide)
         return len(self.matches.places[self.side])
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Functions behind the methods that combine data sets."""
+"""Implementations of the methods that combine data sets."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from headrace.plan.order import ENDLESS
 
 
 class InputsSpec(JoinedSpec):
-    """Several streams, each of which occurs once with its own operators."""
+    """Several streams with their own operators, each of whose samples occur once."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         super().__init__(tuple(map(str, range(len(streams)))), streams)

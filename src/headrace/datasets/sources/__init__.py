@@ -1,1 +1,1 @@
-"""Where samples come from: objects, shards, tables, arrays, tokens and videos."""
+"""Sources of samples: objects, shards, tables, arrays, tokens and videos."""

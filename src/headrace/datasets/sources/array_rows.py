@@ -29,11 +29,11 @@ from headrace.types import Ints
 
 
 class ArrayFiles(Protocol):
-    """A kind of files that hold arrays; it goes to other processes by pickle.
+    """A kind of files that hold arrays. It is picklable.
 
     Attributes:
-        kind: how it is called.
-        names: which arrays are wanted.
+        kind: Name in `repr` of streams.
+        names: The requested arrays.
     """
 
     @property
@@ -43,19 +43,12 @@ class ArrayFiles(Protocol):
     def names(self) -> Names: ...
 
     async def table(self, reader: Reads, url: str, limits: Limits) -> tuple[Table, Version]:
-        """Where the rows of a file's arrays lie, and of which version of it that holds."""
+        """Read the locations of the rows of a file's arrays, and the version of the file."""
         ...
 
 
 class ArrayRows(AsyncDataset):
-    """The rows of files by number: of each array what a row is read with is held for the others.
-
-    Args:
-        urls: the files.
-        files: of which kind they are.
-        limits: how much they may ask for.
-        storage_options: for the store.
-    """
+    """Rows of files by number. Chunks that were read for a row are held for others."""
 
     def __init__(
         self,
@@ -83,19 +76,18 @@ class ArrayRows(AsyncDataset):
 
     @property
     def starts(self) -> Ints:
-        """The number of each file's first row, and of all rows last."""
+        """First row number of each file, then the total."""
         self._open_now()
         return self._starts
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         self._open_now()
         return self._tables[0][0].row_bytes
 
     @property
     def blocks(self) -> Ints:
-        """The numbers of the rows that chunks begin with, and of all rows last."""
+        """First row number of each chunk, then the total."""
         self._open_now()
         begins = [table.blocks + start for (table, _), start in zip(self._tables, self._starts, strict=False)]
         return np.concatenate([*begins, self._starts[-1:]]).astype(np.int64)
@@ -105,7 +97,7 @@ class ArrayRows(AsyncDataset):
             blocking(self.aopen)
 
     async def aopen(self) -> None:
-        """Read what describes the files' arrays."""
+        """Read the descriptions of the files' arrays."""
         if self._is_open:
             return
         async with self._readers.use() as reader:
@@ -128,12 +120,12 @@ class ArrayRows(AsyncDataset):
         await self._held.aclose()
 
     async def aget(self, key: int) -> dict[str, object]:
-        """Row `key` of all.
+        """Return row `key` of all files.
 
         Raises:
-            IndexError: there are fewer.
-            FormatError: its chunk is damaged.
-            ObjectChangedError: the file is another one.
+            IndexError: There are fewer rows.
+            FormatError: Its chunk is damaged.
+            ObjectChangedError: The file changed.
         """
         await self.aopen()
         try:
@@ -153,7 +145,7 @@ class ArrayRows(AsyncDataset):
         for field, _, inside in places:
             rows = found[field]
             assert rows is not None
-            sample[field] = np.array(rows[inside])  # of its own: the chunk may go
+            sample[field] = np.array(rows[inside])  # a copy: the chunk may be dropped
         return sample
 
     def _number(self, ordinal: int, field: str, piece: int) -> int:
@@ -179,7 +171,7 @@ class ArrayRows(AsyncDataset):
             return data
 
         bodies = await for_each(len(parts), body)
-        # never on the loop: whoever is in the library may wait for what the loop reads
+        # never on the loop: a thread that holds the library's lock may be waiting for a read on the loop
         return await anyio.to_thread.run_sync(array.assembled, number, bodies, limiter=running_threads.get())
 
     async def _table(self, reader: Reads, ordinal: int) -> tuple[Table, Version]:
@@ -220,7 +212,7 @@ class ArraySource(StoredSource, KeySource):
 
 
 def _digest_of(names: Names) -> str:
-    """What tells these names from others; of names themselves fingerprints keep what follows the last slash."""
+    """Return a digest of whole names; `fingerprint_of` keeps only the part after the last slash."""
     if names is not None and not isinstance(names, Mapping):
         names = {name: name for name in names}
     wanted = None if names is None else sorted(names.items())

@@ -1,4 +1,4 @@
-"""The rows of NumPy's files as samples."""
+"""Rows of NumPy files as samples."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def arrays(
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """The rows of arrays in .npz and .npy files, along the first axis, by random access.
+    """Read rows of arrays in .npz and .npy files, along the first axis, by random access.
 
-    A sample has `__key__`, the row's number in its file, `__url__`, and an array for each that the file has; that of an
-    .npy file is called "value". Of arrays that are stored as they are, as `np.save` and `np.savez` do it, stretches of
-    rows are read by ranges, 64 KiB or a row. Those that `np.savez_compressed` has packed are read whole, when one of
-    their rows is first needed, and held; so are arrays of several dimensions that lie by columns in an .npz file.
+    A sample has `__key__`, the row's number in its file, `__url__`, and a field for each array of the file; that of an
+    .npy file is "value". For uncompressed arrays, as written by `np.save` and `np.savez`, stretches of rows of 64 KiB,
+    or single rows, are read by ranges. Arrays compressed by `np.savez_compressed` are read whole, when one of their
+    rows is first needed, and held in memory; so are multidimensional arrays in Fortran order in an .npz file.
 
     `hr.stream` reads an .npz file as one sample, and `hr.tokens` windows of an array of token ids.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/{000..099}.npz" or "data/**/*.npz", that of a folder, or a
-            list of them; all have the same arrays.
-        names: which arrays, by the names of their fields, such as {"image": "x_train", "label": "y_train"}; or a list
-            of names. By default all, which must have as many rows each then.
-        limits: how much files may ask for: `member_bytes` for what is read at once.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        urls: A URL or path, a pattern such as "s3://bucket/{000..099}.npz" or "data/**/*.npz", a folder, or a list of
+            these. All files have the same arrays.
+        names: Array names by field, such as {"image": "x_train", "label": "y_train"}; or a list of names. By default
+            all, which must then have the same number of rows.
+        limits: Limits for files: `member_bytes` applies to a single read.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: no address, or names of fields that are taken. Files are read later: then an array that is not
-            there, or has another number of rows, is one.
-        FormatError: later, a file is damaged, holds Python objects, or lies by columns.
+        OptionError: There is no URL, or field names are reserved. Files are read later; an array that does not exist,
+            or has another number of rows, then raises it.
+        FormatError: Raised later for a file that is damaged, holds Python objects, or is in Fortran order.
     """
     check_names(names, "names")
     places = names_at(urls, storage_options, kept=listing == "kept", folders=(".npz", ".npy")).urls

@@ -1,4 +1,4 @@
-"""The bytes of single members of shards, read and checked."""
+"""Reading and verification of single members of shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GAP_BYTES = 16 * 1024
 
 
 class Where(NamedTuple):
-    """A shard, with its index; `is_packed`: it is compressed as a whole."""
+    """A shard with its index. `is_packed`: the shard is compressed as a whole."""
 
     url: str
     shard: ShardIndex
@@ -41,10 +41,11 @@ async def bodies_at(
     crc: list[int | None],
     names: MemberNames | None = None,
 ) -> list[bytes]:
-    """The members at these (offset, size), checked; what lies together is read at once.
+    """Read and verify the members at (offset, size). Nearby members are read together.
 
     Args:
-        names: of the members in a tar archive, which are compared with headers that are read with the members.
+        crc: Checksum of each member, if known.
+        names: Names of the members of a tar archive, to compare with the headers that are read with them.
     """
     if not places:
         return []
@@ -99,7 +100,7 @@ async def _unpacked_bodies(
     crc: list[int | None],
     names: MemberNames | None,
 ) -> list[bytes]:
-    """The same of a compressed shard: whole frames of it are read."""
+    """Read members of a compressed shard, in whole compression frames."""
     url, shard = where.url, where.shard
     frames = shard.frames
     if frames is None or len(frames.packed) < 3:
@@ -115,7 +116,7 @@ async def _unpacked_bodies(
     kept, name = unpacked_by(reader), (url, version, packed[0], packed[-1])
 
     def unpack(data: Buffer) -> bytes | None:
-        """What comes out, if it is whole."""
+        """Return the unpacked bytes. None: the data are damaged."""
         try:
             return _unpack(data, some, where.limits)
         except LimitError:
@@ -124,7 +125,7 @@ async def _unpacked_bodies(
             return None
 
     def bodies_of(whole: bytes | None) -> list[bytes] | None:
-        """The members, if they are right."""
+        """Return the members. None: a checksum differs."""
         if whole is None:
             return None
         bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
@@ -157,18 +158,18 @@ def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:
 
 
 def version_of(shard: ShardIndex) -> Version:
-    """What a shard must be like; where each member is checked, its ETag may be that of a copy."""
+    """Return a shard's expected version. Without ETag if members have checksums: copies are fine."""
     return Version(None if shard.size < 0 else shard.size, shard.etag if shard.crc is None else None)
 
 
-_KEPT_BYTES = 4 * 2**20  # samples that are read in order, or a few at a time, come from these
+_KEPT_BYTES = 4 * 2**20  # serves samples that are read sequentially, or a few at a time
 _of_readers: WeakKeyDictionary[Reads, Unpacked] = WeakKeyDictionary()
 
 
 class Unpacked:
-    """What was unpacked last, 4 MiB at the most, by names that tell its object, version and place.
+    """The last 4 MiB of unpacked data, by object, version and range.
 
-    Who asks for what another is just unpacking waits for that. One event loop uses it.
+    A request for data that are being unpacked waits for them. For use on one event loop.
     """
 
     def __init__(self) -> None:
@@ -178,7 +179,7 @@ class Unpacked:
         self._asking: Counter[Hashable] = Counter()
 
     async def get(self, name: Hashable, unpack: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        """What is kept by this name, or what `unpack` gives; None is not kept, nor is what is too large."""
+        """Return cached data, or the result of `unpack`, which is cached unless None or too large."""
         lock = self._locks.setdefault(name, anyio.Lock())
         self._asking[name] += 1
         try:
@@ -200,10 +201,9 @@ class Unpacked:
                 del self._asking[name], self._locks[name]
 
     def drop(self, name: Hashable) -> None:
-        """Keep it no longer."""
         self._nbytes -= len(self._kept.pop(name, b""))
 
 
 def unpacked_by(reader: Reads) -> Unpacked:
-    """What was unpacked of what this reader has read; it ends with the reader."""
+    """Return the cache of a reader, which is dropped with the reader."""
     return _of_readers.setdefault(reader, Unpacked())

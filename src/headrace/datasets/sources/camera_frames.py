@@ -1,4 +1,4 @@
-"""Frames that belong to rows: those of several cameras, at the time of a row in its episode."""
+"""Camera frames of rows, at the time of a row in its episode."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from headrace.indexes.videos import Videos
 from headrace.reading import OwnReaders
 
 _READ = "__frames__"
-"""Under this name lies, until they are decoded, what the frames of a row's cameras are decoded from."""
+"""Field of a row's encoded frames, until they are decoded."""
 
 _OFF_S = 1e-3
-"""A frame that begins further from the time that is wanted is another one."""
+"""Maximum distance in seconds between a requested time and the frame for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Where an episode lies.
+    """Location of an episode.
 
     Attributes:
-        length: of it, in rows.
-        videos: for each camera the number of its video, and when the episode begins there, in seconds.
+        length: Number of rows.
+        videos: For each camera the number of its video, and the start of the episode in it, in seconds.
     """
 
     length: int
@@ -38,15 +38,16 @@ class Episode:
 
 
 class CameraFrames:
-    """A step on the event loop: reads what a row's frames take, which its `episode_index` and `timestamp` name.
+    """A step on the event loop that reads the encoded frames of a row.
+
+    The row's `episode_index` and `timestamp` determine the frames.
 
     Args:
-        videos: of all episodes.
-        episodes: by their numbers.
-        cameras: their names, in the order that episodes have their videos in.
-        offsets: which frames: so many seconds after the row's time.
-        fps: rows of a second.
-        storage_options: for the store.
+        videos: Videos of all episodes.
+        episodes: Episodes by number.
+        cameras: Names, in the order of the videos of an episode.
+        offsets: Seconds between the row's time and each frame.
+        fps: Rows per second.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class CameraFrames:
         return CameraFrames, arguments
 
     async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The row, and what its frames are decoded from.
+        """Return the row with its encoded frames.
 
         Raises:
-            FormatError: there is no such episode, or its videos have no frames at that time.
-            StorageError: they could not be read.
+            FormatError: There is no such episode, or its videos have no frames at that time.
+            StorageError: The frames could not be read.
         """
         where = f"row {row['__key__']} of {row['__url__']}"
         number, at = row.get("episode_index"), row.get("timestamp")
@@ -79,7 +80,7 @@ class CameraFrames:
         if episode is None or at is None:
             raise FormatError(f"{where} is of episode {number}, {at} s: nothing is known of that", url=row["__url__"])
         last = (episode.length - 1) / self.fps
-        if not -_OFF_S <= at <= last + _OFF_S:  # or another row's frame would be given
+        if not -_OFF_S <= at <= last + _OFF_S:  # otherwise the frame of another row would be used
             raise FormatError(f"{where}, at {at:.4f} s, lies beyond its episode, {number}", url=row["__url__"])
         times = np.clip(float(at) + np.array(self.offsets), 0, last)
 
@@ -99,15 +100,14 @@ class CameraFrames:
 
 
 class AddFrames:
-    """The step behind it, in workers: decodes the frames, and adds the text of the row's task.
+    """The step after `CameraFrames`, in workers: decodes frames and adds the row's task as text.
 
     Args:
-        cameras: under whose names frames are put.
-        tasks: texts, by `task_index`.
-        decoder: its name.
-        limits: on the pixels of a frame, and the bytes of those of a camera.
-        size: (height, width) that frames are scaled to.
-        is_one: whether there is one frame of each camera, and no dimension of time.
+        cameras: Fields of the frames.
+        tasks: Texts by `task_index`.
+        limits: Limits on the pixels of a frame, and on the bytes of a camera's frames.
+        size: (height, width) to which frames are scaled.
+        is_one: True if there is one frame per camera, without a dimension of time.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class AddFrames:
         self.limits, self.size, self.is_one = limits, size, is_one
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The whole sample.
+        """Return the complete sample.
 
         Raises:
-            DecodeError: frames do not decode.
-            FormatError: there is no such task.
+            DecodeError: Frames could not be decoded.
+            FormatError: There is no such task.
         """
         read = row.pop(_READ, ())
         if self.tasks and "task_index" in row:

@@ -1,4 +1,4 @@
-"""Clips of videos: some frames of each, of which the bytes are read that they take, and no others."""
+"""Clips of videos: some frames of each. Only the bytes that they need are read."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from headrace.work.randomness import rng
 
 @dataclass(frozen=True, kw_only=True)
 class Clips:
-    """Which frames of a video make a clip, and which clips there are.
+    """Frames of a clip, and choice of clips in a video.
 
-    They are counted in frames as they are shown; with `fps`, in times of that rate from the first frame on, at each of
-    which the frame counts that is shown then: once, several times or not at all.
+    Frames are counted in display order. With `fps`, ticks of that rate are counted instead, from the first frame on. A
+    tick takes the frame displayed then, so a frame may occur once, several times or not at all.
 
     Attributes:
-        frames: of a clip.
-        stride: a clip has every so many of the frames one behind the other.
-        every: so many frames behind the first of a clip the next one begins; None: where that one ends.
-        of_each: instead, of each video so many clips, whose places are drawn anew in each epoch, from the loader's
-            seed, the epoch and the sample's position.
-        fps: see above; None: the frames of the video, whatever its rate.
-        short: of a video that has fewer frames than a clip "drop" makes no clip, and "error" an error.
+        frames: Number of frames in a clip.
+        stride: A clip takes every `stride`-th frame.
+        every: Distance in frames between the starts of consecutive clips. None: a clip starts where the last ends.
+        of_each: Alternative: this many clips of each video, at random positions in each epoch that depend on the
+            loader's seed, the epoch and the sample's position.
+        fps: See above. None: all frames of the video, whatever its rate.
+        short: A video that is shorter than a clip: "drop" makes no clip of it, and "error" raises an error.
     """
 
     frames: int
@@ -70,23 +70,23 @@ class Clips:
 
     @property
     def span(self) -> int:
-        """How many frames lie between the first and the last of a clip, with these."""
+        """Number of frames from the first to the last of a clip, inclusive."""
         return (self.frames - 1) * self.stride + 1
 
     def counts(self, frames: Ints) -> Ints:
-        """How many clips videos have of so many frames each."""
+        """Return the number of clips in videos with these numbers of frames."""
         every = self.every or self.frames * self.stride
         return np.asarray(np.maximum(frames - self.span + every, 0) // every)
 
     def frames_of(self, table: VideoTable) -> int:
-        """How many frames a video has, as they are counted here."""
+        """Return the number of frames in a video, or of ticks with `fps`."""
         if self.fps is None:
             return len(table)
         ticks = table.end_ticks - int(table.shown_ticks[0])
         return max(1, math.ceil(ticks * self.fps / table.track.timescale - 1e-6))
 
     def chosen(self, table: VideoTable, start: int) -> Ints:
-        """The frames of the clip from `start` on, by their numbers among those that are shown."""
+        """Return the frames of the clip from `start` on, by number in display order."""
         counted = start + self.stride * np.arange(self.frames)
         if self.fps is None:
             return counted
@@ -96,13 +96,10 @@ class Clips:
 
 
 class VideoClips(AsyncDataset):
-    """The clips of videos by number, each read by requests for just the bytes that its frames take.
+    """Clips of videos by number, read by requests for the bytes that their frames need.
 
     Args:
-        videos: where their frames lie.
-        clips: which frames make one.
-        storage_options: for the store.
-        facts: what is said of the videos, and why.
+        facts: Label and text of lines of `describe`.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ class VideoClips(AsyncDataset):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The addresses of the videos."""
+        """URLs of the videos."""
         return self.videos.urls
 
     def __len__(self) -> int:
@@ -128,7 +125,7 @@ class VideoClips(AsyncDataset):
 
     @property
     def starts(self) -> Ints:
-        """The number of each video's first clip, and of all clips last."""
+        """First clip number of each video, then the total."""
         if self._starts is None:
             blocking(self.aopen)
         assert self._starts is not None
@@ -142,7 +139,7 @@ class VideoClips(AsyncDataset):
         await self.videos.aclose()
 
     async def _counts(self) -> Ints:
-        """How many clips each video has."""
+        """Return the number of clips in each video."""
         clips = self.clips
         async with self._readers.use() as reader:
             await self.videos.open(reader)
@@ -162,12 +159,12 @@ class VideoClips(AsyncDataset):
         return np.array(await for_each(len(self.urls), of), np.int64)
 
     async def aget(self, key: int) -> dict[str, object]:
-        """Clip `key`, as it is before it is decoded: the bytes of its frames, and of those that these take.
+        """Return clip `key`, encoded: the bytes of its frames, and of frames that these depend on.
 
         Raises:
-            IndexError: there are fewer clips.
-            FormatError: its video is damaged.
-            ObjectChangedError: the video is another one than that whose tables were read, or that was listed.
+            IndexError: There are fewer clips.
+            FormatError: Its video is damaged.
+            ObjectChangedError: The video changed since it was listed, or its tables were read.
         """
         await self.aopen()
         starts = self.starts
@@ -191,15 +188,15 @@ class VideoClips(AsyncDataset):
         return {"__key__": f"{name}/{start}", "__url__": masked(url), PIECES: pieces, BODIES: bodies}
 
     def _video_of(self, ordinal: int) -> int:
-        """Which of the videos it is."""
+        """Return the number of the video with an ordinal."""
         return ordinal
 
     def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:
-        """(where a clip begins, its frames), of the clip of that number in its video.
+        """Return the start and the frames of a clip, by its number in the video.
 
         Raises:
-            FormatError: the video is too short.
-            ValueError: it has no such frames.
+            FormatError: The video is too short.
+            ValueError: It has no such frames.
         """
         clips = self.clips
         if clips.of_each is None:
@@ -213,12 +210,12 @@ class VideoClips(AsyncDataset):
 
     @property
     def text(self) -> str:
-        """Which clips these are, in words."""
+        """Description in `repr`."""
         return str(self.clips)
 
     @property
     def identity(self) -> str:
-        """What tells these clips of videos from others."""
+        """Text that identifies these clips of the videos in fingerprints."""
         return repr(self.clips)
 
 
@@ -232,13 +229,13 @@ def _too_short(url: str, frames: int, clips: Clips) -> FormatError:
 
 
 async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
-    """The frames of one of the videos.
+    """Return the table of a video.
 
     Raises:
-        ObjectChangedError: it is another than was listed.
+        ObjectChangedError: The video changed since it was listed.
     """
     table, version = await videos.video(reader, ordinal)
-    if videos.place is None:  # else frames are read in the version that the index file names
+    if videos.place is None:  # with an index file, reads of frames compare the version
         check_listed(videos.urls, ordinal, version.size, version.etag)
     return table, version
 
@@ -246,13 +243,13 @@ async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
 async def read_frames(
     reader: Reads, videos: Videos, url: str, video: Video, chosen: Ints
 ) -> tuple[list[Piece], list[np.ndarray[tuple[int], np.dtype[np.uint8]]]]:
-    """What it takes to decode some frames of one of the videos: the pieces, and the bytes of their ranges.
+    """Read what decoding some frames of a video needs: pieces, and the bytes of their ranges.
 
     Raises:
-        ValueError: one of them cannot be decoded.
-        LimitError: they are too many bytes.
-        ObjectChangedError: the video is another one than that whose tables were read.
-        StorageError: it could not be read.
+        ValueError: A frame cannot be decoded.
+        LimitError: The frames need too many bytes.
+        ObjectChangedError: The video changed since its tables were read.
+        StorageError: It could not be read.
     """
     table, version = video
     pieces, spans = pieces_of(table, chosen)
@@ -307,7 +304,7 @@ class ClipSource(StoredSource, KeySource):
 
 
 class _ClipOrders(SourceOrders):
-    """The clips of one video behind those of the other."""
+    """The clips of one video after those of another."""
 
     def __init__(self, source: ClipSource, keeps: tuple[KeepsKey, ...]) -> None:
         super().__init__(source, keeps)
@@ -319,5 +316,5 @@ class _ClipOrders(SourceOrders):
 
     @property
     def fingerprint(self) -> str:
-        """What tells these clips from others: their videos' names, how many each has, and which frames they have."""
+        """Identifier of the clips: names of the videos, counts of clips, and their frames."""
         return fingerprint_of((*self._source.urls, self._named), self.sizes)

@@ -1,4 +1,4 @@
-"""What streams are made by: of addresses, and of data sets of others."""
+"""Constructors of streams: from URLs, and from other data sets."""
 
 from __future__ import annotations
 
@@ -30,50 +30,49 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 def stream(
     urls: Urls,
     *,
-    format: str | Format | None = None,  # noqa: A002 (the name that the field uses)
+    format: str | Format | None = None,  # noqa: A002 (the common name)
     index: str | os.PathLike[str] | Sequence[str] | None = "auto",
     limits: Limits = DEFAULTS,
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
     **misplaced: Never,
 ) -> Stream:
-    """The samples of shards, read while they are needed; nothing is downloaded first.
+    """Read samples from shards on demand. Nothing is downloaded first.
 
-    Nothing is asked for here either, but where names do not say what is there: then a folder, or that of a pattern, is
-    listed, or the head of the first object is read. `describe()` says what was found, and why it was taken for that.
-    A folder of pictures, sounds or the like is `hr.folder`; with a `metadata.csv` beside them it is `hr.table`.
+    Construction makes no request if names show the format. Otherwise a folder, or the folder of a pattern, is listed,
+    or the head of the first object is read. `describe()` reports what was found, and how it was detected. A folder of
+    images, sounds or the like is `hr.folder`; with a `metadata.csv` beside them it is `hr.table`.
 
-    Members of a tar shard whose names agree up to the first dot behind the last slash are one sample: a dict with
-    `__key__`, `__url__`, and the rest of each name, in lower case, as a field of bytes. Shards may be compressed:
-    .tar.gz, .tar.zst, .tar.bz2, .tar.xz, .tar.lz4. Of .jsonl each line is a sample, with the members of its object as
-    fields, of .csv and .tsv each record, of .txt each line; .jsonl.gz and so on, too. Of .parquet each row is one. A
-    folder of MDS shards is named by itself, and has an index of its own.
+    Members of a tar shard whose names agree up to the first dot after the last slash are one sample: a dict with
+    `__key__`, `__url__`, and a field of bytes for the rest of each name, in lower case. Shards may be compressed:
+    .tar.gz, .tar.zst, .tar.bz2, .tar.xz, .tar.lz4. A sample of .jsonl is a line, with the object's members as fields;
+    of .csv and .tsv a record; of .txt a line; .jsonl.gz and so on, too. A sample of .parquet is a row. A folder of MDS
+    shards is given by its own URL, and has its own index.
 
-    With an index the samples have numbers and keys before they are read: `len(data)`, `data[i]`, `.shuffle("global")`,
-    `.slice()`, `.sample()`, and filters on keys and `.select()` of which nothing is read that they leave out. The
-    bytes of each sample are compared with the checksums in it.
+    With an index, samples have numbers and keys before they are read. Then `len(data)`, `data[i]`,
+    `.shuffle("global")`, `.slice()` and `.sample()` work; filters on keys and `.select()` avoid reading what they drop.
+    The bytes of each sample are verified with checksums in the index.
 
     Args:
-        urls: an address; that of a folder; a pattern, such as "s3://bucket/train-{000..999}.tar", which names each, or
-            "s3://bucket/**/*.tar", which is looked up; or a list of them. s3, gs, az, hf, http(s), files, and every
-            scheme that fsspec knows; http(s) is looked up by a server's index pages.
-        format: "tar", "jsonl", "parquet" and so on, as the reference's table has them, or the name of one that was
-            registered; or a format itself, with options of its own. By default it follows from the names; where they do
-            not say it, from what lies there.
-        index: the address of an index file for all shards (`headrace index` makes it; wids' are read, too), or a list
-            or pattern of one for each (DALI's are read, too). "beside": one for each, at its address with ".hri"
-            behind it. "build": the one in this machine's cache, made first where it is missing. "auto": the one in the
-            cache, where there is one. None: none.
-        limits: how much archives may ask for.
-        listing: "new": what has to be looked up is looked up now. "kept": the list that this machine has from the last
-            time is taken, however old it is; without one it is looked up, and kept.
-        storage_options: for the store: credentials, endpoint, region.
-        **misplaced: nothing: what a format alone knows, such as columns, is said with it.
+        urls: A URL or path; a folder; a pattern that lists shards, such as "s3://bucket/train-{000..999}.tar"; a
+            pattern that is looked up, such as "s3://bucket/**/*.tar"; or a list of these. Schemes: s3, gs, az, hf,
+            http(s), files, and all of fsspec. http(s) is looked up in a server's index pages.
+        format: "tar", "jsonl", "parquet" and so on, as in the reference's table; the name of a registered format; or a
+            format object with its own options. By default it is detected from the names, or else from the content.
+        index: URL of an index file for all shards (`headrace index` makes it; wids' are supported, too), or a list or
+            pattern with one for each shard (DALI's are supported, too). "beside": one per shard, at its URL plus
+            ".hri". "build": the index in this machine's cache, made first if missing. "auto": the index in the cache,
+            if present. None: no index.
+        limits: Limits on the resources that archives may demand.
+        listing: "new": listings are made now. "kept": the last listing on this machine is used, however old; if there
+            is none, it is made and stored.
+        storage_options: Options of the store: credentials, endpoint, region.
+        **misplaced: Refused. Options of one format, such as columns, belong to the format object.
 
     Raises:
-        OptionError: no address, or a format that is not known.
-        FormatError: the catalogue of a folder is damaged.
-        TypeError: another argument; of those that are a format's the message says where they belong.
+        OptionError: There is no URL, or the format is unknown.
+        FormatError: The catalogue of a folder is damaged.
+        TypeError: Another argument was given. For options of a format, the message states where they belong.
 
     Examples:
         >>> import headrace as hr
@@ -96,7 +95,7 @@ def stream(
 
 
 def _not_taken(name: str) -> TypeError:
-    """The error of an argument that `hr.stream` does not have."""
+    """Return the error for an argument that `hr.stream` does not have."""
     way = ""
     if name in ("columns", "where", "filters"):
         name_there = "where" if name == "filters" else name
@@ -107,7 +106,7 @@ def _not_taken(name: str) -> TypeError:
 
 
 def with_built_index(stream: Stream) -> Stream:
-    """The same stream, its shards with the index of this machine's cache, which is made where it is missing."""
+    """Return the stream with the index in this machine's cache, made if missing."""
     return Stream(with_index_built(stream.pipeline().source.data), stream.operators)
 
 
@@ -120,23 +119,22 @@ def text(
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    r"""The lines of text files in UTF-8, each a sample with the field `text`; or their paragraphs, or all of each.
+    r"""Read lines, paragraphs or wholes of UTF-8 text files as samples with the field `text`.
 
-    Empty lines are samples, too. What ends a line, or a paragraph, is left out. The key is the number of the line that
-    a sample begins in, from 1. Files may be compressed: .txt.gz, .txt.zst, …, as for `hr.stream`, which the other
-    arguments are of.
+    Empty lines are samples, too. Line and paragraph ends are removed. The key is the number of a sample's first line,
+    from 1. Files may be compressed: .txt.gz, .txt.zst, …, as for `hr.stream`, which also explains the other arguments.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/{000..999}.txt" or "books/**/*.txt", that of a folder, or a
-            list of them.
-        by: "line"; "paragraph": lines between those that are blank; "file": all of an object.
-        index: where samples lie, so that they have numbers: "build" makes it where it is missing.
-        limits: how much they may ask for.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        urls: A URL or path, a pattern such as "s3://bucket/{000..999}.txt" or "books/**/*.txt", a folder, or a list of
+            these.
+        by: "line"; "paragraph": lines between blank lines; "file": a whole object.
+        index: Index, so that samples have numbers. "build" makes it if missing.
+        limits: Limits on the resources that files may demand.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: no address, or another `by`.
+        OptionError: There is no URL, or `by` is invalid.
 
     Examples:
         >>> import headrace as hr
@@ -158,22 +156,22 @@ def energon(
     limits: Limits = DEFAULTS,
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """A split of a folder that Megatron-Energon has prepared, by the indexes that lie there.
+    """Read a split of a folder prepared by Megatron-Energon, using its indexes.
 
-    Samples are dicts of their members' bytes, as those of other tar shards are; `__key__` is the sample's number in its
-    shard. They have numbers from the start: the counts are in `.nv-meta`, and of a shard's `.tar.idx` as much is read
-    as is needed. What `dataset.yaml` wants done with samples is not done, and `describe()` says so.
+    Samples are dicts of their members' bytes, as in other tar shards; `__key__` is the sample's number in its shard.
+    Samples have numbers from the start: counts are in `.nv-meta`, and only the needed parts of a shard's `.tar.idx` are
+    read. Sample processing requested by `dataset.yaml` is not applied; `describe()` reports that.
 
     Args:
-        url: the folder, in which `.nv-meta` lies.
-        split: one of those in `split.yaml`.
-        limits: how much archives may ask for.
-        storage_options: for the store: credentials, endpoint, region.
+        url: The folder that contains `.nv-meta`.
+        split: A split of `split.yaml`.
+        limits: Limits on the resources that archives may demand.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: there is no such split; or PyYAML and braceexpand are not installed.
-        FormatError: `.nv-meta` is damaged. An index that does not fit its shard is one when that is read.
-        StorageError: there is no such folder.
+        OptionError: There is no such split; or PyYAML and braceexpand are not installed.
+        FormatError: `.nv-meta` is damaged. Raised later for an index that does not match its shard.
+        StorageError: There is no such folder.
     """
     from headrace.formats.energon import NAME, Energon
 
@@ -183,7 +181,7 @@ def energon(
         place = f"{place[:end].rstrip('/')}/{NAME}{place[end:]}"
     found = place_of(Names((place,)), Energon(split), limits, storage_options)
     if found.entries is None:
-        blocking(partial(read_from, storage_options, place))  # says why it cannot be read
+        blocking(partial(read_from, storage_options, place))  # raises the reason
         raise OptionError(f"{masked(place)} is no file of Energon's")
     source = shards_at(found, "auto", limits, storage_options)
     return Stream(source, opening(source))
@@ -192,13 +190,13 @@ def energon(
 def files(
     urls: Urls, *, listing: Literal["new", "kept"] = "new", storage_options: Mapping[str, object] | None = None
 ) -> Stream:
-    """One sample for each object, by random access: shuffled globally, with a length.
+    """Read each object as one sample, by random access, with a global shuffle and length.
 
     Args:
-        urls: an address, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", that of a folder, or a list
-            of them.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        urls: A URL or path, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", a folder, or a list of
+            these.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
     """
     from headrace.datasets.sources.files import Files
 
@@ -215,27 +213,27 @@ def folder(
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """The files of a folder as samples, by random access: shuffled globally, with a length.
+    """Read the files of a folder as samples, by random access, with a global shuffle and length.
 
-    Files that differ in their extensions alone are one sample, with a field for each: `a.jpg` and `a.json`. An image is
-    the field `image`, whatever its extension; if samples have two images, extensions name the fields. Where files lie
-    in folders, the first folder's name is their class: `label` is its number, in the order of `source.classes`.
+    Files that differ only in their extension are one sample, with a field for each: `a.jpg` and `a.json`. An image is
+    the field `image`, whatever its extension; if a sample has two images, extensions name the fields. If files are in
+    subfolders, the first subfolder is their class: `label` is its number, in the order of `source.classes`.
 
     Args:
-        url: the folder, or a pattern such as "photos/**/*.jpg": what it leaves out is not looked at.
-        pattern: what names say, from the folder on, such as "{split}/{label}_{id:d}.png": a field for each `{name}`, of
-            `{name:d}` a number; of `label` the number of its class.
-        labels: False: folders are no classes. True: they are, also such as are called train and test.
-        classes: The class names in the order of their numbers, for the same numbers in training and validation. A
-            class without a folder counts. By default these are the sorted names of the folders. Empty folders of this
-            machine count, too; object stores have no empty folders.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        url: The folder, or a pattern such as "photos/**/*.jpg". Files that do not match it are ignored.
+        pattern: Meaning of names relative to the folder, such as "{split}/{label}_{id:d}.png". There is a field for
+            each `{name}`; `{name:d}` is a number; `label` becomes the number of its class.
+        labels: False: subfolders are not classes. True: they are, even if called train and test.
+        classes: Class names in the order of their numbers, for equal numbers in training and validation. A class
+            without a subfolder counts. By default, the sorted names of the subfolders. Empty local subfolders count,
+            too; object stores have none.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: files are not named as the pattern says; or lie beside folders that may be classes; or a folder
+        OptionError: Names do not match the pattern; or files are beside subfolders that may be classes; or a subfolder
             is not in `classes`.
-        StorageError: the folder was not listed.
+        StorageError: The folder could not be listed.
 
     Examples:
         >>> import headrace as hr
@@ -276,25 +274,26 @@ def table(
     base: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """The rows of a table as samples, each with the bytes of the object that it names, by random access.
+    """Read the rows of a table as samples, each with the bytes of the object that it names.
 
-    The table is read when the stream is made; of the objects each when its sample is asked for. A sample has the row's
-    columns, and the object's bytes under its extension.
+    The table is read when the stream is made, and an object when its sample is requested, by random access. A sample
+    has the row's columns, and the object's bytes under its extension.
 
     Args:
-        url: of .csv, .tsv or .jsonl, or of shards that `hr.stream` reads. CSV has a line of names, and gives texts.
-        url_column: the column that names the objects: an address, or a path from the table's folder on. Of several the
-            bytes are under the column's name and the extension, as in "mask.png". By default the one that is called
-            file_name, path, image or the like.
-        label_column: the column whose values are classes: `label` is their number, in the order of `source.classes`.
-        classes: The values of that column in the order of their numbers, also such as no row has. By default these are
-            the values of the rows, sorted.
-        base: the folder that paths are meant from, in the place of the table's.
-        storage_options: for the store: credentials, endpoint, region.
+        url: A .csv, .tsv or .jsonl file, or shards that `hr.stream` reads. CSV has a header line, and its values are
+            texts.
+        url_column: Column with URLs of objects, or paths relative to the table's folder. For several columns, the bytes
+            are stored under the column's name and the extension, as in "mask.png". By default the one called file_name,
+            path, image or the like.
+        label_column: Column of class names: `label` is the class number, in the order of `source.classes`.
+        classes: Values of that column in the order of their numbers, including those without rows. By default, the
+            sorted values of the rows.
+        base: Folder of relative paths, instead of the table's.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: there is no such column; or a value of `label_column` is not in `classes`.
-        FormatError: the table is damaged.
+        OptionError: There is no such column; or a value of `label_column` is not in `classes`.
+        FormatError: The table is damaged.
     """
     from headrace.datasets.sources.tables import table_of
 
@@ -318,16 +317,16 @@ def table(
 
 
 def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
-    """Read samples from a data set with `__len__` and `__getitem__`, which is called in the workers.
+    """Read samples from a data set, whose `__getitem__` is called in the workers.
 
-    Each worker has a copy of the data set. What `__getitem__` draws from random number generators depends on the seed,
-    the epoch and the sample only.
+    Each worker has a copy of the data set. Random numbers that `__getitem__` draws depend on the seed, the epoch and
+    the sample only.
 
     Args:
         dataset: Has `__len__` and `__getitem__`.
-        threads: Call `__getitem__` in so many threads of this process instead, and copy nothing. With 1 no two calls
-            overlap, also if several loaders use the data set. If calls wait for a disk or the network, and are safe in
-            several threads, try 16 or more. What they draw from the global generators differs from run to run.
+        threads: Call `__getitem__` in this many threads of this process instead, without copies. With 1, calls never
+            overlap, even if several loaders use the data set. If calls wait for a disk or the network, and are
+            thread-safe, try 16 or more. Draws from the global generators then differ from run to run.
 
     Raises:
         OptionError: `threads` is not a number of 1 or more.
@@ -350,12 +349,13 @@ def from_iterable(
 ) -> Stream:
     """Read samples from an iterable, whose `iter` and `next` are called in a thread.
 
-    One with `state_dict` and `load_state_dict`, as Hugging Face's `IterableDataset` is, is resumed by these.
+    An iterable with `state_dict` and `load_state_dict`, such as Hugging Face's `IterableDataset`, is resumed with
+    these.
 
     Args:
-        iterable: iterated over anew in each epoch; or a function that is called for one in each epoch.
-        ranks_by: how several ranks divide its samples, as `AsyncIterableDataset.ranks_by` has it; `hr.shard_info()`
-            answers in the function, and in the iterable's `iter` and `next`.
+        iterable: An iterable, iterated over again in each epoch; or a function that is called for one in each epoch.
+        ranks_by: How several ranks divide the samples, as in `AsyncIterableDataset.ranks_by`. `hr.shard_info()` works
+            in the function, and in the iterable's `iter` and `next`.
         one_epoch: Accept an iterator, such as a generator or an open file. It has samples for one epoch; a second one
             raises an error.
 

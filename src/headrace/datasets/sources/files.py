@@ -20,15 +20,15 @@ _SHOWN = 5
 
 
 def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tuple[str, ...]:
-    """Return the classes in the order of their numbers: as they were given, or sorted.
+    """Return the classes in the order of their numbers: as given, or sorted.
 
     Args:
-        found: the classes that samples have.
-        given: `classes=`, if it was given.
-        place: where they were found, for errors.
+        found: Classes of the samples.
+        given: The user's `classes=`.
+        place: Where the classes were found, for errors.
 
     Raises:
-        OptionError: `given` is a single text, names a class twice, or lacks one that was found.
+        OptionError: `given` is a single text, repeats a class, or lacks one that was found.
     """
     if given is None:
         return tuple(sorted(found))
@@ -51,12 +51,10 @@ def digest_with(digest: str | None, classes: Sequence[str] | None) -> str | None
 
 
 class Objects(AsyncDataset):
-    """Samples that are objects of their own in a store, each got by one request, or a few.
+    """Samples that are objects of their own in a store, each read by one or a few requests.
 
     Args:
-        urls: the objects.
-        storage_options: for the store.
-        facts: what is said of them, and why.
+        facts: Label and text of lines of `describe`.
     """
 
     def __init__(
@@ -68,11 +66,11 @@ class Objects(AsyncDataset):
         return len(self.urls)
 
     def digest(self) -> str | None:
-        """What tells these samples from others; None: the names of the objects do."""
+        """Return a digest of the samples. None: the names of the objects suffice."""
         return None
 
     async def body(self, number: int) -> bytes:
-        """The bytes of one of the objects: of the version that was listed, where it was."""
+        """Read an object, in the version that was listed, if known."""
         return await read_from(self.storage_options, self.urls[number], version=version_at(self.urls, number))
 
     def __sample_source__(self) -> SampleSource:
@@ -80,7 +78,7 @@ class Objects(AsyncDataset):
 
 
 class Files(Objects):
-    """One sample for each object: a dict with `__key__`, `__url__` and the object's bytes under its extension."""
+    """One sample per object: a dict with `__key__`, `__url__` and the bytes under the extension."""
 
     async def aget(self, key: int) -> dict[str, object]:
         url = self.urls[key]

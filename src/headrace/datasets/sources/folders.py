@@ -1,4 +1,4 @@
-"""Folders of files as samples: by the folders that are their classes, by what their names have in common, or say."""
+"""Folders of files as samples, with classes from subfolders or fields from names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _SHOWN = 5
 
 
 class NamePattern:
-    """What the names of files say, such as "{split}/{label}_{id:d}.png".
+    """A pattern of file names, such as "{split}/{label}_{id:d}.png".
 
     Args:
         text: `{name}` is any text without a slash, `{name:d}` a whole number.
 
     Raises:
-        OptionError: that is no pattern.
+        OptionError: The pattern is invalid.
     """
 
     def __init__(self, text: str) -> None:
@@ -60,7 +60,7 @@ class NamePattern:
         return NamePattern, (self.text,)
 
     def of(self, path: str) -> dict[str, object] | None:
-        """What a path says; None where it is not like that."""
+        """Return the fields of a path. None: the path does not match."""
         match = self._regex.fullmatch(path)
         if match is None:
             return None
@@ -68,15 +68,15 @@ class NamePattern:
 
 
 class FolderFiles(Objects):
-    """Samples in a folder: the files that differ in their extensions alone, with what their place says of them.
+    """Samples in a folder. Files that differ only in their extension are one sample.
 
     Args:
-        urls: all files, sorted.
-        folder: their addresses begin with it.
-        starts: which of them begin a sample, and how many there are; None: each is one.
-        classes: the classes in the order of their numbers; None: there are none.
-        pattern: what names say.
-        has_images: whether files of images are the field `image`, whatever their extension.
+        urls: All files, sorted.
+        folder: Common prefix of the URLs.
+        starts: First file of each sample, then the number of files. None: each file is a sample.
+        classes: Classes in the order of their numbers. None: no classes.
+        pattern: Fields in names.
+        has_images: True if image files are the field `image`, whatever their extension.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class FolderFiles(Objects):
         return sample
 
     def digest(self) -> str | None:
-        """What tells these samples from others: their paths in the folder, and their classes."""
+        """Return a digest of the paths in the folder and the classes."""
         return digest_with(survey_of(self.urls).digest, self.classes)
 
     def _said(self, path: str) -> dict[str, object]:
-        """What a path says of its sample."""
+        """Return the fields given by a path."""
         if self.pattern is None:
             said: dict[str, object] = {} if self.classes is None else {"label": path.partition("/")[0]}
         else:
@@ -141,10 +141,10 @@ def folder_of(
     classes: Sequence[str] | None = None,
     facts: Facts = (),
 ) -> FolderFiles:
-    """The samples of a folder that was listed; see `hr.folder`.
+    """Return the samples of a listed folder; see `hr.folder`.
 
     Raises:
-        OptionError: what it has cannot be told apart so.
+        OptionError: The classes are ambiguous, or names do not match.
     """
     folder = listing.folder
     named = None if pattern is None else NamePattern(pattern)
@@ -224,7 +224,7 @@ def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
 
 
 def _local_folders(listing: Listing) -> set[str]:
-    """Return the names of a local folder's folders, also of empty ones, which a listing of files does not show."""
+    """Return a local folder's subfolders, also empty ones, which listings of files omit."""
     if "://" in listing.folder:
         return set()
     pattern = None if listing.is_whole else Pattern(listing.place)
@@ -234,7 +234,7 @@ def _local_folders(listing: Listing) -> set[str]:
 
 
 def _path_below(folder: str, url: str) -> str:
-    """What an address has behind that of a folder, as it would be called on a disk: on the web names are escaped."""
+    """Return the path of a URL below a folder, unescaped for http(s)."""
     path = url[len(folder) :]
     if "%" not in path or not folder.startswith(("http://", "https://")):
         return path
@@ -246,19 +246,15 @@ def _field_of(extension: str, has_images: bool) -> str:
 
 
 def _has_images(samples: Iterable[str]) -> bool:
-    """True if there are images, and no sample has two of them, such as a photo in jpg with its mask in png.
-
-    Args:
-        samples: the extensions of their files, as `a+b`.
-    """
+    """True if there are images, and at most one per sample. `samples` are extensions, as `a+b`."""
     counts = [sum(extension in EXTENSIONS for extension in sample.split("+")) for sample in samples]
     return max(counts, default=0) == 1 and all("image" not in sample.split("+") for sample in samples)
 
 
 def _grouped(urls: Entries) -> tuple[Entries, Ints | None, Counter[str]]:
-    """(the addresses, where samples begin, what these have); files that differ in their extensions alone are one.
+    """Group sorted files into samples. Return the files, starts of samples, and their kinds.
 
-    Sorted addresses have those that agree up to the first dot together, but not always those that do up to the last.
+    Sorting keeps files together that agree up to the first dot, but not always those that agree up to the last.
     """
     if urls.survey.is_single:
         return urls, None, Counter({name or "data": n for name, n in urls.survey.extensions.items()})

@@ -1,4 +1,4 @@
-"""The rows of HDF5 files as samples."""
+"""Rows of HDF5 files as samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEAD_BYTES = 4 * PAGE_BYTES
 
 @dataclass(frozen=True)
 class Hdf5Files:
-    """Files whose datasets h5py describes."""
+    """HDF5 files, described by h5py."""
 
     names: Names
     kind: str = "hdf5"
@@ -56,27 +56,27 @@ def hdf5(
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """The rows of HDF5 files, along the first axis of their datasets, by random access.
+    """Read rows of HDF5 files, along the first axis of their datasets, by random access.
 
-    A sample has `__key__`, the row's number in its file, `__url__`, and an array for each dataset. What describes the
-    datasets is read by h5py, before the first sample; chunks are read by ranges, many at once, whatever the file's
-    place. Of a chunk that is read all rows are held for a while, 256 MiB in all: rows in order, and
-    `.shuffle("window")`, read each chunk about once, `.shuffle("global")` of chunks with many rows again and again.
+    A sample has `__key__`, the row's number in its file, `__url__`, and an array for each dataset. h5py reads the
+    metadata before the first sample. Chunks are read by ranges, many concurrently, from any store. All rows of a chunk
+    are held for a while, 256 MiB in total. So sequential order and `.shuffle("window")` read each chunk about once;
+    `.shuffle("global")` reads chunks with many rows repeatedly.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/{000..099}.h5" or "data/**/*.h5", that of a folder, or a
-            list of them; all have the same datasets.
-        datasets: which, by the names of their fields, such as {"image": "train/images", "label": "train/labels"}; or a
-            list of names. By default all, which must have as many rows each then.
-        limits: how much files may ask for: `member_bytes` for a chunk, and for what describes the datasets.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        urls: A URL or path, a pattern such as "s3://bucket/{000..099}.h5" or "data/**/*.h5", a folder, or a list of
+            these. All files have the same datasets.
+        datasets: Dataset names by field, such as {"image": "train/images", "label": "train/labels"}; or a list of
+            names. By default all, which must then have the same number of rows.
+        limits: Limits for files: `member_bytes` applies to a chunk, and to the metadata.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: no address; or names of fields that are taken. Files are read later: then a dataset that is not
-            there, or has another number of rows, is one.
-        FormatError: later, a file is damaged, or has a dataset that is not read: of texts and lists of any length, of
-            other files.
+        OptionError: There is no URL; or field names are reserved. Files are read later; a dataset that does not exist,
+            or has another number of rows, then raises it.
+        FormatError: Raised later for a file that is damaged, or has an unsupported dataset: variable-length texts and
+            lists, or data in other files.
     """
     check_names(datasets, "datasets")
     places = names_at(urls, storage_options, kept=listing == "kept", folders=(".h5", ".hdf5", ".nc")).urls

@@ -1,4 +1,4 @@
-"""Calls of a data set's `__getitem__`, of which only so many run at once; workers load this module."""
+"""Calls of a data set's `__getitem__`, with limited concurrency. Workers import this module."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class GetItem:
-    """Calls `__getitem__` of a data set: one call at a time in each process, as if there was one thread.
+    """Calls `__getitem__` of a data set, one call at a time in each process.
 
-    Several loaders may read one data set in threads of the trainer's process, and two calls at once would mix up what
-    they read from a shared file handle.
+    Several loaders may read one data set in threads of the trainer's process. Concurrent calls would mix up what they
+    read from a shared file handle.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -32,7 +32,7 @@ class GetItem:
 
     @property
     def named(self) -> dict[str, object]:
-        """What it holds of the user's, by the name of the argument."""
+        """The user's objects, by name of the argument."""
         return {"dataset": self.dataset}
 
     def __call__(self, key: object) -> object:
@@ -45,7 +45,7 @@ class GetItem:
 class CallGate:
     """Limits the number of threads that call one data set at the same time.
 
-    Tasks of one event loop wait without a thread. Event loops, of which each loader has one, share the semaphore.
+    Tasks of one event loop wait without a thread. The event loops of several loaders share the semaphore.
     """
 
     def __init__(self, threads: int) -> None:
@@ -71,8 +71,8 @@ _GATES: WeakValueDictionary[tuple[int, int, int], CallGate] = WeakValueDictionar
 def gate_of(dataset: object, threads: int) -> CallGate:
     """Return the gate that all streams over `dataset` share.
 
-    The `id` in the key stays valid: whoever holds the gate holds the data set, too. Parts that torch's `random_split`
-    made share the data set that they are parts of.
+    The `id` in the key stays valid, because each holder of the gate also holds the data set. Parts made by torch's
+    `random_split` share the gate of their data set.
     """
     while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
@@ -84,7 +84,7 @@ def gate_of(dataset: object, threads: int) -> CallGate:
 
 
 class Taken(NamedTuple):
-    """The seconds that a call computed, and those that it waited."""
+    """Seconds that a call computed, and that it waited."""
 
     computed: float
     waited: float

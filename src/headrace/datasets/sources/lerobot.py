@@ -1,4 +1,4 @@
-"""`hr.lerobot`: data sets in LeRobot's layout, rows in Parquet files with the frames of their cameras in MP4 files."""
+"""`hr.lerobot`: LeRobot data sets, with rows in Parquet files and frames in MP4 files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from headrace.tasks import Step
 Options = Mapping[str, object] | None
 
 INFO = "meta/info.json"
-"""What tells such a data set, and says how it lies."""
+"""Metadata file that identifies a data set and describes its layout."""
 
 _GIVEN = re.compile(r"\{(\w+)(?::(0?\d+)d)?\}")
 
@@ -50,30 +50,30 @@ def lerobot(
     listing: Literal["new", "kept"] = "new",
     storage_options: Options = None,
 ) -> Stream:
-    """The rows of a data set in LeRobot's layout, version 2 or 3, each with the frames of its cameras at its time.
+    """Read rows of a LeRobot data set, version 2 or 3, with the camera frames at their time.
 
     A sample has the columns of its row, such as `action`, `episode_index` and `timestamp`, the text of its task as
-    `task`, and under the name of each camera its frame, `[3, H, W] uint8` in RGB; with `offsets`, `[T, 3, H, W]`. Rows
-    have numbers, in the order of the data set: `len(data)`, `data[i]`, `.shuffle("global")`, `.slice()`, ranks and
-    exact resume are what they are elsewhere. Of videos is read what the frames take.
+    `task`, and for each camera its frame, `[3, H, W] uint8` in RGB; with `offsets`, `[T, 3, H, W]`. Rows have numbers,
+    in the order of the data set, so `len(data)`, `data[i]`, `.shuffle("global")`, `.slice()`, ranks and exact resume
+    work as usual. Only the parts of videos that the frames need are read.
 
-    When the stream is made, the folder is listed, and what says where episodes lie is read.
+    Construction lists the folder, and reads the locations of episodes.
 
     Args:
-        url: the folder, such as "hf://datasets/lerobot/pusht".
-        cameras: the features that are videos, of which frames are wanted; () is none, None all.
-        offsets: instead of the frame at the row's time those at so many seconds after it, or before it where they are
-            negative. Beyond the episode it is its first frame, or its last.
-        size: (height, width) in pixels to which frames are scaled; their proportions change where it has others.
-        decoder: as in `hr.video`.
-        limits: on the pixels of a frame, and the bytes of those of a sample, before and after they are decoded.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        url: The folder, such as "hf://datasets/lerobot/pusht".
+        cameras: Video features whose frames are read. (): none. None: all.
+        offsets: Times of frames in seconds relative to the row, instead of the row's time; negative ones are before it.
+            Beyond the episode, its first or last frame is used.
+        size: (height, width) in pixels to which frames are scaled. The aspect ratio is not preserved.
+        decoder: As in `hr.video`.
+        limits: Limits on the pixels of a frame, and on the bytes of a sample's frames, before and after decoding.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: it is no such data set, or of another version; or there is no such camera, or decoder.
-        FormatError: what says where episodes lie is damaged.
-        StorageError: the folder was not listed.
+        OptionError: This is no such data set, or another version of it; or there is no such camera, or decoder.
+        FormatError: The metadata of episodes are damaged.
+        StorageError: The folder could not be listed.
 
     Examples:
         >>> import headrace as hr
@@ -115,7 +115,7 @@ def _are_finite(offsets: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What `meta/info.json` says."""
+    """Contents of `meta/info.json`."""
 
     version: str
     fps: float
@@ -128,7 +128,7 @@ class _About:
 
     @property
     def has_files_of_several(self) -> bool:
-        """Whether a file may have several episodes."""
+        """True if a file may have several episodes."""
         return self.version.startswith("v3")
 
 
@@ -158,10 +158,10 @@ def _about(folder: str, storage_options: Options) -> _About:
 
 
 class _There:
-    """What lies in the folder of a data set.
+    """Contents of the folder of a data set.
 
     Attributes:
-        rows: the files of its rows.
+        rows: Files of the rows.
     """
 
     def __init__(self, folder: str, urls: Entries, about: _About, storage_options: Options) -> None:
@@ -173,7 +173,7 @@ class _There:
             raise OptionError(f"{masked(folder)} has no rows: nothing like data/**/*.parquet is there")
 
     def _read(self, name: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """The rows of a table below `meta`: of lines of JSON, or of one or more files of Parquet."""
+        """Read the rows of a table in `meta`: JSON lines, or one or more Parquet files."""
         lines = f"{self._folder}meta/{name}.jsonl"
         if lines in self._meta:
             return list(stream(lines, index=None, storage_options=self._options))
@@ -184,7 +184,7 @@ class _There:
         return list(stream(places, format=Parquet(columns=columns), storage_options=self._options))
 
     def tasks(self) -> dict[int, str]:
-        """The text of each task."""
+        """Return the text of each task."""
         place = f"{self._folder}meta/tasks.parquet"
         if place not in self._meta:
             return self._numbered([(int(row["task_index"]), str(row["task"])) for row in self._read("tasks")])
@@ -194,7 +194,7 @@ class _There:
 
         try:
             table = pq.read_table(pa.BufferReader(data))
-            # LeRobot has the texts as an index of pandas', which calls it so where it has no name
+            # LeRobot stores the texts as a pandas index; this is the name of an unnamed index
             texts = table.column("task" if "task" in table.column_names else "__index_level_0__")
             numbers = table.column("task_index").to_pylist()
             return self._numbered(list(zip(numbers, map(str, texts.to_pylist()), strict=True)))
@@ -209,7 +209,7 @@ class _There:
         return found
 
     def episodes(self, cameras: Sequence[str]) -> tuple[Entries, dict[int, Episode]]:
-        """The videos, and of each episode where it lies in them."""
+        """Return the videos, and the location of each episode in them."""
         columns = ["episode_index", "length"]
         if self._about.has_files_of_several:
             parts = ("chunk_index", "file_index", "from_timestamp")
@@ -237,10 +237,10 @@ class _There:
         return self._videos, episodes
 
     def _check(self, episodes: Mapping[int, Episode], rows: set[str]) -> None:
-        """See that there are as many episodes and rows as `meta/info.json` says, in the files that are there.
+        """Check the numbers of episodes and rows against `meta/info.json`, and that all files exist.
 
         Raises:
-            FormatError: that is not so.
+            FormatError: They differ.
         """
         about = self._about
         if len(episodes) != about.episodes:
@@ -253,12 +253,12 @@ class _There:
             raise self._damaged(f"the file of rows {masked(odd[0])} {which}")
 
     def _video(self, row: Mapping[str, Any], episode: int, camera: str) -> tuple[str, float]:
-        """(the file of an episode's video, when the episode begins in it)."""
+        """Return the file of an episode's video, and the episode's start in it, in seconds."""
         begin = float(row[f"videos/{camera}/from_timestamp"]) if self._about.has_files_of_several else 0.0
         return self._folder + self._filled(self._about.video_path, row, episode, f"videos/{camera}"), begin
 
     def _filled(self, path: str, row: Mapping[str, Any], episode: int, where: str) -> str:
-        """A path of `meta/info.json` with the names of an episode filled in."""
+        """Fill the values of an episode into a path of `meta/info.json`."""
         names: dict[str, str | int] = {"video_key": where.removeprefix("videos/")}
         names |= {"episode_chunk": episode // self._about.chunk, "episode_index": episode}
         if self._about.has_files_of_several:

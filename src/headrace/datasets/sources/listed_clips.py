@@ -1,4 +1,4 @@
-"""Clips that a list names: each a video, and the times at which its frames are shown."""
+"""Clips given as a list of videos and display times of frames."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.indexes.videos import Videos
 from headrace.types import Ints
 
 Listed = Sequence[tuple[str, Sequence[float]]]
-"""Clips: (address of a video, times in seconds)."""
+"""Clips: (URL of a video, times in seconds)."""
 
 
 def listed_clips(given: object) -> Listed | None:
-    """The clips that a list names; None where it is none of clips.
+    """Return the clips of a list. None: the list does not have clips.
 
     Raises:
-        OptionError: one of them has no times.
+        OptionError: A clip has no times.
     """
     if not isinstance(given, Iterable) or isinstance(given, str):
         return None
@@ -45,13 +45,7 @@ def listed_clips(given: object) -> Listed | None:
 
 
 class ListedClips(VideoClips):
-    """Those clips by their numbers in the list; of a video that is in it several times the tables are read once.
-
-    Args:
-        videos: of the list, each once.
-        listed: the clips.
-        storage_options: for the store.
-    """
+    """Clips by their number in the list. The tables of each video are read once."""
 
     def __init__(self, videos: Videos, listed: Listed, storage_options: Mapping[str, object] | None = None) -> None:
         super().__init__(videos, Clips(frames=1), storage_options)
@@ -64,7 +58,7 @@ class ListedClips(VideoClips):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The address of each clip's video."""
+        """URL of each clip's video."""
         return tuple(url for url, _ in self.listed)
 
     @property

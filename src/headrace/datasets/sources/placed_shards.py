@@ -1,4 +1,4 @@
-"""The shards of a place, and where their index lies."""
+"""Shards of a detected location, with their index."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _INDEX_WORDS = {
 
 
 def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
-    """The shards of a place; see `hr.stream`.
+    """Return the shards of a location; see `hr.stream`.
 
     Raises:
-        OptionError: where their index lies is not said.
+        OptionError: `index` is invalid.
     """
     urls, form = place.urls, place.format
     assert form is not None, "single samples lie there, and no shards"
@@ -49,10 +49,10 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
 
 
 def opening(source: Shards | IndexedShards, entries: Sequence[ShardEntry] = ()) -> tuple[EachSample, ...]:
-    """What must be done to the samples of shards before all else: nothing, where they are their members.
+    """Return the steps that decode blocks of shards. Empty for formats whose fields are members.
 
     Args:
-        entries: what a catalogue says of them.
+        entries: Shards in a catalogue.
     """
     if source.format.fields_are_members:
         return ()
@@ -81,7 +81,7 @@ def _is_ours(form: Format) -> bool:
 
 
 def with_index_built(source: Shards) -> IndexedShards:
-    """The same shards with the index of this machine's cache, which is made where it is missing."""
+    """Return the shards with the index in this machine's cache, made if missing."""
     where = BuiltFile(str(cache_path(source.urls, source.storage_options, source.format)), source.limits, source.format)
     index = Index(source.urls, where, source.limits, source.format)
     return IndexedShards(source.urls, index, source.storage_options, source.limits, source.format)

@@ -1,4 +1,4 @@
-"""Shards as data sets: read whole, or by member where an index tells where those lie."""
+"""Shards as data sets, read sequentially, or by member with an index."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from headrace.types import Ints
 T = TypeVar("T")
 
 _GAP_BYTES = 16 * 1024
-_LOOKED_AT = 1000  # of the shards' names
+_LOOKED_AT = 1000  # shard names that are inspected
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Shards in object storage, whose samples are found while they are read."""
+    """Shards in object storage, whose samples are found during reading."""
 
     urls: Sequence[str]
     storage_options: Mapping[str, object] | None
@@ -54,11 +54,11 @@ class Shards:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether any of them can be read from its start only."""
+        """True if some shard can be read from its start only."""
         return any(packing_of(self.format, url) is not None for url in self.urls)
 
     async def expected(self, ordinal: int) -> Expected:
-        """What was listed of a shard."""
+        """Return the listed version of a shard."""
         return Expected(version_at(self.urls, ordinal) or Version(), None)
 
     def __sample_source__(self) -> SampleSource:
@@ -66,15 +66,11 @@ class Shards:
 
 
 class IndexedShards(AsyncDataset):
-    """The samples of shards by number, each got by one request: just its members, and those checked.
+    """Samples of shards by number, each read by one request for its members, and verified.
 
     Args:
-        urls: the shards.
-        index: where the samples lie.
-        storage_options: for the store.
-        limits: how much archives may ask for.
-        form: of the shards.
-        facts: what is said of them, and why.
+        form: Format of the shards.
+        facts: Label and text of lines of `describe`.
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class IndexedShards(AsyncDataset):
         self.format = form
         self._readers = OwnReaders(storage_options, index.aclose)
         self._sample_bytes: float | None = None
-        self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by their ids, which live as long
+        self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
 
     def __reduce__(self) -> tuple[object, ...]:
         return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format, self.facts)
@@ -109,26 +105,26 @@ class IndexedShards(AsyncDataset):
 
     @property
     def has_members(self) -> bool:
-        """Whether the index tells where samples lie, and not only how many there are."""
+        """True if the index has the locations of samples, not only their number."""
         if not self.index.is_open:
             blocking(self.aopen)
         return self.index.has_members
 
     @property
     def is_compressed(self) -> bool:
-        """Whether any of them can be read from its start only."""
+        """True if some shard can be read from its start only."""
         return any(packing_of(self.format, url) is not None for url in self.urls)
 
     @property
     def blocks(self) -> Ints | None:
-        """Where samples share blocks, the number of each one's first sample, and of all samples last."""
+        """First sample number of each block, then the total, if samples share blocks."""
         if not self.index.is_open:
             blocking(self.aopen)
         return self.index.blocks
 
     @property
     def sample_bytes(self) -> float:
-        """The mean size of a sample, with all its members; of the first shard where the index says it of each alone."""
+        """Mean size of a sample, estimated from the first shard if the index has no mean."""
         if self._sample_bytes is None:
             len(self)
             self._sample_bytes = blocking(self._mean_bytes)
@@ -153,24 +149,24 @@ class IndexedShards(AsyncDataset):
         await self.index.aclose()
 
     async def aget(self, key: int, wanted: Wanted | None = None) -> dict[str, object]:
-        """Sample `key` of all: a dict with `__key__`, `__url__` and its fields as bytes, or those that are wanted.
+        """Return sample `key`: a dict with `__key__`, `__url__` and its (wanted) fields as bytes.
 
-        Outside a loader, those who ask at the same time on one event loop share their connections.
+        Outside a loader, concurrent calls on one event loop share their connections.
 
         Raises:
-            IndexError: there are fewer samples.
-            ChecksumError: its bytes are not those that were indexed.
-            ObjectChangedError: the shard is another one.
+            IndexError: There are fewer samples.
+            ChecksumError: The bytes differ from those that were indexed.
+            ObjectChangedError: The shard changed.
         """
         async with self._readers.use():
             await self.aopen()
             return await self.get(self.number(key), wanted)
 
     def number(self, key: int) -> int:
-        """The number of sample `key`, which counts from the end where it is negative; the index is open.
+        """Return the number of sample `key`, which may be negative. The index must be open.
 
         Raises:
-            IndexError, TypeError: there is no such sample.
+            IndexError, TypeError: There is no such sample.
         """
         count = int(self.index.starts[-1])
         try:
@@ -179,7 +175,7 @@ class IndexedShards(AsyncDataset):
             raise IndexError(f"there is no sample {key}: there are {count}") from None
 
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
-        """Sample `number`, with those of its fields that are wanted."""
+        """Return sample `number`, with its wanted fields."""
         reader = _reader()
         ordinal, row = self.index.locate(number)
         shard = await self.index.shard(reader, ordinal)
@@ -214,7 +210,7 @@ class IndexedShards(AsyncDataset):
         return {**sample, BLOCK: SharedBlock(0, members.copy, about), ROW: int(rows.row[row])}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
-        """Some samples of one shard, by their numbers there, with the members that are wanted."""
+        """Return the locations of some samples of a shard, by row, with the wanted members."""
         shard = await self.index.shard(_reader(), ordinal)
         rows, crc = shard.rows, shard.crc
         if len(chosen) < len(rows):
@@ -228,14 +224,14 @@ class IndexedShards(AsyncDataset):
         return shard.has_names and self.format.name == TAR.name
 
     async def expected(self, ordinal: int) -> Expected:
-        """What the index says of one shard, without its members where it does not tell those."""
+        """Return the version and sample count of a shard, as indexed or listed."""
         count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
         if not self.index.has_members:
             return Expected(version_at(self.urls, ordinal) or Version(), count)
         return Expected(version_of(await self.index.shard(_reader(), ordinal)), count)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
-        """The numbers of all samples whose keys are wanted; every shard's index is read for that."""
+        """Return the numbers of all samples whose keys pass. Reads the index of every shard."""
         ids = tuple(map(id, keeps))
         if ids not in self._passing:
             chosen = self._of_each_shard(partial(_passing, keeps=keeps))
@@ -244,7 +240,7 @@ class IndexedShards(AsyncDataset):
         return self._passing[ids][1]
 
     def keys_of_samples(self) -> list[str]:
-        """The keys of all samples, in the order of the shards; every shard's index is read for that."""
+        """Return the keys of all samples, in order. Reads the index of every shard."""
         return [key for keys in self._of_each_shard(_texts) for key in keys]
 
     def _of_each_shard(self, of_rows: Callable[[Rows], T]) -> list[T]:
@@ -265,7 +261,7 @@ class _Sharded(StoredSource):
     @property
     def without_numbers(self) -> str | None:
         for url in self.urls:
-            if packing_of(self.data.format, url) not in (None, "zstd"):  # which may have frames that can be sought
+            if packing_of(self.data.format, url) not in (None, "zstd"):  # zstd may have seekable frames
                 return (
                     f"{masked(url)} can only be unpacked from its start: repack the shards once, by `headrace pack "
                     "URL… FOLDER --format parquet`"
@@ -295,7 +291,7 @@ class _Sharded(StoredSource):
 
 
 class ShardSource(_Sharded):
-    """Shards that are read as they lie."""
+    """Shards that are read sequentially."""
 
     traits = Traits(sharded=True)
 
@@ -308,7 +304,7 @@ class ShardSource(_Sharded):
 
 
 class IndexedShardSource(_Sharded, KeySource):
-    """Shards with an index: got one by one, read in ranges, or as they lie."""
+    """Shards with an index: read one by one, by ranges, or sequentially."""
 
     traits = Traits(numbered=True, sharded=True)
 
@@ -371,7 +367,7 @@ def _passing(rows: Rows, keeps: Sequence[KeepsKey]) -> Ints:
 
 
 def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
-    """Which members are wanted; all of a block that lacks one of them: it will be said what it has."""
+    """Mask the wanted members, or all of a block that lacks one, for a complete error message."""
     count = len(rows.starts) - 1
     mask = np.zeros(len(rows.field), np.bool_)
     is_complete = np.ones(count, np.bool_)
@@ -385,7 +381,7 @@ def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
 
 
 def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Callable[[str], Decompressor | None]]:
-    """What finds the samples of a shard by its address, and what decompresses it."""
+    """Return functions from a shard's URL to its scanner and its decompressor."""
 
     def scanner(url: str) -> Scanner:
         found = data.format.scanner(url, data.limits)

@@ -19,12 +19,11 @@ from headrace.tasks import Step
 
 
 class FromMap(AsyncDataset):
-    """The data set that `from_map` reads: its keys, or the samples themselves.
+    """The data set of `from_map`: its keys, or its samples.
 
     Args:
-        dataset: Has `__len__` and `__getitem__`.
-        threads: The number of threads that may call `__getitem__` at the same time, over all loaders of this process.
-            None: the samples are the keys, and a step in the workers calls `__getitem__`.
+        threads: Number of threads that may call `__getitem__` at the same time, over all loaders of this process. None:
+            samples are the keys, and a step in the workers calls `__getitem__`.
     """
 
     def __init__(self, dataset: Any, threads: int | None) -> None:
@@ -48,13 +47,13 @@ class FromMap(AsyncDataset):
 
 
 def get_step(dataset: Any) -> Step:
-    """The step that calls `__getitem__` in the workers."""
+    """Return the step that calls `__getitem__` in the workers."""
     name = f"{_name(dataset)}.__getitem__"
     return Step(name, "map", GetItem(dataset), random=True, is_implied=True, reads=True)
 
 
 class FromIterable(AsyncIterableDataset):
-    """What `from_iterable` gives."""
+    """The data set of `from_iterable`."""
 
     def __init__(
         self,
@@ -90,9 +89,9 @@ class FromIterable(AsyncIterableDataset):
 
 
 class ResumableIterable(FromIterable):
-    """The same of an iterable that says how far it has come, by `state_dict`, and goes on from there.
+    """A `FromIterable` that saves and restores its position by `state_dict` of the iterable.
 
-    It keeps that between the samples: nobody asks for the next one meanwhile.
+    States are taken between samples, while no next sample is being read.
     """
 
     def __init__(self, iterable: Any, ranks_by: RanksBy | None, *, one_epoch: bool = False) -> None:
@@ -101,18 +100,17 @@ class ResumableIterable(FromIterable):
         self._is_loaded = self._goes_on = False
 
     def state_dict(self) -> Any:
-        """Where the iterable is."""
         return self.iterable.state_dict()  # type: ignore[union-attr]
 
     def load_state_dict(self, state: Any) -> None:
-        """Have the next pass be the rest from there."""
+        """Make the next pass resume from `state`."""
         if self._fresh is None:
             self._fresh = copy.deepcopy(self.state_dict())
         self.iterable.load_state_dict(state)  # type: ignore[union-attr]
         self._is_loaded = True
 
     def _opened(self) -> Iterator[object]:
-        # one of Hugging Face's begins each pass where it was told to, not only the next one
+        # Hugging Face's iterables start every later pass, not only the next one, from the loaded state.
         if self._goes_on and not self._is_loaded and type(self.iterable).__module__.startswith("datasets."):
             self.iterable.load_state_dict(copy.deepcopy(self._fresh))  # type: ignore[union-attr]
         self._goes_on, self._is_loaded = self._is_loaded, False
@@ -125,12 +123,12 @@ def is_iterator(iterable: object) -> bool:
 
 
 def makes_one(iterable: object) -> bool:
-    """Whether this is no iterable, but a function, or a class, that makes one."""
+    """True for a function, or a class, that makes an iterable."""
     return callable(iterable) and (isinstance(iterable, type) or not hasattr(iterable, "__iter__"))
 
 
 def _name(data: object) -> str:
-    """What a data set is called: a function, or a class, that makes one has a name of its own."""
+    """Return the name of a data set, or of the function or class that makes one."""
     return str(getattr(data, "__name__", None) or type(data).__name__)
 
 

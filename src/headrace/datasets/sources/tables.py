@@ -1,4 +1,4 @@
-"""Tables whose rows name objects: each row is a sample, with the bytes of what it names."""
+"""Tables whose rows name objects: a row is a sample with the bytes of its objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.reading import read_from
 Row = Mapping[str, Any]
 
 URL_COLUMNS = ("file_name", "filename", "file", "filepath", "file_path", "path", "url", "uri", "image", "image_path")
-"""Names of columns that are known to name objects, where nobody says which column does."""
+"""Column names that identify the column of objects by default."""
 
 _QUOTE, _LINE = ord('"'), ord("\n")
 
@@ -34,12 +34,11 @@ class TableFiles(Objects):
     """The rows of a table, with the bytes of the objects that they name.
 
     Args:
-        table: the table's address.
-        rows: all rows.
-        columns: which of a row's columns name objects.
-        base: what their addresses begin with, where they do not say a place of their own.
-        label: the column whose values are classes.
-        classes: the classes in the order of their numbers; None: the values of that column, sorted.
+        table: URL of the table.
+        columns: Columns that name objects.
+        base: Prefix of relative paths.
+        label: Column of class names.
+        classes: Classes in the order of their numbers. None: the sorted values of that column.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class TableFiles(Objects):
         return sample
 
     def digest(self) -> str | None:
-        """What tells these rows from others."""
+        """Return a digest of the object columns and the classes."""
         if self._digest is None:
             digest = blake2b(digest_size=8)
             for row in self.rows:
@@ -113,14 +112,14 @@ def table_of(
     storage_options: Mapping[str, object] | None,
     others: Callable[[str], Sequence[Row]],
 ) -> TableFiles:
-    """The samples of a table; see `hr.table`.
+    """Return the samples of a table; see `hr.table`.
 
     Args:
-        others: gives the rows of a table that is neither CSV nor lines of JSON.
+        others: Reads the rows of a table that is neither CSV nor JSON lines.
 
     Raises:
-        OptionError: it has no such column, or nobody knows which is meant.
-        FormatError: it is damaged.
+        OptionError: A column does not exist, or the column of objects is ambiguous.
+        FormatError: The table is damaged.
     """
     rows = _rows(url, storage_options, others)
     if not len(rows):
@@ -155,7 +154,7 @@ def table_of(
 
 
 class _Parsed(Sequence[Row]):
-    """Rows as they lie in a table, each taken apart when it is asked for."""
+    """Rows of a table, each parsed on access."""
 
     def __init__(self, lines: Sequence[bytes], parse: Callable[[bytes], Row]) -> None:
         self._lines, self._parse = lines, parse
@@ -191,7 +190,7 @@ def _rows(
 
 
 def _lines(data: bytes, quote: int | None) -> Packed[bytes]:
-    """The lines of a text that are not empty; one may go on where a quote is open."""
+    """Split a text into its non-empty lines. Line ends within quotes do not count."""
     text = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(text == _LINE) + 1
     if quote is not None and len(ends):

@@ -1,4 +1,4 @@
-"""Windows of token ids as samples, over files of tokens as they lie."""
+"""Windows of token ids as samples, read from token files."""
 
 from __future__ import annotations
 
@@ -54,41 +54,41 @@ def tokens(
     limits: Limits = DEFAULTS,
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """Windows of token ids, read in ranges from files of tokens as they lie.
+    """Read windows of token ids by ranges from token files.
 
-    A sample is a dict: `tokens`, an array `[window]` of the type that they have in the file; `__key__`, the number of
-    the window there; `__url__`. torch's embeddings take no uint16: `.long()` costs least behind the copy to the device.
+    A sample is a dict: `tokens`, an array `[window]` in the file's dtype; `__key__`, the number of the window in its
+    file; `__url__`. torch's embeddings do not take uint16; `.long()` is cheapest after the copy to the device.
 
-    Windows have numbers before they are read: shuffles, ranks, states, `data[i]` and mixtures are as with indexed
-    shards. What is asked for beforehand is each file's first bytes; of Megatron's indexes their heads and ends.
+    Windows have numbers before they are read, so shuffles, ranks, states, `data[i]` and mixtures work as with indexed
+    shards. Only the first bytes of each file are read beforehand; of Megatron's indexes, their headers and ends.
 
-    Files are raw; or llm.c's, with a header of 1,024 bytes; or Megatron's, with an `.idx` beside the `.bin`; `.npy`, of
-    one dimension, or of two, where rows are the windows; or chunks of tokens in a folder of LitData's. A window lies in
-    one file.
+    Supported files: raw; llm.c, with a header of 1,024 bytes; Megatron, with an `.idx` beside the `.bin`; `.npy` of one
+    dimension, or of two, where rows are the windows; chunks of tokens in a folder of LitData. A window never spans
+    files.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/train_{000000..000099}.bin" or "tokens/**/*.bin", that of a
-            folder, whose .bin and .npy files are meant, or a list of them; of LitData that of its folder.
-        dtype: of the tokens in raw files, such as "uint16"; where files say it themselves it is compared.
-        window: tokens in a window. For labels that are shifted by one, ask for one more than the model takes, and for a
-            stride of as many as it takes: `hr.tokens(url, "uint16", 1025, stride=1024)`.
-        stride: from the begin of one window to that of the next; by default `window`.
-        eos: the token that ends each document. Samples have `document_ids` then: an array `[window]` of int32, which
-            counts the documents in the window from 0.
-        documents: "ids": samples have `document_ids` by Megatron's index, which is read for that: 8 bytes of memory
-            for each document. "samples": samples are the documents of that index, of any length, and not windows.
-            "separate": windows are cut from each document by itself, and none goes over the end of one. That index
-            says where documents end, or `eos`, which is then a document's last token: all of each file is read for that
-            whenever a loader opens it. It takes 16 bytes of memory for each document; there are no `document_ids`.
-        tail: what becomes of the tokens at a file's end that fill no window; with "separate" those at the end of each
-            document. "drop": they are left out, as nanoGPT and Megatron do. "short": they come, as a shorter window.
-        limits: how much files may ask for: `member_bytes` for one sample, and for where documents begin.
-        storage_options: for the store: credentials, endpoint, region.
+        urls: A URL or path; a pattern such as "s3://bucket/train_{000000..000099}.bin" or "tokens/**/*.bin"; a folder,
+            for its .bin and .npy files; or a list of these. For LitData, its folder.
+        dtype: dtype of the tokens in raw files, such as "uint16". If a file declares its dtype, the two are compared.
+        window: Tokens in a window. For labels shifted by one, use one more than the model takes, with the model's
+            length as stride: `hr.tokens(url, "uint16", 1025, stride=1024)`.
+        stride: Distance between the starts of consecutive windows; by default `window`.
+        eos: Token that ends each document. Samples then have `document_ids`, an array `[window]` of int32, which counts
+            the documents in the window from 0.
+        documents: "ids": samples have `document_ids` from Megatron's index, which takes 8 bytes of memory per document.
+            "samples": samples are the documents of that index, of any length. "separate": windows are cut from each
+            document separately and never span documents. Documents then end as in that index, or with the token
+            `eos`; for `eos`, each file is read in full whenever a loader opens it. "separate" takes 16 bytes of memory
+            per document, and has no `document_ids`.
+        tail: Treatment of the tokens at the end of a file, or of a document with "separate", that do not fill a window.
+            "drop": they are dropped, as in nanoGPT and Megatron. "short": they form a shorter window.
+        limits: Limits for files: `member_bytes` applies to one sample, and to the list of document starts.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: an argument is of no use.
-        FormatError: LitData's catalogue is damaged. Files are read later, when it is first asked how many samples there
-            are: then a file that is damaged, cut off, shorter than a window or of another type is an error.
+        OptionError: An argument is invalid.
+        FormatError: LitData's catalogue is damaged. Files are read later, when the number of samples is first needed; a
+            file that is damaged, truncated, shorter than a window or of another dtype then raises it.
 
     Examples:
         >>> import headrace as hr
@@ -135,7 +135,7 @@ def _check(window: object, stride: object, eos: object, documents: object, tail:
 
 
 def _chunks(urls: tuple[str, ...], storage_options: Mapping[str, object] | None) -> Sequence[Chunk]:
-    """The chunks of folders of LitData; none where these are files."""
+    """Return the chunks of LitData folders. Empty if the URLs are files."""
     names = [split_path(url)[0].rpartition("/")[2] for url in urls]
     if not all(name == _CATALOGUE or "." not in name for name in names):
         return ()
@@ -155,7 +155,7 @@ def _chunks(urls: tuple[str, ...], storage_options: Mapping[str, object] | None)
 
 
 class TokenShards(IndexedShards):
-    """Samples of files of tokens, by number: where they lie is computed when they are wanted."""
+    """Samples of token files by number. Their ranges are computed on demand."""
 
     def __init__(
         self,
@@ -177,10 +177,10 @@ class TokenShards(IndexedShards):
         return TokenSource(self)
 
     def table(self, ordinal: int) -> TokenTable:
-        """What is known of a file; once they are open.
+        """Return the table of an open file.
 
         Raises:
-            ObjectChangedError: it is another than was listed.
+            ObjectChangedError: The file changed since it was listed.
         """
         table = self.files.tables[ordinal]
         check_listed(self.urls, ordinal, table.file.size, table.file.etag)
@@ -201,16 +201,13 @@ class TokenShards(IndexedShards):
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
 
     def lengths(self) -> Ints:
-        """How many tokens each sample has."""
-        len(self)  # opens them
+        """Return the token count of each sample."""
+        len(self)  # opens the files
         places = [table.places(np.arange(table.count)) for table in self.files.tables]
         return np.concatenate([ends - begins for begins, ends in places])
 
     async def parts(self, numbers: Ints, starts: Ints, stops: Ints) -> list[dict[str, object]]:
-        """Of samples with these numbers what they were with the tokens [starts, stops) alone.
-
-        Parts that touch are read at once, and so are those that lie near one another.
-        """
+        """Read tokens [starts[i], stops[i]) of sample numbers[i]. Nearby parts are read together."""
         async with self._readers.use() as reader:
             await self.aopen()
             shards = np.searchsorted(self.index.starts, numbers, side="right") - 1
@@ -226,11 +223,11 @@ class TokenShards(IndexedShards):
         return samples
 
     async def _tokens(self, reader: Reads, ordinal: int, begins: Ints, ends: Ints) -> list[memoryview]:
-        """The tokens [begins, ends) of a file."""
+        """Read the tokens [begins, ends) of a file."""
         table = self.table(ordinal)
         order = np.argsort(begins, kind="stable")
         reach = np.maximum.accumulate(ends[order])
-        firsts = np.flatnonzero(np.append(True, begins[order][1:] > reach[:-1]))  # of what touches
+        firsts = np.flatnonzero(np.append(True, begins[order][1:] > reach[:-1]))  # start of each run of touching ranges
         starts, stops = begins[order][firsts], reach[np.append(firsts[1:], len(order)) - 1]
         rows = rows_of(table.file, firsts, starts, stops)
         where = Where(self.urls[ordinal], ShardIndex(rows, None, table.file.size, table.file.etag), False, self.limits)
@@ -243,7 +240,7 @@ class TokenShards(IndexedShards):
 
 
 class TokenSource(IndexedShardSource):
-    """Windows of tokens: got one by one, or read in ranges."""
+    """Windows of tokens, fetched one by one or read by ranges."""
 
     data: TokenShards
 
@@ -274,7 +271,7 @@ class TokenSource(IndexedShardSource):
 
 
 class _TokenOrders(SourceOrders):
-    """The same orders as those of shards; states know which windows they are of."""
+    """Orders of shards, with a fingerprint that includes the window settings."""
 
     def __init__(self, source: SampleSource, keeps: tuple[KeepsKey, ...], text: str) -> None:
         super().__init__(source, keeps)

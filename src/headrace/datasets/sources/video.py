@@ -32,31 +32,31 @@ def video(
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
-    """Clips of the videos in MP4 files, each a sample; of a file is read what the frames of a clip take.
+    """Read clips of MP4 videos as samples. Only the parts of a file that a clip needs are read.
 
-    A sample has `__key__`, `__url__`, `frames`, `[T, 3, H, W] uint8` in RGB, and `times`, `[T] float64`: when each of
-    them is shown, in seconds. Clips have numbers: `len(data)`, `data[i]`, `.shuffle()` over all of them, `.slice()`,
-    ranks and exact resume are what they are elsewhere.
+    A sample has `__key__`, `__url__`, `frames`, `[T, 3, H, W] uint8` in RGB, and `times`, `[T] float64`, the display
+    time of each frame in seconds. Clips have numbers, so `len(data)`, `data[i]`, `.shuffle()` over all of them,
+    `.slice()`, ranks and exact resume work as usual.
 
-    Where frames lie is in the tables of each file, at its beginning or its end: they are read once, in two or three
-    requests, before the first sample; with `Clips(of_each=…)` when a video is first needed.
+    The tables of frames are at the beginning or the end of each file. They are read once, in two or three requests,
+    before the first sample; with `Clips(of_each=…)`, when a video is first needed.
 
     Args:
-        urls: an address, a pattern such as "videos/{000..999}.mp4" or "videos/**/*.mp4", that of a folder, or a list
-            of them. Or the clips themselves, a list of (address, times): each has the frames that are shown at these
-            times, in seconds, in their order.
-        clips: which frames make one, and which there are; None where `urls` are the clips.
-        size: (height, width) in pixels to which frames are scaled; their proportions change where it has others.
-        decoder: "torchcodec", or "pyav", which brings its own FFmpeg. Pixels may differ by rounding between them.
-        index: the address of an index file that has the tables of all videos (`headrace index` makes it). "build": the
-            one in this machine's cache, which is made first where it is missing, by one process for all. "auto": the
-            one in the cache, where there is one. None: none.
-        limits: on the pixels of a frame, and the bytes of a clip, before and after it is decoded.
-        listing: as in `hr.stream`.
-        storage_options: for the store: credentials, endpoint, region.
+        urls: A URL or path, a pattern such as "videos/{000..999}.mp4" or "videos/**/*.mp4", a folder, or a list of
+            these. Or the clips themselves, a list of (URL, times): each has the frames displayed at these times, in
+            seconds, in this order.
+        clips: Frames of a clip, and choice of clips. None if `urls` lists the clips.
+        size: (height, width) in pixels to which frames are scaled. The aspect ratio is not preserved.
+        decoder: "torchcodec", or "pyav", which includes its own FFmpeg. Their pixels may differ by rounding.
+        index: URL of an index file with the tables of all videos (`headrace index` makes it). "build": the index in
+            this machine's cache, made first if missing, by one process for all. "auto": the index in the cache, if
+            present. None: no index.
+        limits: Limits on the pixels of a frame, and on the bytes of a clip, before and after decoding.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: no address, no size, or a decoder that is not known, or not installed.
+        OptionError: There is no URL, the size is invalid, or the decoder is unknown, or not installed.
 
     Examples:
         >>> import headrace as hr

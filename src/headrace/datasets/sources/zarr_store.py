@@ -1,4 +1,4 @@
-"""Zarr's arrays read through the fetch stage: its stores' retries, limits, caches and budgets hold for chunks, too."""
+"""A Zarr store on the fetch stage, with its retries, limits, caches and budgets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headrace.reading import OwnReaders
 
 
 class ZarrStore(Store):
-    """A store of Zarr 3 that reads: `zarr.open(ZarrStore("s3://bucket/array.zarr"), mode="r")`.
+    """A read-only store of Zarr 3: `zarr.open(ZarrStore("s3://bucket/array.zarr"), mode="r")`.
 
-    On a loader's own loop, in an `AsyncDataset` over `zarr.api.asynchronous`, it reads as the loader does, and counts
-    there. On other loops, as that of Zarr's synchronous functions, it has connections of its own.
+    On a loader's own loop, in an `AsyncDataset` over `zarr.api.asynchronous`, it uses the loader's reader, limits and
+    statistics. On other loops, such as that of Zarr's synchronous functions, it has connections of its own.
 
-    What it does not have: writing, and listing: arrays, and groups whose metadata are consolidated, are found by name.
+    It neither writes nor lists. Arrays, and groups with consolidated metadata, are found by name.
 
     Args:
-        url: the folder of the array, or of the group.
-        storage_options: for the store.
+        url: Folder of the array or group.
+        storage_options: Options of the store.
     """
 
     supports_writes = False
@@ -52,10 +52,10 @@ class ZarrStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """The bytes of an object; None where there is none.
+        """Return the bytes of an object. None: it does not exist.
 
         Raises:
-            StorageError: it could not be read.
+            StorageError: It could not be read.
         """
         async with self._readers.use() as reader:
             try:
@@ -67,7 +67,7 @@ class ZarrStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Several ranges, at once."""
+        """Read several ranges concurrently."""
         wanted = list(key_ranges)
 
         async def one(k: int) -> Buffer | None:
@@ -77,15 +77,15 @@ class ZarrStore(Store):
             return await for_each(len(wanted), one)
 
     async def exists(self, key: str) -> bool:
-        """Whether there is such an object."""
+        """True if the object exists."""
         async with self._readers.use() as reader:
             return await _size(reader, f"{self.url}/{key}") is not None
 
     async def getsize(self, key: str) -> int:
-        """The bytes of an object.
+        """Return the size of an object in bytes.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: It does not exist.
         """
         async with self._readers.use() as reader:
             size = await _size(reader, f"{self.url}/{key}")
@@ -134,4 +134,4 @@ async def _size(reader: Reads, url: str) -> int | None:
 
 
 async def _nothing() -> None:
-    """There is nothing to end before a reader is closed."""
+    """Do nothing: no resource needs closing before the reader."""
