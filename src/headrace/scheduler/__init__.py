@@ -1,1 +1,1 @@
-"""Moves work between the four stages: credits, order, life cycle. It knows counts, bytes and order; nothing else."""
+"""Schedules the work between the four stages, by counts, bytes and order only."""

@@ -1,4 +1,4 @@
-"""Batches in the making: samples are added at their slots, workers fill or collate, what is ready goes out in order."""
+"""Assembly of batches from samples, and their delivery in order."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from headrace.scheduler.wiring import Outlet
 
 
 class Assembly:
-    """The batches of one epoch.
-
-    Args:
-        outlet: by what they leave it.
-    """
+    """The batches of one epoch."""
 
     def __init__(self, outlet: Outlet) -> None:
         spec, resources = outlet.spec, outlet.resources
@@ -31,40 +27,40 @@ class Assembly:
         self._moved, self._finished = outlet.moved, outlet.finished
         self._position_map, self._skips = spec.position_map, spec.skips
         self._batches: dict[int, OpenBatch] = {}
-        self._pile = Pile()  # samples of batches that may not be begun yet
-        self._empty: set[int] = set()  # such batches that have none
-        self._admitted = 0  # the batches with lower numbers may be begun
-        self._missing: dict[int, int] = {}  # samples that are still to come of batches that have ended without them
+        self._pile = Pile()  # samples of batches that may not start yet
+        self._empty: set[int] = set()  # batches without samples that may not start yet
+        self._admitted = 0  # batches with lower numbers may start
+        self._missing: dict[int, int] = {}  # samples to come of batches that ended early
         self._next_delivery = 0
-        self._not_sent = 0  # batches that were due, and of which no sample was left
-        self._count: int | None = None  # samples of the epoch, once all of them have been added
+        self._not_sent = 0  # batches that were due and had no sample left
+        self._count: int | None = None  # samples of the epoch, once all were added
         self._work = BatchWork(spec, resources, outlet.dispatch, self)
         outlet.sender.on_credit(self._on_credit)
         self._admit()
 
     @property
     def granted(self) -> int:
-        """The batches with lower numbers may be begun.
+        """Batches with lower numbers may start.
 
-        The channel grants messages, and a batch that is left out is none: for each of them one more batch may be begun,
-        and be due, or the trainer would wait for a message that nothing is made for. At any time
-        `_next_delivery == sent + _not_sent`, so that it is below this exactly if another message may be sent.
+        The channel grants messages, and an empty batch sends none. Each empty batch therefore grants one more batch, or
+        the trainer would wait for a message that is never made. `_next_delivery == sent + _not_sent` always holds, so
+        `_next_delivery` is below this number exactly if another message may be sent.
         """
         return self._sender.granted + self._not_sent
 
     def begin(self, number: int) -> None:
-        """The source has told of a batch; it may be an empty one."""
+        """Register a batch announced by the source. It may be empty."""
         if not self._boundaries.size(number):
             self._empty.add(number)
             self._admit()
 
     def add(self, position: int, part: Part) -> None:
-        """Samples at the positions from `position` on, counted where batches are cut; takes their leases over."""
+        """Add samples at the batch positions from `position` on. Takes over their leases."""
         self._pile.add(position, part)
         self._admit()
 
     def end(self, count: int) -> None:
-        """All `count` samples of the epoch have been added: the last batch may be short."""
+        """Report that all `count` samples of the epoch were added. The last batch may be short."""
         self._count = count
         number, rest = self._boundaries.find(count)
         last = self._batches.get(number)
@@ -73,7 +69,7 @@ class Assembly:
         self._end_if_done()
 
     def lacks(self, position: int | None) -> bool:
-        """Whether the oldest batch may be made and lacks samples; with a position: whether this one is among them."""
+        """True if the oldest batch may be made and lacks samples; with a position: this sample."""
         oldest = self._next_delivery
         if oldest >= self._admitted:
             return False
@@ -84,21 +80,20 @@ class Assembly:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether samples are there of which nothing may be made yet."""
+        """True if samples wait for batches that may not start yet."""
         return bool(self._pile)
 
     def drop(self) -> None:
-        """Let go of every batch that was not delivered."""
+        """Release every batch that was not delivered."""
         self._pile.drop()
         for batch in self._batches.values():
             self._drop_batch(batch)
 
     def run_in(self, group: TaskGroup) -> None:
-        """Have what it waits for be waited for in this group."""
+        """Run the tasks in this group."""
         self._work.pool = TaskPool(group)
 
     def _begin_admitted(self) -> None:
-        """Begin the batches that may be, as far as their samples are there."""
         for position, part in self._pile.below(self._boundaries.start(self._admitted)):
             done = 0
             while done < part.count:
@@ -118,7 +113,7 @@ class Assembly:
     def _batch(self, number: int) -> OpenBatch:
         if number not in self._batches:
             size = self._boundaries.size(number)
-            capacity = max(size, self._learned.form_capacity)  # one size of slab for all batches, as far as can be
+            capacity = max(size, self._learned.form_capacity)  # one slab size for all batches if possible
             batch = self._batches[number] = OpenBatch(number, self._boundaries.start(number), size, capacity)
             batch.use_slots = self._learned.use_slots
             if self._count is not None:
@@ -126,7 +121,7 @@ class Assembly:
         return self._batches[number]
 
     def _shorten(self, batch: OpenBatch, rest: int) -> bool:
-        """The epoch ends so many samples behind a batch's begin; whether it is a short one, which was not known."""
+        """Shorten a batch that starts `rest` samples before the end. True if that was not known."""
         is_news = 0 < rest < batch.expected and batch.shorten(rest)
         if is_news:
             batch.is_left_out = self._spec.drop_last
@@ -149,19 +144,19 @@ class Assembly:
         self.worked(batch)
 
     def _let_go(self, number: int, part: Part) -> None:
-        """Samples of a batch that has ended without them."""
+        """Discard samples of a batch that ended early."""
         self._missing[number] -= part.count
         if self._missing[number] <= 0:
             del self._missing[number]
         part.release()
 
-    # What the work on batches sees (BatchHost).
+    # BatchHost
 
     def is_oldest(self, batch: OpenBatch) -> bool:
         return batch.number <= self._next_delivery
 
     def worked(self, batch: OpenBatch) -> None:
-        """The next step of a batch of which something has changed."""
+        """Start the next step of a batch, if due."""
         if not batch.is_whole or batch.state is not BatchState.FILLING:
             return
         if batch.use_slots and batch.is_left_out and not batch.errors:
@@ -187,7 +182,7 @@ class Assembly:
             self._finish(batch, delivery)
 
     def _is_to_spread(self, batch: OpenBatch) -> bool:
-        """Whether all workers are to make its samples now; one that is left out is only looked through for errors."""
+        """True if all workers should make the samples. A dropped batch is only checked for errors."""
         is_wanted = self._spec.is_spread and not batch.is_left_out
         return is_wanted and not batch.is_spread and not self._work.is_quick(batch)
 
@@ -195,14 +190,14 @@ class Assembly:
         return Delivery(batch.number, batch.expected, batch.position, "error", error=error, note=note)
 
     def _finish(self, batch: OpenBatch, delivery: Delivery | None) -> None:
-        """A batch is made of the samples that have not failed; where none are left out, it is its first error."""
+        """Finish the batch, as its first error if failed samples are not skipped."""
         if self._skips is None:
-            if batch.wanted < batch.expected and not batch.errors:  # made anew, it did not fail again
+            if batch.wanted < batch.expected and not batch.errors:  # made again, the sample did not fail
                 assert batch.ended_by is not None
                 batch.errors[batch.wanted - 1] = batch.ended_by
             if batch.errors:
                 delivery = self._error_delivery(batch, batch.errors[min(batch.errors)])
-        assert delivery is not None or batch.errors  # nothing is left out in silence
+        assert delivery is not None or batch.errors  # nothing is dropped silently
         batch.delivery = delivery
         batch.state = BatchState.READY
         batch.release_parts()
@@ -211,7 +206,7 @@ class Assembly:
         self._deliver()
 
     def _ruled(self, batch: OpenBatch) -> Delivery | None:
-        """What is sent of a batch that is due; None: nothing, for none of its samples is left."""
+        """Return the message for a batch that is due. None if none of its samples is left."""
         raised = None
         if self._skips is not None:
             positions = partial(self._position_map.in_batches, batch.position, batch.position + batch.expected)
@@ -223,7 +218,7 @@ class Assembly:
         return self._error_delivery(batch, raised.error, raised.note)
 
     def _deliver(self) -> None:
-        """Send what is ready and due; a batch's slab goes with it."""
+        """Send finished batches that are due, with their slabs."""
         while True:
             if self._spec.in_order:
                 batch = self._batches.get(self._next_delivery)
@@ -273,7 +268,6 @@ class Assembly:
         self._deliver()
 
     def _admit(self) -> None:
-        """Begin as many batches as may be sent."""
         self._admitted = max(self._admitted, self.granted)
         self._begin_empty()
         self._begin_admitted()

@@ -1,4 +1,4 @@
-"""What workers do for a batch: write its samples into slots, or make them all, and collate them."""
+"""Tasks for batches: write samples into slots, or make them all and collate them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,23 @@ from headrace.tasks import Finish, Reply, Task
 
 
 class BatchHost(Protocol):
-    """Who has the batches that are worked on."""
+    """Owner of the batches that are worked on."""
 
     def is_oldest(self, batch: OpenBatch) -> bool:
-        """Whether no other one is delivered before this, so that nothing would move if it got no room."""
+        """True if no other batch is delivered before this one, so that it must get memory."""
         ...
 
     def worked(self, batch: OpenBatch) -> None:
-        """A worker has done with some of a batch's samples: its next step may be due."""
+        """Report that a worker has finished some of a batch's samples."""
         ...
 
     def collated(self, batch: OpenBatch, delivery: Delivery | None) -> None:
-        """A worker has done with the batch; None: nothing came of it, or it is left out."""
+        """Report that a worker has finished the batch. None: without a result, or dropped."""
         ...
 
 
 class BatchWork:
-    """The tasks of the batches of one epoch.
-
-    Args:
-        spec: the epoch.
-        resources: what it runs on.
-        dispatch: has tasks worked on.
-        host: who has the batches.
-    """
+    """The tasks of the batches of one epoch."""
 
     def __init__(self, spec: EpochSpec, resources: Resources, dispatch: Dispatch, host: BatchHost) -> None:
         self._spec, self._learned, self._boundaries, self._key = spec.batches, spec.learned, spec.boundaries, spec.key
@@ -54,24 +47,24 @@ class BatchWork:
         self.pool: TaskPool | None = None
 
     def is_quick(self, batch: OpenBatch) -> bool:
-        """Whether it takes so little that it is better not to divide it."""
+        """True if the batch takes so little time that one task should make it."""
         return self._spec.is_quick(batch.expected, self._learned.sample_s)
 
     def fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Have samples written into their slots, from this one on."""
+        """Write samples into their slots, from `slot` on."""
         self._hand_out(batch, slot, part, self._fill)
 
     def make(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Have samples made by all workers, to be collated afterwards."""
+        """Let all workers make samples, to be collated later."""
         self._hand_out(batch, slot, part, self._make)
 
     def collate(self, batch: OpenBatch) -> None:
-        """Have one worker make the whole batch, of samples or of what became of them."""
+        """Let one worker make the whole batch, from source samples or from made ones."""
         assert self.pool is not None
         self.pool.start_soon(self._collate, batch)
 
     def slots_delivery(self, batch: OpenBatch) -> Delivery | None:
-        """A batch whose samples lie in its slots; None: it has none, or is not told."""
+        """Return the message for a batch in slots. None if it is empty, dropped or failed."""
         if batch.is_left_out or not batch.columns or (batch.errors and self._raises):
             return None
         assert batch.slab is not None
@@ -93,7 +86,6 @@ class BatchWork:
     def _hand_out(
         self, batch: OpenBatch, slot: int, part: Part, work: Callable[[OpenBatch, int, Part], Coroutine[Any, Any, None]]
     ) -> None:
-        """Have a part of a batch worked on in pieces, by all workers."""
         assert self.pool is not None
         chunk = self._spec.chunk(self._boundaries.size(batch.number), self._learned.sample_s)
         if self._learned.form is None:  # the first samples are made by all workers at once
@@ -103,7 +95,6 @@ class BatchWork:
             self.pool.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
 
     async def _fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Have a worker write a part of a batch into its slots."""
         spec, learned = self._spec, self._learned
         count = part.count
         task = Task(spec.chain, self._key, batch.number, Finish.SLOTS, [part])
@@ -122,7 +113,7 @@ class BatchWork:
                 raise
             if is_of_use:
                 reply = await self._dispatch.work(task, partial(self._find_slots, batch))
-            else:  # it was found out meanwhile
+            else:  # slots or samples turned out to be unusable in the meantime
                 part.release()
                 if task.place is not None:
                     task.place.release()
@@ -133,7 +124,7 @@ class BatchWork:
         if reply.kind == "mismatch":
             batch.use_slots = batch.use_slots and slot >= batch.wanted
             if spec.is_spread and not batch.use_slots:
-                learned.use_slots = False  # what is not in slots is made a second time: once is enough
+                learned.use_slots = False  # samples without slots are made twice: avoid that from now on
         else:
             self._add_errors(batch, reply)
             whole = 0 if reply.kind == "failed" else count - len(reply.errors)
@@ -144,13 +135,13 @@ class BatchWork:
         self._host.worked(batch)
 
     def _end_task(self, batch: OpenBatch, slot: int) -> None:
-        """A worker has a part of a batch no more; of one that is settled it was the last that used its slab."""
+        """Mark a part as no longer in work. The last one of a settled batch frees its slab."""
         batch.under_way.discard(slot)
         if batch.is_over and not batch.under_way:
             batch.release_slab()
 
     async def _find_slots(self, batch: OpenBatch, reply: Reply) -> Lease | None:
-        """A place for samples whose form a worker has just told; None where slots cannot be made for them."""
+        """Return memory for samples whose spec a worker reports. None if slots are impossible."""
         spec, learned = self._spec, self._learned
         if batch.is_over:
             return None
@@ -162,12 +153,12 @@ class BatchWork:
             self._dispatch.learn_spec(spec.chain, reply.spec)
         elif batch.capacity > learned.form_capacity:
             if reply.spec != learned.form:
-                return None  # the size that the worker tells is that of another form
+                return None  # the reported size belongs to another spec
             learned.form_size, learned.form_capacity = max(reply.size, learned.form_size), batch.capacity
         return (await self._slab(batch)).retain()
 
     async def _slab(self, batch: OpenBatch, size: int | None = None) -> Lease:
-        """The batch's place; by default the one that its slots are in, which stays once some of them are written."""
+        """Return the batch's slab, by default for its slots. A slab with written slots is kept."""
         async with batch.slab_lock:
             if batch.slab is None or (size is not None and batch.slab.size < size):
                 old, batch.slab = batch.slab, None
@@ -179,7 +170,6 @@ class BatchWork:
         return batch.slab
 
     async def _make(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Have a worker make a part of a batch, to be collated afterwards."""
         count = part.count
         task = Task(self._spec.chain, self._key, batch.number, Finish.SAMPLES, [part])
         self._position_map.place(task, batch.position + slot, count)
@@ -201,7 +191,6 @@ class BatchWork:
         self._host.worked(batch)
 
     async def _collate(self, batch: OpenBatch) -> None:
-        """Have one worker make the whole batch, of samples or of what became of them."""
         spec, learned = self._spec, self._learned
         if batch.slab is None and learned.batch_bytes and not batch.is_left_out:
             await self._slab(batch, learned.batch_bytes)
@@ -210,7 +199,7 @@ class BatchWork:
         if batch.is_spread:
             batch.release(batch.parts)
         batch.parts, batch.made = {}, {}
-        batch.errors.clear()  # of the attempt to write them into slots: they are made anew
+        batch.errors.clear()  # from the attempt to write into slots: the samples are made again
         finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
         task = Task(spec.chain, self._key, batch.number, finish, parts)
         self._position_map.place(task, batch.position, batch.wanted)
@@ -218,7 +207,7 @@ class BatchWork:
             task.place = batch.slab.retain()
 
         async def find_slab(reply: Reply) -> Lease:
-            end_turn()  # it is collated: what it waits for now may depend on who waits for a turn
+            end_turn()  # it is collated; the wait for memory may depend on batches that wait for a turn
             if spec.wants_place(reply.size, batch.expected):
                 learned.batch_bytes = max(learned.batch_bytes, reply.size)
             return (await self._slab(batch, reply.size)).retain()
@@ -238,7 +227,7 @@ class BatchWork:
         self._host.collated(batch, delivery)
 
     def _add_errors(self, batch: OpenBatch, reply: Reply) -> None:
-        """A task that failed as a whole is no single sample's failure."""
+        """Add the errors of a reply. If the task failed as a whole, they count for no single sample."""
         is_whole = reply.kind == "failed"
         batch.errors.update((slot, error.widened() if is_whole else error) for slot, error in reply.errors)
         if reply.errors and self._raises:
@@ -247,7 +236,7 @@ class BatchWork:
 
 
 class PrioritySemaphore:
-    """At most `limit` turns at once (None: any number); who waits gets one by number, the lowest first."""
+    """At most `limit` concurrent turns (None: no limit), granted to the lowest number first."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
@@ -256,7 +245,7 @@ class PrioritySemaphore:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     async def take(self, number: int) -> Callable[[], None]:
-        """Wait for a turn; gives the function that ends it, of which only the first call counts."""
+        """Wait for a turn. Returns the function that ends it; repeated calls have no effect."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (number, next(self._order), future))
         self._let_in()

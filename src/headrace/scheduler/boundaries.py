@@ -1,4 +1,4 @@
-"""Where an epoch's samples are cut into batches."""
+"""Division of an epoch's samples into batches."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from typing import Protocol
 
 
 class BatchBoundaries(Protocol):
-    """Batches by number, samples by position; both count from 0."""
+    """Batches by number, samples by position. Both count from 0."""
 
     def find(self, position: int) -> tuple[int, int]:
-        """The batch that the sample at `position` belongs to, and its slot there."""
+        """Return (batch of the sample at `position`, its slot there)."""
         ...
 
     def start(self, number: int) -> int:
-        """The position of the first sample of a batch, as far as that is known: where the last known batch ends."""
+        """Return the position of a batch's first sample, or the end of the last known batch."""
         ...
 
     def size(self, number: int) -> int:
-        """How many samples a batch has; the last one of an epoch may turn out to have fewer."""
+        """Return the number of samples of a batch. The last one of an epoch may be shortened later."""
         ...
 
 
 class EvenBoundaries:
-    """All batches are of one size; where an epoch's end is known, its last ones are of others.
+    """Batches of one size, with other sizes for the last ones if the epoch's end is known.
 
     Args:
-        size: of the batches.
-        count: how many are of that size; None: all.
-        last: the sizes of those that follow.
+        count: Number of batches of that size. None: all.
+        last: Sizes of the batches after these.
     """
 
     def __init__(self, size: int, count: int | None = None, last: Sequence[int] = ()) -> None:
@@ -58,13 +57,13 @@ class EvenBoundaries:
 
 
 class GivenBoundaries:
-    """Batches are as long as the source says, one after the other: 8 bytes for each one of the epoch."""
+    """Batches whose sizes the source announces. Takes 8 bytes per batch of the epoch."""
 
     def __init__(self) -> None:
-        self._starts = array("q", [0])  # and where the last one ends
+        self._starts = array("q", [0])  # and the end of the last one
 
     def add(self, size: int) -> int:
-        """The number of the next batch, which has `size` samples."""
+        """Add a batch of `size` samples and return its number."""
         self._starts.append(self._starts[-1] + size)
         return len(self._starts) - 2
 

@@ -1,4 +1,4 @@
-"""How many bytes may be held, and who is let in next."""
+"""Admission of memory by bytes and priority."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class _BytesRequest:
 
 
 class Budget:
-    """Admission by bytes, lowest rank first, and never a lock-up.
+    """Admission by bytes, lowest rank first, without deadlocks.
 
     Args:
-        limit: bytes that inputs, slabs and claims may take together.
-        held: how many bytes inputs and slabs take now.
-        inputs: how many of those are inputs.
+        limit: Maximum bytes of inputs, slabs and claims together.
+        held: Returns the bytes of inputs and slabs.
+        inputs: Returns the bytes of inputs.
 
     Attributes:
-        claimed: bytes that are claimed besides.
+        claimed: Bytes of claims.
     """
 
     def __init__(self, limit: int, held: Callable[[], int], inputs: Callable[[], int]) -> None:
@@ -52,32 +52,31 @@ class Budget:
 
     @property
     def in_use(self) -> int:
-        """Bytes that inputs, slabs and claims take now."""
+        """Bytes of inputs, slabs and claims."""
         return self._held() + self.claimed
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more may be held."""
         return self.in_use >= self.limit
 
     def claim(self, nbytes: int) -> Claim:
-        """Count bytes that are held outside the arena; it asks nobody, `admit` does."""
+        """Count bytes held outside the arena, without waiting for admission."""
         return Claim(nbytes, self._count)
 
     def widen(self, ahead: int) -> None:
-        """Allow at least `ahead` bytes to be read ahead."""
+        """Raise the read-ahead limit to at least `ahead` bytes."""
         self._ahead = max(self._ahead, ahead)
 
     def starved(self) -> None:
-        """The workers have nothing to do. If reads wait only for the right to read ahead, that was too small.
+        """Report that workers are idle. If only the read-ahead limit holds reads back, double it.
 
-        It starts small: the first batch does not wait for the tenth's bytes, and memory is used again and again.
+        The limit starts small, so that the first batch does not wait for bytes of the tenth, and memory is reused.
         """
         if self._waiting and not self._waiting[0].is_early():
             self._ahead = max(self._ahead, min(2 * self._ahead, AHEAD_BYTES))
 
     def has_room(self, size: int) -> bool:
-        """Whether so many more bytes may be held now by one who goes before those that wait, and reads nothing."""
+        """True if `size` bytes may be held now, ahead of waiting requests and without a read."""
         return self._fits(size, is_input=False)
 
     async def admit(
@@ -90,13 +89,13 @@ class Budget:
         is_early: Callable[[], bool],
         is_input: bool = True,
     ) -> T:
-        """Wait until `size` more bytes may be held; gives what `grant` gave, which is called at that very moment.
+        """Wait until `size` bytes are admitted, then return the result of `grant`.
 
         Args:
-            rank: among those who wait the lowest is let in first.
-            is_urgent: whether nothing would move without it; it is let in whatever is held.
-            is_early: whether it is too early for it, however much room there is.
-            is_input: whether it is for bytes of the arena, which are bounded by themselves too.
+            rank: Waiting requests are admitted in ascending order of rank.
+            is_urgent: True if nothing would move without the bytes. Admitted even over the limit.
+            is_early: True to delay the request, even if there is room.
+            is_input: True for bytes of the arena, which the read-ahead limit bounds too.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         entry = _BytesRequest(rank, next(self._numbers), size, is_input, grant, is_urgent, is_early, future)
@@ -105,12 +104,12 @@ class Budget:
         try:
             return await future
         finally:
-            if not entry.is_let_in:  # cancelled: it must not keep its epoch, and all that it knows
+            if not entry.is_let_in:  # cancelled: the entry would keep its epoch alive
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
 
     def changed(self) -> None:
-        """Something was released, delivered or asked for: let in whom there is room for."""
+        """Recheck waiting requests after a release, a delivery or a new request."""
         while self._waiting:
             entry = self._next()
             if entry is None:
@@ -133,14 +132,14 @@ class Budget:
             self.changed()
 
     def _next(self) -> _BytesRequest | None:
-        """Who is let in now, if anyone is."""
+        """Return the request to admit now, if any."""
         first = self._waiting[0]
         if first.future.done() or first.is_urgent():
             return first
         is_early = first.is_early()
         if not is_early and self._fits(first.size, is_input=first.is_input):
             return first
-        # The first may be of an epoch that nobody reads: it must not keep the others out.
+        # The first may belong to an abandoned epoch and must not block the others.
         able = (
             entry
             for entry in self._waiting[1:]

@@ -1,4 +1,4 @@
-"""Has tasks worked on to their end."""
+"""Runs tasks to their end."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.recipe import Works
 from headrace.tasks import Finish, Reply, Task
 
-_MORE = 1.1  # bytes are made room for than the largest have had by and by
-_ALIKE = 0.02  # sizes differ by no more than their pickles do
+_MORE = 1.1  # factor of memory reserved over the recent sizes
+_ALIKE = 0.02  # share: sizes closer than this differ by their pickles only
 
 
 class Dispatch:
     """The tasks of one epoch that workers have.
 
     Args:
-        works: the workers.
-        budget: told when something was released, and when the workers have nothing left to do.
-        arena: where samples lie that have been made and are not in a batch yet.
+        budget: Notified of releases and of idle workers.
+        arena: Memory for samples that are made and not in a batch yet.
 
     Attributes:
-        under_way: how many tasks workers have.
+        under_way: Number of tasks that workers have.
     """
 
     def __init__(self, works: Works, budget: Budget, arena: Arena) -> None:
         self._works, self._budget, self._arena = works, budget, arena
-        self._sizes: dict[int, float] = {}  # bytes for what a chain makes of a sample, or of a group
+        self._sizes: dict[int, float] = {}  # by chain: bytes of the result per sample or group
         self.under_way = 0
-        self.has_begun = False  # a first batch was delivered: idle workers mean from now on that reading is too slow
-        self.has_waiting: Callable[[], bool] = lambda: False  # but not where samples wait that nobody has asked for yet
+        self.has_begun = False  # after the first delivery idle workers mean that reading is too slow
+        self.has_waiting: Callable[[], bool] = lambda: False  # except if samples wait that are not requested yet
 
     def learn_spec(self, chain: int, spec: bytes) -> None:
-        """Make known in which form the samples of a chain are written into slots."""
+        """Register the spec of a chain's samples, by which slots are written."""
         self._works.learn_spec(chain, spec)
 
     async def work(self, task: Task, find_place: Callable[[Reply], Awaitable[Lease | None]] | None = None) -> Reply:
-        """Have a task worked on to its end.
+        """Run a task to its end.
 
         Args:
-            find_place: finds a place for what was made before it had one; None: it is not wanted any more, and the
-                reply is "mismatch".
+            find_place: Returns memory for a result that was made without. None: the result is not needed any more, and
+                the
+            reply is "mismatch".
         """
         self.under_way += 1
         try:
@@ -70,15 +70,15 @@ class Dispatch:
     async def samples(
         self, task: Task, is_urgent: Callable[[], bool]
     ) -> tuple[Reply, PackedPart | ApartPart | TablePart | None]:
-        """Have samples made, and put where the next stage finds them; None where the whole task has failed.
+        """Make samples and store them for the next stage. The part is None if the whole task failed.
 
         Args:
-            is_urgent: whether the oldest batch waits for them, so that they get room whatever is held.
+            is_urgent: True if the oldest batch waits for the samples, so that they get memory over the budget.
         """
         room: list[Lease] = []
         count = 1 if task.finish is Finish.GROUP else task.count
         expected = int(count * self._sizes.get(task.chain, 0.0))
-        if expected and self._budget.has_room(expected):  # else it is asked for when it is known how much that is
+        if expected and self._budget.has_room(expected):  # else requested when the size is known
             with suppress(MemoryError):
                 room.append(self._arena.lease(expected))
                 task.place = room[0].retain()
@@ -90,7 +90,7 @@ class Dispatch:
             def grant() -> None:
                 room.append(self._arena.lease(reply.size))
 
-            # The worker holds them meanwhile, and takes on nothing that comes later: so much is bounded too.
+            # The worker holds them in the meantime and starts no later task, so this is bounded too.
             rank = (-1, task.position)
             await self._budget.admit(reply.size, rank, grant, is_urgent=is_urgent, is_early=lambda: False)
             return room[0].retain()
@@ -116,12 +116,12 @@ class Dispatch:
 
 
 def _expected(known: float, size: float) -> float:
-    """How large samples are expected to be, with some room where they differ."""
+    """Estimate the next size, with a margin if sizes vary."""
     if not known or abs(size - known) <= _ALIKE * known:
         return max(known, size)
     return max(_MORE * size, (known + _MORE * size) / 2)
 
 
 def _made_s(reply: Reply) -> float:
-    """Seconds in which samples were made; what is done to batches is not theirs."""
+    """Seconds spent on samples, without collation and writing."""
     return sum(seconds for step, seconds in reply.busy_s.items() if step not in ("collate", "write"))

@@ -1,4 +1,4 @@
-"""The loader's event loop, in a thread of its own: reads go on while the trainer computes or blocks its own loop."""
+"""The loader's event loop in its own thread, independent of the trainer."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ T = TypeVar("T")
 
 log = logging.getLogger("headrace")
 
-_CLOSE_S = 5.0  # how long closing waits for the thread
+_CLOSE_S = 5.0  # limit of the wait for the thread on close
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Mailbox:
-    """Calls for the loop from other threads, also from finalizers: takes no lock, waits for nothing.
+    """Calls for the loop from other threads and finalizers, without locks or waits.
 
-    The loop is woken once for all calls that are posted before it serves them: each time that it is, two threads get in
-    one another's way.
+    The loop is woken once for all calls posted before it serves them, as each wakeup makes two threads contend.
     """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._wakeup = Wakeup()
-        self._is_woken = False  # set after a call is put, and taken back before calls are taken: none is overlooked
+        self._is_woken = False  # set after a call is added, cleared before calls are taken: none is missed
 
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Have the loop call `call(*args)` soon."""
+        """Call `call(*args)` on the loop soon."""
         self.put(call, *args)
         if not self._is_woken:
             self._is_woken = True
@@ -53,15 +52,15 @@ class Mailbox:
                 raise
 
     def put(self, call: Callable[..., object], *args: object) -> None:
-        """Have the loop call `call(*args)` before the next posted call, without waking the loop."""
+        """Call `call(*args)` on the loop before the next posted call, without a wakeup."""
         self._calls.append((call, args))
 
     def fileno(self) -> int:
-        """Readable while there are calls that were posted."""
+        """Return a descriptor that is readable while posted calls wait."""
         return self._wakeup.fileno()
 
     def serve(self) -> None:
-        """Make the calls that were posted so far."""
+        """Run the calls posted so far."""
         self._wakeup.clear()
         self._is_woken = False
         while True:
@@ -85,9 +84,9 @@ class Engine:
     """A thread with an event loop that lives as long as its loader.
 
     Args:
-        opened: awaited on the loop before anything else runs there.
-        closing: awaited on the loop when everything else there has ended.
-        closed: called in the thread when the loop is gone.
+        opened: Awaited on the loop before anything else.
+        closing: Awaited on the loop after everything else has ended.
+        closed: Called in the thread after the loop has ended.
     """
 
     def __init__(
@@ -103,16 +102,16 @@ class Engine:
         self._thread.start()
 
     def start(self, main: Callable[[], Awaitable[None]], refused: Callable[[], None]) -> None:
-        """Run a coroutine function on the loop, beside the others; it handles its own exceptions.
+        """Run a coroutine function on the loop, beside others. It must handle its exceptions.
 
-        `refused` is called instead where the engine is closing: whoever waits for `main` must not wait for ever.
+        If the engine is closing, `refused` is called instead, so that nobody waits for `main` for ever.
         """
         self.mailbox.post(self._start, main, refused)
         if self.state is EngineState.CLOSED:
             self.mailbox.serve()
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine function on the loop and wait for its result. For rare things: state, opening, closing."""
+        """Run a coroutine function on the loop and wait for its result."""
         result: Future[T] = Future()
 
         async def run() -> None:
@@ -131,12 +130,12 @@ class Engine:
         return result.result()
 
     def close_soon(self) -> None:
-        """Begin to close, from any thread and without waiting."""
+        """Start to close, from any thread, without waiting."""
         if self.state is not EngineState.CLOSED:
             self.mailbox.post(self._end.set)
 
     def close(self) -> None:
-        """Close, and wait until nothing of it is left."""
+        """Close, and wait for the thread."""
         self.close_soon()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
@@ -180,7 +179,7 @@ async def _awaited(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def is_exiting() -> bool:
-    """Whether the interpreter is ending. Threads that still wait for a batch are daemons: nobody tells them."""
+    """True if the interpreter is exiting. Daemon threads may still wait for a batch then."""
     return _is_exiting
 
 
@@ -199,7 +198,7 @@ _ENDINGS = SystemExit, KeyboardInterrupt
 
 
 def run(main: Callable[..., Awaitable[None]], *args: object) -> None:
-    """Await `main(*args)` on a loop of its own, uvloop's where that is there; like `anyio.run`."""
+    """Await `main(*args)` on a new loop, uvloop's if installed, as `anyio.run` does."""
     base: Any = asyncio.SelectorEventLoop
     if importlib.util.find_spec("uvloop") is not None:
         base = importlib.import_module("uvloop").Loop
@@ -209,15 +208,15 @@ def run(main: Callable[..., Awaitable[None]], *args: object) -> None:
 async def _main(main: Callable[..., Awaitable[None]], args: tuple[object, ...]) -> None:
     try:
         await main(*args)
-    except _ENDINGS as error:  # asyncio takes the loop for one that has ended by it already
+    except _ENDINGS as error:  # asyncio assumes that the error has ended the loop
         raise RuntimeError(f"a loader's event loop ends with {error!r}") from error
 
 
 class _Lasting:
-    """Goes on after a SystemExit or KeyboardInterrupt of a task or callback that a user's function has begun.
+    """A loop that continues after a SystemExit or KeyboardInterrupt of user code.
 
-    By those a loop ends, so that the program does. This one is in a thread, where no program ends and no Ctrl-C comes:
-    whoever awaits such a task has the error, as with any other, and it is told, for perhaps nobody does.
+    These normally end the loop, to end the program. This loop runs in a thread that gets no Ctrl-C. Who awaits the
+    failed task gets the error, and it is logged too.
     """
 
     def run_forever(self) -> None:

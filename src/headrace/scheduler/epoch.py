@@ -1,4 +1,4 @@
-"""One epoch on its way: from the samples that a source puts, over the workers, to batches in plan order."""
+"""One epoch in progress, from the source's samples to batches in plan order."""
 
 from __future__ import annotations
 
@@ -32,13 +32,7 @@ from headrace.tasks import Finish, Task
 
 
 class Epoch:
-    """One run through a plan, for one iterator.
-
-    Args:
-        spec: what it goes through.
-        resources: what it runs on.
-        sender: where batches go; its credits say how many may be begun.
-    """
+    """One run through a plan, for one iterator."""
 
     def __init__(self, spec: EpochSpec, resources: Resources, sender: Sender) -> None:
         self._source, self._batches, self._learned, self.key = spec.source, spec.batches, spec.learned, spec.key
@@ -54,24 +48,24 @@ class Epoch:
         self._assembly: Assembly | OneByOne = kind(outlet)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = levels_of(spec, self._dispatch, resources.budget, self)
-        self._of_use = [0] * len(self._levels)  # the source's samples before these gave something, on each level
-        self._put = 0  # the positions that the source has put end here
-        self._count = 0  # how many samples that were; less where some before the end are missing
-        self._cut = 0  # how many of them were cut into batches
-        self._is_fed = False  # the source has put its last sample
-        self._last: Failure | None = None  # the source's error, where that waits for what came before it
-        self._filled = 0  # so many of the first levels have given all that they may, and are over
+        self._of_use = [0] * len(self._levels)  # per level: source samples before this one gave something
+        self._put = 0  # end of the positions that the source has pushed
+        self._count = 0  # number of samples pushed; lower than `_put` if some are missing
+        self._cut = 0  # samples divided into batches
+        self._is_fed = False  # the source has pushed its last sample
+        self._last: Failure | None = None  # the source's error, while earlier samples are delivered
+        self._filled = 0  # number of first levels that have reached their limit and ended
         self._feeding: anyio.CancelScope | None = None
-        self._reads = object()  # who reads, where that is counted
-        self._loading: set[object] = set()  # what brings bytes without needing more memory: reads, and who unpacks
-        # Claims of what the source reads, by the positions they are for: it asks for them in that order.
+        self._reads = object()  # identity of this reader in the meters
+        self._loading: set[object] = set()  # reads and unpackers that proceed without more memory
+        # Claims of the source by position. It requests them in that order.
         self._turns: OrderedDict[Claim, int] = OrderedDict()
         self._is_done = False  # every batch was delivered
         self._finished = asyncio.Event()
         self._group: TaskGroup | None = None
 
     async def run(self) -> None:
-        """Deliver every batch, then close the channel; whatever goes wrong goes through the channel too."""
+        """Deliver every batch, then close the channel. Errors go through the channel too."""
         try:
             async with anyio.create_task_group() as self._group:
                 self._assembly.run_in(self._group)
@@ -99,10 +93,10 @@ class Epoch:
             self._budget.changed()
 
     def stop(self) -> None:
-        """End it early, on the engine's loop."""
+        """End the epoch early. To be called on the engine's loop."""
         self._finished.set()
 
-    # What the source sees (Flow).
+    # Flow
 
     @property
     def is_starved(self) -> bool:
@@ -139,7 +133,7 @@ class Epoch:
 
     def pause(self, worker: object) -> None:
         self._loading.discard(worker)
-        # not now: it may be about to wait itself, and would come first
+        # later: the caller may be about to wait, and would be the first
         asyncio.get_running_loop().call_soon(self._budget.changed)
 
     async def turn(self, size: int, position: int) -> Claim:
@@ -179,7 +173,7 @@ class Epoch:
         )
 
     async def _while_wanted(self) -> None:
-        """A source that is cancelled but never waits would go on for ever: room is all that it waits for."""
+        """Block for ever once a level has ended, so that a source that never waits can be cancelled."""
         if self._filled:
             await anyio.sleep_forever()
 
@@ -240,16 +234,15 @@ class Epoch:
     def _end_loading(self, lease: Lease) -> None:
         self._loading.discard(lease)
         self._meters.set_reading(self._reads, bool(self._loading or self._turns))
-        self._budget.changed()  # who waits may be urgent now: nothing is on its way any more
+        self._budget.changed()  # a waiting request may be urgent now, as no read is under way
 
     def _end_turn(self, claim: Claim) -> None:
         if self._turns.pop(claim, None) is not None:
             self._meters.set_reading(self._reads, bool(self._loading or self._turns))
             claim.release()
-            self._budget.changed()  # who waits may be the first of those under way now
+            self._budget.changed()  # a waiting request may be the oldest under way now
 
     def _end_reads(self) -> None:
-        """Nothing is read any more, whatever was begun."""
         self._loading.clear()
         for claim in list(self._turns):
             self._end_turn(claim)
@@ -264,14 +257,14 @@ class Epoch:
                     await self._source.run(self)
         except Exception as error:
             if self._count < self._put and not self._filled:
-                raise  # samples before it are missing, and nobody gets them any more
-            # What came before is delivered first; the error has the next position.
+                raise  # earlier samples are missing and will never come
+            # Earlier samples are delivered first; the error has the next position.
             if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
             why = self.failure(first_of(error))
             if self._batches.keeps_count or isinstance(self._position_map, LaneMap):
                 self.put(self._put, ListPart([why]))
-            else:  # groups of what came before may wait for the end
+            else:  # groups of earlier samples may wait for the end
                 self._last = why
         if self._filled:
             self._end_reads()
@@ -282,13 +275,13 @@ class Epoch:
         for level in self._levels:
             level.begin()
 
-    # What the inner stages see (InnerHost).
+    # InnerHost
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         return self._position_map.positions(start, stop)
 
     def batch_of(self, level: Level, start: int) -> int:
-        # What was put together goes first, before more is begun to be put together.
+        # Complete groups go first, before new ones start.
         return self._boundaries.find(start)[0] if level is self._levels[0] else 0
 
     def is_awaited(self, level: Level, start: int) -> bool:
@@ -312,7 +305,7 @@ class Epoch:
         self._levels[level.number + 1].put(outcome, level.frontier)
 
     def filled(self, number: int) -> None:
-        """Nothing more is read, nor made of what was, but behind this level."""
+        """Stop reading and all work before the end of this level."""
         self._filled = number + 1
         for filled in self._levels[: self._filled]:
             filled.end()
@@ -320,14 +313,14 @@ class Epoch:
             self._feeding.cancel()
 
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
-        """End an epoch that would not end: the same samples come again and again, and none is ever left."""
+        """Fail an epoch that would never end: samples repeat and all are skipped."""
         first = self._position_map.levels[level.number].first(unit)
         at = self._position_map.source_number(level.number - 1, first)
         if is_of_use:
             self._of_use[level.number] = at + 1
             return
-        # Twice: passes differ in order, so that one begun anywhere may lack some. And it may be chance that leaves
-        # samples, of few ones then not in each pass.
+        # Two passes: as their order differs, a pass from any point may lack some samples. Filters may also be random,
+        # and then keep none of few samples in some passes.
         most = None if self._pass_count is None else max(2 * self._pass_count, LEFT_OUT_LEAST)
         left_out = at + 1 - self._of_use[level.number]
         is_bounded = any(before.left is not None for before in self._levels[: level.number])
@@ -342,19 +335,18 @@ class Epoch:
         self.filled(len(self._levels) - 1)
 
     def moved(self) -> None:
-        self._budget.changed()  # the next one is urgent now
+        self._budget.changed()  # the next request is urgent now
         self._check_end()
 
     def failure(self, error: BaseException) -> Failure:
         return Failure(self._pack_error(error).widened())
 
     def _arrive(self, start: int, part: Part) -> None:
-        """Samples that count."""
         self._cut += part.count
         self._assembly.add(start, part)
 
     def _check_end(self) -> None:
-        """Whether every sample of the epoch has been cut into batches."""
+        """End the assembly once every sample of the epoch is divided into batches."""
         if not (self._is_fed or self._filled):
             return
         for level in self._levels[self._filled :]:
@@ -363,7 +355,7 @@ class Epoch:
                 return
         if self._last is not None and not self._filled:
             why, self._last = self._last, None
-            self._arrive(self._cut, ListPart([why]))  # of no sample: states do not pass it
+            self._arrive(self._cut, ListPart([why]))  # belongs to no sample, so states do not count it
         self._assembly.end(self._cut)
 
     def _on_last_delivery(self) -> None:
@@ -373,30 +365,30 @@ class Epoch:
     # Credits and admission.
 
     def _is_urgent(self, position: int | None) -> bool:
-        """Whether nothing would move without the bytes that are asked for: the oldest batch waits for just them."""
+        """True if the oldest batch waits for these bytes only."""
         if position is not None and self._batches.keeps_count:
             return self._assembly.lacks(position)
         if position is not None and position <= self._levels[0].frontier:
             return self._assembly.lacks(None)
         if self._loading or any(level.is_busy for level in self._levels) or not self._assembly.lacks(None):
             return False
-        # What is on its way before it may be all that is missing.
+        # Earlier reads under way may be all that is missing.
         return not self._turns or position == next(iter(self._turns.values()))
 
     def _is_early(self, position: int | None) -> bool:
-        """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
+        """True if enough samples are ready, or none is requested and none may be made ahead."""
         if self._sender.depth:
             inside = sum(level.inside for level in self._levels)
             ahead = self._cut + inside - self._boundaries.start(self._assembly.granted)
             return position is not None and ahead >= self._batches.look_ahead
         lacking = self._boundaries.start(self._assembly.granted)
-        if self._batches.gives_many:  # then positions do not tell it: so many may come of what was put, and no fewer
+        if self._batches.gives_many:  # positions do not count outputs: assume one per further sample
             lacking += self._put - self._cut - sum(level.inside for level in self._levels)
         return position is None or position >= lacking
 
 
 def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: InnerHost) -> list[Level]:
-    """The inner stages: another level begins where samples are put together, and behind a limit."""
+    """Split the inner stages into levels. A new level starts at each group stage and each limit."""
     levels: list[list[InnerStage]] = [[]]
     for stage in spec.batches.inner:
         if isinstance(stage, GroupStage | LimitStage):

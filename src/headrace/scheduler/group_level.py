@@ -1,4 +1,4 @@
-"""The stages behind which fewer samples come, each made of several: what a batcher says is put together."""
+"""Levels that make one unit from several samples, as a batcher determines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headrace.scheduler.wiring import EpochSpec
 
 
 class TogetherLevel(Level):
-    """A level each unit of which is made of several samples of the level before, and waits until it is whole."""
+    """A level whose units are made of several samples and wait until complete."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._whole: deque[Units] = deque()
-        self._begun = 0  # units
+        self._begun = 0  # number of units
 
     def drop(self) -> None:
         super().drop()
@@ -33,7 +33,6 @@ class TogetherLevel(Level):
         self._whole.clear()
 
     def _add_unit(self, parts: list[Part], positions: Sequence[int], notes: Sequence[tuple[int, ...]] = ()) -> None:
-        """The next unit is whole."""
         self._whole.append(Units(self._begun, 1, parts, positions, notes))
         self._begun += 1
         self.inside += len(positions)
@@ -54,21 +53,21 @@ class TogetherLevel(Level):
 
 
 class GroupLevel(TogetherLevel):
-    """Samples that are put together: a group of them is a unit. Its first stage says which ones, and does it."""
+    """Groups samples: a group is a unit. The first stage has the batcher and makes the groups."""
 
     def __init__(self, number: int, stages: Sequence[InnerStage], spec: EpochSpec, *args: Any) -> None:
         super().__init__(number, stages, spec, *args)
         (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
         assert stage.batcher is not None
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
-        self._to_fail = stage.is_measured and spec.skips is None  # what has failed has no measure: its group never came
+        self._to_fail = stage.is_measured and spec.skips is None  # failed samples have no measure
         self._clock = _Clock(stage.max_wait_s)
-        # Samples that are in no group yet, by their numbers: in what each lies, and its position.
+        # Samples without a group, by number: the part that contains the sample, and its position.
         self._waiting: dict[int, tuple[SharedPart, int]] = {}
         self._begun_with = deque(self._origins.begun_with)
 
-    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
-        """The next samples of the level before."""
+    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (other levels need it)
+        """Add the next samples of the level before."""
         if self.is_over:
             outcome.part.release()
             return
@@ -90,9 +89,9 @@ class GroupLevel(TogetherLevel):
         self.begin()
 
     def begin(self) -> None:
-        """The same; and what has waited for long enough makes a group, if that could be given on.
+        """Start waiting units. Close a group that has timed out only if the consumer can take it.
 
-        Else it would only wait at another place, and be the smaller: so it is put together once it can.
+        An earlier cut would only make the group smaller, as it would have to wait afterwards.
         """
         if self._clock.is_due(self._finder.waiting) and not self._whole and self._host.lacks:
             self._close(self._finder.cut())
@@ -100,7 +99,7 @@ class GroupLevel(TogetherLevel):
         super().begin()
 
     def flush(self) -> None:
-        """No more samples come: those that the batcher still has no group for are left out; but errors are told."""
+        """End the input: drop samples without a group. The first failure among them is reported."""
         for group in self._finder.end():
             self._close(group)
         left = list(self._finder.waiting)
@@ -122,14 +121,13 @@ class GroupLevel(TogetherLevel):
         self._waiting.clear()
 
     def _is_begun_with(self, number: int) -> bool:
-        """Whether it is of a group that is known."""
+        """True if the sample belongs to a group that was made before the state."""
         begun_with = self._begun_with
         while begun_with and begun_with[0][1] <= number:
             begun_with.popleft()
         return bool(begun_with) and begun_with[0][0] <= number
 
     def _close(self, group: FoundGroup) -> None:
-        """A group has all of its samples."""
         positions, parts = self._take_out(group.numbers)
         if group.error is not None:
             for part in parts:
@@ -142,7 +140,7 @@ class GroupLevel(TogetherLevel):
         self._add_unit(parts, positions)
 
     def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], list[Part]]:
-        """(the positions of samples that wait, the samples in as few parts as they lie in)."""
+        """Return (positions of waiting samples, the samples in as few parts as possible)."""
         waiting = [self._waiting.pop(number) for number in numbers]
         parts = in_parts([shared for shared, _ in waiting], numbers)
         for shared, _ in waiting:
@@ -155,24 +153,24 @@ class GroupLevel(TogetherLevel):
 
 
 class _Clock:
-    """How long the first one of those that wait for a group has waited.
+    """Measures how long the first sample without a group has waited.
 
     Args:
-        max_wait_s: how long it may; None: as long as it takes.
+        max_wait_s: Limit of the wait. None: no limit.
     """
 
     def __init__(self, max_wait_s: float | None) -> None:
         self._max_wait_s = max_wait_s
-        self._first: int | None = None  # the number of the one that it watches
-        self._scope: anyio.CancelScope | None = None  # of waiting for the end of its time
-        self._is_over = False  # its time
+        self._first: int | None = None  # number of the watched sample
+        self._scope: anyio.CancelScope | None = None  # scope of the running timer
+        self._is_over = False  # the watched sample has timed out
 
     def is_due(self, waiting: Sequence[int]) -> bool:
-        """Whether those that wait are to wait no longer."""
+        """True if the first waiting sample has timed out."""
         return self._is_over and bool(waiting) and waiting[0] == self._first
 
     def watch(self, waiting: Sequence[int], group: TaskGroup | None, due: Callable[[], None]) -> None:
-        """Have `due` called when the first of these has waited for so long, unless it is another one by then."""
+        """Call `due` once the first waiting sample has timed out, unless another is first by then."""
         first = waiting[0] if waiting else None
         if self._max_wait_s is None or first == self._first:
             return
@@ -184,7 +182,6 @@ class _Clock:
             group.start_soon(self._wait, self._scope, anyio.current_time() + self._max_wait_s, due)
 
     def stop(self) -> None:
-        """Watch none."""
         self._first = None
         if self._scope is not None:
             self._scope.cancel()
@@ -198,29 +195,27 @@ class _Clock:
 
 
 class SharedPart:
-    """A part, until none of its samples waits any more.
+    """A part that is released when none of its samples waits any more.
 
     Args:
-        start: the number of its first sample.
-        users: how many need it.
+        start: Number of its first sample.
+        users: Initial reference count.
     """
 
     def __init__(self, part: Part, start: int, users: int = 1) -> None:
         self._part, self._start, self._users = part, start, users
 
     def share(self) -> SharedPart:
-        """One more needs it."""
         self._users += 1
         return self
 
     def end(self) -> None:
-        """One that needed it does not any more."""
         self._users -= 1
         if not self._users:
             self._part.release()
 
     def some(self, numbers: Sequence[int]) -> list[Part]:
-        """The samples with these numbers, in as few parts as they lie in, with leases of their own."""
+        """Return the samples with these numbers in as few parts as possible, with their own leases."""
         chosen = [number - self._start for number in numbers]
         if isinstance(self._part, ApartPart | TablePart):
             return [self._part.take(chosen)]
@@ -229,7 +224,7 @@ class SharedPart:
 
 
 def divided(numbers: Sequence[int], failed: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
-    """Ascending numbers in runs, each with the one of `failed` that ends it; None behind the last."""
+    """Split ascending numbers into runs, each with the number of `failed` that ends it, or None."""
     start = 0
     for number in failed:
         stop = bisect_left(numbers, number, start)
@@ -240,11 +235,11 @@ def divided(numbers: Sequence[int], failed: Sequence[int]) -> Iterator[tuple[Seq
 
 
 def in_parts(shared: Sequence[SharedPart], numbers: Sequence[int]) -> list[Part]:
-    """Samples in as few parts as they lie in, with leases of their own.
+    """Return samples in as few parts as possible, with their own leases.
 
     Args:
-        shared: in what each lies.
-        numbers: of each.
+        shared: Part that contains each sample.
+        numbers: Number of each sample.
     """
     parts, done = list[Part](), 0
     while done < len(numbers):

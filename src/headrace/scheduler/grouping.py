@@ -1,4 +1,4 @@
-"""Which of the samples that wait make a group."""
+"""Finds the groups among waiting samples by batchers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 from headrace.errors import OptionError
 from headrace.types import Batcher, LastingBatcher
 
-_WAITING_MOST = 2**20  # samples; more are held for a group that never comes
+_WAITING_MOST = 2**20  # limit of waiting samples: no group will ever come
 
 
 class FoundGroup(NamedTuple):
-    """Samples that are put together.
+    """Samples of a group.
 
     Attributes:
-        numbers: of the samples, in the order in which they are put together.
-        error: why they cannot be: it comes in their place.
+        numbers: Numbers of the samples, in their order in the group.
+        error: Raised in place of the group.
     """
 
     numbers: Sequence[int]
@@ -26,38 +26,38 @@ class FoundGroup(NamedTuple):
 
 
 class GroupFinder:
-    """Asks batchers for one group after the other.
+    """Finds one group after the other.
 
-    Each group is found by a batcher of its own, which is offered the samples that wait, in order; or by one that lasts,
-    and finds the same. So it follows from those samples alone which group is next, and a run that goes on from a state,
-    for which others are gone, finds it too.
+    A new batcher finds each group from the waiting samples, in order. A lasting batcher finds the same groups. The next
+    group thus depends on these samples only, and a run that resumes from a state without the earlier samples finds it
+    too.
 
     Args:
-        begin: gives a new batcher.
-        name: of the operator, for errors.
+        begin: Returns a new batcher.
+        name: Name of the operator, for errors.
     """
 
     def __init__(self, begin: Callable[[], Batcher], name: str) -> None:
         self._begin, self._name = begin, name
         self._batcher: Batcher | None = None
-        self._offered = 0  # how many it was told of
-        self._known: list[int] = []  # by what it knows the first of those that wait: how many it was told of before
+        self._offered = 0  # number of samples offered to the batcher
+        self._known: list[int] = []  # per offered waiting sample: its number in the batcher's count
         self._numbers: list[int] = []
         self._measures: list[int] = []
 
     @property
     def waiting(self) -> Sequence[int]:
-        """The numbers of the samples that are in no group yet."""
+        """Numbers of the samples without a group."""
         return self._numbers
 
     def offer(self, numbers: Iterable[int], measures: Iterable[int]) -> Iterator[FoundGroup]:
-        """The groups that there are now that these samples have come; numbers ascend."""
+        """Add samples in ascending order and yield the groups found."""
         self._numbers.extend(numbers)
         self._measures.extend(measures)
         yield from self._found()
 
     def end(self) -> Iterator[FoundGroup]:
-        """The groups that there are now that no more come; those that wait after that are in none."""
+        """Yield the last groups. Samples that still wait belong to no group."""
         while self._batcher is not None and self._numbers:
             try:
                 named = self._batcher.end()
@@ -71,11 +71,11 @@ class GroupFinder:
             yield from self._found()
 
     def cut(self) -> FoundGroup:
-        """All that wait make a group, whatever the batcher says: no more are waited for."""
+        """Make a group of all waiting samples, without the batcher."""
         return self._anew(range(len(self._numbers)))
 
     def drop(self) -> None:
-        """Forget those that wait."""
+        """Discard the waiting samples."""
         self._anew(range(len(self._numbers)))
 
     def _found(self) -> Iterator[FoundGroup]:
@@ -90,14 +90,14 @@ class GroupFinder:
                     self._batcher = self._begin()
                 named = self._batcher.offer(self._measures[this])
                 chosen = self._checked(named) if named is not None and len(named) else ()
-            except Exception as error:  # that sample's: the others are offered to another batcher
+            except Exception as error:  # replaces that sample; the others are offered to a new batcher
                 yield self._anew([this], self._noted(error))
                 continue
             if chosen:
                 yield self._taken(chosen)
 
     def _checked(self, chosen: Sequence[int]) -> Sequence[int]:
-        """Which of those that wait a batcher has named, by the order in which they came."""
+        """Return the indices of the waiting samples that a batcher has named, or raise OptionError."""
         numbers = [operator.index(one) for one in chosen]
         places = [bisect_left(self._known, one) for one in numbers]
         if len(set(numbers)) < len(numbers) or [self._known[k] for k in places if k < len(self._known)] != numbers:
@@ -108,7 +108,7 @@ class GroupFinder:
         return places
 
     def _taken(self, chosen: Sequence[int]) -> FoundGroup:
-        """Some of those that wait, by the order in which they came."""
+        """Remove the group at these indices of waiting samples. A lasting batcher stays."""
         if not isinstance(self._batcher, LastingBatcher):
             return self._anew(chosen)
         lasting, offered, gone = self._batcher, self._offered, set(chosen)
@@ -118,7 +118,7 @@ class GroupFinder:
         return group
 
     def _anew(self, chosen: Sequence[int], error: Exception | None = None) -> FoundGroup:
-        """The same; the rest is offered to another batcher."""
+        """Remove the group and offer the remaining samples to a new batcher."""
         numbers, gone = [self._numbers[k] for k in chosen], set(chosen)
         self._numbers = [number for k, number in enumerate(self._numbers) if k not in gone]
         self._measures = [measure for k, measure in enumerate(self._measures) if k not in gone]

@@ -1,4 +1,4 @@
-"""The stages before the last one: what leaves samples out, gives many for one, or puts some together on the way."""
+"""Stages before the last one, which skip, multiply or group samples."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Reply, Task
 
 _INNER_TASKS = 4  # for each worker
-_BETWEEN_STAGES = 2**16  # and more: what a stage gives goes on under these places
+_BETWEEN_STAGES = 2**16  # and above: indices of stages that derive positions of new samples
 
 
 class Units(NamedTuple):
-    """Some of what goes into a level: samples of the source, or one group of samples.
+    """Consecutive inputs of a level: source samples, or one group of samples.
 
     Attributes:
-        start: the number of the first one.
-        number: how many.
-        parts, positions: of their samples.
-        notes: what workers are told of each sample besides.
+        start: Number of the first unit.
+        number: Number of units.
+        notes: Details of each sample for workers.
     """
 
     start: int
@@ -45,13 +44,12 @@ class Units(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of some units.
+    """Samples made from some units.
 
     Attributes:
-        part: the samples.
-        units: of which unit each is.
-        positions: of each.
-        measures: of each, where the level behind goes by that.
+        units: Unit of each sample.
+        positions: Position of each sample.
+        measures: Measure of each sample, if the next level groups by it.
     """
 
     part: Part
@@ -61,61 +59,59 @@ class Outcome(NamedTuple):
 
 
 class InnerHost(Protocol):
-    """The epoch that a level is part of."""
+    """The epoch that a level belongs to."""
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Of the source's samples with these numbers."""
+        """Return the positions of source samples."""
         ...
 
     def batch_of(self, level: Level, start: int) -> int:
-        """The batch that a unit is for, about: tasks of earlier ones go first. It is no lower for a later unit."""
+        """Estimate the batch that a unit is for, which is the priority of tasks. Never decreases."""
         ...
 
     def is_awaited(self, level: Level, start: int) -> bool:
-        """Whether units that are not begun yet are what the oldest batch waits for."""
+        """True if the oldest batch waits for units that have not started."""
         ...
 
     def is_urgent(self, level: Level, start: int) -> bool:
-        """Whether nothing would move if what comes of these units got no room."""
+        """True if the results of these units must get memory, as nothing would move otherwise."""
         ...
 
     @property
     def lacks(self) -> bool:
-        """Whether a batch could be given on, and none is there."""
+        """True if a batch may be sent and none is ready."""
         ...
 
     def came_through(self, start: int, part: Part) -> None:
-        """The source's samples from `start` on have become these, one of each; they come in any order."""
+        """Take results of the source samples from `start` on, one each, in any order."""
         ...
 
     def left(self, level: Level, outcome: Outcome) -> None:
-        """The next samples of a level; the last ones of those that are of these units."""
+        """Take the next samples of a level, the last ones of their units included."""
         ...
 
     def filled(self, number: int) -> None:
-        """The level of this number has given as many samples as are wanted."""
+        """Report that a level has reached its limit of samples."""
         ...
 
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
-        """All units up to this one have given what they give; whether the last ones gave anything."""
+        """Report that all units up to `unit` are finished, and whether the last gave samples."""
         ...
 
     def moved(self) -> None:
-        """Something went on: others may be begun, or it was the last."""
+        """Report progress: more units may start, or all are finished."""
         ...
 
     def failure(self, error: BaseException) -> Failure:
-        """A failure that is no single sample's."""
+        """Return a failure that belongs to no single sample."""
         ...
 
 
 class Level:
-    """Samples through stages, as they come: each unit by itself, many at once, and what comes of them in order.
+    """Runs units through stages, many at once, and emits their results in order.
 
     Args:
-        number: of the level; what goes into the first one are the source's samples.
-        stages: what is done in it.
-        spec: what the epoch goes through.
+        number: Number of the level. The input of level 0 is the source's samples.
     """
 
     def __init__(
@@ -133,29 +129,29 @@ class Level:
         self._batches, self._learned = spec.batches, spec.learned
         self._dispatch, self._budget, self._host = dispatch, budget, host
         self._origins = spec.position_map.levels[number]
-        self._known = self._origins.known  # samples of what the first unit gives: they are not given again
-        self.left = spec.limits[number] if spec.limits else None  # how many samples it gives yet at most
-        self.is_over = False  # nothing more is wanted of it
-        self.frontier = 0  # the units below have given what they give
+        self._known = self._origins.known  # samples of the first unit that are not repeated
+        self.left = spec.limits[number] if spec.limits else None  # remaining limit of samples
+        self.is_over = False  # no further result is needed
+        self.frontier = 0  # units below are finished
         self.under_way = 0  # tasks
-        self.inside = 0  # samples before, in and behind the stages
-        self._made: dict[int, tuple[int, Outcome]] = {}  # (of how many units, what came of them), by the first unit
+        self.inside = 0  # samples before, in and after the stages
+        self._made: dict[int, tuple[int, Outcome]] = {}  # by the first unit: (number of units, their outcome)
         self._pile = Pile()
-        self._put = 0  # samples of the level before
-        self._positions: deque[int] = deque()  # of those that wait
+        self._put = 0  # number of samples added by the level before
+        self._positions: deque[int] = deque()  # of waiting samples
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
-        works = all(type(stage) is WorkStage for stage in self._stages)  # the loop's steps are waited for together
+        works = all(type(stage) is WorkStage for stage in self._stages)  # steps on the loop are awaited together
         most = spec.batches.together_before
         self._pace = Pace(most, is_awaited=not spec.batches.has_groups) if works and most > 1 else None
         self.group: TaskGroup | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is in it that goes on by itself."""
+        """True if any unit is in work or waits."""
         return self.under_way > 0 or self._has_waiting
 
     def add(self, start: int, part: Part) -> None:
-        """Samples of the source, by their numbers."""
+        """Add samples by their numbers."""
         if self.is_over:
             part.release()
             return
@@ -164,20 +160,20 @@ class Level:
         self.begin()
 
     def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
-        """The next samples of the level before; and all of its units below `stop` have given what they give."""
+        """Add the next samples of the level before, whose units below `stop` are all finished."""
         start, self._put = self._put, self._put + outcome.part.count
         self._positions.extend(outcome.positions)
         self.add(start, outcome.part)
 
     def begin(self) -> None:
-        """Have the first units go through the stages: as many as keep all busy, and those that are waited for.
+        """Start as many units as keep all workers busy, and those that are waited for.
 
-        Not all at once: there may be a hundred thousand, and each would be a task, and what came of it be held.
+        Not all of them: of 100,000 units each would be a task whose result is held.
         """
         while self._has_waiting:
             assert self.group is not None
             most = _INNER_TASKS * self._batches.workers
-            if self._pace is None:  # else what waits becomes larger tasks, once it is known that these are small
+            if self._pace is None:  # else waiting samples form larger tasks, once they are known to be fast
                 most = max(most, self._batches.look_ahead // self._chunk)
             is_enough = self.under_way >= most or (self.under_way and self._budget.is_full)
             if is_enough and not self._host.is_awaited(self, self._first_waiting):
@@ -186,17 +182,17 @@ class Level:
             self.group.start_soon(self._go_through, self._take())
 
     def flush(self) -> None:
-        """No more samples come."""
+        """End the input."""
 
     def end(self) -> None:
-        """Nothing more is wanted of it: give up what is in it, also what workers have."""
+        """Stop the level: discard its samples and cancel its tasks."""
         self.is_over, self.inside, self.under_way = True, 0, 0
         self.drop()
         for scope in self._scopes:
             scope.cancel()
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """Release all samples."""
         self._pile.drop()
         for _, outcome in self._made.values():
             outcome.part.release()
@@ -227,7 +223,7 @@ class Level:
         return Units(start, part.count, [part], positions)
 
     async def _go_through(self, units: Units) -> None:
-        running_charge.set(None)  # it was the source's, in whose task we were begun
+        running_charge.set(None)  # inherited from the source's task, which started this one
         if self.is_over:
             _release(units.parts)
             return
@@ -255,7 +251,7 @@ class Level:
         measures: Sequence[int] = ()
         for place, stage in enumerate(self._stages, _BETWEEN_STAGES):
             if not numbers:
-                break  # none is left
+                break  # all were filtered out
             if isinstance(stage, LoopStage):
                 (part, kept), measures = await stage.run(part, positions, self._key), ()
                 if isinstance(part, ListPart):
@@ -271,7 +267,7 @@ class Level:
     async def _by_workers(
         self, chain: int, finish: Finish, units: Units, parts: list[Part], positions: Sequence[int]
     ) -> tuple[Part, Sequence[int], Sequence[int]]:
-        """(what a chain makes of samples, of which of them each is, their measures)."""
+        """Run a chain: (result, index of each result's sample in the input, measures)."""
         batch = self._host.batch_of(self, units.start)
         notes = units.notes if finish is Finish.GROUP else ()
         task = Task(chain, self._key, batch, finish, parts, units.start, positions, notes=notes)
@@ -286,7 +282,7 @@ class Level:
         return ListPart([Failure(reply.errors[0][1].widened())] * count), range(count), ()
 
     def _answered(self, units: Units, reply: Reply) -> None:
-        """A worker has made samples of these units."""
+        """Hook for replies of workers."""
 
     def _come_out(self, units: Units, outcome: Outcome) -> None:
         went_in = self._size_of(units)
@@ -313,20 +309,20 @@ class Level:
                 self._host.passed(self, self.frontier - 1, is_of_use=is_of_use)
 
     def _size_of(self, units: Units) -> int:
-        """How many samples go in with these units."""
+        """Number of samples in the units."""
         return units.number
 
     def _without_known(self, outcome: Outcome) -> Outcome:
-        """The first unit gives again what it gave before, of which so many samples were delivered already.
+        """Remove the samples of the first unit that were delivered before the state.
 
-        It must give more than those, or it would not have been begun again: else what it gives has changed.
+        The first unit must give more samples than these, or it would not be repeated. Otherwise its result has changed.
         """
         known, self._known = self._known, 0
         part, units, positions, measures = outcome
         given = sum(1 for unit in units if unit == 0)
         if given <= known:
             why: Part = part.cut(0, 1)
-            if given != 1 or not why.failed:  # else that says it
+            if given != 1 or not why.failed:  # else the failure is reported
                 why.release()
                 why = ListPart([self._host.failure(_changed(known, given))])
             self._host.left(self, Outcome(why, [0] * (known + 1), [positions[0]], ()))
@@ -336,7 +332,7 @@ class Level:
         return Outcome(left, units if given > known else units[first:], positions[first:], measures[first:])
 
     def _within_limit(self, outcome: Outcome, left: int) -> Outcome:
-        """The first ones, if so many are left to give."""
+        """Keep the first `left` samples."""
         part, units, positions, measures = outcome
         over = part.count - left
         if over <= 0:
@@ -360,7 +356,7 @@ def _changed(known: int, given: int) -> StateMismatchError:
 
 
 def _parts_of(positions: Sequence[int], kept: Sequence[int], place: int) -> list[int]:
-    """The positions of what came of samples: of each one as many as it is named times."""
+    """Return the positions of results. `kept` has the input index of each."""
     result, last, part = [], -1, 0
     for k in kept:
         part = part + 1 if k == last else 0

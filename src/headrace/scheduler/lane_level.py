@@ -1,4 +1,4 @@
-"""The stage where documents become sequences: lanes say which parts of which ones make the next one."""
+"""The level that packs documents into sequences, as lanes determine."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from headrace.scheduler.recipe import InnerStage
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Reply
 
-LEFT_OUT_LEAST = 10_000  # samples before an epoch is given up
+LEFT_OUT_LEAST = 10_000  # skipped samples before an epoch is aborted
 
 
 class LaneLevel(TogetherLevel):
-    """Documents that are packed in lanes: a sequence is a unit, and gives one sample."""
+    """Documents packed in lanes: a sequence is a unit and gives one sample."""
 
     def __init__(self, number: int, stages: Sequence[InnerStage], spec: EpochSpec, *args: Any) -> None:
         super().__init__(number, stages, spec, *args)
         assert isinstance(spec.position_map, LaneMap)
         self._lane_map, self._lanes = spec.position_map, spec.position_map.lanes
-        self._held: dict[int, SharedPart] = {}  # documents that are not used up, by their names
-        self._come = 0  # units of the level before that have given their documents
-        self._has_failed = False  # no more are made
-        self._to_fail = spec.skips is None  # a document that has failed is an error, and is not left out
-        self._in_vain = 0  # units of the level before, one after the other, that gave no tokens
+        self._held: dict[int, SharedPart] = {}  # documents that are not consumed, by name
+        self._come = 0  # finished units of the level before
+        self._has_failed = False  # no more sequences are made
+        self._to_fail = spec.skips is None  # a failed document is raised, not skipped
+        self._in_vain = 0  # consecutive units of the level before without tokens
         self._in_vain_most = None if spec.pass_count is None else max(2 * spec.pass_count, LEFT_OUT_LEAST)
 
     def put(self, outcome: Outcome, stop: int) -> None:
-        """The next documents."""
+        """Add the next documents."""
         if self.is_over or self._has_failed:
             outcome.part.release()
             return
         part, measures = outcome.part, outcome.measures or (0,) * outcome.part.count
-        all_failed = not outcome.measures  # of a task that has failed as a whole
+        all_failed = not outcome.measures  # the whole task has failed
         failed = set(range(part.count) if all_failed else part.failed)
         shared, first = SharedPart(part, self._put), self._put
         try:
@@ -67,11 +67,11 @@ class LaneLevel(TogetherLevel):
                 "batch lacks some; without .shuffle() before .pack() a row may get the same documents in each pass"
             )
             self._fail(ListPart([self._host.failure(OptionError(why))]))
-            self._host.filled(self.number - 1)  # rows that lack sequences get none: the error's batch is not waited for
+            self._host.filled(self.number - 1)  # rows without a sequence must not delay the error's batch
         self.begin()
 
     def flush(self) -> None:
-        """No more documents come. Where some were to, the source has ended with an error, which is one of those."""
+        """End the input. If documents are missing, the source's error is one of the documents."""
         self._make()
         failed = self._lanes.failed
         if not self._lanes.is_over and not self._has_failed:
@@ -87,18 +87,16 @@ class LaneLevel(TogetherLevel):
         self._held.clear()
 
     def _make(self) -> None:
-        """The sequences that can be made now."""
         while not self._has_failed and (sequence := self._lanes.take(to_fail=self._to_fail)) is not None:
             notes = [_note(piece) for piece in sequence.pieces]
             self._add_unit(self._parts(sequence), [sequence.position], notes)
 
     def _fail(self, why: Part) -> None:
-        """The next sequence, which is the last one, is an error."""
+        """Make the next sequence, the last one, an error."""
         self._has_failed = True
         self._add_unit([why], [self._begun])
 
     def _parts(self, sequence: PackedSequence) -> list[Part]:
-        """What a sequence is made of, in as few parts as it lies in."""
         names = [piece.document.name for piece in sequence.pieces]
         parts = in_parts([self._held[name] for name in names], names)
         for piece in sequence.pieces:
@@ -107,7 +105,7 @@ class LaneLevel(TogetherLevel):
         return parts
 
     def _answered(self, units: Units, reply: Reply) -> None:
-        """Documents that have failed are left out of a sequence, and told where that comes."""
+        """Record failed documents missing in a sequence, to be reported with the sequence."""
         if reply.left_out:
             errors = [(units.notes[k][0], error) for k, error in reply.left_out]
             self._lane_map.leave_out(units.start, errors)
@@ -118,5 +116,5 @@ class LaneLevel(TogetherLevel):
 
 
 def _note(piece: PackedPiece) -> tuple[int, ...]:
-    """What a worker is told of a document besides: where it is, the tokens that are wanted, and how many it has."""
+    """Return the details of a piece for workers."""
     return piece.document.position, piece.start, piece.stop, piece.document.tokens

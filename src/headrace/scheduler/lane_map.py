@@ -1,4 +1,4 @@
-"""Where the samples of an epoch are whose documents are packed in lanes: states say how far the lanes are."""
+"""Positions and progress of an epoch whose documents are packed in lanes."""
 
 from __future__ import annotations
 
@@ -35,29 +35,25 @@ class LaneMap(PositionMap):
     """The sequences of one epoch on one rank.
 
     Args:
-        positions: of the documents, by the order in which they are read.
-        kept_from: the position of the first sequence.
-        lanes: what they are made by.
-
-    Attributes:
-        lanes: the same.
+        positions: Returns positions of documents, in the order of reading.
+        kept_from: Position of the first sequence.
     """
 
     def __init__(self, positions: Positions, kept_from: int, lanes: Lanes) -> None:
         super().__init__(positions, kept_from, levels=(Origins(), Origins()))
         self.lanes = lanes
-        self._left_out: dict[int, list[tuple[int, PackedError]]] = {}  # by the sequence in which they would have been
+        self._left_out: dict[int, list[tuple[int, PackedError]]] = {}  # by the sequence that would have had them
 
     def in_batches(self, start: int, stop: int) -> Sequence[int]:
         assert self._kept_from is not None
         return range(self._kept_from + start, self._kept_from + stop)
 
     def arrived(self, level: int, units: Sequence[int]) -> None:
-        if level:  # of documents nothing is remembered: lanes know them
+        if level:  # documents are tracked by the lanes
             self._known += len(units)
 
     def leave_out(self, number: int, errors: list[tuple[int, PackedError]]) -> None:
-        """These documents, by their positions, have failed, and the sequence with this number is made without them."""
+        """Record (position, error) of failed documents missing in the sequence `number`."""
         self._left_out[number] = errors
 
     def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:
@@ -69,7 +65,7 @@ class LaneMap(PositionMap):
         return ProgressDelta((), skipped=skipped, used=used, lanes=lanes)
 
     def _use(self, start: int, stop: int) -> None:
-        """Lanes tell it."""
+        """Nothing to do: lanes track this."""
 
     def _forget(self, oldest: int) -> None:
-        """Lanes do."""
+        """Nothing to do: lanes track this."""

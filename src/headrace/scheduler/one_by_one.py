@@ -1,4 +1,4 @@
-"""Samples that are given on one by one, each a batch of its own: workers make some of them together."""
+"""Delivery of single samples, each a batch of its own, that workers make in chunks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from headrace.tasks import Finish, Reply, Task
 class OneByOne:
     """The samples of one epoch, in plan order.
 
-    A chunk of them is one task and one message. It has what is there of the samples that come next when it may be
-    begun, and never waits for more: a source may give a sample only once the one before it has been received. What
-    becomes of each sample, and what a state says after it, is told as if it had come alone.
-
-    Args:
-        outlet: by what they leave it.
+    A chunk is one task and one message. It contains the next samples that are available when it may start, and never
+    waits for more: a source may emit a sample only after the previous one has been received. The result of each sample
+    and the state after it are the same as if it had been delivered alone.
     """
 
     def __init__(self, outlet: Outlet) -> None:
@@ -40,31 +37,31 @@ class OneByOne:
         self._moved, self._finished = outlet.moved, outlet.finished
         self._position_map, self._skips = spec.position_map, spec.skips
         self._pace = Pace(spec.batches.together, is_awaited=True)
-        self._pile = Pile()  # samples that are in no chunk yet
-        self._chunks: deque[_Chunk] = deque()  # those that were not sent, one behind the other
-        self._chunked = 0  # the samples before this one are in chunks, or were sent
+        self._pile = Pile()  # samples without a chunk
+        self._chunks: deque[_Chunk] = deque()  # chunks that were not sent, in order
+        self._chunked = 0  # samples before this one are in chunks or were sent
         self._sent = 0  # messages
-        self._count: int | None = None  # samples of the epoch, once all of them have been added
+        self._count: int | None = None  # samples of the epoch, once all were added
         self._group: TaskGroup | None = None
         outlet.sender.on_credit(self._advance)
 
     @property
     def granted(self) -> int:
-        """The samples before this one may be made, as chunks are now."""
+        """Samples before this one may be made, at the current chunk size."""
         return self._next + self._credits * self._pace.size
 
     def add(self, position: int, part: Part) -> None:
-        """Samples at the positions from `position` on, counted where batches are cut; takes their leases over."""
+        """Add samples at the batch positions from `position` on. Takes over their leases."""
         self._pile.add(position, part)
         self._go_on()
 
     def end(self, count: int) -> None:
-        """All `count` samples of the epoch have been added."""
+        """Report that all `count` samples of the epoch were added."""
         self._count = count
         self._end_if_done()
 
     def lacks(self, position: int | None) -> bool:
-        """Whether the oldest sample may be made and is not there; with a position: whether it is the oldest one."""
+        """True if the oldest sample may be made and is missing; with a position: if this is it."""
         if not self._credits:
             return False
         if position is not None:
@@ -73,11 +70,11 @@ class OneByOne:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether samples are there of which nothing may be made yet."""
+        """True if samples wait that may not be made yet."""
         return bool(self._pile)
 
     def drop(self) -> None:
-        """Let go of every sample that was not delivered."""
+        """Release every sample that was not delivered."""
         self._pile.drop()
         for chunk in self._chunks:
             chunk.release_parts()
@@ -85,7 +82,7 @@ class OneByOne:
         self._chunks.clear()
 
     def run_in(self, group: TaskGroup) -> None:
-        """Have what it waits for be waited for in this group."""
+        """Run the tasks in this group."""
         self._group = group
 
     @property
@@ -95,16 +92,15 @@ class OneByOne:
 
     @property
     def _credits(self) -> int:
-        """How many messages may be sent now."""
+        """Number of messages that may be sent now."""
         return self._sender.granted - self._sent
 
     @property
     def _is_next_there(self) -> bool:
-        """Whether another chunk can be made."""
         return bool(self._pile) and self._pile.start == self._chunked
 
     def _advance(self) -> None:
-        """What is held, or who is the oldest, has changed."""
+        """Update everything that depends on held samples or on the oldest one."""
         self._go_on()
         ready = sum(chunk.state is _State.READY for chunk in self._chunks)
         self._meters.set_depths(ready=ready, open_batches=len(self._chunks))
@@ -114,7 +110,7 @@ class OneByOne:
         self._end_if_done()
 
     def _go_on(self) -> None:
-        """Send what is ready and due, and begin as many chunks as may be sent."""
+        """Send finished chunks that are due, and start as many chunks as may be sent."""
         while self._chunks and self._chunks[0].state is _State.READY and self._credits:
             self._send(self._chunks.popleft())
         while len(self._chunks) < self._credits and self._is_next_there:
@@ -128,7 +124,7 @@ class OneByOne:
             self._finished()
 
     def _cut(self) -> None:
-        """Make a chunk of what is there."""
+        """Make a chunk of available samples."""
         size, chunk = self._pace.size, _Chunk(self._chunked)
         while chunk.count < size and self._is_next_there:
             _, part = self._pile.take(size - chunk.count)
@@ -137,7 +133,7 @@ class OneByOne:
         self._chunks.append(chunk)
 
     def _begin(self, chunk: _Chunk) -> None:
-        """Have a worker make a chunk; of one that turned out to be too large, the first samples."""
+        """Start a chunk. One that turned out to be too large is cut to its first samples."""
         assert self._group is not None
         self._cut_off(chunk, 1 if chunk.is_divided else self._pace.size)
         self._pace.begin()
@@ -145,7 +141,7 @@ class OneByOne:
         self._group.start_soon(self._make, chunk)
 
     def _cut_off(self, chunk: _Chunk, count: int) -> None:
-        """Have the samples of a chunk behind the first so many be in one that follows it."""
+        """Move the samples after the first `count` to a new chunk."""
         if chunk.count > count:
             self._chunks.insert(self._chunks.index(chunk) + 1, chunk.cut_off(count))
 
@@ -169,7 +165,7 @@ class OneByOne:
             return chunk.slab.retain()
 
         reply = await self._dispatch.work(task, find_slab)
-        if reply.kind == "failed" and chunk.count > 1:  # as a whole: each is made by itself, as if it had been alone
+        if reply.kind == "failed" and chunk.count > 1:  # the whole task failed: make each sample alone
             chunk.state, chunk.is_divided = _State.OPEN, True
             chunk.release_slab()
         else:
@@ -177,7 +173,7 @@ class OneByOne:
         self._advance()
 
     def _take_in(self, chunk: _Chunk, reply: Reply) -> None:
-        """What a worker has made of a chunk, or of the first of its samples."""
+        """Store the result of a chunk, or of its first samples."""
         is_whole = reply.kind == "failed"
         chunk.sizes = reply.sizes or [reply.lengths]
         chunk.errors = {slot: error.widened() if is_whole else error for slot, error in reply.errors}
@@ -187,7 +183,7 @@ class OneByOne:
         chunk.state = _State.READY
 
     def _send(self, chunk: _Chunk) -> None:
-        """Send a chunk, as far as anything is left of it; its slab goes with it."""
+        """Send the samples of a chunk that are not skipped, with its slab."""
         skips, position_map = self._skips, self._position_map
         late = position_map.late(self._boundaries, self._skipped)
         outcomes: Sequence[tuple[int, ...] | RaisedError] = chunk.sizes
@@ -212,7 +208,7 @@ class OneByOne:
         self._dispatch.has_begun = True
 
     def _each(self, chunk: _Chunk) -> tuple[list[tuple[int, ...] | RaisedError], AfterThese]:
-        """What becomes of each sample that is not left out, and what a state says after it."""
+        """Return the result of each sample that is not skipped, and the state change after it."""
         outcomes, after = list[tuple[int, ...] | RaisedError](), list[ProgressDelta]()
         for slot, sizes in enumerate(chunk.sizes):
             number, error, raised = chunk.start + slot, chunk.errors.get(slot), None
@@ -234,7 +230,7 @@ class OneByOne:
 
 
 class _State(Enum):
-    """open → working → ready; one that fails as a whole is open again."""
+    """open → working → ready. A chunk whose whole task fails is open again."""
 
     OPEN = "open"
     WORKING = "working"
@@ -243,15 +239,14 @@ class _State(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """Some samples that follow one another.
+    """Consecutive samples.
 
     Attributes:
-        start: the first one.
-        parts: what they are made of, until they are.
-        is_divided: whether each is to be made by itself.
-        slab: their place.
-        sizes: see `headrace.tasks.Reply`.
-        errors: of those that failed, by their place in the chunk.
+        start: Number of the first sample.
+        parts: Inputs, until the samples are made.
+        is_divided: True if each sample is to be made alone.
+        sizes: See `headrace.tasks.Reply`.
+        errors: Errors by index in the chunk.
     """
 
     start: int
@@ -264,11 +259,10 @@ class _Chunk:
 
     @property
     def count(self) -> int:
-        """How many samples it has."""
         return sum(part.count for part in self.parts) if self.parts else len(self.sizes)
 
     def cut_off(self, count: int) -> _Chunk:
-        """Another one of its samples behind the first so many."""
+        """Move the samples after the first `count` to a new chunk and return it."""
         kept, rest = list[Part](), _Chunk(self.start + count, is_divided=self.is_divided)
         for part in self.parts:
             here = min(part.count, count)
@@ -280,13 +274,11 @@ class _Chunk:
         return rest
 
     def release_parts(self) -> None:
-        """Let go of its samples."""
         for part in self.parts:
             part.release()
         self.parts = []
 
     def release_slab(self) -> None:
-        """Let go of its place."""
         if self.slab is not None:
             self.slab.release()
             self.slab = None
@@ -299,7 +291,6 @@ def _message(
     after: Afters,
     late: ProgressDelta | None,
 ) -> Delivery | ChunkDelivery:
-    """What the trainer's side is told of a chunk."""
     (first, *others), start = outcomes, chunk.start
     if others or chunk.count > 1:
         return ChunkDelivery(segment, outcomes, after, late)

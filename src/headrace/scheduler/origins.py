@@ -1,4 +1,4 @@
-"""Of what the samples of a level were made: of which of the source's samples, or of which groups."""
+"""Origins of the samples of a level: source samples or groups."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from headrace.types import Ranges
 
 
 class Origins:
-    """The samples of one level by number, and the units that they were made of: of the source's samples, first of all.
+    """Maps the samples of a level, by number, to the units they were made from.
 
-    A unit may give many samples, or none. All that one gives arrives at once, and units arrive in order. After a
-    restart in the middle of what the first unit gives, what is known of that already has numbers below 0.
+    A unit may give many samples, or none. All samples of a unit arrive at once, and units arrive in order. After a
+    resume in the middle of the first unit, its samples that are already known have negative numbers.
 
     Args:
-        known: how many of the first unit's samples are known already.
-        before: how many samples of the level came before number 0, in the whole epoch.
+        known: Number of the first unit's samples that are already known.
+        before: Number of samples of the level in the epoch before number 0.
     """
 
     def __init__(self, known: int = 0, *, before: int = 0) -> None:
         self.known, self.before = known, before
         self.begun_with: Ranges = ()
-        self.stop = -known  # the number of the next sample
-        self._kept: list[tuple[int, Sequence[int]]] = []  # (number of the first one, units), ascending
+        self.stop = -known  # number of the next sample
+        self._kept: list[tuple[int, Sequence[int]]] = []  # (number of the first sample, units), ascending
 
     def arrived(self, units: Sequence[int]) -> None:
-        """The next samples are of these units, in this order."""
+        """Add the units of the next samples, in order."""
         if len(units):
             self._kept.append((self.stop, units))
             self.stop += len(units)
 
     def unit(self, number: int) -> int:
-        """The unit that a sample is of, or the last one that is known; -1 before the first."""
+        """Return the unit of a sample, or the last known unit; -1 before the first."""
         if number < 0 or not self._kept:
             return -1
         start, units = self._chunk(number)
         return int(units[min(number - start, len(units) - 1)])
 
     def needed(self, number: int) -> tuple[int, int]:
-        """(the first unit that must be run again for a sample and those behind it, how many of its samples not)."""
+        """Return (first unit to repeat for a sample and later ones, number of its samples to skip)."""
         if number < self.stop and self._kept:
             start, units = self._chunk(number)
             unit = units[number - start]
@@ -53,23 +53,23 @@ class Origins:
         return self.unit(number - 1) + 1, 0
 
     def forget(self, number: int) -> None:
-        """Samples before the one right before this are not asked for any more."""
+        """Forget samples before the one directly before `number`."""
         while len(self._kept) > 1 and self._kept[1][0] < number:
             del self._kept[0]
 
     def formed(self, numbers: Sequence[int]) -> None:
-        """The next unit is of these samples of the level before, in any order. The source's need not be told."""
+        """Record the samples of the next unit, in any order. Not needed for source samples."""
 
     def first(self, unit: int) -> int:
-        """The number in the level before of the first sample of a unit, or -1 before the first unit."""
+        """Return the number in the level before of a unit's first sample; -1 before the first unit."""
         return unit
 
     def begin(self, unit: int) -> int:
-        """The number in the level before of the first sample that this unit or a later one needs."""
+        """Return the lowest number in the level before that this unit or a later one needs."""
         return unit
 
-    def passed(self, unit: int) -> Ranges:  # noqa: ARG002 (others need it)
-        """Which samples from that one on, counted from it, are of earlier units."""
+    def passed(self, unit: int) -> Ranges:  # noqa: ARG002 (subclasses need it)
+        """Return the samples from that number on, relative to it, that belong to earlier units."""
         return ()
 
     def _chunk(self, number: int) -> tuple[int, Sequence[int]]:
@@ -77,23 +77,22 @@ class Origins:
 
 
 class GroupOrigins(Origins):
-    """The same of a level whose units are groups of samples of the level before.
+    """Origins of a level whose units are groups of samples of the level before.
 
-    What is remembered are the groups that may have to be made again, and what earlier ones have left over.
+    Stores the groups that may be repeated, and the set of samples used by earlier groups.
 
     Args:
-        begun_with: which samples of the level before were in groups that are known, and do not come in others.
+        begun_with: Samples of the level before whose groups are known. They join no other group.
     """
 
     def __init__(self, known: int = 0, begun_with: Ranges = (), *, before: int = 0) -> None:
         super().__init__(known, before=before)
         self.begun_with = begun_with
         self._oldest = 0
-        self._groups: deque[Ranges] = deque()  # from the oldest on
-        self._used = NumberSet(begun_with)  # by the groups before it
+        self._groups: deque[Ranges] = deque()  # starting with the oldest
+        self._used = NumberSet(begun_with)  # samples of groups before the oldest
 
     def formed(self, numbers: Sequence[int]) -> None:
-        """The next group has these samples of the level before, in any order."""
         self._groups.append(_ranges(numbers))
 
     def first(self, unit: int) -> int:
@@ -126,7 +125,7 @@ class GroupOrigins(Origins):
 
 
 class NumberSet:
-    """Numbers from 0 on, of which nearly all the first ones are in it: as few ranges."""
+    """A set of numbers from 0 on, stored as few ranges, as it contains nearly all low numbers."""
 
     def __init__(self, ranges: Ranges = ()) -> None:
         self._ranges = [(0, 0)]
@@ -134,24 +133,23 @@ class NumberSet:
 
     @property
     def first_not(self) -> int:
-        """The first number that is not in it."""
+        """The lowest number not in the set."""
         return self._ranges[0][1]
 
     @property
     def behind(self) -> Ranges:
-        """What is in it behind that."""
+        """Ranges of the set above `first_not`."""
         return tuple(self._ranges[1:])
 
     def copy(self) -> NumberSet:
-        """The same numbers."""
         other = NumberSet()
         other._ranges = list(self._ranges)
         return other
 
     def add(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Put ranges in, of which none is in it yet."""
+        """Add ranges that are disjoint from the set."""
         joined = list[tuple[int, int]]()
-        for start, stop in sorted([*self._ranges, *ranges]):  # both ascend: to sort them takes one pass
+        for start, stop in sorted([*self._ranges, *ranges]):  # both ascend, so sorting takes one pass
             if joined and joined[-1][1] == start:
                 joined[-1] = joined[-1][0], stop
             else:
@@ -160,7 +158,7 @@ class NumberSet:
 
 
 def _ranges(numbers: Sequence[int]) -> Ranges:
-    """Numbers, each of which is there once, as ranges that ascend."""
+    """Convert distinct numbers to ascending ranges."""
     result: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if result and result[-1][1] == number:

@@ -1,20 +1,20 @@
-"""How many samples go into one task, where it is not known how many of them a batch needs, or it needs one."""
+"""Size of tasks whose number of samples no batch size determines."""
 
 from __future__ import annotations
 
-_WORTH_S = 20e-3  # of work: what a task costs besides is a small part of it
-_WORTH_AT_ONCE_S = 5e-3  # the same, where somebody waits for the first of them
+_WORTH_S = 20e-3  # work per task: large against the overhead of a task
+_WORTH_AT_ONCE_S = 5e-3  # if the trainer waits for the first sample
 _WORTH_BYTES = 2**20
 _WORTH_AT_ONCE_BYTES = 2**18
-_LARGE_BYTES = 2**16  # a sample of more is not copied out of its place, which it has for itself
+_LARGE_BYTES = 2**16  # larger samples have a slab alone, from which they are not copied
 
 
 class Pace:
-    """Grows from one sample, so that the first one comes as soon as it can, to as many as are worth a task.
+    """Grows the task size from one sample, for a fast start, to as many as are worth a task.
 
     Args:
-        most: samples in a task.
-        is_awaited: whether what comes of them goes to the trainer as it is, and not on to further tasks.
+        most: Maximum samples per task.
+        is_awaited: True if results go directly to the trainer and not to further tasks.
     """
 
     def __init__(self, most: int, *, is_awaited: bool = False) -> None:
@@ -25,7 +25,7 @@ class Pace:
 
     @property
     def size(self) -> int:
-        """How many samples the next task takes at most."""
+        """Maximum number of samples of the next task."""
         if self._sample_bytes > _LARGE_BYTES:
             return 1
         size = self._grown
@@ -36,15 +36,12 @@ class Pace:
         return max(1, size)
 
     def begin(self) -> None:
-        """A task is begun: 1, 1, 2, 4, ... are those from the first on."""
+        """Count a task: sizes grow as 1, 1, 2, 4, ..."""
         self._begun += 1
         if self._begun > 1:
             self._grown = min(self._most, 2 * self._grown)
 
     def learn(self, count: int, seconds: float, nbytes: int) -> None:
-        """A worker has made so many samples in so many seconds, which are so many bytes.
-
-        What is more than before counts at once, what is less by and by.
-        """
+        """Update the averages by a finished task. Increases count at once, decreases gradually."""
         self._sample_s = max(seconds / count, (self._sample_s + seconds / count) / 2)
         self._sample_bytes = max(nbytes / count, (self._sample_bytes + nbytes / count) / 2)

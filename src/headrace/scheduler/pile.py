@@ -1,4 +1,4 @@
-"""Parts whose samples are used in the order of their positions, some at a time."""
+"""Buffer of parts, emptied in order of the samples' positions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from headrace.parts import Part
 
 
 class _PiledPart:
-    """A part, of which the first `taken` samples are taken."""
+    """A part whose first `taken` samples are taken."""
 
     def __init__(self, start: int, part: Part) -> None:
-        self.start, self.part, self.taken = start, part, 0  # `start`: the position of the first one that is not
+        self.start, self.part, self.taken = start, part, 0  # `start`: position of the first sample not taken
 
 
 class Pile:
-    """Parts by the positions of their samples; it takes their leases over.
+    """Parts ordered by the positions of their samples. Takes over their leases.
 
-    What is taken costs the same however much lies there: a part is cut where samples are taken, and what is left of it
-    only each time that half of it is gone, so that its leases end with it.
+    The cost of taking does not depend on the size of the buffer. A part is cut when samples are taken. Its remainder is
+    cut each time half of it is gone, which frees leases early.
     """
 
     def __init__(self) -> None:
@@ -32,24 +32,24 @@ class Pile:
 
     @property
     def start(self) -> int:
-        """The lowest position; there must be one."""
+        """The lowest position. The buffer must not be empty."""
         return self._entries[0][0]
 
     @property
     def size(self) -> int:
-        """How many samples the part there has that are not taken."""
+        """Number of samples not taken of the part at the lowest position."""
         entry = self._entries[0][2]
         return entry.part.count - entry.taken
 
     def add(self, start: int, part: Part) -> None:
-        """Samples at the positions from `start` on."""
+        """Add samples at positions from `start` on."""
         if part.count:
             heapq.heappush(self._entries, (start, next(self._numbers), _PiledPart(start, part)))
         else:
             part.release()
 
     def take(self, count: int) -> tuple[int, Part]:
-        """(position, samples) from the lowest position on: at most `count`, of one part."""
+        """Take (position, samples) from the lowest position on: at most `count`, of one part."""
         entry = self._entries[0][2]
         start, part, begin = entry.start, entry.part, entry.taken
         end = min(begin + count, part.count)
@@ -74,7 +74,7 @@ class Pile:
             yield self.take(stop - self.start)
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """Release all samples."""
         for _, _, entry in self._entries:
             entry.part.release()
         self._entries.clear()

@@ -1,4 +1,4 @@
-"""What is fixed for all epochs of a loader: how its samples become batches, and who works on them."""
+"""Properties shared by all epochs of a loader: the batches and the work on them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.tasks import Reply, Task
 from headrace.types import Batcher
 
 _MAX_CHUNK = 256
-_WORTH_S = 1e-3  # of work, for one task
-_QUICK_S = 0.05  # of work for all samples of a batch
-_GROUPED = 64  # samples that may be needed for a group
+_WORTH_S = 1e-3  # minimum work per task
+_QUICK_S = 0.05  # work of a batch that is not divided
+_GROUPED = 64  # samples assumed per group
 
 
 class Works(Protocol):
-    """The work stage as the scheduler sees it."""
+    """The work stage as the scheduler uses it."""
 
     def learn_spec(self, number: int, spec: bytes) -> None: ...
 
@@ -31,7 +31,7 @@ class Works(Protocol):
 
 
 class SlabAllocator(Protocol):
-    """Places for whole batches."""
+    """Allocates slabs for whole batches."""
 
     async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease: ...
 
@@ -44,10 +44,10 @@ class SlabAllocator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkStage:
-    """Steps that workers do; the chain with this number.
+    """Steps run by workers: the number of their chain.
 
     Attributes:
-        gives_many: whether many samples may come of one.
+        gives_many: True if one sample may become many.
     """
 
     chain: int
@@ -56,11 +56,12 @@ class WorkStage:
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """Steps that the event loop does: all samples of a part at once; says of which of them those that are left are.
+    """Steps run on the event loop, for all samples of a part at once.
 
     Attributes:
-        run: takes a part, the positions of its samples, and the key of their random numbers.
-        gives_many: whether many samples may come of one.
+        run: Takes a part, the samples' positions and their RNG key. Returns the result and the input index of each
+            sample.
+        gives_many: True if one sample may become many.
     """
 
     run: Callable[[Part, Sequence[int], int], Awaitable[tuple[Part, Sequence[int]]]]
@@ -69,13 +70,13 @@ class LoopStage:
 
 @dataclass(frozen=True, slots=True)
 class GroupStage:
-    """Some samples are put together; the chain with this number does it, and gives one or many.
+    """Groups samples and runs a chain on each group, which gives one or many samples.
 
     Attributes:
-        batcher: begins what says which ones; None: lanes do.
-        name: what errors call it.
-        is_measured: whether workers tell a measure of each sample; else it is 1.
-        max_wait_s: how long the first sample of a group waits for others; None: as long as it takes.
+        batcher: Returns a new batcher. None: lanes determine the groups.
+        name: Name in errors.
+        is_measured: True if workers measure each sample; else the measure is 1.
+        max_wait_s: Time limit for the first sample of a group. None: no limit.
     """
 
     chain: int
@@ -88,7 +89,7 @@ class GroupStage:
 
 @dataclass(frozen=True, slots=True)
 class LimitStage:
-    """Samples go on as they are, in order: what comes before is counted, where a limit of its own ends it."""
+    """Passes samples on unchanged, in order. Separates a level that has its own limit."""
 
     gives_many: ClassVar[bool] = False
 
@@ -98,24 +99,21 @@ InnerStage = WorkStage | LoopStage | GroupStage | LimitStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """How samples become batches: what is fixed for all epochs of a loader, but for the size that one has on its rank.
+    """How samples become batches. Fixed for a loader, except for the rank's batch size.
 
     Attributes:
-        inner: the stages before the last one.
-        chain: the last stage's chain: it collates.
-        batch_size: samples in a batch; None: as many as the source says for each.
-        workers: who share a batch's samples.
-        drop_last: leave a short last batch out.
-        keeps_count: whether each sample put by the source becomes one sample of a batch.
-        look_ahead: how many samples may lie ready beyond the batches that may be sent.
-        in_order: whether batches come in plan order.
-        is_spread: whether all workers make the samples of a batch that has no slots too, and one collates them; False:
-            one does both.
-        collations: how many batches may be collated at once, where they are spread; None: any number.
-        is_adaptive: whether tasks have more samples where those are made in no time; False: their number is fixed.
-        depth: how many batches are under way at most; 0: not known.
-        together: where batches are single samples, how many of them are made by one task at most, and go to the trainer
-            together; 1: each is a batch like others.
+        inner: Stages before the last one.
+        chain: Chain of the last stage, which collates.
+        batch_size: Samples per batch. None: the source determines each.
+        drop_last: Drop a short last batch.
+        keeps_count: True if each source sample becomes one sample of a batch.
+        look_ahead: Number of samples that may be ready beyond the batches that may be sent.
+        is_spread: True if all workers make the samples of a batch without slots, and one collates them. False: one
+            worker does both.
+        collations: Maximum number of batches collated at once, if spread. None: no limit.
+        is_adaptive: True if tasks grow for fast samples. False: their size is fixed.
+        depth: Maximum number of batches under way. 0: not known.
+        together: For single samples: maximum number per task and message. 1: each is a separate batch.
     """
 
     chain: int
@@ -134,35 +132,34 @@ class BatchSpec:
 
     @property
     def gives_many(self) -> bool:
-        """Whether many samples may come of one."""
         return any(stage.gives_many for stage in self.inner)
 
     @property
     def has_groups(self) -> bool:
-        """Whether samples are put together on the way, so that nobody knows how many make a batch."""
+        """True if samples are grouped, so that the number of source samples per batch is not known."""
         return any(isinstance(stage, GroupStage) for stage in self.inner)
 
     @property
     def is_timed(self) -> bool:
-        """Whether samples wait for one another for some time only, so that each is handed on as soon as it is there."""
+        """True if groups have a time limit, so that each sample is passed on immediately."""
         return any(isinstance(stage, GroupStage) and stage.max_wait_s is not None for stage in self.inner)
 
     @property
     def together_before(self) -> int:
-        """How many samples are made by one task at most before the last stage."""
+        """Maximum number of samples per task before the last stage."""
         return min(_MAX_CHUNK, self.look_ahead) if self.has_groups and self.depth else self.together
 
     def gathered(self, batch_size: int) -> int:
-        """How many samples are made for a batch of so many, about: no more than may lie ready."""
+        """Estimate the source samples made for a batch, limited by `look_ahead`."""
         return max(batch_size, min(_GROUPED, self.look_ahead)) if self.has_groups and self.depth else batch_size
 
     def chunk(self, batch_size: int, sample_s: float) -> int:
-        """How many samples of a batch go into one task, at most.
+        """Return the maximum number of a batch's samples per task.
 
-        Each worker has two or more tasks of it; fewer where a task would be worth less than the message that it is.
+        Each worker gets two or more tasks of a batch, or fewer if a task would not be worth its message.
 
         Args:
-            sample_s: seconds that a worker needs for a sample; 0: not known yet.
+            sample_s: Seconds of a worker per sample. 0: not known yet.
         """
         if self.is_quick(batch_size, sample_s):
             return batch_size
@@ -170,28 +167,29 @@ class BatchSpec:
         return min(batch_size, max(share, int(_WORTH_S / sample_s))) if self.is_adaptive and sample_s else share
 
     def is_quick(self, batch_size: int, sample_s: float) -> bool:
-        """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""
+        """True if one task should make the batch: it is fast, and each worker can have one."""
         known = self.is_adaptive and sample_s > 0 and self.depth >= self.workers
         return known and batch_size * sample_s < _QUICK_S
 
     def wants_place(self, nbytes: int, count: int) -> bool:
-        """Whether a place of so many bytes is made before the samples that go there; large ones are made first.
+        """True if memory for the result is allocated before the samples are made.
 
-        What they are made of is in memory until then. Of many samples in a batch that is a small part.
+        Large results are made first, as their inputs stay in memory until then. With many samples per batch the inputs
+        are a small part.
         """
         return nbytes <= LARGE_BYTES * count
 
 
 @dataclass(slots=True)
 class Learned:
-    """What the epochs of a loader have found out about its samples, and go by.
+    """Statistics of a loader's samples, collected over epochs.
 
     Attributes:
-        use_slots: whether samples are written into slots; False once it has shown that they cannot.
-        sample_s: seconds that a worker needs for a sample; 0: not known yet.
-        form: the form of a sample, once a worker has told it.
-        form_size, form_capacity: bytes and slots of a slab that is filled in that form.
-        batch_bytes: of the largest batch so far that was collated by one worker and wants a place.
+        use_slots: True if samples are written into slots; False once that has proved impossible.
+        sample_s: Seconds of a worker per sample. 0: not known yet.
+        form: Spec of a sample, once a worker has reported it.
+        form_size, form_capacity: Bytes and slots of a slab of that spec.
+        batch_bytes: Size of the largest batch collated by one worker that is allocated in advance.
     """
 
     use_slots: bool
@@ -202,6 +200,6 @@ class Learned:
     batch_bytes: int = 0
 
     def learn_time(self, seconds: float, count: int) -> None:
-        """A worker has made `count` samples in so many seconds."""
+        """Update the average time by `count` samples made in `seconds`."""
         last = seconds / max(1, count)
         self.sample_s = last if not self.sample_s else 0.9 * self.sample_s + 0.1 * last

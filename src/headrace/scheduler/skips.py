@@ -1,4 +1,4 @@
-"""Which samples that have failed are left out of their batches, and which one's error is raised instead."""
+"""Rules for failed samples: skip or raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.errors import OptionError, StageError, printable
 from headrace.failures import ErrorPacker, Origin, PackedError, Scope
 from headrace.options import SkipPolicy
 
-_LOGGED = 10  # samples of an epoch
+_LOGGED = 10  # samples per epoch
 _KNOWN_MOST = 4096  # errors
 _SHOWN_MOST = 1000  # characters of an error
 
@@ -21,22 +21,18 @@ log = logging.getLogger("headrace")
 
 
 class SkipMeters(Protocol):
-    """Where samples that are left out are counted."""
+    """Counter of skipped samples."""
 
     def count_skip(self, epoch: int, position: int, name: str, error: str) -> None: ...
 
 
 class Skips:
-    """The rulings on the failed samples of one epoch.
+    """Decisions on the failed samples of one epoch.
 
     Args:
-        policy: the function in it asks the trainer, and does not hold what it asks: this outlives the loader.
-        epoch: its number.
-        meters: where samples that are left out are counted.
-        unpack: a packed exception's exception.
-        pack: the reverse.
-        needs_batches: whether a batch of which nothing is left is an error: other ranks have theirs, and would wait.
-        before: how many were left out in this epoch before: (in all, right before what comes now).
+        policy: Its function must not hold the loader, as this object outlives it.
+        before: Samples skipped in this epoch before: (in total, directly before the next one).
+        needs_batches: True if an empty batch is an error, as other ranks have theirs and would wait.
     """
 
     def __init__(
@@ -55,11 +51,11 @@ class Skips:
         self._in_all, self._in_a_row = before
         self._needs_batches = needs_batches
         self._logged = 0
-        self._known: set[int] = set()  # errors that were counted, by their hashes
+        self._known: set[int] = set()  # hashes of counted errors
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many samples have been left out: (in all, right before what is delivered next)."""
+        """Skipped samples: (in total, directly before the next delivery)."""
         return self._in_all, self._in_a_row
 
     def rule(
@@ -69,15 +65,15 @@ class Skips:
         errors: Mapping[int, PackedError],
         left_out: Sequence[tuple[int, PackedError]] = (),
     ) -> RaisedError | None:
-        """What is raised in the place of a batch; None: its samples that failed are left out of it.
+        """Return the error to raise in place of a batch. None: its failed samples are skipped.
 
-        To be called for every batch, in the order in which they are delivered.
+        To be called for every batch, in the order of delivery.
 
         Args:
-            positions: gives those of the batch's samples.
-            count: how many samples it has, failed ones too.
-            errors: of those that failed, by slot.
-            left_out: (position, error) of what has failed before, and is missing in what samples were made of.
+            positions: Returns the positions of the batch's samples.
+            count: Number of its samples, failed ones included.
+            errors: Errors of failed samples, by slot.
+            left_out: (position, error) of inputs that failed before and are missing in the batch's samples.
         """
         for position, error in left_out:
             raised = self._rule_on(position, error)
@@ -103,7 +99,7 @@ class Skips:
             return RaisedError(packed)
         try:
             error = self._unpack(packed)
-        except Exception:  # it fails there again, and is told
+        except Exception:  # unpickling fails in the trainer too, which reports it
             return RaisedError(packed)
         raised = self._rule_on_error(position, packed, error)
         if raised is not None and packed.original is not None:
@@ -112,9 +108,9 @@ class Skips:
 
     def _rule_on_error(self, position: int, packed: PackedError, error: BaseException) -> RaisedError | None:
         policy = self._policy
-        if isinstance(error, OptionError):  # as of an address that means nothing: no sample's fault
+        if isinstance(error, OptionError):  # such as an invalid address: not the fault of a sample
             return RaisedError(packed)
-        is_known = hash(packed.blob) in self._known  # of one read that failed for several samples
+        is_known = hash(packed.blob) in self._known  # one read failed for several samples
         for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
             if most is not None and made >= most:
                 return RaisedError(packed, self._describe())
@@ -122,7 +118,7 @@ class Skips:
             try:
                 answer = policy.decide(error)
                 is_left_out = isinstance(answer, bool | np.bool_) and bool(answer)
-            except BaseException as own:  # whatever it is, it must not end the loop
+            except BaseException as own:  # no exception may end the loop
                 return RaisedError(self._pack(own))
             if not is_left_out:
                 return RaisedError(packed)
@@ -147,7 +143,7 @@ class Skips:
         text = _shown(lambda: f"{type(error).__name__}: {error}", type(error).__name__)
         self._meters.count_skip(self._epoch, position, name, text)
         if is_known:
-            return  # its message is that of the first sample of the same read
+            return  # logged with the first sample of the same read
         self._logged += 1
         if self._logged <= _LOGGED:
             last = "; further ones of this epoch are only counted" if self._logged == _LOGGED else ""
@@ -156,7 +152,7 @@ class Skips:
 
 
 def _shown(text: Callable[[], str], otherwise: str) -> str:
-    """A text that the user's own code makes: of some length, and if that fails, it must not end the epoch."""
+    """Return a text made by user code, shortened. Its failure must not end the epoch."""
     try:
         return printable(text()[:_SHOWN_MOST])
     except Exception:
@@ -164,7 +160,7 @@ def _shown(text: Callable[[], str], otherwise: str) -> str:
 
 
 def _name_of(error: BaseException, origin: Origin) -> str:
-    """The key of the sample, or the address of its shard; empty where neither is known."""
+    """Return the key of the sample, or the address of its shard. Empty if unknown."""
     if isinstance(error, StageError):
         if error.key is not None:
             return repr(error.key)

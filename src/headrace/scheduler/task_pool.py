@@ -1,4 +1,4 @@
-"""Tasks that do one thing after another: to start one takes longer than what most of them have to do."""
+"""Reusable tasks: starting one takes longer than most of their work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ _Work = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
 
 
 class TaskPool:
-    """As many tasks of a group as have had something to do at once; they end when the group is cancelled.
+    """A pool of tasks of a group, which grows as needed. Tasks end when the group is cancelled.
 
-    What they do runs in the context of whoever was the first to have something done.
-
-    Args:
-        group: the group.
+    A task runs all its work in the context of the caller that it was started for.
     """
 
     def __init__(self, group: TaskGroup) -> None:
@@ -25,10 +22,10 @@ class TaskPool:
         self._idle: deque[asyncio.Future[_Work]] = deque()
 
     def start_soon(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Have `work(*args)` awaited by a task that has nothing to do; where it raises, the group ends with that."""
+        """Await `work(*args)` in an idle task or a new one. An exception ends the group."""
         while self._idle:
             idle = self._idle.pop()
-            if not idle.done():  # as one that was cancelled is
+            if not idle.done():  # a cancelled task's future is done
                 idle.set_result((work, args))
                 return
         self._group.start_soon(self._serve, work, args)
@@ -38,7 +35,7 @@ class TaskPool:
         while True:
             assert work is not None
             await work(*args)
-            work, args = None, ()  # nothing is held of what is done
+            work, args = None, ()  # drop references to finished work
             if self._group.cancel_scope.cancel_called:
                 return  # the cancellation may have come while `work` ended
             idle: asyncio.Future[_Work] = loop.create_future()

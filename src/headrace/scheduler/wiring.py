@@ -1,4 +1,4 @@
-"""What one epoch is made of: what it goes through, and what of the loader it runs on."""
+"""The parts that an epoch is built from: its plan, and resources of the loader."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ from headrace.scheduler.skips import Skips
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSpec:
-    """What one run goes through.
+    """The plan of one run.
 
     Attributes:
-        source: gives the samples.
-        batches: how they become batches.
-        learned: what the epochs before have found out about them.
-        key: from which, with their positions, the samples' random numbers are made.
-        boundaries: where the samples are cut into batches.
-        position_map: where in the epoch they are.
-        limits: how many samples each level gives at most, and the last one to batches (None: all); empty: all do.
-        skips: says which failed samples are left out; None: none is.
-        pass_count: samples of one pass, where the source begins again without end; None: it ends, or tells them itself.
+        learned: Statistics of earlier epochs.
+        key: Seed of the samples' random numbers, combined with their positions.
+        limits: Maximum number of samples per level, the last for batches (None: no limit). Empty: no limits.
+        skips: Decides on failed samples. None: they are raised.
+        pass_count: Samples of one pass over a source that repeats without end. None: it ends, or reports the number
+            itself.
     """
 
     source: Producer
@@ -49,17 +46,11 @@ class EpochSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What all epochs of a loader share.
+    """Resources shared by all epochs of a loader.
 
     Attributes:
-        works: the loader's workers.
-        slabs: its places for batches.
-        arena: its memory for what is read.
-        budget: how much of that may be in use.
-        meters: where waiting and queues are counted.
-        wrap: makes a part of Python objects.
-        copies: how many copies of those objects' bytes there are while it does.
-        pack_error: packs an exception.
+        wrap: Makes a part of Python objects.
+        copies: Copies of the objects' bytes that exist during `wrap`.
     """
 
     works: Works
@@ -74,15 +65,12 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """What an epoch's batches leave it by, whatever makes them.
+    """Connections between an epoch and its batches.
 
     Attributes:
-        spec: the epoch.
-        resources: what it runs on.
-        dispatch: has tasks worked on.
-        sender: where batches go; its credits say how many messages may be begun.
-        moved: called when the oldest batch is another one.
-        finished: called when the last batch of the epoch was delivered.
+        sender: Where batches are sent. Its credits limit the batches that may start.
+        moved: Called when another batch becomes the oldest.
+        finished: Called when the last batch of the epoch was delivered.
     """
 
     spec: EpochSpec
