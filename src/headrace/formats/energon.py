@@ -124,8 +124,7 @@ async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[I
     """Where the samples of a shard begin, and where they end; and what is known of the shard then.
 
     The first sample has all that lies before the second: members that are of no sample may precede it. A FormatError
-    names
-    the index if it is damaged, or of another archive.
+    names the index that is damaged, or of another archive.
     """
     place = index_of(shard.url)
     try:
@@ -175,14 +174,13 @@ async def _read(reads: Reads, place: str, limits: Limits) -> Ints:
 def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], bytes | None]) -> Catalogue:
     """The shards of a split, in its order.
 
+    A FormatError names the file that is damaged, or contradicts another. An OptionError says that there is no such
+    split, or that PyYAML and braceexpand are not installed.
+
     Args:
         url: of `split.yaml`, whose bytes are `data`.
         split: its name.
         others: reads what lies beside it, by its name; None where there is no such object.
-
-    Raises:
-        FormatError: one of the files is damaged, or they contradict one another; it is named.
-        OptionError: there is no such split, or PyYAML and braceexpand are not installed.
     """
     said = _parsed(data, url)
     splits = as_object(said.get("split_parts"))

@@ -213,11 +213,8 @@ def _parts(path: str) -> list[str]:
 def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Table:
     """What describes the datasets that are wanted, and are there.
 
-    Raises:
-        FormatError: the file is damaged, or has a dataset that is not read here.
-        LimitError: what describes them is longer than may be.
-        OptionError: h5py is not installed; or its datasets do not share their first axis.
-        StorageError: it could not be read.
+    A FormatError names a file that is damaged, or a dataset that is not read here. An OptionError says that h5py is not
+    installed, or that the datasets do not share their first axis.
     """
     try:
         import h5py

@@ -70,9 +70,8 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
 def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.generic]]:
     """The arrays in an .npz file by name.
 
-    A ValueError, or a zipfile.BadZipFile, says that it is damaged, holds something else, or says that it unpacks to
-    more
-    than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
+    A ValueError, or a zipfile.BadZipFile, says that it is damaged, that it holds something else, or that it unpacks to
+    more than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
     """
     arrays: dict[str, NDArray[np.generic]] = {}
     decode = NpyDecoder()

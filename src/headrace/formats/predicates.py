@@ -91,9 +91,6 @@ def known(where: Where, constants: Mapping[str, object]) -> Where:
 
     Args:
         constants: the text of each, or None.
-
-    Raises:
-        ValueError: a text is none of those that it is compared with.
     """
     left = tuple(
         tuple(term for term in some if term.column not in constants)

@@ -53,7 +53,10 @@ class Sound(TypedDict):
 
 
 def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
-    """The audio in a file's bytes; what they are is seen in them, not in a name. Raises a ValueError for damage."""
+    """The audio in a file's bytes; what they are is seen in them, not in a name.
+
+    Damage is a ValueError, and so is audio that is longer than `limits.member_bytes` when it is decoded.
+    """
     try:
         import soundfile
     except ImportError:
@@ -80,9 +83,8 @@ def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
 def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
     """The same by torchcodec; of a file with video its sound.
 
-    FFmpeg conceals much damage: what is shorter than a WAV, FLAC, AIFF, MP4 or MP3 says of itself is a ValueError all
-    the
-    same. An OptionError says that torchcodec does not load.
+    FFmpeg conceals much damage. What is shorter than a WAV, FLAC, AIFF, MP4 or MP3 says of itself is a ValueError here.
+    An OptionError says that torchcodec does not load.
     """
     decoders = torchcodec_decoders("'audio' is by soundfile")
     body = bytes(data)

@@ -87,12 +87,7 @@ def damaged(error: Exception) -> FormatError:
 
 
 def zstd_header(library: Any, frame: Buffer, window_bytes: int) -> Any:
-    """What a zstd frame says of itself: `window_size`, `content_size`, `has_checksum`.
-
-    Raises:
-        LimitError: it asks for a larger window than `window_bytes`.
-        library.ZstdError: it is none.
-    """
+    """What a zstd frame says of itself. A LimitError says that its window is larger than `window_bytes`."""
     header = library.get_frame_parameters(frame[:18])
     if header.window_size > window_bytes:
         raise _over_window(header.window_size, window_bytes)

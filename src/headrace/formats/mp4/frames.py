@@ -197,12 +197,7 @@ class VideoFrames:
         self.decoder, self.limits = decoder, limits
 
     def __call__(self, data: bytes) -> Frames:
-        """The frames of the file `data`.
-
-        Raises:
-            DecodeError: it does not decode, or is shorter than that.
-            OptionError: the decoder does not load.
-        """
+        """The frames of the file `data`. A DecodeError says that it does not decode, or is shorter than that."""
         try:
             table = read_table(tables_in(memoryview(data), self.limits), len(data), self.limits)
             pieces, spans = pieces_of(table, self._chosen(table))

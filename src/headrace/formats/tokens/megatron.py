@@ -116,8 +116,7 @@ class SequenceCheck:
 
 
 def check_firsts(idx: Idx, number: int, firsts: Ints, before: int) -> None:
-    """Raise a FormatError if documents from `number` on begin with no sequence, or with one before the document
-    before.
+    """Raise a FormatError if documents from `number` on do not begin with sequences that there are, in their order.
 
     Args:
         before: the first sequence of the document before them.
