@@ -114,6 +114,17 @@ def test_path_leads_to_what_is_at_fault(path: str, make: Callable[[Any], Any]) -
     assert named_by(make("just text")) == "x"
 
 
+def test_value_that_refuses_to_be_pickled_is_named_whatever_it_holds() -> None:
+    class Refuses(Plain):
+        def __getstate__(self) -> Any:
+            raise ValueError("not today")
+
+    error = cannot_carry(TypeError("nothing is found"), {"dataset": [Refuses(lock=LOCK)]})
+    assert str(error).startswith(
+        f"dataset[0] (a {__name__}.{Refuses.__qualname__}) cannot be sent to a worker: not today"
+    )
+
+
 def test_default_of_a_function_is_named() -> None:
     assert named_by(by_default(LOCK)) == "x.log (a _thread.lock)"
 

@@ -102,7 +102,8 @@ def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
         attributes = {**(value.__kwdefaults__ or {}), **vars(value)}
     elif not isinstance(value, type):
         yield f"type({path})", type(value)
-        with contextlib.suppress(Exception):  # some kinds raise what they raise when they are pickled
+        attributes = {}
+        with contextlib.suppress(Exception):  # of a value that cannot be pickled whatever it holds
             attributes = value.__getstate__()
         if isinstance(attributes, tuple) and len(attributes) == 2:  # of a class with slots
             attributes = {**(attributes[0] or {}), **attributes[1]}
