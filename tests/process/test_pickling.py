@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,64 +149,58 @@ def test_exception_keeps_its_type_and_says_where_it_was_raised(mode: str) -> Non
         assert "map(" in notes_of(error) and "worker " in notes_of(error)
 
 
-@pytest.mark.slow
+def local_error() -> Exception:
+    lock = threading.Lock()
+
+    class Local(Exception):
+        def __reduce__(self) -> Any:
+            return lock.acquire, ()
+
+        held = lock
+
+    return Local("what was said")
+
+
+WHOLE: list[Callable[[], Any]] = [
+    lambda: TwoArgumentsError(3, "three"),
+    lambda: KeywordError(code=4),
+    lambda: FileError("name", 8),
+    lambda: KeyError("k"),
+    lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    lambda: FileNotFoundError(2, "No such file", "name.txt"),
+    lambda: ValueError(np.arange(3).tolist(), {"a": 1}),
+]
+IN_PART: list[Callable[[], Any]] = [lambda: HoldsALockError("held"), NoTextError, local_error]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: TwoArgumentsError(3, "three"),
-        lambda: KeywordError(code=4),
-        lambda: FileError("name", 8),
-        lambda: KeyError("k"),
-        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
-        lambda: FileNotFoundError(2, "No such file", "name.txt"),
-        lambda: ValueError(np.arange(3).tolist(), {"a": 1}),
-    ],
-    ids=["two arguments", "keyword", "of OSError", "KeyError", "UnicodeDecodeError", "FileNotFoundError", "values"],
-)
-def test_exceptions_of_all_kinds_of_constructors_come_as_they_are(make: Any, workers: int) -> None:
-    error = make()
-    got: Any = error_of(hr.DataLoader(Numbers(12).map(raising(make)), batch_size=4, num_workers=workers), before=1)
-    assert type(got) is type(error)
-    assert got.args == error.args
-    assert str(got) == str(error)
-    assert {k: v for k, v in vars(got).items() if k != "__notes__"} == vars(error)
+def test_exceptions_of_all_kinds_come_as_they_are_or_say_the_rest(workers: int) -> None:
+    makers = [*WHOLE, *(IN_PART if workers else [])]
 
+    def fail(x: int) -> None:
+        error = makers[x]()
+        raise error
 
-def test_exception_whose_attributes_do_not_pickle_keeps_its_type_and_the_rest() -> None:
-    def fail(x: int) -> int:
-        raise HoldsALockError("held")
-
-    got: Any = error_of(hr.DataLoader(Numbers(12).map(fail), batch_size=4, num_workers=2))
-    assert type(got) is HoldsALockError
-    assert got.args[0] == "held" and "lock" in got.args[1]
-    assert got.number == 7
-
-
-def test_exception_without_a_text_is_no_hang() -> None:
-    def fail(x: int) -> int:
-        raise NoTextError
-
-    got = error_of(hr.DataLoader(Numbers(4).map(fail), batch_size=4, num_workers=2, timeout=10))
-    assert type(got) is NoTextError
-
-
-def test_exception_of_a_class_that_does_not_pickle_comes_as_text() -> None:
-    def fail(x: int) -> int:
-        lock = threading.Lock()
-
-        class Local(Exception):
-            def __reduce__(self) -> Any:
-                return lock.acquire, ()
-
-            held = lock
-
-        raise Local("what was said")
-
-    got = error_of(hr.DataLoader(Numbers(4).map(fail), batch_size=4, num_workers=2, timeout=10))
-    assert type(got) is RuntimeError
-    assert "Local: what was said" in str(got)
-    assert "in fail" in str(got.__cause__)
+    data = hr.from_map(range(len(makers))).map(fail)
+    with hr.DataLoader(data, batch_size=1, num_workers=workers, timeout=20) as loader:
+        got: list[Any] = []
+        iterator = iter(loader)
+        for _ in makers:
+            with pytest.raises(BaseException) as raised:
+                next(iterator)
+            got.append(raised.value)
+    for error, make in zip(got, WHOLE, strict=False):
+        expected = make()
+        assert (type(error), error.args, str(error)) == (type(expected), expected.args, str(expected))
+        assert {k: v for k, v in vars(error).items() if k != "__notes__"} == vars(expected)
+    if workers:
+        locked, silent, local = got[len(WHOLE) :]
+        assert type(locked) is HoldsALockError
+        assert (locked.args[0], "lock" in locked.args[1], locked.number) == ("held", True, 7)
+        assert type(silent) is NoTextError
+        assert type(local) is RuntimeError
+        assert "Local: what was said" in str(local)
+        assert "in fail" in str(local.__cause__)
 
 
 def test_exception_of_collate_fn_names_the_batch() -> None:
