@@ -60,13 +60,18 @@ class ThriftReader:
 
     def unsigned(self) -> int:
         """Read a number of variable length."""
-        number, shift, byte = 0, 0, self._byte()
-        while byte >= 128:
-            number |= (byte & 127) << shift
-            shift += 7
-            if shift >= 7 * _VARINT_BYTES_MOST:
-                raise ValueError("a number has more than 10 bytes")
-            byte = self._byte()
+        data, at, number, shift = self._data, self.at, 0, 0
+        try:
+            byte = data[at]
+            while byte >= 128:
+                number |= (byte & 127) << shift
+                shift, at = shift + 7, at + 1
+                if shift >= 7 * _VARINT_BYTES_MOST:
+                    raise ValueError("a number has more than 10 bytes")
+                byte = data[at]
+        except IndexError:
+            raise ValueError("it is cut off") from None
+        self.at = at + 1
         return number | byte << shift
 
     def signed(self) -> int:
@@ -93,12 +98,12 @@ class ThriftReader:
     def _value(self, kind: int, depth: int) -> Value:
         if depth > _DEPTH_MOST:
             raise ValueError(f"structs lie within one another more than {_DEPTH_MOST} times")
-        if kind in (I16, I32, I64):
-            return self.signed()
-        if kind == BINARY:
-            return self.take(self.unsigned())
         if kind == STRUCT:
             return self._struct(depth)
+        if kind == BINARY:
+            return self.take(self.unsigned())
+        if kind in (I16, I32, I64):
+            return self.signed()
         if kind in (LIST, SET):
             inner, count = self.list_head()
             if inner in (TRUE, FALSE):
@@ -118,6 +123,9 @@ class ThriftReader:
             self.at += 1
             kind, step = head & 15, head >> 4
             number = number + step if step else self.signed()
-            fields[number] = self._value(kind, depth + 1)
+            if kind in (I16, I32, I64):  # as most fields are
+                fields[number] = self.signed()
+            else:
+                fields[number] = self._value(kind, depth + 1)
         self.at += 1
         return fields
