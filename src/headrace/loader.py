@@ -267,9 +267,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
     def __repr__(self) -> str:
         data = getattr(self, "dataset", None)
-        text = (
-            repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"
-        )  # other reprs may have many lines
+        text = repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"  # other reprs may be long
         if len(text) > _LONGEST_DATA_TEXT:
             text = f"{text[:_LONGEST_DATA_TEXT]}…"
         regime = "economic" if getattr(self, "economic", False) else getattr(self, "regime", None)

@@ -1,1 +1,1 @@
-"""The engine's side of loaders of our data sets: takes a job and epochs' plans, gives what runs; it knows no loader."""
+"""Takes a job and plans of epochs, and builds their chains, sources and specs."""

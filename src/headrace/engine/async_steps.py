@@ -1,4 +1,4 @@
-"""Samples through asynchronous steps, on the loop."""
+"""Asynchronous steps, run on the loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.work.origins import note_origin
 
 
 async def apply(steps: Sequence[Step], sample: object, position: int) -> list[object]:
-    """What becomes of a sample in asynchronous steps: itself, nothing, or many."""
+    """Run asynchronous steps on a sample. The result may be empty or have many samples."""
     if isinstance(sample, Failure):
         return [sample]
     at, source = NO_STEP, sample
@@ -38,7 +38,7 @@ async def apply(steps: Sequence[Step], sample: object, position: int) -> list[ob
 
 
 async def _each(steps: Sequence[Step], parts: Sequence[object], position: int) -> list[object]:
-    """Each of the samples that a step gave for one, through the steps behind it."""
+    """Run the remaining steps on each of the samples that a step made from one."""
     running, made = running_sample.get(), list[object]()
     for number, part in enumerate(parts):
         at = part_position(position, number, len(steps))
@@ -64,7 +64,7 @@ async def iterate_through(
 ) -> AsyncIterator[object]:
     try:
         async for sample in samples:
-            (made,) = await apply(steps, sample, position)  # one that fails does not end the others
+            (made,) = await apply(steps, sample, position)  # a failure does not end the iteration
             yield made
             position += 1
     finally:

@@ -1,7 +1,7 @@
-"""What is made of a job: the chains of the workers, how samples become batches, and what makes their sources.
+"""Builds from a job what its epochs share: chains, stages and sources.
 
-It holds the user's data set and functions. In the trainer's process it belongs to the loader and its iterators alone:
-what runs in the engine's thread must not keep alive what may refer to the loader itself.
+A blueprint holds the user's data set and functions, so it belongs to the loader and its iterators alone. Objects of the
+engine's thread must not keep it alive, as it may refer to the loader.
 """
 
 from __future__ import annotations
@@ -37,37 +37,35 @@ from headrace.work.maker import stage_key
 from headrace.work.task_runner import open_part
 
 Wrap = Callable[[list[Any]], Part]
-"""Makes a part of Python objects."""
+"""Makes a part from Python objects."""
 
-_FINAL = 1  # the number of the chain that makes batches
-_LOOK_AHEAD = 2  # as many samples as may be on their way, times this, may lie ready beyond what may be sent
+_FINAL = 1  # number of the chain that makes batches
+_LOOK_AHEAD = 2  # samples that may be ready beyond those to send, per concurrent read
 
 
 class Workplace(Protocol):
-    """Where a job's epochs run."""
+    """Registers chains and opens data sets where a job's epochs run."""
 
     def learn(self, number: int, chain: Chain) -> None:
-        """Make a chain known to the workers."""
+        """Register a chain with the workers."""
         ...
 
     async def open(self, dataset: Opens) -> None:
-        """Open a data set, to be closed at the end of all."""
+        """Open a data set, which is closed with the loader."""
         ...
 
 
 class Blueprint:
-    """What a job's epochs have in common.
+    """The parts that a job's epochs share.
 
     Args:
-        job: what is to be done.
-        wrap: makes a part of Python objects.
-        meter: where it is counted how long coroutines hold the loop.
+        meter: Counts how long coroutines block the loop.
 
     Attributes:
-        chains: what workers do, by number.
-        batches: how samples become batches.
-        learned: what its epochs have found out about them.
-        sources: makes the source of each epoch.
+        chains: Chains of the workers, by number.
+        batches: How samples become batches.
+        learned: Statistics collected by epochs.
+        sources: Makes the source of each epoch.
     """
 
     def __init__(self, job: Job, wrap: Wrap, meter: Meter) -> None:
@@ -85,7 +83,7 @@ class Blueprint:
             keeps_count=pipeline.keeps_count,
             look_ahead=_LOOK_AHEAD * settings.first_reads,
             in_order=settings.in_order,
-            is_adaptive=not inner,  # what the inner stages take is not what is learned
+            is_adaptive=not inner,  # the learned times exclude inner stages
             depth=settings.prefetch_factor,
             together=settings.together,
         )
@@ -94,36 +92,30 @@ class Blueprint:
 
     @property
     def storage_options(self) -> Mapping[str, object] | None:
-        """What the source's store is told."""
+        """Options of the source's store."""
         return self._job.pipeline.source.storage_options
 
     def data_set(self) -> str:
-        """What tells the data that are read from others."""
+        """Return an identifier of the data for the read cache."""
         source, planning = self._job.pipeline.source, self._job.planning
         folder = next(iter(source.urls), "").partition("?")[0].rpartition("/")[0]
         return f"{source.name} {folder} {source.fingerprint() if planning is None else planning.fingerprint}"
 
     @property
     def opens(self) -> Opens | None:
-        """The data set that is opened and closed on the engine's loop, if there is one."""
+        """The data set to open and close on the engine's loop, if any."""
         return self._job.pipeline.source.opens
 
     def forget_form(self) -> None:
-        """Samples of the epochs that begin from now on may have another form."""
-        before = self.learned  # epochs that have begun go by that
+        """Reset the sample spec for later epochs."""
+        before = self.learned  # running epochs keep it
         self.learned = Learned(self._job.settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
 
     def spec(self, plan: EpochPlan, reader: Reader, calls: TrainerCalls, meters: SkipMeters) -> EpochSpec:
-        """What an epoch is made of.
-
-        Args:
-            plan: the epoch's.
-            reader: reads bytes.
-            calls: asks the trainer.
-            meters: where samples that are left out are counted.
+        """Return the spec of an epoch.
 
         Raises:
-            OptionError: the samples cannot be had so.
+            OptionError: the samples cannot be read with these options.
         """
         planning = self._job.planning
         gathered = self.batches.gathered(plan.batch_size)
@@ -159,7 +151,7 @@ class Blueprint:
         )
 
     async def prepare(self, place: Workplace) -> None:
-        """Teach the workers their chains, and open the data set; on the engine's loop, before the first epoch."""
+        """Register the chains and open the data set. Called on the loop before the first epoch."""
         for number, chain in self.chains.items():
             place.learn(number, chain)
         if self.opens is not None:
@@ -167,14 +159,14 @@ class Blueprint:
 
 
 def _loop_stage(number: int, steps: Sequence[Step], wrap: Wrap) -> LoopStage:
-    """Asynchronous steps; by the stage's number its samples' random numbers differ from others'."""
+    """Make a stage of asynchronous steps. The number of the stage seeds its random numbers."""
     return LoopStage(partial(_through_loop, number, steps, wrap), _give_many(steps))
 
 
 async def _through_loop(
     number: int, steps: Sequence[Step], wrap: Wrap, part: Part, positions: Sequence[int], key: int
 ) -> tuple[Part, Sequence[int]]:
-    """All samples of a part through asynchronous steps, at once; which of them are left."""
+    """Run steps on all samples of a part at once. Returns results and the input index of each."""
     samples: list[object] = open_part(part)
     part.release()
     made: list[list[object]] = [[]] * len(samples)
@@ -197,7 +189,7 @@ def _give_many(steps: Sequence[Step]) -> bool:
 def _stages(
     pipeline: Pipeline, settings: Settings, meter: Meter, wrap: Wrap
 ) -> tuple[tuple[Step, ...], dict[int, Chain], list[InnerStage]]:
-    """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
+    """Return (asynchronous steps run by the source, chains of workers, stages before the last)."""
     groups = _by_color(pipeline.narrowed_steps, meter)
     prefix: tuple[Step, ...] = ()
     if groups and groups[0][0] and (pipeline.is_by_number or pipeline.source.traits.iterated):
@@ -222,13 +214,13 @@ def _stages(
                 inner.append(WorkStage(number, _give_many(steps)))
 
     def have_measured(measure: Step) -> None:
-        """The last stage before a level of groups does it, where workers run that."""
+        """Add the measure to the last worker stage before a level of groups."""
         if not inner or _FINAL + len(inner) not in chains:
             add([(False, ())])
         number = _FINAL + len(inner)
         chains[number] = replace(chains[number], measure=measure)
 
-    add(groups, columns)  # of which they are all
+    add(groups, columns)  # `columns` covers all of them
     for grouping, steps in ((regroup.grouping, regroup.steps) for regroup in pipeline.regroups):
         if grouping is None:
             inner.append(LimitStage())
@@ -246,7 +238,7 @@ def _stages(
 
 
 def _by_color(steps: Sequence[Step], meter: Meter) -> list[tuple[bool, tuple[Step, ...]]]:
-    """(whether they run on the loop, steps), of those that follow each other and run at one place."""
+    """Group consecutive steps by place: (True if on the loop, steps)."""
     return [
         (color, tuple(_watched(step, meter) if color else step for step in some))
         for color, some in itertools.groupby(steps, lambda step: is_async(step.fn))

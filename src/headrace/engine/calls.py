@@ -1,4 +1,4 @@
-"""What the engine asks of the trainer while an epoch runs; all else goes one way: jobs and plans in, deliveries out."""
+"""Calls from the engine to the trainer during an epoch. All other messages go one way."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from headrace.datasets.faces import IteratedData
 
 
 class TrainerCalls(Protocol):
-    """Given to the engine by whoever hosts it, who may refuse what it cannot do; called on the engine's loop."""
+    """Callbacks of the trainer, called on the engine's loop."""
 
     def decide(self, error: BaseException) -> object:
-        """What the user's `on_error` says of a sample that has failed; one after the other, as they are delivered.
+        """Return the decision of the user's `on_error` on a failed sample, in order of delivery.
 
-        What it raises is raised in the place of the batch.
+        An exception raised here replaces the batch.
         """
         ...
 
     def samples_of(self, data: IteratedData) -> Callable[[], AsyncIterator[object]]:
-        """What makes an iterator over a data set whose `loop` is "caller"; called as an epoch begins, by who begins it.
+        """Return a factory of iterators over a data set whose `loop` is "caller".
+
+        To be called at the start of an epoch, in the trainer's thread.
 
         Raises:
-            OptionError: there is no such loop, or nobody here can reach it.
+            OptionError: there is no such loop, or it cannot be reached from here.
         """
         ...

@@ -1,4 +1,4 @@
-"""One epoch of a loader as it was planned: what comes on this rank, from which state on, and what is saved of it."""
+"""The plan of one epoch, its start state and the states saved during it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Numbers = Callable[[Order, Ints], Ints]
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan:
-    """Samples that are counted: those of the source that its steps leave, first of all, or those of another such level.
+    """A level of counted samples: those that remain of the source, or those of groups.
 
     Attributes:
-        limit: how many come of it in the epoch at most, on all ranks together; None: all.
-        is_grouped: whether it is made of groups of samples of the level before.
+        limit: Maximum number of samples in the epoch, on all ranks together. None: no limit.
+        is_grouped: True if the samples are made of groups of the level before.
     """
 
     limit: int | None = None
@@ -44,30 +44,29 @@ class LevelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """What one iterator goes through.
+    """The plan of one epoch, for one iterator.
 
     Attributes:
-        begin: the state that it begins with.
-        facts: what states of it agree about.
-        order: which samples come; None: they have no numbers.
-        numbers: of the samples at some positions of that.
-        steps: this rank's way through the positions.
-        rank, world: which part of the data is this process's; where samples have no numbers, `steps` are its own.
-        batch_size: samples of a batch.
-        keeps_count: whether each sample of the source comes in a batch.
-        is_shared: whether all ranks receive the same steps, so that one state is that of all.
-        is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
-        levels: of samples that are counted: those of the source are one, and groups of those of another one are, too.
-        leave_out: how many of the batches that come first are not given.
-        share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
-        counts: where each rank reads a stretch of the epoch, of shards that are read from their start: how many samples
-            each shard has.
-        source: what its data set is called.
-        packing: how documents are packed in lanes; None: they are not.
-        pass_count: where ranks share an epoch whose samples are counted as they come: how many positions a pass over
-            the data has; None: not known, or counted elsewhere.
-        is_left_out: whether the one at a position is left out of these; None: none is.
-        why_no_state: why states of it are refused; None: they are not.
+        begin: State at the start.
+        facts: Fingerprint for saved states.
+        order: Order of the samples. None: samples have no numbers.
+        numbers: Maps positions of the order to sample numbers.
+        steps: This rank's positions.
+        rank, world: This process's part of the data. Without sample numbers `steps` covers only this rank's samples.
+        batch_size: Samples per batch.
+        keeps_count: True if each source sample becomes one sample of a batch.
+        is_shared: True if all ranks receive the same steps, so that one state is valid for all.
+        is_resumed: True if a state was loaded. Else `begin` is used for states only, and the source keeps its position.
+        levels: Levels of counted samples, from the source on.
+        leave_out: Number of first batches to discard.
+        share: This rank's samples of an epoch with a given number of samples that are counted as they come.
+        counts: Samples per shard, if each rank reads a contiguous part of the epoch from shards read from their start.
+        source: Name of the data set.
+        packing: How documents are packed in lanes. None: not packed.
+        pass_count: Positions per pass, if ranks share an epoch counted as samples come. None: not known, or counted
+        elsewhere.
+        is_left_out: True for positions of excluded documents. None: nothing is excluded.
+        why_no_state: Reason for refusing states. None: states are possible.
     """
 
     begin: State
@@ -93,20 +92,20 @@ class EpochPlan:
 
     @property
     def number(self) -> int:
-        """The epoch's."""
+        """Number of the epoch."""
         return self.begin.epoch
 
     @property
     def key(self) -> int:
-        """From which, with positions, random numbers are made."""
+        """Seed of random numbers, combined with positions."""
         key = sample_seed(self.facts.seed, self.number)
-        if self.order is None and self.world > 1:  # then each rank counts its own samples
+        if self.order is None and self.world > 1:  # each rank numbers its own samples
             key ^= draw("rank", self.rank)
         return key
 
     @property
     def left_to_keep(self) -> tuple[int | None, ...]:
-        """How many of the samples that each level gives are to come at most, on this rank; None: all."""
+        """Maximum number of samples still to come per level, on this rank. None: no limit."""
         *limits, last = (level.limit for level in self.levels)
         left = [None if limit is None else max(0, limit - n) for limit, n in zip(limits, self._given, strict=True)]
         if last is not None:
@@ -115,7 +114,7 @@ class EpochPlan:
 
     @property
     def batches(self) -> int | None:
-        """How many batches are to come; None: it is not known."""
+        """Number of batches still to come. None: not known."""
         if self.order is None or not self.keeps_count or self.steps.end >= ENDLESS:
             return None
         _, count, last = self.steps.sizes()
@@ -123,7 +122,7 @@ class EpochPlan:
 
     @property
     def is_even(self) -> bool:
-        """Whether the batches of each step have as many samples on all ranks, as far as that is known."""
+        """True if the batches of each step have equal sizes on all ranks, as far as known."""
         steps = self.steps if self.share is None else self.share
         if self.world == 1:
             return True
@@ -131,14 +130,14 @@ class EpochPlan:
 
     @property
     def is_uneven(self) -> bool:
-        """True if each rank ends with its own data, whatever the others have."""
+        """True if each rank ends with its own data, independently of the others."""
         return self.world > 1 and self.steps.tail == "uneven"
 
     def check_end(self, received: ProgressSnapshot) -> None:
-        """Whether all batches came that are this rank's, where ranks share an epoch whose samples are not counted.
+        """Check that this rank received all its batches of a shared epoch of uncounted samples.
 
         Raises:
-            OptionError: there were fewer samples than the epoch was said to have.
+            OptionError: the epoch had fewer samples than announced.
         """
         if self.share is None or self.is_uneven:
             return
@@ -160,13 +159,13 @@ class EpochPlan:
             )
 
     def boundaries(self) -> BatchBoundaries:
-        """Where samples are cut into batches."""
+        """Return the division of samples into batches."""
         if self.batches is None:
             return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
         return EvenBoundaries(*self.steps.sizes())
 
     def lane_run(self) -> LaneRun | None:
-        """The rank's lanes, where documents are packed in these."""
+        """Return the rank's lanes, if documents are packed."""
         if self.packing is None or self.order is None:
             return None
         size = self.steps.size
@@ -176,11 +175,10 @@ class EpochPlan:
         return LaneRun(self.packing, lanes, size, self.order.count, self.begin.progress, self.is_left_out)
 
     def position_map(self, mark: Callable[[int], object] | None, lanes: LaneRun | None) -> PositionMap:
-        """Where samples are.
+        """Return the position map of the epoch.
 
         Args:
-            mark: of the source.
-            lanes: where documents are packed in these.
+            mark: Returns resume marks of the source.
         """
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
@@ -195,21 +193,21 @@ class EpochPlan:
         return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited, repeated=repeated)
 
     def _count_repeated(self, numbers: Ints) -> int:
-        """How many of the source's samples, given by their numbers, are of later passes than the first."""
+        """Count the source samples, given by number, that belong to later passes."""
         if self.pass_count is None or not len(numbers):
             return 0
         first = self.steps.step_at(self.pass_count)
         if numbers.max() < first:
             return 0
-        are_later = numbers >= first + self.steps.batch  # in between is the step in which the pass ends
+        are_later = numbers >= first + self.steps.batch  # numbers in between are of the step in which the pass ends
         inside = numbers[(numbers >= first) & ~are_later]
         ending = self.steps.positions(first, first + self.steps.batch) >= self.pass_count
         return int(are_later.sum()) + int(ending[inside - first].sum())
 
     def passed(self, received: ProgressSnapshot) -> tuple[int, int]:
-        """(samples of later passes than the first, samples that the first one has not come to) on this rank.
+        """Return (samples of later passes, unread samples of the first pass) on this rank.
 
-        Both are 0 as far as they are not known. Of documents that are packed in lanes, documents count.
+        Both are 0 if not known. In lanes, documents are counted.
         """
         if self.pass_count is None:
             return received.repeated, 0
@@ -223,7 +221,7 @@ class EpochPlan:
     def _passed_by_lanes(self, pass_count: int, lanes: LaneProgress | None) -> tuple[int, int]:
         size, begin = self.steps.size, self.begin.progress
         numbers = np.arange(*share(size, self.rank, self.world))
-        ends = np.maximum(0, -((numbers - pass_count) // size))  # the lanes' documents of the first pass
+        ends = np.maximum(0, -((numbers - pass_count) // size))  # documents per lane in the first pass
         first, drawn = (
             np.zeros_like(numbers) if some is None else np.array([cursor.drawn for cursor in some.cursors])
             for some in (begin, lanes)
@@ -233,7 +231,7 @@ class EpochPlan:
 
     @property
     def _origins(self) -> list[Origins]:
-        """Of what each level's samples are made."""
+        """Origins of the samples of each level."""
         levels, begin = self.levels, self.begin
         known, passed = begin.parts or (0,) * len(levels), ((), *(begin.passed or ((),) * (len(levels) - 1)))
         return [
@@ -243,12 +241,12 @@ class EpochPlan:
 
     @property
     def _given(self) -> tuple[int, ...]:
-        """How many samples each level but the last gave before those that it begins with."""
+        """Per level but the last: samples emitted before the start of the plan."""
         return self.begin.given or (0,) * (len(self.levels) - 1)
 
     @property
     def _is_plain(self) -> bool:
-        """Whether samples have the positions that the source counts."""
+        """True if positions equal the source's count."""
         steps, cursor = self.steps, self.steps.begin
         is_at_start = not cursor.position and not len(cursor.holes) and not len(steps.done)
         return is_at_start and not steps.repeated and steps.world == 1 and steps.lanes == 1
@@ -258,7 +256,7 @@ class EpochPlan:
         return as_ranges(self.steps.done)
 
     def received(self) -> ProgressSnapshot:
-        """What has been received at its begin."""
+        """Return the progress at the start of the plan."""
         samples = self.begin.samples
         if self.is_shared:
             samples = samples // self.world
@@ -275,7 +273,7 @@ class EpochPlan:
         )
 
     def digest(self) -> int:
-        """What all ranks must agree about at its begin."""
+        """Return a hash of everything that ranks must agree about at the start."""
         steps = self.steps
         state = replace(
             self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
@@ -286,7 +284,7 @@ class EpochPlan:
             )
             state = replace(state, progress=None)
         if self.order is None:
-            state = replace(state, cursor=Cursor.at())  # each rank's own
+            state = replace(state, cursor=Cursor.at())  # differs between ranks
         state = replace(state, skipped=(0, 0))
         coming = steps.begin.coming(0, min(_COMPARED, steps.left))
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
@@ -295,10 +293,10 @@ class EpochPlan:
         return int(check_of(state.pack(self.facts, _NONE), numbers), 16)
 
     def save(self, received: ProgressSnapshot) -> dict[str, object]:
-        """A state.
+        """Return a state as JSON.
 
         Raises:
-            OptionError: there is none, and why.
+            OptionError: there is no state; the message gives the reason.
         """
         if self.why_no_state is not None:
             raise OptionError(self.why_no_state)
@@ -306,7 +304,7 @@ class EpochPlan:
         return state.pack(self.facts, self.last_numbers(state))
 
     def after(self, received: ProgressSnapshot) -> State:
-        """What is to come after some batches."""
+        """Return the state after some batches."""
         steps = self.steps
         state = replace(
             self.begin,
@@ -348,7 +346,7 @@ class EpochPlan:
             cursor = steps.after(EvenBoundaries(*steps.sizes()).find(used)[0])
             return replace(state, cursor=cursor, samples=self.begin.samples + steps.left - _left(cursor, steps.end))
         done = united([*self._done, *(r for a, b in received.covers for r in among_left(a, b, self._done))])
-        samples = received.used  # by these, what is left over of a filter is counted
+        samples = received.used  # counts samples that remain after filters
         if self.order is not None or not received.batches - self.begin.batches:
             return replace(state, done=done, samples=samples)
         if received.mark is None:
@@ -362,7 +360,7 @@ class EpochPlan:
         return replace(state, cursor=cursor, done=done, mark=mark, samples=samples)
 
     def next_mark(self, mark: tuple[object, int] | None) -> object:
-        """Where the epoch after this one begins: behind the end of this one, with the data set as that leaves it."""
+        """Return the resume mark after this epoch, with the data set in its final state."""
         state, at = (self.begin.mark, 0) if mark is None else mark
         if not isinstance(state, dict) or "dataset" not in state:
             return None
@@ -370,7 +368,7 @@ class EpochPlan:
         return {"over": self.begin.cursor.position + at, **took, **state}
 
     def skipped(self, batches: int) -> EpochPlan:
-        """The same epoch, from so many batches further on."""
+        """Return the plan that starts `batches` batches later."""
         steps, begin = self.steps, self.begin
         if self.is_shared:
             cursor = steps.after(min(batches, steps.steps))
@@ -388,7 +386,7 @@ class EpochPlan:
         return replace(self, begin=begin, steps=replace(steps, done=as_array(done)), share=share)
 
     def carried(self) -> Cursor:
-        """Where the next epoch begins: with what this one leaves to it."""
+        """Return the start of the next epoch, including samples carried over from this one."""
         steps = self.steps
         if steps.tail != "carry" or self.order is None:
             return Cursor.at()
@@ -399,13 +397,13 @@ class EpochPlan:
         return Cursor(0, compressed(positions) - steps.end)
 
     def last_numbers(self, state: State) -> Ints:
-        """The numbers of the samples right before a state."""
+        """Return the numbers of the samples directly before a state."""
         if self.order is None or state.epoch != self.number:
             return _NONE
         return self.numbers(self.order, last_positions(state))
 
     def check(self, packed: dict[str, object]) -> None:
-        """Whether the samples before the state that it goes on from are those of this plan.
+        """Check that the samples before the loaded state are those of this plan.
 
         Raises:
             StateMismatchError: they are not.
@@ -415,9 +413,9 @@ class EpochPlan:
             return
         try:
             is_the_same = check == check_of(packed, self.last_numbers(State.unpack(packed)))
-            if "marked" in packed:  # which releases before have not said
+            if "marked" in packed:  # missing in states of earlier releases
                 is_the_same = is_the_same and packed["marked"] == mark_check(packed.get("mark"))
-        except (ArithmeticError, IndexError, OptionError, TypeError, ValueError):  # of numbers that make no sense
+        except (ArithmeticError, IndexError, OptionError, TypeError, ValueError):  # from invalid numbers
             is_the_same = False
         if not is_the_same:
             raise StateMismatchError(
@@ -428,19 +426,19 @@ class EpochPlan:
 
 
 def levels_of(pipeline: Pipeline) -> tuple[LevelPlan, ...]:
-    """What samples of a pipeline are counted."""
+    """Return the levels of counted samples of a pipeline."""
     limits = (*(regroup.limit for regroup in pipeline.regroups), pipeline.limit)
     are_grouped = (False, *(regroup.grouping is not None for regroup in pipeline.regroups))
     return tuple(map(LevelPlan, limits, are_grouped))
 
 
 def as_ranges(holes: Ints) -> Ranges:
-    """The same ranges as plain numbers."""
+    """Convert an array of ranges to tuples of ints."""
     return tuple((int(start), int(stop)) for start, stop in holes)
 
 
 def as_array(ranges: Iterable[tuple[int, int]]) -> Ints:
-    """Ranges as [k, 2], without empty ones."""
+    """Convert ranges to an array [k, 2], without empty ones."""
     return np.array([(start, stop) for start, stop in ranges if start < stop], np.int64).reshape(-1, 2)
 
 
@@ -449,9 +447,9 @@ def _left(cursor: Cursor, end: int) -> int:
 
 
 def _original(number: int, done: Ranges) -> int:
-    """What a source calls the sample that is called `number` without those that are done."""
+    """Map a sample number that excludes `done` samples to the source's number."""
     return among_left(number, number + 1, done)[0][0]
 
 
-_COMPARED = 1024  # samples to come, by all ranks
+_COMPARED = 1024  # number of samples to come that ranks compare
 _NONE = np.zeros(0, np.int64)

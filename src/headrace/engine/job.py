@@ -1,4 +1,4 @@
-"""What the engine is to do for a loader: with the plan of each epoch it is all that goes in."""
+"""The description of a loader's work for the engine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from headrace.options import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A pipeline with its settings: a value that pickles as far as the user's data set and functions do.
+    """A pipeline with its settings. Can be pickled if the user's data set and functions can.
 
     Attributes:
-        pipeline: the stream's.
-        settings: what the loader was told, without the user's `on_error`.
-        planning: the orders of the epochs; None: the samples have no numbers.
-        asks: whether `on_error` is a function: it belongs to the trainer, may refer to all that is there, and is asked
-            by `headrace.engine.calls.TrainerCalls`.
-        part: how many ranks share the samples, and which of them this is.
+        settings: Options of the loader, without the user's `on_error`.
+        planning: Orders of the epochs. None: samples have no numbers.
+        asks: True if `on_error` is a function. It stays in the trainer, as it may refer to anything there, and is
+            called
+        through `headrace.engine.calls.TrainerCalls`.
+        part: (number of ranks that share the samples, this rank).
     """
 
     pipeline: Pipeline
@@ -30,8 +30,7 @@ class Job:
 
     @staticmethod
     def of(pipeline: Pipeline, settings: Settings, planning: Planning | None, part: tuple[int, int] = (1, 0)) -> Job:
-        """The job of a loader."""
-        pipeline = pipeline if planning is None else planning.pipeline  # as good, and then there is one of them
+        pipeline = pipeline if planning is None else planning.pipeline  # equal, and avoids a second object
         skips = settings.skips
         if skips is None or skips.decide is None:
             return Job(pipeline=pipeline, settings=settings, planning=planning, asks=False, part=part)

@@ -1,4 +1,4 @@
-"""Files that name the samples that were skipped, a line of JSON for each."""
+"""Files that list skipped samples, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -17,27 +17,21 @@ from headrace.positions import divided
 from headrace.scheduler.skips import SkipMeters
 from headrace.types import Ints
 
-_TEXT_MOST = 500  # characters of a name, or of an error: a line is written at once
+_TEXT_MOST = 500  # characters of a name or error, so that one write takes a line
 
 log = logging.getLogger("headrace")
 
 
 class Quarantine:
-    """Writes down each sample that is left out, and passes on what counts them.
+    """Logs each skipped sample to a file, and forwards it to the meters.
 
     Several processes may write to one file: each line is appended by one write.
-
-    Args:
-        path: the file.
-        plan: the epoch's.
-        meters: where such samples are counted, too.
     """
 
     def __init__(self, path: str, plan: EpochPlan, meters: SkipMeters) -> None:
         self._path, self._plan, self._meters = path, plan, meters
 
     def count_skip(self, epoch: int, position: int, name: str, error: str) -> None:
-        """A sample was left out."""
         self._meters.count_skip(epoch, position, name, error)
         plan = self._plan
         line: dict[str, object] = {"data": plan.facts.data, "epoch": epoch}
@@ -59,14 +53,13 @@ class Quarantine:
 
 
 def numbers_in(paths: Iterable[str | os.PathLike[str]], data: str) -> Ints:
-    """The numbers of the samples that such files name, in any order.
+    """Read the numbers of the listed samples, in any order.
 
     Args:
-        paths: of the files.
-        data: what tells the data from others, as states name it.
+        data: Fingerprint of the data, as in states.
 
     Raises:
-        OptionError: a file cannot be read, or its samples have no numbers, or are of other data.
+        OptionError: a file cannot be read, or its samples have no numbers or belong to other data.
     """
     numbers: list[int] = []
     for path in map(Path, paths):

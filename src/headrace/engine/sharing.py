@@ -1,4 +1,4 @@
-"""The samples of an iterable data set as one rank gets them: its own, or those at its positions."""
+"""One rank's samples of an iterable data set."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from headrace.plan import Cursor, Steps, sample_seed
 from headrace.plan.order import ENDLESS
 from headrace.running import RunningSample, running_sample
 
-_AHEAD = 1024  # positions that are found at once
+_AHEAD = 1024  # positions computed at once
 
 
 class Sharing:
-    """Makes the iterators of an iterable data set in one epoch, each of which is told its part.
+    """Makes the iterators of an iterable data set for one rank and epoch.
 
     Args:
-        pipeline: the data set's.
-        plan: the epoch's.
-        samples: makes an iterator over all that the data set gives here.
+        samples: Makes an iterator over all samples that the data set yields here.
     """
 
     def __init__(self, pipeline: Pipeline, plan: EpochPlan, samples: Callable[[], AsyncIterator[object]]) -> None:
@@ -37,11 +35,11 @@ class Sharing:
             self._steps = Steps(Cursor.at(), count, steps.size, steps.tail, plan.rank, plan.world)
 
     def open(self, number: int, later: int = 0) -> AsyncIterator[object]:
-        """The samples of this rank.
+        """Return an iterator over the samples of this rank.
 
         Args:
-            number: of the first one, as this rank counts them: the data set stands before it.
-            later: how many epochs later than the plan's they are of.
+            number: Number of the first sample on this rank. The data set is positioned before it.
+            later: Number of epochs after the plan's.
         """
         plan, epoch = self._plan, self._plan.number + later
         rank, world = (0, 1) if self._is_by_position else (plan.rank, plan.world)
@@ -54,7 +52,7 @@ class Sharing:
 
 
 class _Around:
-    """An iterator around another one, with the states of that."""
+    """An iterator wrapper that forwards states."""
 
     def __init__(self, samples: AsyncIterator[object]) -> None:
         self._samples = samples
@@ -69,7 +67,7 @@ class _Around:
 
 
 class OfItself(_Around):
-    """Samples of a data set that gives each rank its own, if it has asked which they are."""
+    """Samples of a data set that divides itself by rank. Checks that it asked for its rank."""
 
     def __init__(self, samples: AsyncIterator[object], asked: Asked, name: str) -> None:
         super().__init__(samples)
@@ -86,20 +84,19 @@ class OfItself(_Around):
 
 
 class AtPositions(_Around):
-    """Of samples that are the same on all ranks, those at the positions of one of them; the others are left.
+    """Selects one rank's positions from samples that are equal on all ranks.
 
     Args:
-        samples: they go on behind the sample before the `number`-th of this rank.
-        steps: what is this rank's.
-        number: of the first sample that is given.
-        key: of the random numbers that the data set draws: the same on all ranks.
+        samples: Continues after the sample before this rank's `number`-th.
+        number: Number of the first sample on this rank.
+        key: Seed of the data set's random numbers, equal on all ranks.
     """
 
     def __init__(self, samples: AsyncIterator[object], steps: Steps, number: int, key: int) -> None:
         super().__init__(samples)
         self._steps, self._number, self._key = steps, number, key
-        self._at = int(steps.positions(number - 1, number)[0]) + 1 if number else 0  # of the next one of all
-        self._mine = list[int]()  # the next positions of this rank, in reverse
+        self._at = int(steps.positions(number - 1, number)[0]) + 1 if number else 0  # position of the next sample
+        self._mine = list[int]()  # next positions of this rank, in reverse order
 
     async def __anext__(self) -> object:
         if not self._mine:
@@ -117,5 +114,5 @@ class AtPositions(_Around):
 
 
 def name_of(source: object) -> str:
-    """What errors call it."""
+    """Return the name for errors."""
     return type(source).__name__.lstrip("_")

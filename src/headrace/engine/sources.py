@@ -1,4 +1,4 @@
-"""The source of each epoch's samples: by number, shard by shard, or as an iterator gives them."""
+"""Producers of each epoch's samples: by number, by shard, or from an iterator."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ from headrace.tasks import Step
 from headrace.torch_compat import serialize
 from headrace.types import Ints
 
-WINDOW_SAMPLES = 2048  # of shards without an index
+WINDOW_SAMPLES = 2048  # for shards without an index
 WINDOW_BYTES = 64 * 2**20
 _BUFFER_SAMPLES = 4096
 _PLANNED_AT_ONCE = 4096
 
 
 class Sources:
-    """Makes what gives the samples of a job's epochs.
+    """Makes the producers of a job's epochs.
 
     Args:
-        job: what is to be done.
-        prefix: asynchronous steps that the source does itself, behind reading a sample.
-        meter: where it is counted how long a data set's own coroutines hold the loop.
+        prefix: Asynchronous steps that the source runs directly after reading a sample.
+        meter: Counts how long coroutines of a data set block the loop.
     """
 
     def __init__(self, job: Job, prefix: Sequence[Step], meter: Meter) -> None:
@@ -56,27 +55,24 @@ class Sources:
         self.adaptive = AdaptiveConcurrency(job.settings.first_reads, job.settings.fetch_concurrency)
 
     def window_bytes(self, plan: EpochPlan) -> int:
-        """How many bytes of samples lie ready on this rank before any of them is used; 0: it is not known."""
+        """Bytes of samples buffered on this rank before the first is used. 0: not known."""
         pipeline, planning = self.job.pipeline, self.job.planning
         if planning is not None:
             return planning.window_bytes // plan.steps.world
         return WINDOW_BYTES if pipeline.source.traits.sharded and pipeline.order.shuffle is not None else 0
 
     def of(self, epoch: EpochIn) -> Producer:
-        """The samples of an epoch."""
+        """Return the producer of an epoch."""
         return self.job.pipeline.source.open(_EpochIO(self, epoch))
 
 
 class EpochIn(NamedTuple):
-    """Where an epoch's samples are got.
+    """The inputs of an epoch's producer.
 
     Attributes:
-        plan: the epoch's.
-        reader: reads bytes.
-        calls: asks the trainer.
-        gathered: how many samples are made for a batch, about.
-        chunk: how many of them are handed on together.
-        lanes: say which samples are read next, where documents are packed in these; None: the plan's steps do.
+        gathered: Estimated number of samples made per batch.
+        chunk: Number of samples passed on together.
+        lanes: Determine the samples to read next, if documents are packed. None: the plan's steps do.
     """
 
     plan: EpochPlan
@@ -88,7 +84,7 @@ class EpochIn(NamedTuple):
 
 
 class _EpochIO:
-    """The ways to get samples, as `headrace.datasets.source.EpochIO` has them."""
+    """Implementation of `headrace.datasets.source.EpochIO`."""
 
     def __init__(self, sources: Sources, epoch: EpochIn) -> None:
         job = sources.job
@@ -96,7 +92,7 @@ class _EpochIO:
         self._prefix, self._meter, self._adaptive = sources.prefix, sources.meter, sources.adaptive
         self._plan, self._reader, self._calls, self._gathered, self._chunk, lanes = epoch
         self._steps: Steps | LaneRun = lanes or self._plan.steps
-        self._planned_at_once = 0 if lanes else _PLANNED_AT_ONCE  # lanes say late which one they need next
+        self._planned_at_once = 0 if lanes else _PLANNED_AT_ONCE  # lanes determine the next document late
 
     @property
     def is_planned(self) -> bool:
@@ -119,10 +115,10 @@ class _EpochIO:
 
         def make() -> AsyncIterator[object]:
             nonlocal resumable
-            mine = LoopSession(data).data  # on the engine's loop, which has opened it
+            mine = LoopSession(data).data  # opened on the engine's loop
             sharing = Sharing(pipeline, plan, of_caller or mine.aiter)
             resumable = Resumable(mine, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
-            opened: AsyncIterator[object] = resumable.open()  # now: snapshots are of what is open
+            opened: AsyncIterator[object] = resumable.open()  # now, as snapshots need an open iterator
             if data.loop != "caller" and _is_users(data):
                 opened = WatchedIterator(opened, meter.held(f"{type(data).__name__}.aiter"))
             return opened if not prefix else iterate_through(opened, prefix, begin)
@@ -248,10 +244,10 @@ class _EpochIO:
 
 
 def described_as_read(order: Ordering) -> list[str]:
-    """The operators that make the order of samples without numbers, as a state names them.
+    """Describe the order of samples without numbers, for states.
 
     Raises:
-        OptionError: numbers are needed for it, and the index does not tell them.
+        OptionError: the order needs numbers, and the index does not have them.
     """
     order.check_as_read()
     shuffle, text = order.shuffle, ""
@@ -266,12 +262,12 @@ def described_as_read(order: Ordering) -> list[str]:
 
 
 def _is_users(source: object) -> bool:
-    """Whether a data set's methods are the user's own."""
+    """True if the user wrote the class of a data set."""
     return not type(source).__module__.startswith("headrace.")
 
 
 class _Ahead:
-    """What a plan says, some thousand positions at a time, or as many as are asked for."""
+    """Computes positions and numbers of a plan in blocks."""
 
     def __init__(self, some: Callable[[int, int], tuple[list[int], list[int]]], count: int, at_once: int) -> None:
         self._some, self._count, self._at_once = some, count, at_once
@@ -286,7 +282,7 @@ class _Ahead:
 
 
 def _left_to_take(order: Ordering, plan: EpochPlan) -> int | None:
-    """How many samples there are to give at most, from where a plan begins, on this rank."""
+    """Return the maximum number of samples to read from the plan's start, on this rank."""
     most = order.most
     if plan.share is not None and plan.keeps_count:
         most = plan.begin.since.here + plan.share.whole

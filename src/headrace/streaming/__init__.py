@@ -1,1 +1,1 @@
-"""Behind data sets of ours: joins plan, fetch, work and deliver into epochs that can be gone on with from any state."""
+"""Runs loaders of headrace's data sets: plans epochs, resumes from states, hosts the engine."""

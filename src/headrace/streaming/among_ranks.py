@@ -1,4 +1,4 @@
-"""Whether samples can be divided among ranks, and states of some ranks be gone on with by others."""
+"""Checks whether ranks can share samples, and resume from states of other ranks."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ _ALL = "give the loader shard=False, and every rank all samples"
 
 
 def has_numbers(pipeline: Pipeline, world: int) -> bool:
-    """Whether samples have numbers, as far as so many ranks need them."""
+    """True if samples have numbers, as far as `world` ranks need them."""
     is_shared = world > 1 and pipeline.source.traits.indexed
     return (pipeline.is_by_number or pipeline.source.divides()) if is_shared else pipeline.has_numbers
 
 
 def has_counts(pipeline: Pipeline, world: int) -> bool:
-    """True if ranks share by counts: of shards that are read from their start, an index says how many samples each has.
+    """True if ranks share shards by the counts of an index, and read each shard from its start.
 
-    Each rank then reads one stretch of the epoch, and skips what lies before it in its first shard.
+    Each rank then reads one contiguous part of the epoch, and skips the samples before it in its first shard.
     """
     is_read_as_it_lies = pipeline.source.traits.indexed and not has_numbers(pipeline, world)
     return world > 1 and is_read_as_it_lies and pipeline.keeps_count and not pipeline.is_endless
 
 
 def divided(stream: Stream, world: int, tail: Tail) -> Stream:
-    """The same stream, with an index where several ranks cannot share it without.
+    """Return the stream, with an index if several ranks need one to share it.
 
     Args:
-        stream: what is iterated.
-        world: how many ranks share it.
-        tail: how an epoch ends.
+        tail: How an epoch ends.
 
     Raises:
-        OptionError: they cannot share it; it says what to do.
+        OptionError: ranks cannot share it; the message describes the alternatives.
     """
     stream = _shared(stream, world, tail)
     pipeline = stream.pipeline()
@@ -82,12 +80,12 @@ def _shared(stream: Stream, world: int, tail: Tail) -> Stream:
 
 
 def _limits(pipeline: Pipeline) -> bool:
-    """True if samples are counted as they come, and no more than some number taken."""
+    """True if a limit applies to samples counted as they come."""
     return pipeline.limit is not None or pipeline.is_limited_within
 
 
 def _check_uneven(pipeline: Pipeline, world: int) -> None:
-    """Raise OptionError where ranks that end by themselves would have to count their samples together."""
+    """Raise OptionError if ranks that end independently would have to count samples together."""
     is_bounded = pipeline.order.most is not None and not has_numbers(pipeline, world)
     if is_bounded or _limits(pipeline):
         raise OptionError(
@@ -102,7 +100,7 @@ def _check_uneven(pipeline: Pipeline, world: int) -> None:
 
 
 def _uncounted(stream: Stream, world: int) -> OptionError:
-    """The error where nobody knows how many samples each rank has; it names what can be chosen."""
+    """Make the error for an unknown number of samples per rank, with the alternatives."""
     pipeline = stream.pipeline()
     exact = ""
     if pipeline.keeps_count:
@@ -130,13 +128,13 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
 
 
 def _indexed(stream: Stream) -> Stream:
-    from headrace.datasets.sources.constructors import with_built_index  # and with them every format
+    from headrace.datasets.sources.constructors import with_built_index  # imports all formats
 
     return with_built_index(stream)
 
 
 def _lacks_index(source: SampleSource) -> bool:
-    """Whether it has shards without an index, and could have one."""
+    """True if the source has shards without an index and could have one."""
     return source.traits.sharded and not source.traits.numbered and not source.is_compressed
 
 
@@ -154,10 +152,10 @@ def _check_iterable(source: SampleSource, world: int) -> None:
 
 
 def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
-    """The same stream, with an index where the shards of a state were read by one, as several ranks do.
+    """Return the stream, with an index if the state was saved with one, as several ranks do.
 
     Raises:
-        StateMismatchError: those of the state were not, and here they are.
+        StateMismatchError: the state was saved without an index, and this stream has one.
     """
     pipeline = stream.pipeline()
     source, has_count = pipeline.source, state.get("count") is not None
@@ -178,7 +176,7 @@ def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
 
 
 def why_not_merged(stream: Stream, world: int, *, has_order: bool) -> str:
-    """Why the state of one of so many ranks is of no use to another, and what is."""
+    """Explain why another rank cannot use the state of one rank, and the alternatives."""
     if has_order:
         return "merge the states of all ranks by hr.merge_states"
     whole = f"load each rank's own with {world} of them, or have set_epoch() begin another epoch"

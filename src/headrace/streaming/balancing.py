@@ -1,4 +1,4 @@
-"""Dealing each global batch to ranks by how much work its samples are."""
+"""Assignment of each global batch's samples to ranks by work."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ _POWERS = {"tokens": 1, "tokens^2": 2}
 
 
 class Balancing:
-    """Says which rank gets which samples of a step; each gets as many as ever.
+    """Assigns the samples of a step to ranks. The number per rank does not change.
 
     Args:
-        balance: see `headrace.DataLoader`.
-        planning: of the samples, which have numbers.
-        order: of the epoch.
+        balance: See `headrace.DataLoader`.
 
     Raises:
-        OptionError: it goes by tokens, and how many samples have is known only once they are read.
+        OptionError: the balance is by tokens, and the lengths are known only after reading.
     """
 
     def __init__(self, balance: Balance, planning: Planning, order: Order) -> None:
@@ -43,11 +41,10 @@ class Balancing:
             ) from error
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
-        """The rank of each of the positions of a step.
+        """Return the rank of each position of a step.
 
         Args:
-            positions: of a step.
-            sizes: how many of them each rank gets.
+            sizes: Number of positions per rank.
         """
         return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
 

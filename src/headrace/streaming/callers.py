@@ -1,4 +1,4 @@
-"""What the engine asks of the trainer, where it is hosted by a thread of the same process: functions are called."""
+"""Calls from the engine to the trainer within one process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from headrace.errors import LoaderClosedError, OptionError
 from headrace.options import SkipPolicy
 from headrace.running import running_charge, running_reader
 
-_LOOK_S = 0.5  # how often it is seen whether that loop has been closed, which says nothing to anybody
+_LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notification
 
 
 class DirectCalls:
     """`headrace.engine.calls.TrainerCalls` in one process.
 
     Args:
-        policy: the loader's, which alone holds it: the user's function may refer to the loader, and the engine's thread
-            has this as long as an epoch runs.
-        loop: of the `async for`; None: there is none.
+        policy: Referenced weakly: the user's function may refer to the loader, and the engine's thread holds this
+            object
+        during an epoch.
+        loop: Loop of the `async for`, if any.
     """
 
     def __init__(self, policy: SkipPolicy | None, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -32,22 +33,22 @@ class DirectCalls:
         self._loop = loop
 
     def decide(self, error: BaseException) -> object:
-        """What the function says; nothing is left out any more where the loader is gone."""
+        """Call the user's function. False once the loader is gone."""
         policy = None if self._policy is None else self._policy()
         return policy is not None and policy.decide is not None and policy.decide(error)
 
     def samples_of(self, data: IteratedData) -> Callable[[], AsyncIterator[object]]:
-        """What makes an iterator that runs on that loop."""
+        """Return a factory of iterators that run on the caller's loop."""
         if self._loop is None:
             raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
         return partial(from_caller, data, self._loop)
 
 
 async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> AsyncIterator[object]:
-    """The samples of `source.aiter()`, which runs on another loop.
+    """Yield the samples of `source.aiter()`, which runs on another loop.
 
     Raises:
-        LoaderClosedError: that loop has ended before they have.
+        LoaderClosedError: that loop has ended before the samples.
     """
     iterator = source.aiter()
     asked: Future[object] | None = None
@@ -56,30 +57,30 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
     async def following() -> object:
         nonlocal is_lost, is_users
         leave()
-        is_lost = getattr(iterator, "ag_frame", iterator) is None  # a generator that its loop has closed
+        is_lost = getattr(iterator, "ag_frame", iterator) is None  # a generator closed by its loop
         if is_lost:
             return None
         try:
             return await anext(iterator, _END)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            is_users = task is not None and not task.cancelling()  # `asyncio.run` cancels all that is left
+            is_users = task is not None and not task.cancelling()  # `asyncio.run` cancels remaining tasks
             raise
 
     def leave() -> None:
-        running_reader.set(None)  # they belong to our loop
+        running_reader.set(None)  # these belong to the engine's loop
         running_charge.set(None)
 
     async def close() -> None:
         leave()
-        with contextlib.suppress(RuntimeError):  # what it is in the middle of was cancelled, and ends it
+        with contextlib.suppress(RuntimeError):  # a cancelled step is still running and ends the generator
             await iterator.aclose()  # type: ignore[attr-defined]
 
     async def watch() -> None:
         while not loop.is_closed():  # noqa: ASYNC110 (loops have no event for it)
             await asyncio.sleep(_LOOK_S)
         if asked is not None and not asked.done():
-            asked.set_exception(RuntimeError("the loop is closed"))  # nobody else would ever answer
+            asked.set_exception(RuntimeError("the loop is closed"))  # no other code would set a result
 
     watching = asyncio.create_task(watch())
     try:
@@ -87,7 +88,7 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
             asking, sample = following(), None
             try:
                 asked = asyncio.run_coroutine_threadsafe(asking, loop)
-                sample = await asyncio.shield(asyncio.wrap_future(asked))  # to cancel it would be told to a closed loop
+                sample = await asyncio.shield(asyncio.wrap_future(asked))  # a closed loop cannot be cancelled
             except asyncio.CancelledError as error:
                 if is_ours(error) or is_users:
                     raise
@@ -98,7 +99,7 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
                 is_lost = True
             finally:
                 if loop.is_closed():
-                    asking.close()  # it may never have begun
+                    asking.close()  # it may never have started
                 elif asked is not None:
                     asked.cancel()
             if is_lost:
@@ -112,8 +113,8 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
     finally:
         watching.cancel()
         if hasattr(iterator, "aclose") and not loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it has been closed meanwhile
-                loop.call_soon_threadsafe(lambda: loop.create_task(close()))  # not awaited: it may be waiting for us
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+                loop.call_soon_threadsafe(lambda: loop.create_task(close()))  # not awaited: it may wait for this task
 
 
 _END = object()

@@ -1,4 +1,4 @@
-"""How ranks share an epoch whose samples are counted as they come."""
+"""Sharing of an epoch among ranks whose samples are counted as they come."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ log = logging.getLogger("headrace")
 def counted_share(
     begin: State, ranks: Ranks, size: int, planned: int, pipeline: Pipeline, tail: Tail
 ) -> tuple[State, Steps | None]:
-    """(where to go on, this rank's samples of an epoch of so many): ranks have as many batches as each other.
+    """Return (start state, this rank's samples): all ranks get equally many batches.
 
-    Where batches are now of another size, what is left over is shared anew, from the step on that all ranks are at.
+    If the batch size has changed, the remaining samples are split again from the step that all ranks have reached.
 
     Args:
-        size: samples of a global batch.
-        planned: of those that positions are planned by.
-        tail: how the epoch ends.
+        size: Samples per global batch.
+        planned: Samples per global batch in the plan of positions.
+        tail: How the epoch ends.
 
     Raises:
-        StateMismatchError: batches are of another size, and what was received is no number of whole steps.
+        StateMismatchError: the batch size differs, and the received samples are not complete steps.
     """
     step = begin.step_now or size
     since, count = begin.since, pipeline.given_count
@@ -72,7 +72,7 @@ def counted_share(
 
 
 def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeters) -> None:
-    """Count what this rank has received again of an epoch that is over, and not come to. Warn of the first."""
+    """Count this rank's repeated and unread samples of a finished epoch. Warn of the first."""
     assert plan.share is not None
     meters.left_out += plan.share.left_out
     repeated, unread = plan.passed(received)
@@ -95,13 +95,13 @@ def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeter
 
 
 def part_of(count: int, ranks: Ranks) -> int:
-    """How many of so many samples of a step are this rank's."""
+    """Return this rank's number of samples in a step of `count` samples."""
     low, high = share(count, ranks.rank, ranks.world)
     return high - low
 
 
 def _received(steps: Steps, batches: int, samples: int) -> Iterator[tuple[int, int]]:
-    """Which of a rank's samples so many batches were; the last ones, which are short, may have come before others."""
+    """Yield the ranges of samples in a rank's batches. Short last batches may have come early."""
     sizes = [steps.samples(k + 1) - steps.samples(k) for k in range(steps.full, steps.steps)]
     for early in itertools.product((False, True), repeat=len(sizes)):
         others = (batches - sum(early)) * steps.batch

@@ -1,4 +1,4 @@
-"""What is left out of epochs, by samples' numbers and by steps."""
+"""Exclusion of samples from epochs, by number and by step."""
 
 from __future__ import annotations
 
@@ -18,34 +18,26 @@ from headrace.plan.ranges import united
 from headrace.state import State
 from headrace.types import Ints
 
-_AT_ONCE = 2**18  # positions whose samples are looked at
+_AT_ONCE = 2**18  # positions searched at once
 
 
 class Excluding:
-    """Leaves out what `headrace.Exclude` names.
-
-    Args:
-        exclude: the same.
-        planning: of the samples, which have numbers.
-
-    Attributes:
-        planning: the same.
-    """
+    """Applies `headrace.Exclude` to epochs whose samples have numbers."""
 
     def __init__(self, exclude: Exclude, planning: Planning) -> None:
         self._exclude, self.planning = exclude, planning
-        self._found: tuple[int, Ints] | None = None  # of the epoch that was last asked about
+        self._found: tuple[int, Ints] | None = None  # of the last requested epoch
 
     def begun(self, begin: State, step: int, order: Order | None) -> State:
-        """The same begin without what is left out, so that states of that epoch know of it.
+        """Remove excluded samples from a start state, so that states of the epoch record it.
 
         Args:
-            step: samples of a global batch.
-            order: of its epoch, where that is known.
+            step: Samples per global batch.
+            order: Order of the epoch, if known.
 
         Raises:
-            OptionError: nobody could say at which positions samples are.
-            StateMismatchError: it is one of several ranks' states, which would not agree any more.
+            OptionError: the positions of samples cannot be determined.
+            StateMismatchError: the state belongs to one of several ranks, which would disagree.
         """
         cursor = self.left(begin.cursor, begin.epoch, step, order)
         if cursor.position == begin.cursor.position and np.array_equal(cursor.holes, begin.cursor.holes):
@@ -59,7 +51,7 @@ class Excluding:
         return replace(begin, cursor=cursor)
 
     def left(self, cursor: Cursor, epoch: int, step: int, order: Order | None = None) -> Cursor:
-        """What is to come of an epoch without what is left out."""
+        """Return the samples to come without excluded ones."""
         order = order or self.planning.order(epoch)
         ranges = [(a * step, b * step) for a, b in self._exclude.steps] if epoch == self._exclude.epoch else []
         end = order.count
@@ -68,12 +60,12 @@ class Excluding:
         return cursor.without_ranges(np.array(united(ranges), np.int64).reshape(-1, 2))
 
     def of_document(self, order: Order, position: int) -> bool:
-        """Whether the document at a position is left out: lanes ask for each that has come."""
+        """True if the document at a position is excluded."""
         return bool(np.isin(self.planning.numbers(order, np.array([position])), self._samples)[0])
 
     @cached_property
     def _samples(self) -> Ints:
-        """The numbers of the samples, ascending."""
+        """Numbers of excluded samples, ascending."""
         source, named = self.planning.pipeline.source, numbers_in(self._exclude.files, self.planning.fingerprint)
         last = max(self._exclude.samples, default=-1)
         if source.keeps_numbers and last >= source.starts[-1]:
@@ -81,7 +73,6 @@ class Excluding:
         return np.unique(np.concatenate([np.asarray([*self._exclude.samples], np.int64), named]))
 
     def _ranges_of_samples(self, epoch: int, order: Order) -> Ints:
-        """Where in an epoch they come."""
         if not len(self._samples):
             return np.zeros((0, 2), np.int64)
         if self._found is None or self._found[0] != epoch:

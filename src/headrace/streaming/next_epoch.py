@@ -1,4 +1,4 @@
-"""Which epoch a loader begins next, from which state on, and its plan."""
+"""Plans the next epoch of a loader, from the start or from a state."""
 
 from __future__ import annotations
 
@@ -36,19 +36,14 @@ log = logging.getLogger("headrace")
 
 
 class NextEpoch:
-    """Plans the next epoch of a stream, for the ranks that there are then.
-
-    Args:
-        stream: what is iterated.
-        settings: what the loader was told.
-        find_ranks: finds out which rank this is.
+    """Plans the next epoch of a stream, for the ranks at that time.
 
     Attributes:
-        stream: with an index, once several ranks have needed one.
-        ranks: which rank this was when it was last asked.
-        planning: the orders of a stream whose samples have numbers, once they are needed.
-        turn: which epoch it is.
-        skip: how many batches further on it begins.
+        stream: With an index, once several ranks have needed one.
+        ranks: This rank, as last determined.
+        planning: Orders of a stream whose samples have numbers, once needed.
+        turn: Number and start of the epoch.
+        skip: Number of batches to skip at the start.
     """
 
     def __init__(self, stream: Stream, settings: Settings, find_ranks: Callable[[], Ranks]) -> None:
@@ -58,21 +53,21 @@ class NextEpoch:
         self.turn, self.skip = EpochCursor(), 0
         self._facts: Fingerprint | None = None
         self._loaded: _Loaded | None = None
-        self._kept_step: int | None = None  # samples of a global batch, as the state said that was loaded
+        self._kept_step: int | None = None  # samples per global batch in the loaded state
         self._excluded: Excluding | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is from its begin on."""
+        """True if the next epoch starts at its beginning."""
         return self._loaded is None and not self.skip
 
     @property
     def goes_on(self) -> bool:
-        """Whether it goes on from a state that was loaded."""
+        """True if the next epoch resumes from a loaded state."""
         return self._loaded is not None
 
     def tell(self, epoch: int, *, is_in_use: bool) -> bool:
-        """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
+        """Set the epoch. True if it has changed. A loaded state is kept for its own epoch only."""
         self.turn.is_announced |= is_in_use
         self.turn.is_told = True
         if epoch == self.turn.number:
@@ -84,13 +79,13 @@ class NextEpoch:
         return True
 
     def begun(self, progress: Progress) -> None:
-        """An iterator has it: the one behind it begins with nothing that was loaded."""
+        """Register an iterator over the epoch. The next epoch starts without loaded state and skip."""
         self._loaded, self.skip = None, 0
         self.turn.begin(progress)
 
     def length(self) -> int:
-        """Batches in a whole epoch; TypeError where that is not known before it ends."""
-        len(self.stream)  # says why it is not known
+        """Return the batches in a complete epoch. TypeError if not known before its end."""
+        len(self.stream)  # raises with the reason if not known
         pipeline, ranks = self.stream.pipeline(), self._find_ranks()
         if not pipeline.has_numbers and ranks.world == 1:
             count, settings = len(Stream(pipeline.source.data, pipeline.order.operators)), self._settings
@@ -106,7 +101,7 @@ class NextEpoch:
         return Steps(cursor, planning.count(), size, self._settings.tail, ranks.rank, ranks.world).batches
 
     def state(self, batches: int | None) -> dict[str, object]:
-        """The state at its begin."""
+        """Return the state at the start."""
         self.find_out()
         plan = self.plan()
         received = plan.received()
@@ -118,10 +113,10 @@ class NextEpoch:
         return plan.save(received)
 
     def load(self, state: Mapping[str, object], *, force: bool) -> None:
-        """Begin with a state; an empty one is the begin of all.
+        """Start from a state. An empty state is the start of the first epoch.
 
         Raises:
-            StateMismatchError: the state belongs to another plan; not with `force`. Nothing has changed then.
+            StateMismatchError: the state belongs to another plan (not with `force`). Nothing has changed then.
         """
         if not state:
             self._loaded, self.turn, self._kept_step, self.skip = None, EpochCursor(), None, 0
@@ -149,7 +144,7 @@ class NextEpoch:
             raise
 
     def find_out(self) -> Ranks:
-        """Which rank this is now, and how samples are divided among that many."""
+        """Determine this rank and the division of samples among all ranks."""
         ranks = self._find_ranks()
         if ranks != self.ranks:
             self.ranks, self.planning, self._facts = ranks, None, None
@@ -162,7 +157,6 @@ class NextEpoch:
         return ranks
 
     def _known_facts(self) -> Fingerprint:
-        """What states must agree about."""
         if self._facts is None:
             pipeline, settings = self.stream.pipeline(), self._settings
             described: list[str]
@@ -187,7 +181,6 @@ class NextEpoch:
         return self._facts
 
     def _step(self, ranks: Ranks) -> int:
-        """Samples of a global batch."""
         settings = self._settings
         size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
         if size < ranks.world:
@@ -195,7 +188,7 @@ class NextEpoch:
         return size
 
     def plan(self) -> EpochPlan:
-        """Its plan, from its begin or from the state that was loaded."""
+        """Return the plan of the epoch, from its beginning or from the loaded state."""
         ranks, settings, pipeline = self.ranks or self._find_ranks(), self._settings, self.stream.pipeline()
         facts = self._known_facts()
         is_counted = self.planning is not None
@@ -232,7 +225,7 @@ class NextEpoch:
             raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
-            wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
+            wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
             batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
             check_lanes(begin, wanted, ranks)
@@ -266,7 +259,6 @@ class NextEpoch:
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
 
     def _excluding(self, planning: Planning | None = None) -> Excluding:
-        """What leaves out what the loader was told to, of the samples that are planned so."""
         planning = planning or self.planning
         if planning is None:
             raise OptionError(
@@ -279,7 +271,7 @@ class NextEpoch:
         return self._excluded
 
     def _deal(self, order: Order | None, *, is_shared: bool) -> Deal | None:
-        """How each step is dealt to ranks; None: each has a stretch of it."""
+        """Return how steps are assigned to ranks. None: each rank has a contiguous part."""
         balance = self._settings.balance
         if balance is None:
             return None
@@ -291,7 +283,6 @@ class NextEpoch:
         return Balancing(balance, self.planning, order)
 
     def _begin(self, ranks: Ranks) -> State:
-        """The begin of all its samples."""
         turn = self.turn
         return State(
             epoch=turn.number,
@@ -303,7 +294,6 @@ class NextEpoch:
         )
 
     def _check_tail(self, is_known: bool) -> None:
-        """Whether an epoch can end as it shall."""
         tail = self._settings.tail
         if not is_known and tail in ("pad", "carry"):
             raise OptionError(
@@ -319,7 +309,6 @@ class NextEpoch:
             raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
 
     def _check_skip(self, size: int) -> None:
-        """Whether batches that a state has skipped are of this size."""
         state = None if self._loaded is None else self._loaded.state
         if state is not None and state.skip and state.step_now != size:
             raise StateMismatchError(
@@ -331,16 +320,16 @@ class NextEpoch:
     def _gone_on(
         self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
     ) -> tuple[State, int]:
-        """(where to go on, samples of a step) from a state that may be of other ranks, and other batches.
+        """Return (start state, samples per step) for a state of other ranks or batch sizes.
 
         Raises:
-            StateMismatchError: it is of one of several other ranks, or of another global batch.
+            StateMismatchError: the state belongs to another single rank, or to another global batch size.
         """
         settings, keeps_count = self._settings, self.stream.pipeline().keeps_count
-        # Where samples are counted as they come, what is given one by one has no global batch that could stay.
+        # Single samples that are counted as they come have no global batch to keep.
         is_kept = settings.global_batch_size is None and not (settings.is_single and not is_shared)
         if is_kept and settings.batch_size == begin.batch_size:
-            size = self._kept_step = begin.step_now  # on other ranks: the global batch stays, in later epochs too
+            size = self._kept_step = begin.step_now  # with other ranks: keep the global batch, in later epochs too
         if begin.rank is not None:
             is_mine = (begin.rank, begin.world) == (ranks.rank, ranks.world)
             if is_mine and (order is None or begin.step == size or not keeps_count) and not is_shared:
@@ -381,12 +370,12 @@ class NextEpoch:
 
     @property
     def _announced_batch_size(self) -> int:
-        """What states say of it: 0 where the loader was given that of all ranks together."""
+        """Batch size to record in states. 0 if the loader was given the global batch size."""
         return 0 if self._settings.global_batch_size else self._settings.batch_size
 
 
 class _Loaded(NamedTuple):
-    """A state that the next iterator goes on from; `packed` is None where it was not compared with the loader."""
+    """A state to resume from. `packed` is None if it was not compared with the loader."""
 
     state: State
     packed: dict[str, object] | None
@@ -394,13 +383,13 @@ class _Loaded(NamedTuple):
 
 
 def _pass_count(pipeline: Pipeline, planning: Planning) -> int | None:
-    """How many samples a pass has, where each comes once in it; None: nobody knows."""
+    """Return the samples per pass, if each comes once. None: not known."""
     is_mixed = pipeline.packing is not None and pipeline.packing.mixing is not None
     return None if pipeline.source.is_endless or is_mixed else planning.pass_count
 
 
 def _check_last_steps(state: State, steps: Steps) -> None:
-    """Raise StateMismatchError where what this rank has received of the last steps was cut in another way."""
+    """Raise StateMismatchError if this rank received samples of last steps cut differently."""
     if not state.done or state.tail == steps.tail:
         return
     before = Steps(state.cursor, state.end, state.step, state.tail, steps.rank, steps.world)

@@ -1,4 +1,4 @@
-"""Whether ranks can pack documents in lanes, and with which of these each one goes on."""
+"""Checks and states of ranks that pack documents in lanes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from headrace.torch_compat.ranks import Ranks
 
 
 def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, *, has_numbers: bool) -> None:
-    """Whether sequences of documents that must be read first can come so.
+    """Check that ranks can pack documents whose lengths are known only after reading.
 
     Args:
-        shared: this rank's way through an epoch of so many samples; None: its end is not known, or there is one rank.
+        shared: This rank's part of an epoch with a given number of samples. None: its end is not known, or there is one
+        rank.
 
     Raises:
         OptionError: they cannot.
@@ -44,13 +45,13 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
 
 
 def own_lanes(begin: State, size: int, ranks: Ranks) -> State:
-    """A state that is of all ranks, with this rank's lanes alone.
+    """Reduce a state of all ranks to this rank's lanes.
 
     Args:
-        size: how many lanes there are now.
+        size: Current number of lanes on all ranks.
 
     Raises:
-        StateMismatchError: it is of other lanes.
+        StateMismatchError: the state has other lanes.
     """
     if begin.progress is None:
         return begin
@@ -63,10 +64,10 @@ def own_lanes(begin: State, size: int, ranks: Ranks) -> State:
 
 
 def check_lanes(begin: State, size: int, ranks: Ranks) -> None:
-    """Whether a state, of this rank's lanes alone, is of as many lanes as there are.
+    """Check that a state of this rank's lanes has the current number of lanes.
 
     Raises:
-        StateMismatchError: it is not.
+        StateMismatchError: it has another number.
     """
     if begin.progress is None:
         return

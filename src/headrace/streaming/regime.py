@@ -1,4 +1,4 @@
-"""The headrace regime: what is behind a loader whose data set is one of ours."""
+"""The headrace regime: loaders over headrace's data sets."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ log = logging.getLogger("headrace")
 
 
 class Position(NamedTuple):
-    """How far the trainer is in an epoch.
+    """Progress of the trainer in an epoch.
 
     Attributes:
-        batch: how many batches it has received, on this rank.
-        samples: how many samples they had.
-        global_samples: how many samples all ranks together have received, as far as they receive the same steps.
+        batch: Number of batches received on this rank.
+        samples: Number of samples in these batches.
+        global_samples: Number of samples received by all ranks together, if ranks receive the same steps.
     """
 
     batch: int
@@ -53,12 +53,11 @@ class Streaming:
     """A stream with the runtime that runs it.
 
     Args:
-        dataset: what the loader was given; it may be told epochs.
-        stream: the same, shuffled and cut as the loader was told.
-        settings: what the loader was told.
-        workers: "process" or "thread", or who starts them.
-        ranks: finds out which rank this is.
-        name: what a profiler calls `next`.
+        dataset: Data set given to the loader. Its `set_epoch` may have been called.
+        stream: The data set, shuffled and batched by the loader's options.
+        workers: "process", "thread" or an executor.
+        ranks: Determines this rank.
+        name: Name of `next` in profiles.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Streaming:
         name: str,
     ) -> None:
         self._settings, self._name = settings, name
-        self._lock = threading.RLock()  # states may be asked for by any thread, also before an epoch has begun
+        self._lock = threading.RLock()  # any thread may request states, also before an epoch has started
         self._dataset = dataset
         self._heard: tuple[int] | None = None
         self._next = NextEpoch(stream, settings, ranks)
         self._progress: Progress | None = None
-        self._current: EpochPlan | None = None  # what it goes through
-        self._iterators = weakref.WeakSet[BatchIterator[Any]]()  # that were given away
+        self._current: EpochPlan | None = None  # plan of the current epoch
+        self._iterators = weakref.WeakSet[BatchIterator[Any]]()  # returned to users
         self._peeked: _Opened | None = None
         self._runtime = Runtime(
             replace(settings, collate=None, init=None, skips=None),
@@ -86,13 +85,13 @@ class Streaming:
             with_torch=workers != "process" or _may_use_torch(stream.pipeline(), settings),
         )
         self._host = ThreadHost(self._runtime)
-        self._hosted: tuple[Stream, Planning | None] | None = None  # of what its job is
+        self._hosted: tuple[Stream, Planning | None] | None = None  # what the hosted job was made from
         self._finalizer = weakref.finalize(self, self._runtime.close_soon)
         self._finalizer.atexit = False
 
     @property
     def options(self) -> dict[str, object]:
-        """What every "auto" has become."""
+        """All options with every "auto" resolved."""
         names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch", "tail")
         skips, planning, ranks = self._settings.skips, self._next.planning, self._next.ranks
         options: dict[str, object] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
@@ -105,11 +104,11 @@ class Streaming:
         return {name: getattr(self._settings, name) for name in names} | options
 
     def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
-        """The next epoch's batches.
+        """Return an iterator over the next epoch's batches.
 
         Args:
-            loader: not kept.
-            caller: the loop of an `async for`.
+            loader: Not kept.
+            caller: Loop of an `async for`.
         """
         del loader
         with self._lock:
@@ -124,17 +123,17 @@ class Streaming:
         return iterator
 
     def length(self) -> int:
-        """Batches in an epoch; TypeError where that is not known before it ends."""
+        """Return the batches in an epoch. TypeError if not known before its end."""
         return self._next.length()
 
     def check_even(self, tail: object) -> None:
-        """Whether ranks' batches of a step have as many samples as each other, as collectives over them need.
+        """Check that ranks' batches have equal sizes in each step, as collectives need.
 
         Args:
-            tail: what the user has said of a short last step; that is accepted.
+            tail: The user's option for a short last step. If set, different sizes are accepted.
 
         Raises:
-            OptionError: they have not, and the user did not say so.
+            OptionError: sizes differ, and the user has not set the option.
         """
         if tail is None and self._current is not None and not self._current.is_even:
             raise OptionError(
@@ -145,37 +144,37 @@ class Streaming:
             )
 
     def is_in(self, epoch: int) -> bool:
-        """Whether an iterator goes through this epoch."""
+        """True if an iterator over this epoch is in use."""
         return self._is_in_use and self._current is not None and self._current.number == epoch
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next `iterate` goes on from a state."""
+        """True if the next `iterate` resumes from a state."""
         return self._next.goes_on
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next `iterate` begins."""
+        """Number of the epoch that the next `iterate` starts."""
         with self._lock:
             self._hear()
             return self._next.turn.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iterate` begin this epoch; where a state of it was loaded, it goes on from that."""
+        """Make the next `iterate` start this epoch, or resume it if its state was loaded."""
         with self._lock:
             self._hear()
             if self._next.tell(epoch, is_in_use=self._is_in_use):
                 self._peeked = None
 
     def _hear(self) -> None:
-        """Do as the data set was told meanwhile."""
+        """Apply `set_epoch` calls made on the data set."""
         announced = self._dataset.announced_epoch
         if announced is not None and announced is not self._heard:
             self._heard = announced
             self.set_epoch(*announced)
 
     def skip(self, batches: int) -> None:
-        """Have the next `iterate` begin so many batches further on."""
+        """Make the next `iterate` start `batches` batches later."""
         if batches < 0:
             raise OptionError(f"skip({batches}): 0 or more")
         with self._lock:
@@ -187,7 +186,6 @@ class Streaming:
 
     @property
     def position(self) -> Position:
-        """How far the trainer is in the epoch."""
         with self._lock:
             return self._position()
 
@@ -206,11 +204,11 @@ class Streaming:
         return Position(received.batches, received.samples, plan.begin.samples)
 
     def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> dict[str, object]:
-        """The state after what the trainer has received, or after so many batches of the epoch.
+        """Return the state after the batches that the trainer has received, or after `batches`.
 
         Args:
-            loader: not kept.
-            holder: the loop that receives them.
+            loader: Not kept.
+            holder: The training loop that receives the batches.
         """
         del loader
         with self._lock:
@@ -225,32 +223,30 @@ class Streaming:
         return progress.state(received.batches - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Mapping[str, object], force: bool = False) -> None:
-        """Have the next `iterate` go on from a state; an empty one is the begin.
+        """Make the next `iterate` resume from a state. An empty state is the start.
 
         Raises:
             LoaderBusyError: an iterator is in use.
-            StateMismatchError: the state belongs to another plan; not with `force`.
+            StateMismatchError: the state belongs to another plan (not with `force`).
         """
         del loader
-        with self._lock:  # also until a state was refused: nobody sees it half loaded
+        with self._lock:  # held until a refused state is undone
             self._hear()
             self._check_at_rest("load_state_dict()")
             self._next.load(state, force=force)
             self._peeked, self._progress = None, None
 
     def peek(self) -> Any:
-        """The first batch that `iterate` would give now, which is not consumed by that.
+        """Return the first batch of the next `iterate` without consuming it.
 
         Raises:
-            LoaderBusyError: an iterator of an iterable data set is in use; that has one state for all of them.
+            LoaderBusyError: an iterator of an iterable data set is in use; all iterators share its state.
         """
         with self._lock:
             self._hear()
             if self._next.stream.pipeline().source.traits.iterated:
                 self._check_at_rest("peek()")
-            if (
-                not self._is_in_use or self._settings.tail != "carry"
-            ):  # its loop may come to its end, and carry samples on
+            if not self._is_in_use or self._settings.tail != "carry":  # the loop may end and carry samples over
                 self._next.turn.leave()
             if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
                 self._peeked = self._open(None)
@@ -258,7 +254,6 @@ class Streaming:
         return iterator.peek()
 
     def stats(self) -> Stats:
-        """A snapshot of all counters."""
         stats, progress = self._runtime.stats(self._next.turn.number), self._progress
         packing = self._next.stream.pipeline().packing
         lanes = None if progress is None else progress.received.lanes
@@ -267,14 +262,14 @@ class Streaming:
         return replace(stats, tokens=dict(zip(packing.mixing.names, lanes.tokens, strict=True)))
 
     def close(self) -> None:
-        """End everything that runs, and wait until nothing of it is left."""
+        """End everything that runs, and wait for it."""
         self._peeked = None
         self._runtime.close()
         self._finalizer.detach()
 
     @property
     def _followed(self) -> Progress | None:
-        """The progress that states are of; None: they are of the begin of the next epoch."""
+        """The progress that states describe. None: states are of the start of the next epoch."""
         return None if self._next.turn.is_announced and not self._is_in_use else self._progress
 
     @property
@@ -286,7 +281,6 @@ class Streaming:
             raise LoaderBusyError(f"{what} while an iterator of this loader is in use: close it first, or let go of it")
 
     def _open(self, caller: asyncio.AbstractEventLoop | None) -> _Opened:
-        """An iterator of the next epoch."""
         self._runtime.check()
         ranks = self._next.find_out()
         plan = self._next.plan()
@@ -310,7 +304,7 @@ class Streaming:
         return _Opened(iterator, plan, progress)
 
     def _host_job(self) -> None:
-        """Have the engine know what it is to do, where that has become something else."""
+        """Pass the job to the engine if it has changed."""
         stream, planning = self._next.stream, self._next.planning
         if self._hosted is None or self._hosted[0] is not stream or self._hosted[1] is not planning:
             ranks = self._next.ranks or Ranks()
@@ -319,7 +313,7 @@ class Streaming:
 
 
 class _Opened(NamedTuple):
-    """An iterator, what it goes through, and how far the trainer is in it."""
+    """An iterator with its plan and progress."""
 
     iterator: BatchIterator[Any]
     plan: EpochPlan
@@ -327,7 +321,7 @@ class _Opened(NamedTuple):
 
 
 def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: Progress) -> None:
-    """The last batch of an epoch was given on.
+    """Update counters and the next epoch after the last batch.
 
     Raises:
         OptionError: this rank has fewer batches than the others.
@@ -342,7 +336,7 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
 
 
 def _may_use_torch(pipeline: Pipeline, settings: Settings) -> bool:
-    """Whether the workers of a stream may come to need torch."""
+    """True if the workers of a stream may need torch."""
     traits = pipeline.source.traits
     is_known = (traits.sharded or traits.objects) and not pipeline.regroups and settings.init is None
     if not is_known or not settings.num_workers:

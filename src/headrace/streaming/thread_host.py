@@ -1,4 +1,4 @@
-"""The engine of a loader of ours, hosted by a thread of the trainer's process: what goes in is used as it is there."""
+"""Hosts the engine in a thread of the trainer's process."""
 
 from __future__ import annotations
 
@@ -16,36 +16,30 @@ from headrace.runtime import Runtime
 
 
 class ThreadHost:
-    """Has the epochs of a job run. It belongs to the loader, and the thread does not hold it.
-
-    Args:
-        runtime: what they run on.
-    """
+    """Runs the epochs of a job. Belongs to the loader; the thread does not hold it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._blueprint: Blueprint | None = None
 
     def take(self, job: Job) -> None:
-        """Have the epochs that begin from now on be of this job."""
+        """Set the job of later epochs."""
         self._blueprint = Blueprint(job, self._runtime.parts.of_samples, self._runtime.fetch_meter)
 
     def iterate(
         self, owner: object, plan: EpochPlan, calls: TrainerCalls, watch: Watcher, *, is_in_use: bool
     ) -> BatchIterator[Any]:
-        """An iterator over the batches of an epoch of the job.
+        """Return an iterator over the batches of an epoch.
 
         Args:
-            owner: kept alive as long as the iterator.
-            plan: the epoch's.
-            calls: asks the trainer.
-            watch: told of what the trainer receives.
-            is_in_use: an iterator may still be asked for batches of an epoch before.
+            owner: Kept alive as long as the iterator.
+            watch: Notified of the batches that the trainer receives.
+            is_in_use: True if an iterator may still request batches of an earlier epoch.
 
         Raises:
-            CannotCarryError: a function, or what it refers to, cannot be sent to workers any more.
+            CannotCarryError: a function, or an object it refers to, cannot be sent to workers any more.
             LoaderClosedError: the loader was closed, or the process was forked since.
-            OptionError: the samples cannot be had so.
+            OptionError: the samples cannot be read with these options.
         """
         runtime, blueprint = self._runtime, self._blueprint
         assert blueprint is not None, "no job was taken"
@@ -59,7 +53,7 @@ class ThreadHost:
 
 
 def _weakly(prepare: Callable[[Runtime], Awaitable[None]]) -> Callable[[Runtime], Awaitable[None]]:
-    """The same method, without keeping its object alive."""
+    """Wrap a method without keeping its object alive."""
     method = weakref.WeakMethod(prepare)
 
     async def call(runtime: Runtime) -> None:
