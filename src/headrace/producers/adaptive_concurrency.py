@@ -1,4 +1,4 @@
-"""How many reads at once are worth while, found by trying."""
+"""The number of concurrent reads, found by trial."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ _WORTH = 4.0 / 3.0
 
 
 class AdaptiveConcurrency:
-    """A number of reads at once: twice as many, as long as that brings a third more per second.
+    """A number of concurrent reads, doubled as long as that adds a third of throughput.
 
-    Storage that is far away takes hundreds of reads at once; storage that is near, or a machine that has no more to
-    give, gets no faster by them, and each costs a connection and memory. A round is as many answers as the level is
-    high; it counts where more were wanted for a good part of it and of the one before.
+    Remote storage supports hundreds of concurrent reads. Near storage, or a saturated machine, gets no faster by them,
+    and each costs a connection and memory. A round lasts for as many responses as the level. It counts if more reads
+    were wanted during a good part of this round and of the one before.
 
     Args:
-        first: where it begins.
-        most: where it ends.
+        first: Initial level.
+        most: Maximum level.
 
     Attributes:
-        level: how many reads at once.
+        level: Number of concurrent reads.
     """
 
     def __init__(self, first: int, most: int) -> None:
@@ -27,15 +27,15 @@ class AdaptiveConcurrency:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """A round begins: what was learned stays."""
+        """Start a round. Earlier results are kept."""
         self._count = self._full = 0
         self._since, self._was_full = now, False
 
     def answered(self, now: float, *, is_full: bool) -> bool:
-        """One answer more; True where the level has grown.
+        """Count a response. True if the level has grown.
 
         Args:
-            is_full: whether as many reads were under way as the level allows, and more were wanted.
+            is_full: True if the level limited the number of reads.
         """
         self._count += 1
         self._full += is_full

@@ -1,4 +1,4 @@
-"""How many bytes samples are taken to have before they have been got, and what is claimed for them."""
+"""Estimated and claimed bytes of samples before they are read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headrace.memory import Claim
 from headrace.parts import PackedPart, Part
 from headrace.producer import Flow
 
-_EXPECTED_BYTES = 65536  # of a sample, before any has been seen
+_EXPECTED_BYTES = 65536  # of a sample, before the first
 
 
 class Expectation:
-    """The mean size of samples so far."""
+    """Mean size of the samples so far."""
 
     def __init__(self) -> None:
         self._samples, self._nbytes = 1, _EXPECTED_BYTES
@@ -21,7 +21,7 @@ class Expectation:
         return count * self._nbytes // self._samples
 
     def learn(self, part: Part, charged: int) -> None:
-        """Samples take as many bytes as their part has, or as were charged while they were read."""
+        """Add samples. Their size is that of their part, or the bytes charged during the read."""
         nbytes = part.lease.size if isinstance(part, PackedPart) else max(charged, getattr(part, "nbytes", 0))
         if nbytes:
             if self._samples == 1:
@@ -31,7 +31,7 @@ class Expectation:
 
 
 class Charge:
-    """What the samples of a chunk may hold: as much as was expected of them, and more once reads tell their sizes."""
+    """The claim of a chunk's samples: the estimated bytes, or more once reads report sizes."""
 
     def __init__(self, flow: Flow, claim: Claim, expected: int, position: int) -> None:
         self._flow, self.claim, self._granted, self._position = flow, claim, expected, position
@@ -40,10 +40,10 @@ class Charge:
     def __call__(self, nbytes: int) -> Awaitable[None] | None:
         self.charged += nbytes
         missing = self.charged - self._granted
-        # What goes on after its sample was given, or was begun by it, reads without us.
+        # Reads that continue after the sample was emitted are not charged.
         if missing <= 0 or not self.claim.holders:
             return None
-        self._granted = self.charged  # asked for now, so that nobody asks for it again
+        self._granted = self.charged  # set now, so that no other call requests these bytes
         return self._enlarge(missing)
 
     async def _enlarge(self, missing: int) -> None:

@@ -1,4 +1,4 @@
-"""Samples of shards whose places are known: what is wanted of each shard, window by window, and in which order."""
+"""Reads chosen samples of indexed shards, window by window."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VISITS_AT_ONCE = 32
 
 
 class ShardVisit(NamedTuple):
-    """Some samples of one shard, by their numbers there, ascending."""
+    """Samples of one shard, by their numbers in it, ascending."""
 
     url: str
     shard: int
@@ -34,12 +34,12 @@ class ShardVisit(NamedTuple):
 
 
 class ReadWindow(NamedTuple):
-    """Samples that are read together, and put in order then.
+    """Samples that are read together and then put in order.
 
     Attributes:
-        start: the number of the first one in this epoch.
-        visits: where they lie.
-        order: which of the samples that are read comes first, second, …; None: they come as they are read.
+        start: Number of the first sample in this epoch.
+        visits: Shards to read, and their samples.
+        order: Indices into the samples as read, in the final order. None: as read.
     """
 
     start: int
@@ -48,17 +48,13 @@ class ReadWindow(NamedTuple):
 
 
 class IndexedShardProducer:
-    """Gives samples that a plan has chosen, reading just those.
+    """Emits the samples chosen by a plan, and reads only their bytes.
 
-    A sample that cannot be read is a failure in its own place: the others keep theirs.
+    A sample that cannot be read becomes a failure in its place.
 
     Args:
-        windows: what to read.
-        reader: reads bytes.
-        members: where some samples of a shard lie.
-        bounds: what requests may get.
-        chosen: called, for each visit, with the bytes that are read, and the shard's size.
-        pack_error: packs an exception.
+        members: Returns the byte ranges of a shard's samples.
+        chosen: Called for each visit with the bytes to read and the shard's size.
     """
 
     def __init__(
@@ -74,9 +70,9 @@ class IndexedShardProducer:
         self._windows, self._reader, self._members = windows, reader, members
         self._bounds, self._chosen, self._pack_error = bounds, chosen, pack_error
         self._next_address = 0
-        self._numbers = BlockNumbers()  # of those that several windows may have samples of
+        self._numbers = BlockNumbers()  # of blocks that several windows may read
 
-    def mark(self, position: int) -> None:  # noqa: ARG002 (positions tell it)
+    def mark(self, position: int) -> None:  # noqa: ARG002 (positions suffice)
         return None
 
     async def run(self, flow: Flow) -> None:
@@ -119,10 +115,10 @@ class IndexedShardProducer:
     async def _read(
         self, flow: Flow, ordinal: int, visit: ShardVisit, reading: Reading[Part], *, is_again: bool
     ) -> None:
-        """Give the samples of a visit.
+        """Emit the samples of a visit.
 
         Args:
-            is_again: whether other windows may have other samples of the same blocks.
+            is_again: True if other windows may read the same blocks.
         """
         with closing(reading):
             ranges: ShardRanges | None = None
@@ -145,11 +141,11 @@ class IndexedShardProducer:
                 reading.fail(error, self._pack_error)
             finally:
                 if ranges is not None:
-                    ranges.release()  # not before the last read has ended: it would write into what is others' by then
+                    ranges.release()  # after the last read, which would write into reused memory
 
 
 async def _complete(reading: Reading[Part], count: int) -> AsyncIterator[Part]:
-    """The parts of a visit of `count` samples; those that are missing at its end have failed like it."""
+    """Yield the parts of a visit. Samples missing at its end get the visit's failure."""
     async for part in reading:
         count -= part.count
         yield part
@@ -158,7 +154,7 @@ async def _complete(reading: Reading[Part], count: int) -> AsyncIterator[Part]:
 
 
 def _put_in_order(flow: Flow, start: int, parts: Sequence[Part], order: Ints) -> None:
-    """Put the samples of a window in its order; failures among them stay in their places."""
+    """Push the samples of a window in order, with failures in their places."""
     raw = [part for part in parts if isinstance(part, RawPart)]
     whole = RawPart.concat(raw) if raw else None
     if whole is not None and len(raw) == len(parts):
@@ -168,7 +164,7 @@ def _put_in_order(flow: Flow, start: int, parts: Sequence[Part], order: Ints) ->
     failures: list[Failure | None] = []
     for part in parts:
         failures += part.samples if isinstance(part, ListPart) else [None] * part.count
-    number = np.cumsum([failure is None for failure in failures]) - 1  # of each sample among those that were read
+    number = np.cumsum([failure is None for failure in failures]) - 1  # of each sample among the successful ones
     has_failed = np.array([failure is not None for failure in failures])[order]
     edges = [0, *(np.flatnonzero(np.diff(has_failed)) + 1).tolist(), len(order)]
     for begin, end in pairwise(edges):

@@ -1,4 +1,4 @@
-"""Samples as an iterator gives them."""
+"""Samples from an iterator."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from headrace.types import Ranges
 
 
 class IterProducer:
-    """Takes samples from an asynchronous iterator, as it gives them.
+    """Emits samples of an asynchronous iterator.
 
-    None of its snapshots is of the end: what has come to its end may have made itself ready for the next epoch.
+    No snapshot is taken at the end, as an exhausted data set may have prepared for the next epoch.
 
     Args:
-        samples: makes the iterator.
-        snapshot: says how far it has come; None where it cannot.
-        take: how many samples to take at most, with those that are done.
-        buffer: where samples wait until they are drawn.
-        begin: the position in the epoch of the first one.
-        done: which samples are left out, by their numbers from there on.
-        batch_size: samples in a batch.
-        chunk: how many samples are read together, in chunks that are cut where batches are cut.
-        pack_error: packs an exception.
+        samples: Makes the iterator.
+        snapshot: Returns the state of the iteration, or None if there is none.
+        take: Maximum number of samples, skipped ones included.
+        buffer: Shuffle buffer, if any.
+        begin: Position in the epoch of the first sample.
+        done: Samples to skip, numbered from `begin`.
+        chunk: Samples per chunk. Chunks end where batches end.
     """
 
     def __init__(
@@ -50,12 +48,12 @@ class IterProducer:
         self._begin, self._done = begin, deque(done)
         self._batch_size, self._chunk, self._pack_error = batch_size, chunk, pack_error
         self._expected = Expectation()
-        self._number = 0  # of the next sample, from `begin` on, with those that are done
+        self._number = 0  # of the next sample, counted from `begin`, skipped ones included
         self._snapshots: deque[tuple[int, object]] = deque()
-        self._waiting: list[object] = []  # in the buffer
+        self._waiting: list[object] = []  # samples in the buffer
 
     def mark(self, position: int) -> tuple[object, int] | None:
-        """The last snapshot before the sample with this number, and the number of the first sample after it."""
+        """Return the last snapshot before a sample, and the number of the first sample after it."""
         while len(self._snapshots) > 1 and self._snapshots[1][0] <= position:
             self._snapshots.popleft()
         if not self._snapshots:
@@ -93,7 +91,7 @@ class IterProducer:
             self._snapshots.append((self._number, self._snapshot()))
 
     async def _some(self, iterator: AsyncIterator[object], count: int, key: int) -> tuple[list[object], bool]:
-        """(the next samples, whether they are the last)."""
+        """Return (the next samples, True if they are the last)."""
         samples: list[object] = []
         try:
             while len(samples) < count:
@@ -107,10 +105,10 @@ class IterProducer:
                         samples.append(sample)
                     else:
                         self._let_in(sample, samples, self._buffer)
-                if self._number == 1:  # what was taken before it may be of the end of the epoch before
+                if self._number == 1:  # the earlier snapshot may belong to the end of the previous epoch
                     self._take_snapshot()
                 if type(sample) is Failure and samples and samples[-1] is sample:
-                    return samples, False  # it may be known by now what comes of its batch
+                    return samples, False  # the result of its batch may be settled now
         except StopAsyncIteration:
             return self._last(samples), True
         except BaseException as error:
@@ -122,7 +120,6 @@ class IterProducer:
         return samples, False
 
     def _is_done(self, number: int) -> bool:
-        """Whether a sample is done already."""
         while self._done and self._done[0][1] <= number:
             self._done.popleft()
         return bool(self._done) and number >= self._done[0][0]
@@ -136,7 +133,7 @@ class IterProducer:
             self._waiting[slot] = sample
 
     def _last(self, samples: list[object]) -> list[object]:
-        """Samples and all that still wait."""
+        """Return the samples and those that remain in the buffer."""
         if self._buffer is None:
             return samples
         order = self._buffer.end()

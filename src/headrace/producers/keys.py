@@ -1,4 +1,4 @@
-"""Samples by their keys: got on the event loop, or left to the workers."""
+"""Samples by key, read on the event loop or by workers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NOT_YET = object()
 
 
 class ChunkSizes(NamedTuple):
-    """How many samples are handed on together: chunks end where batches do.
+    """Number of samples per chunk. Chunks end where batches end.
 
     Attributes:
-        batch: samples in a batch.
-        most: samples in a chunk.
-        grows: whether the first ones have fewer, 1, 1, 2, 4, …: nobody knows how many samples the first batch needs.
+        batch: Samples per batch.
+        most: Maximum samples per chunk.
+        grows: True to start with sizes 1, 1, 2, 4, …, if the number of samples in the first batch is not known.
     """
 
     batch: int
@@ -36,23 +36,20 @@ class ChunkSizes(NamedTuple):
     grows: bool = False
 
     def at(self, position: int) -> int:
-        """How many the chunk has that begins there."""
+        """Return the size of the chunk that starts at `position`."""
         most = min(self.most, max(1, position)) if self.grows else self.most
         return min(most, self.batch - position % self.batch)
 
 
 class KeyProducer:
-    """Gets samples by key, many at once; each chunk is put as soon as all of its samples are there.
+    """Reads samples by key, many at once. Each chunk is pushed when all its samples are there.
 
     Args:
-        count: how many samples.
-        keys: (the keys, the positions in the epoch) of the samples from `start` up to `stop`.
-        get: gives the sample of a key.
-        get_many: gives the samples of several keys, if the data set can do that better.
-        again: whether each of them is got by itself once that has failed: so just those fail that cannot be got.
-        adaptive: how many samples are got at once.
-        chunks: how many samples are handed on together.
-        pack_error: packs an exception.
+        keys: Returns (keys, positions in the epoch) of samples [start, stop).
+        get: Reads one sample.
+        get_many: Reads several samples at once, if the data set supports that.
+        again: True to read samples one by one after `get_many` has failed, so that only the bad ones fail.
+        adaptive: Number of samples read at once.
     """
 
     def __init__(
@@ -72,14 +69,14 @@ class KeyProducer:
         self._pack_error, self._again = pack_error, again
         self._expected = Expectation()
         self._todo: deque[tuple[_Chunk, int]] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()  # by which each getter without a call is woken
+        self._idle: deque[asyncio.Future[None]] = deque()  # wake idle getters
         self._outstanding = self._getters = 0
         self._less = asyncio.Event()
         self._under_way: dict[int, _Chunk] = {}  # by position
-        # Samples before this position are not got; what they are.
+        # Samples before this position are not read, and get this failure.
         self._spoilt: tuple[int, Failure] = 0, Failure(PackedError(b""))
 
-    def mark(self, position: int) -> None:  # noqa: ARG002 (positions tell it)
+    def mark(self, position: int) -> None:  # noqa: ARG002 (positions suffice)
         return None
 
     async def run(self, flow: Flow) -> None:
@@ -99,7 +96,7 @@ class KeyProducer:
                 asked_at = self._now()
                 charge = Charge(flow, await flow.turn(expected, position), expected, position)
                 if self._now() - asked_at > _NO_WAIT_S:
-                    self._adaptive.begin(self._now())  # it was not for want of reads that fewer were made
+                    self._adaptive.begin(self._now())  # the memory limit, not the level, has slowed reads
                 try:
                     keys, positions = self._keys(position, position + count)
                 except Exception as error:
@@ -108,7 +105,7 @@ class KeyProducer:
                     flow.put(position, flow.part_of(failures, charge.claim))
                 else:
                     self._add(_Chunk(position, keys, positions, charge))
-                    self._let_go(flow, position, *self._spoilt)  # which may have become so meanwhile
+                    self._let_go(flow, position, *self._spoilt)  # may have changed in the meantime
                 position += count
                 while self._outstanding > self._adaptive.level + self._chunk:
                     self._less = asyncio.Event()
@@ -119,7 +116,7 @@ class KeyProducer:
             group.cancel_scope.cancel()
 
     def _staff(self, flow: Flow, group: TaskGroup) -> None:
-        """Have as many getters as may get samples at once."""
+        """Start getters up to the current level."""
         level = self._adaptive.level
         for _ in range(self._getters, min(self._count, level if self._get_many is None else level // self._chunk or 1)):
             self._getters += 1
@@ -133,7 +130,7 @@ class KeyProducer:
         self._todo.extend([(chunk, k) for k in range(calls)])
         for _ in range(min(calls, len(self._idle))):
             idle = self._idle.popleft()
-            if not idle.done():  # as one that was cancelled is
+            if not idle.done():  # a cancelled task's future is done
                 idle.set_result(None)
 
     async def _serve(self, flow: Flow, group: TaskGroup) -> None:
@@ -156,7 +153,7 @@ class KeyProducer:
             except asyncio.CancelledError:
                 if k not in chunk.let_go:
                     raise
-            if chunk.let_go and k in chunk.let_go:  # whatever came of it
+            if chunk.let_go and k in chunk.let_go:  # the result is not needed
                 got = None
                 this.uncancel()
                 continue
@@ -169,8 +166,8 @@ class KeyProducer:
                 got = got[k]
             if type(got) is Failure:
                 self._spoil(flow, chunk, chunk.position + k, got)
-            got = None  # a getter may wait for long
-            # Full: workers have nothing to do, though as many samples are being got as may be.
+            got = None  # drop the reference: a getter may wait long
+            # Full: workers are idle, although the maximum number of samples is being read.
             is_full = self._outstanding >= self._adaptive.level and flow.is_starved
             if self._adaptive.answered(self._now(), is_full=is_full):
                 self._staff(flow, group)
@@ -179,9 +176,9 @@ class KeyProducer:
                 self._put(flow, chunk)
 
     def _put(self, flow: Flow, chunk: _Chunk) -> None:
-        """Put what has come of a chunk: all of it at once, or what lies before a failure, where that ends a batch."""
+        """Push a finished chunk, or its samples up to a failure that ends a batch."""
         if chunk.position not in self._under_way:
-            return  # all of it was
+            return  # already pushed
         if chunk.missing:
             if chunk.failed is not None and all(sample is not _NOT_YET for sample in chunk.samples[: chunk.failed + 1]):
                 begin, end = chunk.given, chunk.failed + 1
@@ -192,12 +189,12 @@ class KeyProducer:
         part = flow.part_of(chunk.samples[chunk.given :], chunk.charge.claim)
         self._expected.learn(part, chunk.charge.charged)
         flow.put(chunk.position + chunk.given, part)
-        chunk.samples, chunk.getters = [], {}  # a getter may hold the chunk for long
+        chunk.samples, chunk.getters = [], {}  # a getter may hold the chunk for a long time
         self._outstanding -= len(chunk.keys)
         self._less.set()
 
     def _spoil(self, flow: Flow, chunk: _Chunk, position: int, failure: Failure) -> None:
-        """A sample has failed: nothing comes of those behind it that share its batch, where that raises its error."""
+        """Handle a failure. If it is raised, the remaining samples of its batch are useless."""
         end = flow.batch_end(position)
         if end is None:
             return
@@ -208,7 +205,7 @@ class KeyProducer:
         self._let_go(flow, position + 1, end, failure)
 
     def _let_go(self, flow: Flow, start: int, stop: int, failure: Failure) -> None:
-        """Get the samples in [start, stop) no more; the same failure is put in their places."""
+        """Stop reading the samples [start, stop). They get `failure`."""
         over = [c for c in self._under_way.values() if c.position < stop and c.position + len(c.keys) > start]
         for chunk in over if start < stop else ():
             if self._get_many is None:
@@ -268,33 +265,33 @@ class _Chunk:
         self.position, self.keys, self.positions, self.charge = position, keys, positions, charge
         self.samples: list[object] = [_NOT_YET] * len(keys)
         self.missing = 0  # calls
-        self.given = 0  # samples that were put before the others had come, because they end with
-        self.failed: int | None = None  # one that failed: where it is, until it is put
-        self.getters: dict[int, asyncio.Task[object]] = {}  # by the last call that each was in
-        self.let_go: set[int] = set()  # calls for whose samples nobody waits any more
+        self.given = 0  # samples pushed early, up to a failure
+        self.failed: int | None = None  # index of a failure, until it is pushed
+        self.getters: dict[int, asyncio.Task[object]] = {}  # by their last call
+        self.let_go: set[int] = set()  # calls whose samples are not needed any more
 
 
 class KeyFeed:
-    """Keys that are drawn elsewhere, a batch at a time; workers get the samples for themselves.
+    """Keys drawn elsewhere, batch by batch. Workers read the samples.
 
     Args:
-        part_of: keys as a part that workers can be given.
+        part_of: Makes a part for workers from keys.
     """
 
     def __init__(self, part_of: Callable[[list[object]], Part]) -> None:
         self._part_of = part_of
         self._waiting: deque[list[object] | None] = deque()
-        self._position = 0  # of the next key
-        self._flow: Flow | None = None  # while it runs
+        self._position = 0  # position of the next key
+        self._flow: Flow | None = None  # set while running
         self._ended: asyncio.Future[None]
 
     def add(self, keys: list[object] | None) -> None:
-        """The keys of the next batch, or None where there are no more; on the loop."""
+        """Add the keys of the next batch, or None at the end. To be called on the loop."""
         self._waiting.append(keys)
         if self._flow is not None:
             self._put(self._flow)
 
-    def mark(self, position: int) -> None:  # noqa: ARG002 (nobody asks: whoever draws keys knows them)
+    def mark(self, position: int) -> None:  # noqa: ARG002 (never used: who draws keys knows them)
         return None
 
     async def run(self, flow: Flow) -> None:
@@ -307,7 +304,7 @@ class KeyFeed:
             self._flow = None
 
     def _put(self, flow: Flow) -> None:
-        """Put what has been added: at once, for to wake a task takes longer."""
+        """Push the added keys immediately, as waking a task takes longer."""
         try:
             while self._waiting and not self._ended.done():
                 keys = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Samples of a shard that has an index: just the bytes that are wanted, and each member checked."""
+"""Reads single samples of indexed shards, and checks each member."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from headrace.types import Ints
 
 
 class Members(NamedTuple):
-    """The wanted samples of a shard.
+    """The samples to read from a shard.
 
     Attributes:
-        rows: where they lie, in the order of the shard.
-        crc: CRC-32C of each member's bytes; None: not known.
-        size: bytes of the shard.
-        version: of the shard that this holds for.
-        has_headers: whether headers of a tar archive, in front of the members, have the keys and fields as names.
+        rows: Their byte ranges, in the order of the shard.
+        crc: CRC-32C of each member. None: not known.
+        size: Bytes of the shard.
+        version: Expected version of the shard.
+        has_headers: True if tar headers before the members contain the keys and fields as names.
     """
 
     rows: Rows
@@ -44,17 +44,17 @@ class Members(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one request may get; see `member_requests`."""
+    """Limits of one request, see `member_requests`."""
 
     gap: int
     longest: int
 
 
 class Checker:
-    """Compares members of a range with their checksums and headers, in a worker.
+    """Compares members of a range with checksums and headers, in a worker.
 
     Attributes:
-        wrong: the numbers of the members that differ, and what their headers say; None where the bytes differ.
+        wrong: Numbers of members that differ, with the reason from their headers. None if the bytes differ.
     """
 
     def __init__(self, url: str, members: Members, chosen: Ints) -> None:
@@ -68,7 +68,7 @@ class Checker:
     def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:  # noqa: ARG002 (as a scanner)
         """Check the members in `buffer`, the part of the shard at `offset`."""
         offsets, sizes, crc, names = self._todo
-        self._todo = ()  # it travels back
+        self._todo = ()  # this object is sent back
         bodies = offsets - offset
         self.wrong = {} if names is None else dict(misplaced(buffer, names, bodies, sizes))
         if crc is not None:
@@ -79,11 +79,10 @@ class Checker:
 
 
 class MemberReads:
-    """Reads the wanted samples of one shard.
+    """Reads the chosen samples of one shard.
 
     Args:
-        pack_error: packs an exception.
-        numbers: of blocks, should these be read again.
+        numbers: Numbering of blocks that may be read again.
     """
 
     def __init__(
@@ -101,21 +100,20 @@ class MemberReads:
         self._members, self._pack_error, self._numbers = members, pack_error, numbers
         self._requests: Requests = member_requests(members.rows, gap=bounds.gap, longest=bounds.longest)
         number = self._requests.number
-        self._order = np.argsort(number, kind="stable")  # the members by their requests, and where each one's begin
+        self._order = np.argsort(number, kind="stable")  # members by request; `_begins` has the first of each request
         self._begins = np.searchsorted(number[self._order], np.arange(len(self._requests.starts) + 1))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all requests."""
         return int((self._requests.stops - self._requests.starts).sum())
 
     async def parts(self, base: int) -> AsyncGenerator[Part, None]:
-        """The samples, in order; offsets in the parts begin at `base`."""
+        """Yield the samples in order. Offsets in the parts start at `base`."""
         rows, number = self._members.rows, self._requests.number
         starts, sizes = self._requests.starts, self._requests.stops - self._requests.starts
         last = _per_sample(np.maximum, rows, number, -1)
         first = _per_sample(np.minimum, rows, np.where(number < 0, len(starts), number), len(starts))
-        last = np.maximum.accumulate(last)  # a sample waits for those before it, too
+        last = np.maximum.accumulate(last)  # a sample also waits for earlier ones
         needed = np.minimum.accumulate(first[::-1])[::-1]
         spans: dict[int, Lease] = {}
         bad: dict[int, str | None] = {}
@@ -141,7 +139,7 @@ class MemberReads:
                 lease.release()
 
     async def _wrong(self, n: int, offset: int, lease: Lease) -> dict[int, str | None]:
-        """Which members of a range are not what the index says, also when it is read again."""
+        """Return the members of a range that still differ from the index after a second read."""
         chosen = self._order[self._begins[n] : self._begins[n + 1]]
         if self._members.crc is None and not (self._members.has_headers and len(chosen) > 1):
             self._flow.loaded(lease)
@@ -162,7 +160,7 @@ class MemberReads:
         return wrong
 
     def _cut(self, start: int, stop: int, bad: dict[int, str | None], base: int, spans: dict[int, Lease]) -> list[Part]:
-        """The samples [start, stop) as parts, with an error in the place of each that has a bad member."""
+        """Return the samples [start, stop) as parts. Samples with a bad member become errors."""
         rows = self._members.rows
         said = {int(np.searchsorted(rows.starts, m, side="right")) - 1: bad[m] for m in sorted(bad, reverse=True)}
         wrong = sorted(said) if rows.block is None else np.flatnonzero(np.isin(rows.block, list(said))).tolist()
@@ -202,14 +200,14 @@ class MemberReads:
 
 
 class PackedFailureError(Exception):
-    """Brings a failure that is packed already."""
+    """Carries a failure that is packed already."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
 
 
 def _per_sample(choose: np.ufunc, rows: Rows, values: Ints, empty: int) -> Ints:
-    """For each sample the lowest or highest value of its members, or `empty` where it has none."""
+    """Return the lowest or highest value of each sample's members, or `empty` without members."""
     chosen = np.full(len(rows.starts) - 1, empty, np.int64)
     has_members = np.flatnonzero(np.diff(rows.starts))
     if len(has_members):

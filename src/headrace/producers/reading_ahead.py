@@ -1,4 +1,4 @@
-"""Several readers at once, and what they give in the readers' order."""
+"""Concurrent readers whose results are used in the readers' order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ P = TypeVar("P", bound=Part)
 
 
 class Reading(Generic[P]):
-    """What one reader gives: its parts, to be iterated over, and what ended them early.
+    """The parts from one reader, as an iterator, and the failure that ended them.
 
     Attributes:
-        failure: why there are no more parts than there were; None: these are all, or more come.
+        failure: Reason for an early end. None: no early end so far.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,6 @@ class Reading(Generic[P]):
         self.failure: Failure | None = None
 
     def put(self, part: P) -> None:
-        """The next part."""
         self._send.send_nowait(part)
 
     def fail(self, error: Exception, pack_error: ErrorPacker) -> None:
@@ -37,7 +36,6 @@ class Reading(Generic[P]):
         self.failure = first.failure if isinstance(first, PackedFailureError) else Failure(pack_error(first))
 
     def close(self) -> None:
-        """No more parts come."""
         self._send.close()
 
     def __aiter__(self) -> Reading[P]:
@@ -47,22 +45,21 @@ class Reading(Generic[P]):
         return await self._receive.__anext__()
 
     def release(self) -> None:
-        """Let go of the parts that are not taken."""
+        """Release the parts that were not consumed."""
         while self._receive.statistics().current_buffer_used:
             self._receive.receive_nowait().release()
         self._receive.close()
-        self._send.close()  # a reader that never ran has not
+        self._send.close()  # a reader that never ran has not closed it
 
 
 ReadsInto = Callable[[Reading[P]], Coroutine[object, object, None]]
 
 
 class ReadingAhead(Generic[P]):
-    """Readers, some of which are ahead of the one whose turn it is.
+    """Runs readers ahead of the one whose parts are consumed.
 
     Args:
-        readers: each puts what it reads, and says where that ends.
-        at_once: how many are begun.
+        at_once: Returns the number of concurrent readers.
     """
 
     def __init__(self, readers: Iterator[ReadsInto[P]], at_once: Callable[[], int]) -> None:
@@ -70,7 +67,7 @@ class ReadingAhead(Generic[P]):
         self._ahead: deque[Reading[P]] = deque()
 
     async def readings(self, group: TaskGroup) -> AsyncGenerator[Reading[P], None]:
-        """What each reader gives, one reader after the other."""
+        """Yield the readings in the order of the readers."""
         is_more = True
         while True:
             while is_more and len(self._ahead) < self._at_once():
@@ -87,6 +84,6 @@ class ReadingAhead(Generic[P]):
             self._ahead.popleft().release()
 
     def release(self) -> None:
-        """Let go of what was read ahead, once no reader runs any more."""
+        """Release parts read ahead. To be called after all readers have ended."""
         for reading in self._ahead:
             reading.release()

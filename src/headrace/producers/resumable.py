@@ -1,4 +1,4 @@
-"""An iterable data set that says how far it has come, and goes on from there."""
+"""Iterable data sets that save and resume their progress."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 
 
 class Resumable:
-    """The samples of one epoch of an iterable data set, which may give states, and its iterator too.
+    """The samples of one epoch of an iterable data set.
 
     Args:
-        dataset: may have `state_dict` and `load_state_dict`.
-        samples: makes its iterator, which may have them too; told the number of the sample that it stands before, and
-            how many epochs later it is than the one that is meant.
-        state: what `snapshot` once gave, to go on from there. With "over" it is of the epoch before, which has ended
-            since, and this is the number that the next sample had in that; "took" says how many that had, where ranks
-            shared it.
-        take: how many samples an epoch has at most; None: as many as there are.
-        begin: the number of the first sample.
+        dataset: May have `state_dict` and `load_state_dict`.
+        samples: Makes the iterator, which may have these methods too. Called with the number of its first sample, and
+            the
+        number of epochs after the planned one.
+        state: An earlier result of `snapshot` to resume from. With "over" it belongs to the previous epoch, which has
+            ended
+        since; its value is the number of that epoch's next sample. "took" is the number of samples of that epoch, if
+        ranks shared it.
+        take: Maximum number of samples in an epoch. None: no limit.
+        begin: Number of the first sample.
     """
 
     def __init__(
@@ -34,16 +36,16 @@ class Resumable:
         self._iterator: Any = None
 
     def open(self) -> AsyncIterator[object]:
-        """The iterator: the data set goes on first, then its iterator is made, then that goes on."""
+        """Resume the data set, then make its iterator, then resume the iterator."""
         if "over" in self._state:
             return self._next_epoch()
         self._iterator = self._gone_on(self._begin, 0)
         return self._iterator  # type: ignore[no-any-return]
 
     def snapshot(self) -> dict[str, Any] | None:
-        """How far it has come; None where neither says so."""
+        """Return the progress. None if neither data set nor iterator has states."""
         if "over" in self._state:
-            return copy.deepcopy(self._state)  # it is not begun yet
+            return copy.deepcopy(self._state)  # the epoch has not started yet
         state = {}
         if gives_state(self._dataset):
             state["dataset"] = copy.deepcopy(self._dataset.state_dict())
@@ -60,7 +62,7 @@ class Resumable:
         return iterator
 
     async def _next_epoch(self) -> AsyncIterator[object]:
-        """The data set is what the end of the epoch before has made of it: that is brought to its end once more."""
+        """Repeat the previous epoch to its end, which prepares the data set, then start this one."""
         number, take = self._state["over"], self._state.get("took", self._take)
         before = self._gone_on(number, -1)
         try:
@@ -87,5 +89,5 @@ async def _close(iterator: object) -> None:
 
 
 def gives_state(thing: object) -> bool:
-    """Whether a thing has states, by the names of torchdata's protocol."""
+    """True if an object implements torchdata's protocol of states."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))

@@ -1,4 +1,4 @@
-"""What is read of shards as they lie: how their bytes are got, and which of their samples come in which order."""
+"""Plan of samples of shards that are read from start to end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.types import Ints, Ranges
 
 @dataclass(frozen=True, slots=True)
 class ShuffleWindow:
-    """Consecutive samples that are put in another order among themselves; their number depends on the data alone.
+    """Consecutive samples that are permuted. Their number depends on the data only.
 
     Attributes:
-        samples, nbytes: a window ends with the sample that reaches either.
-        order: (how many samples, the window's number) to the order in which they are used.
+        samples, nbytes: A window ends with the sample that reaches either.
+        order: Maps (number of samples, window number) to a permutation.
     """
 
     samples: int
@@ -29,14 +29,14 @@ class ShuffleWindow:
 
 @dataclass(frozen=True, slots=True)
 class ResumeToken:
-    """Where shards can be begun again so that the same samples follow.
+    """A point from which reading shards repeats the same samples.
 
     Attributes:
-        shard: the number of the shard in the order of the plan.
-        row: how many of its samples came before.
-        window: the number of the window that begins there.
-        failures: from there on, the numbers of the samples in whose places shards failed: these have ended windows,
-            and samples behind them have the numbers that they have since the rest of those shards did not come.
+        shard: Number of the shard in the order of the plan.
+        row: Number of its samples before the point.
+        window: Number of the window that starts there.
+        failures: Numbers of samples after the point that shards failed at. A failure ends a window, and the numbers of
+        later samples depend on the missing rest of that shard.
     """
 
     shard: int = 0
@@ -45,17 +45,16 @@ class ResumeToken:
     failures: Sequence[int] = ()
 
     def described(self) -> list[object]:
-        """The mark as JSON."""
+        """Convert to JSON."""
         token: list[object] = [self.shard, self.row, self.window]
         return [*token, list(self.failures)] if self.failures else token
 
 
 class Expected(NamedTuple):
-    """What is known of a shard whose samples must be looked for.
+    """Known properties of a shard that must be scanned.
 
     Attributes:
-        version: of the object.
-        samples: how many it has; None: not known.
+        samples: Number of samples. None: not known.
     """
 
     version: Version
@@ -67,11 +66,10 @@ class ShardReading:
     """How shards are read.
 
     Attributes:
-        reader: reads their bytes.
-        scanner: makes a scanner for a shard.
-        unpacks: makes a decompressor for a shard; None where it is not compressed.
-        expected: what an index, or a listing, says of the shard with this number; None: there is neither.
-        range_bytes: bytes of one request.
+        scanner: Makes a scanner for a shard.
+        unpacks: Makes a decompressor for a shard. None: not compressed.
+        expected: Returns properties from an index or a listing. None: there is neither.
+        range_bytes: Bytes per request.
     """
 
     reader: Reads
@@ -83,18 +81,18 @@ class ShardReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """Which samples of shards come.
+    """The samples of shards to emit.
 
     Attributes:
-        shards: their numbers and addresses, in the order of the plan, from the one on that `begin` names.
-        window: how samples are shuffled.
-        buffer: the same, where they wait in a buffer instead.
-        take: how many samples to give at most, with those that are done.
-        in_round: how many shards make a round: samples are not exchanged between rounds.
-        is_endless: whether rounds come again and again.
-        begin: where to begin.
-        done: which of the samples from there on are left out.
-        stop: (the number of a shard, a row): samples before it come, and none from there on; None: all come.
+        shards: Numbers and addresses in the order of the plan, starting with the shard of `begin`.
+        window: Shuffle by windows.
+        buffer: Shuffle by a buffer instead.
+        take: Maximum number of samples, skipped ones included.
+        in_round: Number of shards per round. Samples are not exchanged between rounds.
+        is_endless: True if rounds repeat without end.
+        begin: Resume point.
+        done: Samples after that point to skip.
+        stop: (number of a shard, row) of the first sample not emitted. None: no such limit.
     """
 
     shards: Iterable[tuple[int, str]]

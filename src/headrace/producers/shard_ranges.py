@@ -1,4 +1,4 @@
-"""The ranges of one shard, in order, with some of the next ones under way."""
+"""Reads the ranges of one shard in order, several at once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ class ShardRanges:
     """Reads ranges of one shard into leases.
 
     Args:
-        reader: reads bytes.
-        flow: gives leases.
-        group: runs the reads.
-        ordinal: the shard's number in the order of the epoch: earlier ones get memory first.
-        version: the version of the shard that is meant.
-        are_packed: whether the ranges must be unpacked, which needs memory again: one that has come is of no use by
-            itself then.
+        ordinal: Number of the shard in the order of the epoch. Earlier shards get memory first.
+        version: Expected version of the shard.
+        are_packed: True for compressed ranges, which are useless until memory for their content is admitted.
 
     Attributes:
-        size: bytes of the shard; known with the first range.
+        size: Bytes of the shard. Set by the first range.
     """
 
     def __init__(
@@ -46,19 +42,19 @@ class ShardRanges:
         self._ordinal, self._url, self._are_packed = ordinal, url, are_packed
         self._version = version or Version()
         self._etag = self._version.etag
-        self._told: Told | None = None  # of it, by the first answer
+        self._told: Told | None = None  # version in the first response
         self.size = 0
         self._got: dict[int, Lease | BaseException] = {}
         self._arrived = asyncio.Event()
         self._leased: set[Lease] = set()
         self._rest: Rest | None = None
-        self._in_order = False  # the server sends the whole for each part
+        self._in_order = False  # the server sends the whole object for each range
 
     async def all(self, length: Callable[[int], int]) -> AsyncGenerator[tuple[int, Lease, bool], None]:
-        """(offset, the bytes, whether they are the last) of ranges that follow one another, to the shard's end.
+        """Yield (offset, bytes, True if the last) of consecutive ranges, to the shard's end.
 
         Args:
-            length: how many bytes to ask for at an offset.
+            length: Returns the number of bytes to request at an offset.
         """
         self._rest = Rest()
         first = await self._lease(0, length(0))
@@ -74,7 +70,7 @@ class ShardRanges:
             offset, lease = stop, await self._next(stop)
 
     async def some(self, ranges: Sequence[tuple[int, int]]) -> AsyncGenerator[tuple[int, Lease], None]:
-        """(offset, the bytes) of each of these (offset, size)."""
+        """Yield (offset, bytes) of each (offset, size)."""
         self._group.start_soon(self._request, ranges)
         for offset, size in ranges:
             lease = await self._next(offset)
@@ -85,7 +81,7 @@ class ShardRanges:
             yield offset, lease
 
     async def again(self, offset: int, lease: Lease) -> None:
-        """Read a range again whose bytes are wrong, past the cache, which may have kept them."""
+        """Repeat the read of a range with wrong bytes, without the cache."""
         wrong, stop = bytes(lease.view), offset + lease.size
         checks = 0
 
@@ -100,7 +96,7 @@ class ShardRanges:
         lease.view[:] = data
 
     def release(self) -> None:
-        """Let go of what was read and not used, and of what could still be read."""
+        """Release ranges that were read and not used."""
         if self._rest is not None:
             self._rest.release()
         for lease in self._leased:
@@ -123,7 +119,7 @@ class ShardRanges:
         return got
 
     async def _request(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Ask for ranges, in order, as fast as there is room for them."""
+        """Request ranges in order, as memory is admitted."""
         for offset, size in ranges:
             lease = await self._lease(offset, size)
             if self._in_order:
@@ -133,7 +129,7 @@ class ShardRanges:
                 self._group.start_soon(self._fetch, offset, lease)
 
     async def _fetch(self, offset: int, lease: Lease) -> bool:
-        """Whether it has come; what comes of it is in `_got`."""
+        """Read a range into `_got`. False if that failed."""
         try:
             await self._read(offset, lease)
             got: Lease | Exception = lease
@@ -142,7 +138,7 @@ class ShardRanges:
         self._got[offset] = got
         self._arrived.set()
         if self._are_packed:
-            asyncio.get_running_loop().call_soon(self._flow.loaded, lease)  # not before who waits for it goes on
+            asyncio.get_running_loop().call_soon(self._flow.loaded, lease)  # after the consumer has resumed
         return got is lease
 
     async def _lease(self, offset: int, size: int) -> Lease:
@@ -164,7 +160,7 @@ class ShardRanges:
             self._told.check(span.told, self._url)
         self._told = self._told or span.told
         self._etag = self._etag or span.etag
-        if span.etag not in (None, self._etag):  # both were asked for before either was known
+        if span.etag not in (None, self._etag):  # both were requested before either version was known
             raise ObjectChangedError(f"the object changed: its ETag was {self._etag}, now {span.etag}", url=self._url)
         self._flow.trim(lease, span.stop - span.start)
         return span

@@ -1,4 +1,4 @@
-"""Samples of shards whose places are not known: ranges are read ahead, workers find the samples, order is kept."""
+"""Samples of shards without an index: ranges are read ahead, and workers scan them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ from headrace.producers.unpack import UNPACKED_MOST, Unpacks, unpacked
 from headrace.types import Ranges
 
 SHARDS_AT_ONCE = 8
-SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
+SHARDS_AT_FIRST = 2  # until one size is known: reads of later shards slow down the first
 _BLOCK = 512
 
 
 class ShardProducer:
-    """Gives the samples of shards, in the order of the shards.
-
-    Args:
-        reading: how their bytes are read.
-        plan: which samples come, and in which order.
-        pack_error: packs an exception.
-    """
+    """Emits the samples of shards, in the order of the shards."""
 
     def __init__(self, reading: ShardReading, plan: ShardPlan, pack_error: ErrorPacker) -> None:
         self._shards, self._reader = iter(plan.shards), reading.reader
@@ -45,16 +39,16 @@ class ShardProducer:
         self._in_round, self._is_endless, self._pack_error = plan.in_round, plan.is_endless, pack_error
         begin, window, done = plan.begin, plan.window, plan.done
         self._next_address = 0
-        self._largest = 0  # bytes of the largest shard seen
+        self._largest = 0  # bytes of the largest shard so far
         self._first_shard = begin.shard
-        self._skip_rows = begin.row  # samples of the first shard that are not used
+        self._skip_rows = begin.row  # samples of the first shard to skip
         self._read_before = 0
-        self._read = self._position = 0  # how many samples were read, and put, since `begin`
+        self._read = self._position = 0  # numbers of samples read and pushed since `begin`
         self._windows = begin.window
         self._pending: list[RawPart] = []
-        self._failures = deque[int]()  # the positions of those that were put
+        self._failures = deque[int]()  # positions of pushed failures
         self._done_end = done[-1][1] if done else 0
-        # Without windows, no sample that is done depends on what failed behind it.
+        # Without windows, no consumed sample depends on later failures.
         self._failed_before = {k for k in begin.failures if window is not None or k < self._done_end}
         self._shard_starts: deque[tuple[int, int, int]] = deque([(0, begin.shard, begin.row)])
         self._window_starts: deque[tuple[int, int]] = deque([(0, begin.window)])
@@ -63,7 +57,7 @@ class ShardProducer:
         shards, windows = self._shard_starts, self._window_starts
         while len(windows) > 1 and windows[1][0] <= position:
             windows.popleft()
-        end = min(position, self._position)  # the last batch may have room for more samples than there are
+        end = min(position, self._position)  # the last batch may be longer than the remaining samples
         begin, window = windows[0] if self._window is not None else (end, 0)
         while len(shards) > 1 and shards[1][0] <= begin:
             shards.popleft()
@@ -105,14 +99,14 @@ class ShardProducer:
                         self._give(flow, left)
                         if self._has_all or rows == 0:
                             break
-                    if rows == 0:  # the rest of the shard is another rank's
+                    if rows == 0:  # the rest of the shard belongs to another rank
                         self._flush(flow)
                         group.cancel_scope.cancel()
                         return
                     if not self._has_all and reading.failure is not None:
-                        skip = 0  # no more comes, and it says why
+                        skip = 0  # no sample follows, and the failure has the reason
                         self._read += 1
-                        self._shard_starts.append((self._read, shard + 1, 0))  # it is no sample that comes again
+                        self._shard_starts.append((self._read, shard + 1, 0))  # a failure is not repeated on resume
                         self._fail(flow, ListPart([reading.failure]), url)
                     if self._has_all:
                         group.cancel_scope.cancel()
@@ -126,7 +120,7 @@ class ShardProducer:
             ahead.release()
 
     async def _read_shard(self, flow: Flow, ordinal: int, url: str, reading: Reading[RawPart]) -> None:
-        """Give the samples of a shard; what ends them early stands in the place of the next one."""
+        """Read the samples of a shard. An early end becomes a failure in the next sample's place."""
         with closing(reading):
             group = anyio.create_task_group()
             ranges: ShardRanges | None = None
@@ -144,7 +138,7 @@ class ShardProducer:
                 reading.fail(error, self._pack_error)
             finally:
                 if ranges is not None:
-                    ranges.release()  # not before the last read has ended: it would write into what is others' by then
+                    ranges.release()  # after the last read, which would write into reused memory
 
     async def _scan_shard(
         self,
@@ -172,16 +166,16 @@ class ShardProducer:
                     if isinstance(scanner, Failure):
                         return scanner
                     if unpacks is not None:
-                        unpacks.is_past_end = getattr(scanner, "has_ended", False)  # others than a tar's never say it
+                        unpacks.is_past_end = getattr(scanner, "has_ended", False)  # only tar scanners set it
                     if len(rows):
                         leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
                         own, zeros = rows.shifted(base).as_read(), np.zeros(len(rows), np.int64)
                         reading.put(RawPart(own, zeros, (masked(url),), leased, (base,)))
                     count += len(rows)
                     if (scanner.done or scanner.error is not None) and unpacks is None:
-                        break  # what follows in a compressed one is read: its checksums lie there
+                        break  # a compressed shard is read to its end, which has checksums
                     if type(scanner.error) is LimitError:
-                        break  # what follows, which may be a bomb, would fail by another limit
+                        break  # the rest, which may be a bomb, would exceed another limit
                     for start in [start for start, held in spans.items() if start + held.size <= scanner.low]:
                         spans.pop(start).release()
             if scanner.error is not None:
@@ -194,7 +188,7 @@ class ShardProducer:
                 held.release()
 
     def _begin_round(self, flow: Flow, shard: int, url: str) -> None:
-        """See that the round before has brought something: what is repeated without end would never end."""
+        """Start a round. Fail if the previous one was empty and rounds repeat without end."""
         if shard >= self._first_shard + self._in_round:
             count = self._read - self._read_before
             if not count and self._is_endless:
@@ -208,10 +202,10 @@ class ShardProducer:
         self._read_before = self._read
 
     def range_bytes(self, ordinal: int, offset: int) -> int:
-        """How much to ask a shard for at `offset`.
+        """Return the number of bytes to request at `offset`.
 
-        The epoch's first requests are small, so that its first samples come soon; and a shard whose size is not known
-        yet is asked for no more than the largest one so far had.
+        The epoch's first requests are small, for a fast start. A shard of unknown size is requested up to the size of
+        the largest one so far.
         """
         size = self._range_bytes
         if ordinal == self._first_shard and offset < size:
@@ -221,14 +215,14 @@ class ShardProducer:
         return -(-size // _BLOCK) * _BLOCK
 
     def _address(self, size: int) -> int:
-        """A place for a shard in the epoch's address space."""
+        """Reserve a range in the epoch's address space."""
         address = self._next_address
         self._next_address += size
         return address
 
     @property
     def _has_all(self) -> bool:
-        """Whether as many samples were put as are to come at most."""
+        """True if the maximum number of samples was pushed."""
         return self._take is not None and self._position >= self._take
 
     def _give(self, flow: Flow, part: RawPart) -> None:
@@ -247,13 +241,13 @@ class ShardProducer:
             self._shuffle(flow, self._window)
 
     def _fail(self, flow: Flow, failure: Part, url: str) -> None:
-        """What lies before a failure is a window of its own, and another one begins behind it."""
+        """Push a failure. It ends the current window, and a new one starts after it."""
         if self._buffer is not None:
             self._put(flow, failure)
             return
         position = self._position + sum(part.count for part in self._pending)
         if position not in self._failed_before and self._is_begun:
-            # Where failures are raised, it is the first to be seen.
+            # If failures are raised, this is the first one.
             flow.put(next((end for start, end in self._done if start <= self._position < end), self._position), failure)
             raise _changed(f"{masked(url)} fails {position} samples behind the mark of the state, and did not")
         self._flush(flow)
@@ -263,14 +257,14 @@ class ShardProducer:
 
     @property
     def _is_begun(self) -> bool:
-        """Whether samples were received of the window that comes next; without windows, of any that is to come."""
+        """True if samples of the next window were received; without windows, any later sample."""
         return self._position < self._done_end
 
     def _check_none_failed(self, part: Part, count: int) -> None:
-        """See that samples that come next stand where samples stood, and no failure, when some of them were received.
+        """Check that no failure was in the place of the next samples, if some were received.
 
         Raises:
-            StateMismatchError: one did. The part is released.
+            StateMismatchError: there was one. The part is released.
         """
         failed = self._failed_before.intersection(range(self._position, self._position + count))
         if failed and self._is_begun:
@@ -278,7 +272,7 @@ class ShardProducer:
             raise _changed(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
 
     def _shuffle(self, flow: Flow, window: ShuffleWindow) -> None:
-        """Put every window that is complete."""
+        """Push every complete window."""
         self._pending = [RawPart.concat(self._pending)]
         while True:
             (part,) = self._pending
@@ -301,7 +295,7 @@ class ShardProducer:
             part.release()
 
     def _put_window(self, flow: Flow, window: ShuffleWindow, part: RawPart, count: int) -> None:
-        if not count:  # what came was of before `begin`
+        if not count:  # all samples were before `begin`
             part.release()
             return
         self._check_none_failed(part, count)
@@ -322,21 +316,21 @@ class ShardProducer:
 
 
 def _without(part: RawPart, count: int) -> tuple[int, RawPart]:
-    """(how many are still to be left out, what is left) where the first `count` samples are left out."""
+    """Remove the first `count` samples: (number still to remove, remaining part)."""
     left = part.cut(min(count, part.count), part.count)
     part.release()
     return max(0, count - part.count), left
 
 
 def _first(part: RawPart, count: int) -> tuple[int, RawPart]:
-    """(how many samples are still to come, what comes of a part) where no more than `count` do."""
+    """Keep the first `count` samples: (number still to keep, kept part)."""
     kept = part.cut(0, min(count, part.count))
     part.release()
     return count - kept.count, kept
 
 
 def _changed(why: str) -> StateMismatchError:
-    """The samples behind a mark are not those that they were: by their numbers, others would be left out now."""
+    """Make the error for samples after a mark that have changed, so that their numbers differ."""
     return StateMismatchError(
         f"{why} when that was saved: samples that were in use then have other numbers now; go on from an "
         "earlier state, or from the begin of an epoch",
@@ -345,11 +339,11 @@ def _changed(why: str) -> StateMismatchError:
 
 
 class Without:
-    """A flow that leaves some of the samples out that a source puts, and numbers the others anew.
+    """A flow that skips some samples of a source and renumbers the others.
 
     Args:
-        flow: gets the others.
-        gone: which ones are left out, by the source's numbers.
+        flow: Receives the others.
+        gone: Samples to skip, by source number.
     """
 
     def __init__(self, flow: Flow, gone: Ranges) -> None:
@@ -359,7 +353,6 @@ class Without:
         return getattr(self._flow, name)
 
     def put(self, start: int, part: Part) -> None:
-        """Hand over what is left of the samples from `start` on."""
         begin, stop, before = start, start + part.count, 0
         for first, end in (*self._gone, (stop, stop)):
             if begin < min(first, stop):

@@ -1,4 +1,4 @@
-"""A buffer that samples wait in until they are drawn from it at random."""
+"""A buffer from which samples are drawn at random."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from headrace.types import Ints
 
 
 class ShuffleBuffer:
-    """Says which sample leaves the buffer whenever one comes that it has no room for.
+    """Determines the sample that leaves a full buffer when another one comes.
 
-    It knows numbers only: those that wait are 0, 1, …, and those that come follow them.
+    Samples are represented by numbers: waiting ones are 0, 1, …, and new ones follow.
 
     Args:
-        size: how many samples wait at most.
-        key: from which the random numbers are made.
+        size: Maximum number of waiting samples.
+        key: Seed.
     """
 
     def __init__(self, size: int, key: int) -> None:
@@ -23,14 +23,14 @@ class ShuffleBuffer:
         self.waiting = 0
 
     def slot(self) -> int | None:
-        """The place of the one that leaves as one more comes, which takes that place; None: there is room."""
+        """Return the slot of the sample replaced by a new one. None if there is room."""
         if self.waiting < self._size:
             self.waiting += 1
             return None
         return int(self._random.integers(0, self._size))
 
     def come(self, count: int) -> tuple[Ints, Ints]:
-        """(the numbers of those that leave, in order; of those that stay) as `count` more come."""
+        """Add `count` samples: (numbers of those that leave, in order; of those that stay)."""
         stay = list(range(self.waiting))
         room = max(0, min(count, self._size - self.waiting))
         stay += range(self.waiting, self.waiting + room)
@@ -43,6 +43,6 @@ class ShuffleBuffer:
         return np.array(leave, np.int64), np.array(stay, np.int64)
 
     def end(self) -> Ints:
-        """The numbers of those that are left, in the order in which they leave."""
+        """Empty the buffer and return the numbers of its samples in order of leaving."""
         waiting, self.waiting = self.waiting, 0
         return self._random.permutation(waiting)

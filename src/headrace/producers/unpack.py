@@ -1,4 +1,4 @@
-"""Compressed shards: what they unpack to, in leases, as if it had been read like this."""
+"""Decompression of shards into leases."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.producer import Flow
 _BLOCK = 512
 
 UNPACKED_MOST = 2**40
-"""Bytes that one shard may unpack to: so much room it is given in the epoch's address space."""
+"""Maximum bytes of a decompressed shard, reserved in the epoch's address space."""
 
 
 class Unpacks(Protocol):
-    """Decompresses successive pieces; see `headrace.formats.compression.decompressor.Decompressor`."""
+    """A decompressor, see `headrace.formats.compression.decompressor.Decompressor`."""
 
     is_past_end: bool
 
@@ -33,22 +33,22 @@ class Unpacks(Protocol):
 async def unpacked(
     ranges: AsyncGenerator[tuple[int, Lease, bool], None], unpacks: Unpacks, flow: Flow, size: int, ordinal: int
 ) -> AsyncGenerator[tuple[int, Lease, bool], None]:
-    """(offset, the bytes, whether they are the last) of what ranges of a compressed shard unpack to.
+    """Yield (offset, bytes, True if they are the last) of a compressed shard's content.
 
-    It is unpacked in threads, without the GIL. The end is told by one more lease, which may be empty. Only while it is
-    being unpacked does the shard count as getting on: a packed range that has come, and a lease that is half full,
-    bring nothing by themselves, and what they wait for must be let in.
+    Threads decompress without the GIL. The last lease may be empty. The shard counts as active only during
+    decompression: a compressed range, or a lease that is half full, makes no progress alone, so the memory it waits for
+    must be admitted.
 
     Args:
-        size: bytes of each lease, a multiple of 512.
-        ordinal: the shard's number in the order of the epoch.
+        size: Bytes of each lease, a multiple of 512.
+        ordinal: Number of the shard in the order of the epoch.
     """
     offset, filled = 0, 0
     target: Lease | None = None
     worker = object()
 
     async def room() -> Lease:
-        # before what is read ahead of this shard: that is of no use while there is no room for what it becomes
+        # before later reads of this shard, which are useless without memory for their content
         flow.pause(worker)
         lease = await flow.lease(size, (ordinal, -1))
         flow.go_on(worker)
@@ -67,7 +67,7 @@ async def unpacked(
                             target, filled = await room(), 0
                         filled += await anyio.to_thread.run_sync(unpacks.read_into, target.view[filled:])
                         if filled < size:
-                            break  # it wants more input
+                            break  # more input is needed
                         full, target = target, None
                         yield offset, full, False
                         offset += size
@@ -77,7 +77,7 @@ async def unpacked(
         unpacks.finish()
     except FormatError:
         whole = filled // _BLOCK * _BLOCK
-        if target is not None and whole:  # what lies before the damage comes first
+        if target is not None and whole:  # emit the content before the damage
             flow.trim(target, whole)
             before, target = target, None
             yield offset, before, False
