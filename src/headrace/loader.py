@@ -45,10 +45,9 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     AsyncIterableDatasets follow headrace's guarantees (regime "headrace").
 
     In the torch regime base seed, indices and workers' seeds equal torch's, and worker k mod n makes batch k. Each
-    iterator has its own workers. They start from a clean process: the data set and functions are sent to them, lambdas
-    and local classes too. Large arrays are stored once in shared memory for all workers. With `economic=True` the
-    workers belong to the loader and all make samples of one batch at a time. Each sample's random numbers then depend
-    on (seed, epoch, key).
+    iterator has its own workers. They are forked where torch's are. Elsewhere the data set and functions are pickled,
+    lambdas and local classes too. With `economic=True` the workers belong to the loader and all make samples of one
+    batch at a time. Each sample's random numbers then depend on (seed, epoch, key).
 
     In the headrace regime batches come in the order of the plan, which depends on (seed, epoch) only. Each sample comes
     once. Workers, reads in flight and memory have separate limits. Workers, connections and memory belong to the
@@ -57,7 +56,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     Args:
         dataset: The data set.
         batch_size: Samples per batch. None gives single samples. Omit it if the stream makes batches itself, as
-        `.padded_batch()` and `.bucket()` do.
+            `.padded_batch()` and `.bucket()` do.
         shuffle: Equivalent to `.shuffle()` on the data set.
         num_workers: Number of worker processes for plain functions and collation. 0: a thread of this process.
         collate_fn: Makes a batch from a list of samples. Default: torch's default_collate.
@@ -68,66 +67,56 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         generator: Source of the seed, by one draw.
         multiprocessing_context: Start workers from the trainer's process, as torch's loader does. Torch regime only.
         prefetch_factor: Batches made ahead. Torch regime: by each worker, default 2; with `economic` by all workers
-        together. Headrace regime: by all workers together, default 4, or 2 per worker if a worker makes whole batches
-        (a collate_fn of your own). 0: nothing is made before it is requested. With `batch_size=None` it counts samples;
-        the default then sends several samples per message, limited by bytes and by the time they take.
+            together. Headrace regime: by all workers together, default 4, or 2 per worker if a worker makes whole
+            batches (a collate_fn of your own). 0: nothing is made before it is requested. With `batch_size=None` it
+            counts samples; the default then sends several samples per message, limited by bytes and by the time they
+            take.
         persistent_workers: Keep workers and their copies of the data set for further epochs. Always on for headrace's
-            data
-        sets.
+            data sets.
         in_order: False gives batches as they become ready.
         seed: Seed of the order and of the samples' random numbers. None means 0.
         shard: Give ranks of a distributed run different samples of each global batch. False gives every rank all
-            samples.
-        This option and the next seven are for headrace's data sets only.
+            samples. This option and the next seven are for headrace's data sets only.
         global_batch_size: Samples per batch over all ranks, instead of `batch_size`. Ranks differ by at most one
             sample.
         tail: How a short last global batch is handled. "short" emits it, and every sample comes once; if some ranks
-            would
-        have no sample, the last two global batches share the remaining samples. "drop" drops it, as `drop_last` does.
-        "pad" fills it with samples from the start of the epoch, which come twice. "carry" moves it to the start of the
-        next epoch. "uneven" lets each rank end with its own data: every sample comes once, after filters too, and ranks
-        may make different numbers of steps.
+            would have no sample, the last two global batches share the remaining samples. "drop" drops it, as
+            `drop_last` does. "pad" fills it with samples from the start of the epoch, which come twice. "carry" moves
+            it to the start of the next epoch. "uneven" lets each rank end with its own data: every sample comes once,
+            after filters too, and ranks may make different numbers of steps.
         rank: Index of this process's part of each global batch; needs `world_size`. By default both are taken from
-        `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
+            `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
         world_size: Number of parts.
         device_mesh: A DeviceMesh. Only its dimensions that divide data count.
         data_dims: Names of these dimensions.
         ranks: "all": ranks compare their plans at the start of an epoch. "local": they do not, for loops that not all
-        ranks run.
+            ranks run.
         snapshot_every_n_steps: torch's data sets only: number of batches after which each worker reports its state.
-            Batches
-        since that report are made again on resume. 0: never. None: 1, after the first call of `state_dict` or
-        `load_state_dict`. With `in_order=False` a map-style data set with a state reports after each batch,
-        independently of this number.
+            Batches since that report are made again on resume. 0: never. None: 1, after the first call of `state_dict`
+            or `load_state_dict`. With `in_order=False` a map-style data set with a state reports after each batch,
+            independently of this number.
         fetch_concurrency: Maximum number of concurrent reads. "auto" starts with 128, and doubles the number up to
-            1,024 as
-        long as each doubling increases the throughput by a third.
+            1,024 as long as each doubling increases the throughput by a third.
         memory_budget: Bytes, or text such as "2GiB", for inputs and batches together. "auto" is a quarter of the memory
-        that this process may use.
+            that this process may use.
         fetch: Options of reads.
         on_error: "raise" raises the error of the first failed sample in place of its batch. "skip" skips failed
-            samples. A
-        function is called with each exception, in the engine's thread, and returns True to skip the sample. Not for
-        torch's data sets.
+            samples. A function is called with each exception, in the engine's thread, and returns True to skip the
+            sample. Not for torch's data sets.
         max_skips: Maximum number of samples skipped in an epoch, or (in total, in a row); None means no limit. The
-            error
-        of the next failed sample is raised. Samples of one failed read count as one.
+            error of the next failed sample is raised. Samples of one failed read count as one.
         balance: Assign the samples of each global batch to ranks so that their work is even: "tokens", "tokens^2" (the
-            cost
-        of attention within documents), or a function that maps an array of sample numbers to an array of work. The
-        number of samples per rank and the content of global batches do not change. "tokens" and "tokens^2" are for
-        `.pack()` and token files with documents.
+            cost of attention within documents), or a function that maps an array of sample numbers to an array of work.
+            The number of samples per rank and the content of global batches do not change. "tokens" and "tokens^2" are
+            for `.pack()` and token files with documents.
         exclude: Samples and steps that are excluded and never read, as after a loss spike: `hr.Exclude(…)`, or a file
-            that
-        `quarantine` has written. Only for data sets whose samples have numbers.
+            that `quarantine` has written. Only for data sets whose samples have numbers.
         quarantine: A file to which each sample skipped by `on_error` is appended, as a line of JSON with its number,
-            name
-        and error. Several processes may write to one file.
+            name and error. Several processes may write to one file.
         workers: "process"; "thread", for functions that release the GIL (global generators are then shared with the
-        trainer); or, for headrace's data sets, an executor that starts the workers.
+            trainer); or, for headrace's data sets, an executor that starts the workers.
         economic: The mode of the RFC "DataLoader-Economic": memory depends on `prefetch_factor` and not on the number
-            of
-        workers. For torch's map-style data sets.
+            of workers. For torch's map-style data sets.
         num_batch_workers: Maximum number of batches collated at once in economic mode. None: `prefetch_factor`.
         num_workers_batches: Alias of `num_batch_workers`, the RFC's name.
         device: Device that batches are copied to ahead of use, from page-locked memory.
@@ -136,8 +125,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         OptionError: a headrace option has a value that cannot be used.
         ValueError, TypeError: torch's checks of torch's options.
         CannotCarryError: the data set or a function cannot be sent to another process, and workers are not forked from
-            this
-        one (raised when the loader is iterated over).
+            this one. Raised when the loader is iterated over.
 
     Examples:
         >>> import headrace as hr
@@ -365,8 +353,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
         Args:
             batches: Return the state after this number of batches of the epoch, for loops that take one batch ahead.
-                Available
-            for the last 16 batches; with torch's data sets for the last 3.
+                Available for the last 16 batches; with torch's data sets for the last 3.
 
         Raises:
             OptionError: there is no state; the message gives the reason.

@@ -65,8 +65,8 @@ class Cache:
 
     Args:
         folder: made when it is first written to; other processes may use it at the same time.
-        limit_bytes: what all entries together may take, in whole blocks of 4 KiB; of what is not in use, that which
-            was used longest ago goes first. Each process may be over it by the one entry that it writes.
+        limit_bytes: what all entries together may take, in whole blocks of 4 KiB; of what is not in use, that which was
+            used longest ago goes first. Each process may be over it by the one entry that it writes.
         storage_options: of the stores that are read: another endpoint has other entries.
         data_set: tells the data set that is read from others; "": none, whose entries are never in use.
         clock: seconds of the day, as the times of files are.

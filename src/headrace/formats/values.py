@@ -74,17 +74,16 @@ def decoder(
     unless `allow_pickle`.
 
     Args:
-        spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for
-            a `PIL.Image.Image` in the mode that the file has.
+        spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for a
+            `PIL.Image.Image` in the mode that the file has.
         size: (height, width) in pixels that images are scaled to; their proportions change where it has others.
         limits: on the pixels of an image, and on what npz and gz unpack to.
         allow_pickle: read pickles, which runs what the data say; only for data of those whom you trust.
         **by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
             "int", "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`, by
-            soundfile; "audio:torchcodec" is the same by torchcodec), "msgpack", "pt" (what
-            `torch.save` wrote, loaded with `weights_only=True`), "pickle" (if `allow_pickle`), an extension that was
-            registered, a class of protobuf's messages or any other that has `FromString` or `ParseFromString`, or a
-            function of the bytes.
+            soundfile; "audio:torchcodec" is the same by torchcodec), "msgpack", "pt" (what `torch.save` wrote, loaded
+            with `weights_only=True`), "pickle" (if `allow_pickle`), an extension that was registered, a class of
+            protobuf's messages or any other that has `FromString` or `ParseFromString`, or a function of the bytes.
 
     Raises:
         OptionError: there is no such spec, or the size is none; or pickles are asked for, and not allowed.

@@ -13,12 +13,10 @@ class Resumable:
     Args:
         dataset: May have `state_dict` and `load_state_dict`.
         samples: Makes the iterator, which may have these methods too. Called with the number of its first sample, and
-            the
-        number of epochs after the planned one.
+            the number of epochs after the planned one.
         state: An earlier result of `snapshot` to resume from. With "over" it belongs to the previous epoch, which has
-            ended
-        since; its value is the number of that epoch's next sample. "took" is the number of samples of that epoch, if
-        ranks shared it.
+            ended since; its value is the number of that epoch's next sample. "took" is the number of samples of that
+            epoch, if ranks shared it.
         take: Maximum number of samples in an epoch. None: no limit.
         begin: Number of the first sample.
     """

@@ -42,8 +42,7 @@ class Dispatch:
 
         Args:
             find_place: Returns memory for a result that was made without. None: the result is not needed any more, and
-                the
-            reply is "mismatch".
+                the reply is "mismatch".
         """
         self.under_way += 1
         try:

@@ -23,8 +23,7 @@ class DirectCalls:
 
     Args:
         policy: Referenced weakly: the user's function may refer to the loader, and the engine's thread holds this
-            object
-        during an epoch.
+            object during an epoch.
         loop: Loop of the `async for`, if any.
     """
 

@@ -18,7 +18,7 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
 
     Args:
         shared: This rank's part of an epoch with a given number of samples. None: its end is not known, or there is one
-        rank.
+            rank.
 
     Raises:
         OptionError: they cannot.

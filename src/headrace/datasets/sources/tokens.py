@@ -77,9 +77,9 @@ def tokens(
             the documents in the window from 0.
         documents: "ids": samples have `document_ids` from Megatron's index, which takes 8 bytes of memory per document.
             "samples": samples are the documents of that index, of any length. "separate": windows are cut from each
-            document separately and never span documents. Documents then end as in that index, or with the token
-            `eos`; for `eos`, each file is read in full whenever a loader opens it. "separate" takes 16 bytes of memory
-            per document, and has no `document_ids`.
+            document separately and never span documents. Documents then end as in that index, or with the token `eos`;
+            for `eos`, each file is read in full whenever a loader opens it. "separate" takes 16 bytes of memory per
+            document, and has no `document_ids`.
         tail: Treatment of the tokens at the end of a file, or of a document with "separate", that do not fill a window.
             "drop": they are dropped, as in nanoGPT and Megatron. "short": they form a shorter window.
         limits: Limits for files: `member_bytes` applies to one sample, and to the list of document starts.
