@@ -179,8 +179,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an epoch": (lambda: mixture().epoch(samples=5), r"\.epoch\(5\) of a mixture by tokens|of a mixture by tokens"),
     "shuffled": (lambda: mixture().shuffle(), "shuffle its sources"),
     "numbered": (lambda: mixture().enumerate().pack(8), "no places in the epoch"),
-    "an end": (lambda: mixture(until="all"), "nobody knows before documents are read"),
-    "no weights": (lambda: hr.mix(sources(), by="tokens"), "needs weights="),
     "lengths": (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its sources"),
     "empty": (
         lambda: first_of(hr.mix({"a": hr.from_map([])}, {"a": 1}, by="tokens").pack(8), batch_size=1),

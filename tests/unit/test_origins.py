@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.parts import ListPart
-from headrace.scheduler.boundaries import EvenBoundaries, GivenBoundaries
+from headrace.scheduler.boundaries import EvenBoundaries
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.pile import Pile
 from headrace.scheduler.position_map import PositionMap
@@ -114,18 +113,6 @@ class PileAgainstAList(RuleBasedStateMachine):
 
 
 TestPileAgainstAList = PileAgainstAList.TestCase
-
-
-@given(sizes=st.lists(st.integers(0, 5), max_size=12))
-def test_given_boundaries_find_each_sample_where_its_batch_was_cut(sizes: list[int]) -> None:
-    boundaries, position = GivenBoundaries(), 0
-    for number, size in enumerate(sizes):
-        assert boundaries.add(size) == number
-        assert (boundaries.start(number), boundaries.size(number)) == (position, size)
-        for slot in range(size):
-            assert boundaries.find(position + slot) == (number, slot)
-        position += size
-    assert boundaries.start(len(sizes) + 3) == position, "where nothing is cut yet, the last one's end is known"
 
 
 def test_units_are_known_below_zero_when_a_run_goes_on_in_the_middle_of_the_first() -> None:

@@ -63,14 +63,6 @@ def test_batches_are_raised_exactly_when_a_limit_is_exceeded(
     assert bench.meters.skipped == total
 
 
-def test_row_goes_on_over_batches_and_ends_with_one_that_is_whole() -> None:
-    bench = Bench(in_a_row=2)
-    assert not bench.rule(0, 3, 1, 2)
-    assert not bench.rule(3, 3)
-    assert not bench.rule(6, 2, 0, 1)
-    assert bench.rule(8, 2, 0)
-
-
 def test_error_that_is_nobodys_is_raised_as_it_was_packed() -> None:
     bench = Bench()
     packed = pack_error(ValueError("the source"))
