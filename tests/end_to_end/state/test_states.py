@@ -76,9 +76,6 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "version": ("version", 2),
     "order_version": ("order_version", 2),
     "regime": ("regime", "torch"),
-    "position": ("check", 16),
-    "epoch": ("check", 1),
-    "holes": ("check", [0, 2]),
     "batches": ("check", 2),
     "check": ("check", "0" * 16),
     "world": ("version", None),
@@ -97,18 +94,6 @@ def test_edited_state_is_refused(written: Written, name: str) -> None:
             loader.load_state_dict({**state, name: value})
         assert caught.value.field == field
         loader.load_state_dict(state)  # the refused one has left nothing behind
-
-
-@pytest.mark.parametrize("change", [{"end": 3}, {"world": 0}, {"step": 0}, {"done": [0, 999]}, {"lanes": 0}])
-def test_edited_state_of_one_rank_is_refused_also_where_its_numbers_make_no_sense(
-    written: Written, change: dict[str, Any]
-) -> None:
-    state = state_after(loader_of(written, in_order=False), 3)
-    assert sum(state["done"][1::2]) == 12  # runs of (samples between, samples): which batches come first is not said
-    with loader_of(written, in_order=False) as loader:
-        with pytest.raises(hr.StateMismatchError):
-            loader.load_state_dict({**state, **change})
-        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("in_order", [True, False])
