@@ -81,6 +81,11 @@ def put_index(urls: list[str], name: str = "", **options: Any) -> str:
     return url
 
 
+def number_of(sample: dict[str, Any]) -> int:
+    """What its label says."""
+    return int(sample["cls"])
+
+
 def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:
     return {"__key__": key, "__url__": url, **fields}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import outcomes_later, outcomes_of, words
-from end_to_end.tars import numbered_samples, put_shards, tar
+from end_to_end.tars import number_of, numbered_samples, put_shards, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -31,10 +31,6 @@ def run(data: Any, **options: Any) -> list[Any]:
 
 def run_later(data: Any, **options: Any) -> list[Any]:
     return outcomes_later(data, **{"fetch": QUICK, "timeout": 30, **options})
-
-
-def label(sample: dict[str, Any]) -> int:
-    return int(sample["cls"])
 
 
 def values(got: list[Any]) -> list[Any]:
@@ -68,7 +64,7 @@ def test_a_bad_shard_is_an_error_between_its_neighbours(
     data: bytes | None, kind: type[Exception], said: str, num_workers: int
 ) -> None:
     urls = with_bad_shard("bad-shard", data)
-    got = run(hr.stream(urls).map(label), batch_size=2, num_workers=num_workers)
+    got = run(hr.stream(urls).map(number_of), batch_size=2, num_workers=num_workers)
     assert values(got) == [[0, 1], [2, 3], kind, [6, 7], [8]]
     error = got[2]
     assert error.url == urls[1]
@@ -84,11 +80,11 @@ def test_a_bad_shard_is_not_lost_with_a_short_last_batch() -> None:
     urls = put_shards("bad-end", [4, 1])
     memory.remove(urls[1])
     for collate in (None, list):
-        got = run(hr.stream(urls).map(label), batch_size=2, drop_last=True, collate_fn=collate)
+        got = run(hr.stream(urls).map(number_of), batch_size=2, drop_last=True, collate_fn=collate)
         assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
-    got = run(hr.stream(urls).filter(lambda s: True).map(label), batch_size=2, drop_last=True)
+    got = run(hr.stream(urls).filter(lambda s: True).map(number_of), batch_size=2, drop_last=True)
     assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
-    shuffled = run(hr.stream(urls).shuffle().map(label), batch_size=2, drop_last=True)
+    shuffled = run(hr.stream(urls).shuffle().map(number_of), batch_size=2, drop_last=True)
     assert sum(isinstance(g, hr.ObjectMissingError) for g in shuffled) == 1
 
 
@@ -96,9 +92,9 @@ def test_http_errors_say_status_range_and_attempts(server: FaultServer) -> None:
     forbidden = server.add("forbidden.tar", GOOD, "s403")
     busy = server.add("busy.tar", GOOD, "slowdown")
     good = server.add("good.tar", GOOD)
-    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(label), batch_size=8)
+    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(number_of), batch_size=8)
     assert [type(g) for g in got] == [torch.Tensor, hr.AccessDeniedError]
-    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(label), batch_size=None)
+    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(number_of), batch_size=None)
     denied, throttled, missing = got[8:]
     assert (type(denied), denied.attempts, denied.status) == (hr.AccessDeniedError, 1, 403)
     assert isinstance(throttled, hr.StorageError)
@@ -169,7 +165,7 @@ def test_what_a_users_function_raises_is_raised_in_its_place(
     step: Callable[[hr.Stream], hr.Stream], note: str, num_workers: int
 ) -> None:
     urls = put_shards("stumble", [8])
-    got = run(step(hr.stream(urls).map(label)), batch_size=2, num_workers=num_workers)
+    got = run(step(hr.stream(urls).map(number_of)), batch_size=2, num_workers=num_workers)
     assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
     assert type(got[2]).__name__ == "UsersError"
     assert str(got[2]) == "five is too much"
@@ -198,7 +194,7 @@ def test_a_collate_function_that_raises_is_told_with_the_batch(num_workers: int,
     def collate(samples: list[int]) -> int:
         return stumble(samples[1])
 
-    data = hr.stream(put_shards("collate", [8])).map(label)
+    data = hr.stream(put_shards("collate", [8])).map(number_of)
     got = run(data, batch_size=2, collate_fn=collate, num_workers=num_workers, on_error=on_error)
     assert [g for g in got if not isinstance(g, Exception)] == [1, 3, 7]
     assert type(got[2]).__name__ == "UsersError"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders.loops import flat, given, resumed_anywhere
-from end_to_end.tars import put_index, put_shards
+from end_to_end.tars import number_of, put_index, put_shards
 
 import headrace as hr
 
@@ -25,23 +25,19 @@ def indexed(urls: list[str]) -> hr.Stream:
     return hr.stream(urls, index=put_index(urls, "enumerated"))
 
 
-def number(sample: dict[str, Any]) -> int:
-    return int(sample["cls"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["window", "global", "shards", None])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numbers_are_the_places_in_the_epoch_when_samples_are_shuffled(
     indexed: hr.Stream, by: Any, workers: int
 ) -> None:
-    data = (indexed if by is None else indexed.shuffle(by)).map(number)
+    data = (indexed if by is None else indexed.shuffle(by)).map(number_of)
     assert flat(given(data.enumerate(), num_workers=workers)) == list(enumerate(flat(given(data))))
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_numbers_do_not_depend_on_ranks(indexed: hr.Stream, world: int) -> None:
-    data = indexed.shuffle().map(number).enumerate()
+    data = indexed.shuffle().map(number_of).enumerate()
     alone = flat(given(data, batch_size=6))
     ranks = [given(data, batch_size=6 // world, rank=rank, world_size=world) for rank in range(world)]
     steps = [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
@@ -56,9 +52,9 @@ def test_numbers_go_on_where_a_state_does(indexed: hr.Stream, urls: list[str], k
     data = {
         "indexed": indexed.shuffle().enumerate(),
         "as read": hr.stream(urls, index=None).shuffle("window", window=8).enumerate(),
-        "filtered": indexed.enumerate().filter(lambda pair: number(pair[1]) % 3 == 1),
+        "filtered": indexed.enumerate().filter(lambda pair: number_of(pair[1]) % 3 == 1),
         "repeated": indexed.take(7).repeat(3).enumerate(),
-    }[kind].map(lambda pair: (pair[0], number(pair[1])))
+    }[kind].map(lambda pair: (pair[0], number_of(pair[1])))
     resumed_anywhere(lambda: hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7))
 
 
@@ -71,7 +67,7 @@ def test_samples_that_are_excluded_have_their_numbers_all_the_same() -> None:
 
 
 def test_numbers_are_the_same_alone_and_in_any_loop(indexed: hr.Stream) -> None:
-    data = indexed.map(number).enumerate()
+    data = indexed.map(number_of).enumerate()
 
     async def later() -> list[Any]:
         return [sample async for sample in data]
@@ -84,9 +80,9 @@ def test_numbers_are_the_same_alone_and_in_any_loop(indexed: hr.Stream) -> None:
 
 
 def test_filter_behind_leaves_the_numbers_as_they_are(indexed: hr.Stream) -> None:
-    data = indexed.map(number).enumerate().filter(lambda pair: pair[1] % 2)
+    data = indexed.map(number_of).enumerate().filter(lambda pair: pair[1] % 2)
     assert list(data) == [(n, n) for n in range(1, sum(COUNTS), 2)]
-    kept = indexed.filter(lambda key: int(key) % 2, field="__key__").map(number).enumerate()
+    kept = indexed.filter(lambda key: int(key) % 2, field="__key__").map(number_of).enumerate()
     assert list(kept) == [(k, 2 * k + 1) for k in range(sum(COUNTS) // 2)]  # an index says which: they are the order
 
 

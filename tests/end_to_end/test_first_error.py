@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from tests.end_to_end.tars import numbered_samples, tar
+from end_to_end.tars import number_of, numbered_samples, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -185,10 +185,6 @@ def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_worker
             "missing.tar" if "missing.tar" in outcome else outcome for outcome, _ in told
         ]
         check_states(loader, told, [] if num_workers == 0 else [3])
-
-
-def number_of(sample: dict[str, bytes]) -> int:
-    return int(sample["cls"])
 
 
 def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end.tars import numbered_samples, put_shards, same, tar, wanted_sample
+from end_to_end.tars import number_of, numbered_samples, put_shards, same, tar, wanted_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,10 +51,6 @@ def all_async(data: Any, **options: Any) -> list[Any]:
 
 def numbers(batches: list[Any]) -> list[int]:
     return [int(n) for batch in batches for n in batch]
-
-
-def label(sample: dict[str, Any]) -> int:
-    return int(sample["cls"])
 
 
 def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
@@ -141,12 +137,12 @@ KEPT = [n for n in range(TOTAL) if n % 3 != 1]
 def test_filter_keeps_batches_full_and_in_order(
     urls: list[str], keep: Callable[[Any], Any], num_workers: int, warm_server: None
 ) -> None:
-    data = hr.stream(urls).filter(keep).map(label)
+    data = hr.stream(urls).filter(keep).map(number_of)
     batches = all_of(data, batch_size=4, num_workers=num_workers)
     assert [len(b) for b in batches] == [4] * (len(KEPT) // 4) + [len(KEPT) % 4] * bool(len(KEPT) % 4)
     assert numbers(batches) == KEPT
     assert numbers(all_of(data.take(5), batch_size=4, num_workers=num_workers)) == KEPT[:5]
-    nothing = hr.stream(urls).filter(lambda s: False).map(label)
+    nothing = hr.stream(urls).filter(lambda s: False).map(number_of)
     assert all_of(nothing, batch_size=4, num_workers=num_workers) == []
     depths = [numbers(all_of(data, batch_size=4, num_workers=num_workers, prefetch_factor=d)) for d in (0, 1)]
     assert depths == [KEPT, KEPT]
@@ -162,7 +158,7 @@ def test_async_steps_stand_anywhere_between_others(urls: list[str], num_workers:
     async def is_even(n: int) -> bool:
         return n % 2 == 0
 
-    data = hr.stream(urls).map(label).map(add_one).map(lambda n: n * 3).filter(is_even).map(lambda n: n + 1)
+    data = hr.stream(urls).map(number_of).map(add_one).map(lambda n: n * 3).filter(is_even).map(lambda n: n + 1)
     expected = [3 * (n + 1) + 1 for n in range(TOTAL) if 3 * (n + 1) % 2 == 0]
     assert numbers(all_of(data, batch_size=4, num_workers=num_workers)) == expected
     first = hr.stream(urls).map(add_one_to_label).map(lambda n: n * 2)
@@ -181,14 +177,14 @@ def test_alternatives_of_fields_are_taken_in_their_order() -> None:
 
 
 def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
-    data = hr.stream(urls).map(label).batch(4).map(lambda batch: batch.sum())
+    data = hr.stream(urls).map(number_of).batch(4).map(lambda batch: batch.sum())
     assert [int(s) for s in all_of(data)] == [sum(range(k, min(k + 4, TOTAL))) for k in range(0, TOTAL, 4)]
     assert [int(s) for s in all_of(data, batch_size=None)] == [int(s) for s in all_of(data)]
     assert [int(s) for s in data] == [int(s) for s in all_of(data)]  # it is collated also where no loader is named
     assert list(hr.from_map([[1, 2], [3, 4]]).batch(2).apply(lambda batches: (str(one) for one in batches))) == [
         "[tensor([1, 3]), tensor([2, 4])]"
     ]
-    short = hr.stream(urls).map(label).batch(4, drop_last=True)
+    short = hr.stream(urls).map(number_of).batch(4, drop_last=True)
     assert numbers(all_of(short)) == list(range(24))
     assert numbers(list(short)) == list(range(24))
 

@@ -33,11 +33,26 @@ from headrace.scheduler.position_map import PositionMap
 from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned, LimitStage
 from headrace.scheduler.skips import Skips
 from headrace.scheduler.wiring import EpochSpec, Resources
-from headrace.tasks import Chain, Reply, Task
+from headrace.tasks import Chain, Reply, Step, Task
 from headrace.torch_compat import serialize
 from headrace.types import Ranges
 from headrace.work.messages import TaskMessage
 from headrace.work.task_runner import TaskRunner
+
+
+def copies(n: int) -> list[int]:
+    return [n * 10 + k for k in range(n * 7 % 4)]
+
+
+def some(n: int) -> bool:
+    return n % 3 != 1
+
+
+def apart(batch: list[int]) -> list[int]:
+    return batch
+
+
+FLAT, SOME, APART = Step("flat_map", "many", copies), Step("filter", "filter", some), Step("unbatch", "many", apart)
 
 
 class Broken(Exception):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.batchers import KINDS
-from unit.scripted import Broken, Plan, Run, run
+from unit.scripted import APART, FLAT, SOME, Broken, Plan, Run, copies, run, some
 
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.scheduler.recipe import GroupStage, LimitStage, WorkStage
@@ -22,28 +22,12 @@ SEEDS = st.integers(0, 2**32)
 shapes = settings(max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), deadline=None)
 
 
-def copies(n: int) -> list[int]:
-    return [n * 10 + k for k in range(n * 7 % 4)]
-
-
-def some(n: int) -> bool:
-    return n % 3 != 1
-
-
-def spread_out(batch: list[int]) -> list[int]:
-    return batch
-
-
 def weight(n: int) -> int:
     return n % 7 + 1
 
 
 LEAVES_OUT = {kind for kind in KINDS if "whole" in kind}
 IN_ORDER = {kind for kind in KINDS if "even" in kind or "budget" in kind}
-
-FLAT = Step("flat_map", "many", copies)
-SOME = Step("filter", "filter", some)
-APART = Step("unbatch", "many", spread_out)
 
 
 def last() -> Chain:

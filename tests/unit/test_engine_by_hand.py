@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch.utils.data import default_collate
 from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
-from unit.scripted import Broken
+from unit.scripted import APART, FLAT, SOME, Broken, copies, some
 
 from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.errors import WorkerDiedError
@@ -43,21 +43,6 @@ ROOMY = 1 << 30
 SEEDS, AT = st.integers(0, 1000), st.integers(0, 30)
 
 ENDINGS = ("goes on", "goes on", "stopped", "cancelled")
-
-
-def copies(n: int) -> list[int]:
-    return [n * 10 + k for k in range(n * 7 % 4)]
-
-
-def some(n: int) -> bool:
-    return n % 3 != 1
-
-
-def apart(batch: list[int]) -> list[int]:
-    return batch
-
-
-FLAT, SOME, APART = Step("flat_map", "many", copies), Step("filter", "filter", some), Step("unbatch", "many", apart)
 
 
 @dataclass(frozen=True)
