@@ -157,7 +157,6 @@ class LoopSession(Generic[Data]):
 
     @property
     def is_needed(self) -> bool:
-        """True if the user's class opens or closes something."""
         kind = type(self._data)
         opens, closes = (
             (AsyncDataset.aopen, AsyncIterableDataset.aopen),
@@ -224,8 +223,6 @@ async def awaited(data: AsyncDataset, key: object) -> object:
 
 
 class KeySource(SampleSource):
-    """Samples fetched one by one, by key."""
-
     traits = Traits(numbered=True)
 
     def __init__(self, data: AsyncDataset) -> None:
@@ -263,8 +260,6 @@ class KeySource(SampleSource):
 
 
 class IterSource(SampleSource):
-    """Samples from an iterator, in its own order."""
-
     traits = Traits(iterated=True)
 
     def __init__(self, data: AsyncIterableDataset) -> None:

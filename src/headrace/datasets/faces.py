@@ -14,14 +14,10 @@ Parts = Callable[[Ints, Ints, Ints], Awaitable[Sequence[object]]]
 
 
 class HasKeys(Protocol):
-    """A map from number to key."""
-
     def __getitem__(self, number: int, /) -> object: ...
 
 
 class KeyedData(Protocol):
-    """A data set with samples fetched by key."""
-
     def __len__(self) -> int: ...
 
     def keys(self) -> Sequence[object]: ...

@@ -14,11 +14,9 @@ class MadeDataset(AsyncDataset):
 
     @property
     def inner(self) -> SampleSource:
-        """The other source. Its samples have numbers."""
         raise NotImplementedError
 
     async def original(self, number: int, wanted: Wanted | None) -> object:
-        """Return the other source's sample with a number."""
         return await self.inner.at(number if self._keys is None else self._keys[number], wanted)
 
     async def aopen(self) -> None:
@@ -37,8 +35,6 @@ class MadeDataset(AsyncDataset):
 
 
 class MadeSource(KeySource):
-    """The source of a `MadeDataset`."""
-
     traits = Traits(numbered=True, by_number=True)
 
     def __init__(self, data: MadeDataset) -> None:

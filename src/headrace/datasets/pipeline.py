@@ -100,7 +100,6 @@ class Pipeline:
 
     @property
     def separate(self) -> str | None:
-        """First operator that runs in worker processes only."""
         return next((step.name for step in self._all_steps if step.is_separate), None)
 
     @property
@@ -130,7 +129,6 @@ class Pipeline:
 
     @property
     def puts_together(self) -> str | None:
-        """First operator that groups samples before the final batches."""
         return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
 
     @property
@@ -140,7 +138,6 @@ class Pipeline:
 
     @property
     def timed(self) -> str | None:
-        """First grouping with a maximum waiting time."""
         return next((one.name for one in self.regroups if one.grouping and one.grouping.max_wait_s is not None), None)
 
     @property
@@ -162,7 +159,6 @@ class Pipeline:
 
     @property
     def has_numbers(self) -> bool:
-        """True if samples have numbers before they are read."""
         return self.source.has_numbers(by_number=self.is_by_number, by_key=bool(self.keeps))
 
     @property

@@ -115,7 +115,6 @@ class Planning:
         return "windows" if by == "window" else by
 
     def windows(self, shuffle: Shuffle) -> Windows:
-        """Return the window sizes of a shuffle by windows."""
         nbytes = max(1.0, self._source.sample_bytes or 0)
         most, blocks = int(WINDOW_BYTES / nbytes), self._source.blocks
         longest = 0 if blocks is None else int(np.diff(blocks).max(initial=0))
@@ -148,7 +147,6 @@ class Planning:
         return self._own.numbers(order, positions)
 
     def work(self, numbers: Ints, power: int) -> NDArray[np.float64]:
-        """Return the cost of samples: their token counts raised to `power`."""
         return self._own.work(numbers, power)
 
     def reads(self, order: Order, steps: ReadSteps) -> Iterator[ReadWindow]:
@@ -200,7 +198,6 @@ class Planning:
         return self._source.starts
 
     def described(self) -> list[str]:
-        """Return the names in a state of the operators that make the order."""
         order, shuffle = self.pipeline.order, self.pipeline.order.shuffle
         if shuffle is None:
             return self._own.described() + order.described("")
@@ -216,7 +213,6 @@ class Planning:
 
     @property
     def window_bytes(self) -> int:
-        """Approximate size of a window of samples that is read before any of them is used."""
         shuffle, nbytes = self._first_shuffle, self._source.sample_bytes
         if shuffle is None:
             return self._own.window_bytes

@@ -56,7 +56,6 @@ class Traits:
 
     @property
     def indexed(self) -> bool:
-        """True for shards with an index."""
         return self.numbered and self.sharded
 
 
@@ -106,9 +105,7 @@ class EpochIO(Protocol):
         """
         ...
 
-    def iterated(self, data: IteratedData) -> Producer:
-        """Read what the data set's iterator yields."""
-        ...
+    def iterated(self, data: IteratedData) -> Producer: ...
 
 
 class SampleSource(ABC):
@@ -203,7 +200,6 @@ class SampleSource(ABC):
 
     @property
     def text(self) -> str:
-        """Text in `repr`."""
         return f"{self.name}(…)"
 
     @property
@@ -236,7 +232,6 @@ class SampleSource(ABC):
         return False
 
     def lengths(self) -> Ints:
-        """Return the token count of each sample."""
         raise TypeError(f"{self.name} does not know how long its samples are before they are read")
 
     @property
@@ -310,8 +305,7 @@ class SampleSource(ABC):
         """Raise OptionError if the source does not support the order."""
 
     @abstractmethod
-    def open(self, io: EpochIO) -> Producer:
-        """Return the producer of one epoch's samples."""
+    def open(self, io: EpochIO) -> Producer: ...
 
 
 class SourceOrders:
@@ -354,7 +348,6 @@ class SourceOrders:
         return 0
 
     def order(self, epoch: int, number: int) -> Order:  # noqa: ARG002
-        """Return the order of one pass of an epoch."""
         return ShardOrder(self.sizes, "none", ())
 
     def described(self) -> list[str]:
@@ -366,7 +359,6 @@ class SourceOrders:
         return keys
 
     def locate(self, order: Order, positions: Ints) -> Places:
-        """Return the shards and rows of the samples at some positions."""
         shards, rows = order.locate(positions)
         if self._passing is not None:
             starts = np.concatenate([[0], np.cumsum(self.sizes)])
@@ -378,6 +370,5 @@ class SourceOrders:
         return self._source.lengths()[numbers].astype(np.float64) ** power
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
-        """Return the numbers of the samples at some positions."""
         shards, rows = self.locate(order, positions)
         return np.asarray(self._starts[shards] + rows, np.int64)

@@ -29,7 +29,6 @@ def told(samples: Iterable[object]) -> Iterator[str]:
 
 
 def value_in_words(value: Any) -> str:
-    """Describe a value in one line."""
     if isinstance(value, str):
         return _line(repr(value[: _WIDTH + 1]) + (f" ({len(value):,} characters)" if len(value) > _WIDTH else ""))
     if isinstance(value, bytes | bytearray | memoryview):

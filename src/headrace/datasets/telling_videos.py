@@ -15,12 +15,7 @@ from headrace.reading import OwnReaders
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """Facts about one video, known without decoding it.
-
-    Attributes:
-        frames: Number of frames shown.
-        lines: Other facts, in text.
-    """
+    """Facts about one video, known without decoding it. `frames` counts displayed frames."""
 
     url: str
     frames: int

@@ -1,4 +1,4 @@
-"""Stage 1 of 4: takes (seed, epoch, position), gives which sample comes; pure, no reads, no hidden state."""
+"""Stage 1 of 4: maps (seed, epoch, position) to a sample. Pure: no reads, no hidden state."""
 
 from headrace.plan.cursor import Cursor
 from headrace.plan.drawn import DrawnOrder

@@ -1,4 +1,4 @@
-"""How a step's samples are dealt to ranks so that all have as much work, and as many samples as ever."""
+"""Assignment of a step's samples to ranks, with equal counts and balanced work."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from headrace.types import Ints
 
 Work = NDArray[np.float64]
 
-_CLOSE = 1e-4  # of the mean: what is nearer together is left as it is
-_SWAPS = 8  # for each rank
+_CLOSE = 1e-4  # of the mean work: smaller differences are ignored
+_SWAPS = 8  # maximum, per rank
 
 
 def dealt(work: Work, sizes: Sequence[int]) -> Ints:
-    """The rank of each sample.
+    """Return the rank of each sample. Deterministic.
 
-    The most work first, each to the rank that has least and is not full; then ranks that have most and least exchange
-    samples as long as that brings them nearer together. The same work gives the same ranks everywhere.
-
-    Args:
-        work: of each sample, of 0 or more.
-        sizes: how many samples each rank gets.
+    Samples are assigned in order of decreasing work, each to the rank with the least work and a free place. Then the
+    ranks with the most and the least work exchange samples while that reduces their difference.
     """
     ranks = np.empty(len(work), np.int64)
     loads = [(0.0, rank) for rank in range(len(sizes)) if sizes[rank]]
@@ -58,7 +54,7 @@ def _exchange(work: Work, ranks: Ints, world: int) -> None:
 
 
 def _pair(mine: Work, others: Work, wanted: float) -> tuple[int, int]:
-    """Of which samples the difference is nearest to what is wanted."""
+    """Return the samples of both ranks whose difference in work is closest to `wanted`."""
     ascending = np.argsort(others, kind="stable")
     at = np.clip(np.searchsorted(others[ascending], mine - wanted), 0, len(others) - 1)
     choices = np.stack([at, np.maximum(at - 1, 0)])

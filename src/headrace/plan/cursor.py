@@ -1,4 +1,4 @@
-"""What of an epoch is still to come: everything from a position on, and holes below it."""
+"""Remaining positions of an epoch: all from a position on, and holes below it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 
 from headrace.types import Ints
 
-_LISTED_MOST = 256  # ranges: some KB
+_LISTED_MOST = 256  # ranges; some KB of JSON
 _BITS_MOST = 2**26
 _FAR = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The positions of an epoch that are still to come, in the order in which they will: holes first, then the rest.
+    """The remaining positions of an epoch, in order: holes first, then the rest.
 
     Attributes:
-        position: every position from here on is to come.
-        holes: [k, 2] int64: disjoint ranges [start, stop) below it that are to come too, ascending. Negative
+        position: Every position from here on remains.
+        holes: [k, 2] int64: disjoint ascending ranges [start, stop) below `position` that remain, too. Negative
             positions count from the end of the epoch before.
     """
 
@@ -32,16 +32,14 @@ class Cursor:
 
     @staticmethod
     def at(position: int = 0) -> Cursor:
-        """Everything from `position` on, without holes."""
         return Cursor(position, np.zeros((0, 2), np.int64))
 
     @property
     def hole_count(self) -> int:
-        """How many positions lie in holes."""
         return int((self.holes[:, 1] - self.holes[:, 0]).sum())
 
     def coming(self, start: int, stop: int) -> Ints:
-        """The `start`-th up to the `stop`-th of the positions to come."""
+        """Return remaining positions number `start` to `stop` - 1."""
         held = self.hole_count
         after = np.arange(self.position + max(start - held, 0), self.position + max(stop - held, 0))
         if start >= held:
@@ -49,22 +47,18 @@ class Cursor:
         return np.concatenate([expanded(_stretch(self.holes, start, stop)), after])
 
     def after(self, count: int) -> Cursor:
-        """What is to come once the first `count` of these positions have been delivered."""
+        """Return the cursor after delivery of the first `count` remaining positions."""
         held = self.hole_count
         if count >= held:
             return Cursor.at(self.position + count - held)
         return Cursor(self.position, _stretch(self.holes, count, held))
 
     def without(self, delivered: Ints) -> Cursor:
-        """What is to come once `delivered` have been, which are among these."""
+        """Return the cursor after delivery of some of the remaining positions."""
         return self.without_ranges(compressed(np.unique(delivered)))
 
     def without_ranges(self, ranges: Ints) -> Cursor:
-        """What is to come of these but for some positions, which may be any.
-
-        Args:
-            ranges: [k, 2]: ascending ranges [start, stop) that do not touch.
-        """
+        """Return the cursor without some positions, given as ascending ranges that do not touch."""
         if not len(ranges):
             return self
         top = max(self.position, int(ranges[-1, 1]))
@@ -73,7 +67,7 @@ class Cursor:
 
 
 def _stretch(ranges: Ints, start: int, stop: int) -> Ints:
-    """The `start`-th up to the `stop`-th of the numbers of ranges, as ranges."""
+    """Return numbers `start` to `stop` - 1 of those in `ranges`, as ranges."""
     ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
     stop = min(stop, int(ends[-1]) if len(ends) else 0)
     if start >= stop:
@@ -86,14 +80,12 @@ def _stretch(ranges: Ints, start: int, stop: int) -> Ints:
 
 
 def expanded(ranges: Ints) -> Ints:
-    """All numbers of ranges [start, stop)."""
     sizes = ranges[:, 1] - ranges[:, 0]
     first = np.repeat(ranges[:, 0] - np.cumsum(sizes) + sizes, sizes)
     return np.asarray(first + np.arange(len(first)), np.int64)
 
 
 def compressed(numbers: Ints) -> Ints:
-    """Ascending numbers as ranges [start, stop)."""
     if not len(numbers):
         return np.zeros((0, 2), np.int64)
     ends = np.flatnonzero(np.diff(numbers) != 1)
@@ -103,7 +95,7 @@ def compressed(numbers: Ints) -> Ints:
 
 
 def difference(ranges: Ints, others: Ints) -> Ints:
-    """The numbers of ascending ranges that are in none of the others, as ranges that do not touch."""
+    """Return numbers of ascending ranges not in `others`, as ranges that do not touch."""
     edges = np.concatenate([ranges[:, 0], ranges[:, 1], others[:, 0], others[:, 1]])
     steps = np.repeat([1, -1, 2, -2], [len(ranges), len(ranges), len(others), len(others)])
     ascending = np.argsort(edges, kind="stable")
@@ -117,10 +109,10 @@ def difference(ranges: Ints, others: Ints) -> Ints:
 
 
 def pack_ranges(ranges: Ints) -> list[int] | str:
-    """Ascending ranges that do not touch, as JSON: `unpack_ranges` makes them again.
+    """Encode ascending ranges that do not touch as JSON; `unpack_ranges` decodes them.
 
-    A list of small numbers: how far each range begins behind the one before, and how long it is. Many ranges near one
-    another are shorter as a text: which numbers are in them, a bit for each.
+    The result is a list of each range's distance from the end of the last and its length. Many close ranges are encoded
+    as text instead, with a bit for each number.
     """
     before = np.concatenate([[0], ranges[:-1, 1]])[: len(ranges)]
     numbers: list[int] = np.stack([ranges[:, 0] - before, ranges[:, 1] - ranges[:, 0]], axis=1).ravel().tolist()
@@ -134,10 +126,10 @@ def pack_ranges(ranges: Ints) -> list[int] | str:
 
 
 def unpack_ranges(packed: Sequence[int] | str) -> Ints:
-    """The reverse of `pack_ranges`.
+    """Decode the result of `pack_ranges`.
 
     Raises:
-        ValueError: these are no such ranges.
+        ValueError: The input is invalid.
     """
     if isinstance(packed, str):
         return _unpack_bits(packed)

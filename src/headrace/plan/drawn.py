@@ -1,6 +1,6 @@
-"""Samples drawn from another order by chance: evenly or by weights, each once or again and again.
+"""Random sampling from another order: uniform or weighted, with or without replacement.
 
-All of it belongs to order 1, and never changes: see docs/reference/order.md.
+Everything here is part of order 1, and never changes: see docs/reference/order.md.
 """
 
 from __future__ import annotations
@@ -16,25 +16,17 @@ from headrace.types import Ints
 Floats = NDArray[np.float64]
 
 _PIECE = 65536
-_LOG_TERMS = 12  # of the series; the next one is below 2**-60
+_LOG_TERMS = 12  # terms of the series; the next one is below 2**-60
 
 
 class DrawnOrder:
-    """`count` positions drawn from another order's.
+    """`count` positions sampled from another order.
 
-    With replacement they are drawn independently of one another. Without, they come as if one after the other was drawn
-    from those that are left. Evenly drawn ones take no memory; weights take 8 bytes for each position of the other
-    order, and 8 more for each one drawn without replacement.
-
-    Args:
-        inner: the other order.
-        count: how many are drawn.
-        key: what the pass's pseudo-random numbers are drawn from, such as (seed, epoch).
-        weights: how likely each of the other order's positions is, relative to the others; None: all alike.
-        replacement: whether a position may come again.
+    With replacement, draws are independent. Without, each draw is among the remaining positions. Uniform sampling takes
+    no memory. Weights take 8 bytes per position of the other order, and 8 more per draw without replacement.
 
     Raises:
-        OptionError: the weights cannot be used, or more are wanted than there are.
+        OptionError: The weights are invalid, or there are more draws than positions.
     """
 
     lanes = 1
@@ -70,7 +62,6 @@ class DrawnOrder:
         return sequential_end(position)
 
     def _drawn(self, positions: Ints) -> Ints:
-        """The positions in the other order."""
         if self._chosen is not None:
             return self._chosen[positions]
         if not self._replacement:
@@ -80,20 +71,20 @@ class DrawnOrder:
             return below(drawn, self._inner.count)
         part = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
         found = self._sums.searchsorted(part * self._sums[-1], side="right")
-        return np.asarray(np.minimum(found, self._last), np.int64)  # a product may be rounded up to the whole sum
+        return np.asarray(np.minimum(found, self._last), np.int64)  # rounding may raise the product to the total
 
 
 def chosen_by_weight(weights: Floats, count: int, key: int) -> Ints:
-    """So many positions by their weights without replacement, in the order in which they are drawn.
+    """Sample `count` positions by weight without replacement, in order of the draws.
 
-    Those with the smallest of exponentially distributed times, whose rates are the weights (Efraimidis and Spirakis,
+    These are the smallest of exponentially distributed times whose rates are the weights (Efraimidis and Spirakis,
     "Weighted random sampling with a reservoir", 2006).
     """
     times = np.empty(len(weights))
     for first in range(0, len(weights), _PIECE):
         rates = weights[first : first + _PIECE]
         drawn = numbers(np.arange(first, first + len(rates)), key)
-        with np.errstate(divide="ignore", over="ignore"):  # without a weight, or with a tiny one: never, or last
+        with np.errstate(divide="ignore", over="ignore"):  # zero or tiny weights: never, or last
             times[first : first + len(rates)] = minus_log((drawn >> np.uint64(11)) + np.uint64(1)) / rates
     times[weights == 0] = np.inf
     latest = np.partition(times, count - 1)[count - 1]
@@ -102,10 +93,10 @@ def chosen_by_weight(weights: Floats, count: int, key: int) -> Ints:
 
 
 def minus_log(numerators: NDArray[np.uint64]) -> Floats:
-    """-log(numerators / 2**53), of 1 up to 2**53: by additions, products and quotients alone.
+    """Return -log(numerators / 2**53), for 1 to 2**53, by basic arithmetic alone.
 
-    Machines round these alike; the logarithm of a C library or of a vector unit may differ by a bit, and with it the
-    order of two samples.
+    All machines round sums, products and quotients equally. The logarithm of a C library or a vector unit may differ by
+    a bit, and so change the order of two samples.
     """
     part, power = np.frexp(numerators.astype(np.float64))  # part in [1/2, 1)
     small = part < 0.7071067811865476

@@ -1,4 +1,4 @@
-"""Several orders in one, whichever's sample comes at a position."""
+"""Combinations of several orders into one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from headrace.types import Ints
 
 
 class JoinedOrder(ABC):
-    """Several orders in one; each layout of them says which one's which sample comes where.
+    """Several orders combined into one. Subclasses decide which input each position takes.
 
     Args:
-        inputs: the orders.
-        count: how many positions it has.
-        first_shards: by how much each input's shards are numbered higher than by itself.
+        first_shards: Offset of each input's shard numbers.
     """
 
     lanes = 1
@@ -29,14 +27,12 @@ class JoinedOrder(ABC):
 
     @abstractmethod
     def turns(self, positions: Ints) -> tuple[Ints, Ints]:
-        """(the input of the samples at some positions, which one of its samples each is)."""
+        """Return the input of each position, and the sample's position in this input."""
 
     @abstractmethod
-    def window_end(self, position: int) -> int:
-        """Where the window ends that a position lies in."""
+    def window_end(self, position: int) -> int: ...
 
     def locate(self, positions: Ints) -> Places:
-        """Where the samples at some positions lie."""
         positions = np.asarray(positions, np.int64)
         inputs, turns = self.turns(positions)
         shards, rows = np.empty_like(positions), np.empty_like(positions)
@@ -48,13 +44,9 @@ class JoinedOrder(ABC):
 
 
 class PlannedBlock(NamedTuple):
-    """The samples of a block, in their order.
+    """The samples of a block, in order, at positions [start, stop).
 
-    Attributes:
-        number: of the block.
-        start, stop: their positions.
-        sources: of each sample.
-        turns: which one of its source's samples it is, of this epoch.
+    `sources` is the source of each sample, `turns` its position in this source, counted over the epoch.
     """
 
     number: int
@@ -65,14 +57,7 @@ class PlannedBlock(NamedTuple):
 
 
 class BlockOrder(JoinedOrder):
-    """Several orders in one that is planned block by block; the last one is kept.
-
-    Args:
-        inputs: see `JoinedOrder`.
-        count: the same.
-        first_shards: the same.
-        window: positions of a window.
-    """
+    """Several orders combined block by block. The last planned block is cached."""
 
     def __init__(self, inputs: Sequence[Order], count: int, first_shards: Sequence[int] | None, window: int) -> None:
         super().__init__(inputs, count, first_shards)
@@ -80,15 +65,12 @@ class BlockOrder(JoinedOrder):
         self._kept: PlannedBlock | None = None
 
     @abstractmethod
-    def _number_of(self, position: int) -> int:
-        """The block that a position lies in."""
+    def _number_of(self, position: int) -> int: ...
 
     @abstractmethod
-    def _block(self, number: int) -> PlannedBlock:
-        """What comes in a block."""
+    def _block(self, number: int) -> PlannedBlock: ...
 
     def turns(self, positions: Ints) -> tuple[Ints, Ints]:
-        """(the source of the samples at some positions, which one of its samples each is)."""
         sources, turns = np.empty_like(positions), np.empty_like(positions)
         by_position = np.argsort(positions, kind="stable")
         ascending = positions[by_position]
@@ -105,7 +87,7 @@ class BlockOrder(JoinedOrder):
         return (position // self._window + 1) * self._window
 
     def _block_at(self, position: int) -> PlannedBlock:
-        kept = self._kept  # looked at once: other threads may want another block
+        kept = self._kept  # read once: another thread may replace it
         if kept is None or not kept.start <= position < kept.stop:
             kept = self._kept = self._block(self._number_of(position))
         return kept

@@ -1,7 +1,7 @@
-"""Documents of one lane as sequences of a fixed length, where lengths are known only once documents have been read.
+"""Packing of a lane's documents into sequences, as their lengths become known by reading.
 
-A lane has its documents in an order of its own, and fills its sequences from these alone: what they are follows from
-the documents' lengths, and not from when they came.
+A lane is one row of the global batch. It has its own order of documents, and fills its sequences from these only. So
+sequences depend on the documents' lengths, and not on when documents arrive.
 """
 
 from __future__ import annotations
@@ -17,77 +17,62 @@ from headrace.lanes import Document, LaneCursor, PackedPiece
 from headrace.plan.token_mixing import TokenMixing
 
 CHOICE = 12
-"""Of so many documents those are chosen that fill a sequence up."""
+"""Number of documents among which the best fit is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePacking:
-    """How documents become sequences in lanes.
-
-    Attributes:
-        length: tokens of a sequence.
-        method: "concat" or "best_fit".
-        mixing: the mixture by tokens that documents are drawn from; None: they come in an order of their own.
-    """
+    """How lanes pack documents into sequences, and draw them from a mixture, if there is one."""
 
     length: int
     method: str
     mixing: TokenMixing | None = None
 
     def lane(self, begin: LaneCursor) -> Lane:
-        """A lane, from some place on."""
         return (ConcatLane if self.method == "concat" else BestFitLane)(self.length, begin)
 
 
 class Lane(ABC):
-    """The documents that a lane has got, until they are used up.
-
-    Args:
-        length: tokens of a sequence.
-        begin: where it goes on.
-
-    Attributes:
-        is_over: whether no more documents come.
-    """
+    """The documents that a lane has received since `begin`, until they are used up."""
 
     def __init__(self, length: int, begin: LaneCursor) -> None:
         self._length, self._begin, self._offset = length, begin, begin.offset
-        self._come = 0  # documents, from there on
-        self._last = begin.round, begin.part - 1, 0  # of those that are used up, and its own check
-        self._check = 0  # of the documents that have come, up to the last one that a state had taken
-        self._entries: deque[_Entry] = deque()  # from the first one on that waits
-        self._waiting = 0  # documents
-        self._tokens = 0  # that wait
+        self._come = 0  # documents received since `begin`
+        self._last = begin.round, begin.part - 1, 0  # round, part and check of the last used document
+        self._check = 0  # of the received documents, up to the last one that the state had used
+        self._entries: deque[_Entry] = deque()  # starts with the first waiting one
+        self._waiting = 0  # number of waiting documents
+        self._tokens = 0  # remaining tokens of waiting documents
         self.is_over = False
 
     @property
     @abstractmethod
     def supply(self) -> float:
-        """About how many sequences can be made of what is there."""
+        """Approximate number of sequences that the waiting documents fill."""
 
     @abstractmethod
     def share(self, tokens: float) -> float:
-        """What a document of so many tokens adds to that, about."""
+        """Return how much a document with this many tokens adds to `supply`, approximately."""
 
     @abstractmethod
     def _chosen(self) -> tuple[Sequence[int], int | None] | None:
-        """What the next sequence has: see `_use`. None: documents must come first."""
+        """Choose documents of the next sequence, as for `_use`. None: more must arrive first."""
 
     def take(self, *, to_fail: bool = False) -> list[PackedPiece] | None:
-        """The next sequence, which is used up then; empty where there is no more, None: documents must come first.
+        """Use up and return the next sequence; empty at the end. None: documents must arrive first.
 
         Args:
-            to_fail: whether a document that has failed fails its sequence, for which no others must come then.
+            to_fail: A failed document fails its sequence immediately, without waiting for further documents.
         """
         if self._come <= self._begin.taken.bit_length() and not self.is_over:
-            return None  # those that are used up already must have come: what follows is told by their places
+            return None  # wait for the documents that the state had used: they are identified by position
         chosen = self._chosen()
         if chosen is None and to_fail:
             chosen = self._failing()
         return None if chosen is None else self._use(*chosen)
 
     def _failing(self) -> tuple[Sequence[int], int | None] | None:
-        """What has come of the next sequence, if one that has failed is in it whatever comes; it has no tokens."""
+        """Return the documents of the next sequence so far, if a failed one is certainly in it."""
         tokens = -self._offset
         for k, document in enumerate(self._coming()):
             if document.has_failed:
@@ -99,7 +84,7 @@ class Lane(ABC):
 
     @property
     def cursor(self) -> LaneCursor:
-        """What is to come behind what has been taken. It follows from that alone, whatever else is there."""
+        """Position after the sequences taken. It depends only on these, not on documents received."""
         used = [k for k, entry in enumerate(self._entries) if entry.is_used]
         taken = sum(1 << k - 1 for k in used)
         if not taken and not self._offset:
@@ -112,14 +97,13 @@ class Lane(ABC):
 
     @property
     def failed(self) -> Document | None:
-        """The first document that waits and has failed."""
         return next((document for document in self._coming() if document.has_failed), None)
 
     def add(self, document: Document) -> bool:
-        """The lane's next document; whether it is one to keep.
+        """Add the lane's next document. Return True if its content must be kept.
 
         Raises:
-            StateMismatchError: it is not the one that a state was in the middle of.
+            StateMismatchError: It differs from the document where the state was saved.
         """
         begin = self._begin
         if (document.round, document.part) < begin[:2]:
@@ -140,9 +124,9 @@ class Lane(ABC):
         return waits
 
     def _check_next(self, document: Document) -> None:
-        """Whether what a state was in the middle of comes first, is as long, and is followed by what it had taken."""
+        """Compare the next document with the state's partly used documents."""
         begin = self._begin
-        if not begin.offset and not begin.taken:  # it was behind one, of whose position some may be to come
+        if not begin.offset and not begin.taken:  # the state was between documents; its position may have further ones
             if begin.part and self._last[2] != begin.check:
                 raise self._mismatch()
             return
@@ -163,15 +147,10 @@ class Lane(ABC):
         )
 
     def _coming(self) -> Iterator[Document]:
-        """The documents that wait."""
         return (entry.document for entry in self._entries if entry.waits)
 
     def _use(self, chosen: Sequence[int], stop: int | None) -> list[PackedPiece]:
-        """Take documents, by their numbers among those that wait, the first of them being 0.
-
-        Args:
-            stop: so many tokens of the last one are used up then; None: all.
-        """
+        """Use up waiting documents, by number; of the last one only `stop` tokens. None: all."""
         pieces = list[PackedPiece]()
         waiting = [entry for entry in self._entries if entry.waits]
         for k in chosen:
@@ -183,11 +162,11 @@ class Lane(ABC):
             if k == 0:
                 self._offset = 0
             if end < document.tokens:
-                self._offset = end  # of the first one that waits then
+                self._offset = end  # of the document that waits first then
             else:
                 entry.waits, entry.is_used = False, True
                 self._waiting -= 1
-                # Others may have been used before.
+                # Later documents may have been used before this one.
                 self._last = max(self._last, (document.round, document.part, _checked_alone(document)))
         while self._entries and not self._entries[0].waits:
             self._entries.popleft()
@@ -195,7 +174,7 @@ class Lane(ABC):
 
 
 class ConcatLane(Lane):
-    """Documents one behind the other, cut where a sequence is full; the last one may have fewer tokens."""
+    """Concatenated documents, cut where a sequence is full. The last sequence may be shorter."""
 
     @property
     def supply(self) -> float:
@@ -220,11 +199,10 @@ class ConcatLane(Lane):
 
 
 class BestFitLane(Lane):
-    """Whole documents: the oldest one that waits, and of the next ones those that leave the least room.
+    """Whole documents: the oldest waiting one, plus those that leave the least padding.
 
-    One that is longer than a sequence is cut into whole sequences, and what is left of it. Documents are taken as they
-    come as long as some more fit in any case; of the `CHOICE` that follow those then the ones that fill it up best, and
-    the older ones where that is the same.
+    A document longer than a sequence is cut into whole sequences and a rest. Documents are taken in order while the
+    next `CHOICE` all fit. Then the subset of the next `CHOICE` that fits best is taken, of equal ones the older.
     """
 
     @property
@@ -257,9 +235,9 @@ class BestFitLane(Lane):
 
 
 def fullest(sizes: Sequence[int], room: int) -> list[int]:
-    """Which of some sizes fill a room up as far as any of them can; the first ones, where that is the same.
+    """Return the indices of the sizes that fill a room best. Of equal choices, the first.
 
-    Sums are bits of a number: those of the last sizes are the ones without one more size, and these moved by that.
+    Reachable sums are the bits of a number. Adding a size shifts the number by that size.
     """
     mask, reached = (1 << room + 1) - 1, [1]
     for size in reversed(sizes):
@@ -274,17 +252,17 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
 
 
 def _checked(check: int, document: Document, first: int) -> int:
-    """The check of some documents, the first of which is of round `first`, and of one more."""
+    """Extend a check by a document. `first` is the round of the first document in the check."""
     return (check * 31 + (document.round - first) * 17 + document.part * 7 + document.input + 1) % 251
 
 
 def _checked_alone(document: Document) -> int:
-    """The check of a document that is used up, with all that were before it."""
+    """Return the check of a used document, with all documents before it used, too."""
     return (document.input + 1) % 251
 
 
 class _Entry:
-    """A document that has come; whether it waits, or is used up; neither where it has no tokens."""
+    """A received document that waits, or is used, or neither if it has no tokens."""
 
     __slots__ = ("document", "is_used", "waits")
 

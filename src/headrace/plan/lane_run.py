@@ -1,8 +1,8 @@
-"""One rank's way through an epoch whose documents are packed in lanes: what is read next, and what is made of it.
+"""One rank's progress through an epoch packed in lanes: reading order, and sequences.
 
-Row j of the global batch is a lane: with G rows it has the documents at the positions j, j + G, j + 2 G, … of the
-epoch, and fills its sequences from these alone. A rank has whole lanes. So which sequences come follows from the
-documents and from G, and not from the ranks, or from the order in which documents are read.
+Row j of the global batch is a lane. With G rows it has the documents at the positions j, j + G, j + 2 G, … of the
+epoch, and fills its sequences from these only. A rank has whole lanes. So sequences depend on the documents and on G,
+and not on the ranks, or on the order in which documents are read.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from headrace.lanes import Document, LaneCursor, LaneProgress, PackedPiece, Pack
 from headrace.plan.lane_packing import LanePacking
 from headrace.types import Ints
 
-_SHARE = 0.1  # of a sequence: what a document adds, as long as none has come
+_SHARE = 0.1  # of a sequence: estimate for a document before any was read
 
 
 class LaneRun:
-    """The documents of a rank's lanes, from some place on.
+    """The documents of a rank's lanes, from a position on.
 
-    Those are read next that the lanes need most: some have used up more than others, and to read them in the order of
-    the epoch would have ever more documents wait for the others.
+    Documents are read in the order in which lanes need them. Lanes progress at different rates, so in the order of the
+    epoch more and more documents would wait.
 
     Args:
-        packing: how they become sequences.
-        lanes: the numbers of this rank's lanes.
-        size: how many lanes all ranks have.
-        end: where the epoch ends.
-        begin: how far its lanes are; None: at the begin.
-        is_left_out: whether the document at a position is; None: none is. It is read all the same: states count those
-            that have come.
+        packing: How documents become sequences.
+        lanes: This rank's lanes.
+        size: Number of lanes on all ranks.
+        end: End of the epoch.
+        begin: Progress of the lanes. None: at the start.
+        is_left_out: True for the positions of skipped documents. These are read, too, because states count all
+            documents read. None: none are skipped.
 
     Attributes:
-        count: how many documents are to be read.
-        size, batch: of a step, how many lanes there are, on all ranks and on this one.
+        count: Number of documents to read.
+        size: Number of lanes on all ranks.
+        batch: Number of lanes on this rank.
     """
 
     def __init__(
@@ -56,46 +57,46 @@ class LaneRun:
         begin = begin or LaneProgress(0, (LaneCursor(),) * len(lanes))
         self._turn, cursors, self._tokens_given = begin
         self._lanes = [packing.lane(cursor) for cursor in cursors]
-        self._next = [cursor.round for cursor in cursors]  # that is to be read
-        self._ends = [max(0, -((lane - end) // size)) for lane in lanes]  # rounds
+        self._next = [cursor.round for cursor in cursors]  # round of the next document to read
+        self._ends = [max(0, -((lane - end) // size)) for lane in lanes]  # in rounds
         self.count = sum(max(0, stop - start) for start, stop in zip(self._next, self._ends, strict=True))
         self._under_way = [0] * len(lanes)
-        self._asked: deque[int] = deque()  # positions that have been asked for
-        self._stray: Document | None = None  # the error with which the source has ended, behind all documents
-        self._came = 0  # documents before this one, by the order in which they were asked for, have come
-        self._shares = 0.0  # of a sequence, that they gave
-        self._given = 0  # sequences that states are behind of
+        self._asked: deque[int] = deque()  # requested positions
+        self._stray: Document | None = None  # error of the source after its last document
+        self._came = 0  # documents received, in order of their requests
+        self._shares = 0.0  # total share of sequences in them
+        self._given = 0  # sequences before the last state
         self._cursors, self._turn_given = list(cursors), self._turn
-        # (lane, turn, where it is then, tokens of each input) of each sequence
+        # (lane, turn, cursor after it, tokens of each input) of each sequence
         self._journal: deque[tuple[int, int, LaneCursor, Sequence[int]]] = deque()
         for number in range(len(lanes)):
             self._end_if_over(number)
 
     def positions(self, start: int, stop: int) -> Ints:
-        """The positions of the documents from the `start`-th up to the `stop`-th that are read.
+        """Return positions of the documents to read, number `start` to `stop` - 1 in reading order.
 
-        Each is known once it is asked for, until it has come.
+        Each is fixed once requested, and forgotten once its document was received.
         """
         lacking = stop - self._came - len(self._asked)
         if lacking > 0:
             self._ask(lacking)
-            # A source that ends with an error puts that where it has no more samples.
+            # A source that ends with an error reports it in place of a sample.
             self._asked.extend([self._first] * (stop - self._came - len(self._asked)))
         return np.array(list(islice(self._asked, start - self._came, stop - self._came)), np.int64)
 
     def came(self, name: int, tokens: Sequence[int], failed: Sequence[bool]) -> list[bool]:
-        """What came of the next document that was read: none, one or several of them.
+        """Add the results of the next document read: none, one or several documents.
 
         Args:
-            name: what the first one is called by; the next ones are called by the numbers that follow.
-            tokens: how many each one has.
-            failed: whether it has failed.
+            name: Number of the first result; the others have the following numbers.
+            tokens: Token count of each.
+            failed: True for each that has failed.
 
         Returns:
-            Which of them are to be kept.
+            True for each that must be kept.
 
         Raises:
-            StateMismatchError: another one was to come.
+            StateMismatchError: It differs from the document where the state was saved.
         """
         if self._came >= self.count:
             self._stray = next((Document(name, 0, 0, 0, 0, True) for has_failed in failed if has_failed), self._stray)
@@ -122,14 +123,14 @@ class LaneRun:
         return kept
 
     def let_go(self) -> Sequence[int]:
-        """The names of documents that were to be kept, and turned out to be used up already."""
+        """Return the numbers of kept documents that turned out to be used already."""
         return ()
 
     def take(self, *, to_fail: bool = False) -> PackedSequence | None:
-        """The next sequence; None: there is no more, or documents must come first.
+        """Return the next sequence. None: none remain, or documents must arrive first.
 
         Args:
-            to_fail: whether a document that has failed fails its sequence, for which no others must come then.
+            to_fail: A failed document fails its sequence immediately, without waiting for further documents.
         """
         for _ in self._lanes:
             step, number = divmod(self._turn, self.batch)
@@ -145,16 +146,15 @@ class LaneRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether all documents have come."""
         return self._stray is None and all(lane.is_over for lane in self._lanes)
 
     @property
     def failed(self) -> Document | None:
-        """The first document that has failed and is in no sequence yet."""
+        """The first failed document that is in no sequence yet."""
         return next((lane.failed for lane in self._lanes if lane.failed is not None), self._stray)
 
     def after(self, sequences: int) -> LaneProgress:
-        """How far the lanes are behind the first so many sequences, or behind those asked for before."""
+        """Return the progress after this many sequences. Never moves back."""
         while self._journal and self._given < sequences:
             number, self._turn_given, self._cursors[number], tokens = self._journal.popleft()
             self._tokens_given = tuple(map(operator.add, self._tokens_given, tokens))
@@ -162,11 +162,10 @@ class LaneRun:
         return LaneProgress(self._turn_given, tuple(self._cursors), self._tokens_given)
 
     def _ask(self, count: int) -> None:
-        """Have some more documents be read."""
         share = self._shares / self._came if self._came else _SHARE
 
         def need(number: int) -> tuple[int, int, int]:
-            """Lanes that lack a sequence come first; of those that have as many the one whose document comes first."""
+            """Order lanes by supply in whole sequences, then by their next document."""
             supply = self._lanes[number].supply + self._coming(number) * share
             return int(supply), self._next[number], number
 
@@ -184,30 +183,22 @@ class LaneRun:
                 heapq.heappop(needs)
 
     def _position(self, number: int) -> int:
-        """Of the document that a lane has read next."""
         return self._next[number] * self.size + self._first + number
 
     def _place(self, position: int) -> tuple[int, int]:
-        """(which of its lane's documents is at a position, the lane)."""
         return position // self.size, position % self.size - self._first
 
     def _coming(self, number: int) -> int:
-        """How many documents a lane is to have, beside those that it has."""
+        """Return the number of a lane's requested documents that have not arrived."""
         return self._under_way[number]
 
     def _add(self, number: int, documents: Sequence[Document], position: int, tokens: int) -> list[bool]:  # noqa: ARG002
-        """What came of a lane's next position; which of it is to be kept.
-
-        Args:
-            tokens: how many it has, those that are left out too.
-        """
         return [self._lanes[number].add(document) for document in documents]
 
     def _cursor(self, number: int) -> LaneCursor:
         return self._lanes[number].cursor
 
     def _tokens_of(self, pieces: Sequence[PackedPiece]) -> Sequence[int]:  # noqa: ARG002
-        """How many tokens of each input a sequence has."""
         return ()
 
     def _end_if_over(self, number: int) -> None:

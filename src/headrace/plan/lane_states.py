@@ -1,4 +1,4 @@
-"""How far lanes are, as JSON; `docs/reference/state.md` specifies it."""
+"""Progress of lanes as JSON, as specified in `docs/reference/state.md`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 from headrace.lanes import InputCursor, LaneCursor, LaneProgress
 
 _LANES_MOST = 2**20
-_BYTES_MOST = 2**27  # unpacked
-_WIDTH_MOST = 8  # bytes of a number
-_PLAIN_MOST = 512  # bytes that are not worth being compressed, so that all libraries write the same of them
+_BYTES_MOST = 2**27  # decompressed
+_WIDTH_MOST = 8  # bytes per number
+_PLAIN_MOST = 512  # bytes; stored uncompressed, so that all zlib versions write the same
 
 
 def pack_lanes(progress: LaneProgress) -> dict[str, object]:
-    """How far lanes are, as JSON: `unpack_lanes` makes it again.
+    """Encode the progress of lanes as JSON; `unpack_lanes` decodes it.
 
-    Numbers lie in columns, of each first the lowest bytes of all rows, then the next ones, as far as the greatest
-    number has some. Each of these is compressed by itself: the lowest bytes of a count of tokens are as good as
-    random, and the ones above them are nearly always the same.
+    Numbers are stored by column, and by byte within a column: first the lowest bytes of all rows, then the next ones.
+    Each such string is compressed separately. The lowest bytes of token counts are almost random; the higher ones are
+    nearly constant.
     """
     cursors = progress.cursors
     lowest = min(cursor.round for cursor in cursors)
@@ -59,10 +59,10 @@ def pack_lanes(progress: LaneProgress) -> dict[str, object]:
 
 
 def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
-    """The reverse.
+    """Decode the result of `pack_lanes`.
 
     Raises:
-        ValueError: this is no such thing.
+        ValueError: The input is invalid.
     """
     turn, count, lowest = (int(packed[name]) for name in ("turn", "lanes", "round"))
     if not 1 <= count <= _LANES_MOST or min(turn, lowest) < 0:
@@ -102,10 +102,10 @@ def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
 
 
 def joined(ranks: Sequence[LaneProgress | None]) -> LaneProgress | None:
-    """How far the lanes of all ranks are, which lie one behind the other; None: at the begin.
+    """Combine the progress of consecutive ranks. None: at the start.
 
     Raises:
-        ValueError: not all of them are behind the same step.
+        ValueError: The ranks are at different steps.
     """
     known = [one for one in ranks if one is not None]
     steps = {divmod(one.turn, len(one.cursors)) for one in known}
@@ -119,23 +119,18 @@ def joined(ranks: Sequence[LaneProgress | None]) -> LaneProgress | None:
 
 
 def part_of(progress: LaneProgress, lanes: range) -> LaneProgress:
-    """How far some of the lanes are.
-
-    Raises:
-        ValueError: some lanes are a step further than others, or there are not so many.
-    """
     step, rest = divmod(progress.turn, len(progress.cursors))
     if len(lanes) == len(progress.cursors):
         return progress
     if rest or lanes.stop > len(progress.cursors):
         raise ValueError("it is in the middle of a step, or of fewer lanes")
-    # What all lanes have given counts with the first of them, so that it is the sum again where ranks are joined.
+    # Token totals of all lanes stay with the first part, so that `joined` restores the sum.
     tokens = progress.tokens if lanes.start == 0 else (0,) * len(progress.tokens)
     return LaneProgress(step * len(lanes), progress.cursors[lanes.start : lanes.stop], tokens)
 
 
 def _packed(column: Iterable[int]) -> list[bytes]:
-    """How many bytes each number has, and the lowest ones of all; the next ones; and so on."""
+    """Split numbers by byte. The first part starts with the number of bytes."""
     numbers = np.array(list(column), "<u8")
     width = max(1, -(-int(numbers.max()).bit_length() // 8))
     first, *more = (part.tobytes() for part in numbers.view(np.uint8).reshape(-1, _WIDTH_MOST)[:, :width].T)
@@ -143,9 +138,9 @@ def _packed(column: Iterable[int]) -> list[bytes]:
 
 
 def _compressed(parts: Sequence[bytes]) -> bytes:
-    """A zlib stream, where each part has codes of its own."""
+    """Return one zlib stream with separate codes for each part."""
     if sum(map(len, parts)) <= _PLAIN_MOST:
         return zlib.compress(b"".join(parts), 0)
-    deflate = zlib.compressobj(9, strategy=zlib.Z_RLE)  # what repeats itself further away is chance
+    deflate = zlib.compressobj(9, strategy=zlib.Z_RLE)  # distant repetitions are accidental
     packed = [deflate.compress(part) + deflate.flush(zlib.Z_BLOCK) for part in parts]
     return b"".join([*packed, deflate.flush()])

@@ -1,6 +1,6 @@
-"""Windows: many stretches of a sequence at once, each shuffled by blocks.
+"""Shuffling by windows: many stretches of a sequence at once, each shuffled by blocks.
 
-All of it belongs to order 1, and never changes: see docs/reference/order.md.
+Everything here is part of order 1, and never changes: see docs/reference/order.md.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from headrace.plan.permutation import SORTED_MOST, Words, below, draw, numbers, 
 from headrace.types import Ints
 
 _LANES_MOST = 256
-_KEPT_MOST = 2**22  # places: 8 MiB
-_WINDOWS_MOST = 4  # of so many at once each is looked up in a table of all its blocks
+_KEPT_MOST = 2**22  # numbers; 8 MiB
+_WINDOWS_MOST = 4  # up to this number, each window has a lookup table
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How a pass is mixed by windows: `lanes` stretches of the data at once, each shuffled by blocks of `block`.
+    """Parameters of a shuffle by windows: `lanes` stretches, each shuffled by blocks of `block`.
 
-    A window holds `lanes * block` samples, and a shard's samples are near one another in one lane: it is read once.
+    A window holds `lanes * block` samples. A shard's samples are close together in one lane, so the shard is read once.
     """
 
     lanes: int
@@ -31,12 +31,7 @@ class Windows:
 
     @staticmethod
     def of(window: int, stretch: int) -> Windows:
-        """Windows of about so many samples.
-
-        Args:
-            window: samples in a window.
-            stretch: samples that are worth a read of their own.
-        """
+        """Return windows of about `window` samples. `stretch` samples justify a separate read."""
         lanes = 1
         while lanes < _LANES_MOST and 2 * lanes * max(1, stretch) <= window:
             lanes *= 2
@@ -44,7 +39,7 @@ class Windows:
 
 
 class _Window(NamedTuple):
-    """The blocks of one window, each one's order made when it is first needed."""
+    """Block orders of one window, computed on demand."""
 
     number: int
     orders: NDArray[np.uint16]  # [lanes, block]
@@ -52,16 +47,16 @@ class _Window(NamedTuple):
 
 
 class LaneBlocks:
-    """Where in a sequence of `count` samples each position lies, when it is mixed by windows.
+    """Mapping from positions to places in a sequence of `count` samples, shuffled by windows.
 
-    The sequence is cut into lanes, whose lengths differ by at most one. Positions go round the lanes by `lane_turns`.
-    Each lane begins somewhere within itself and goes round: else lanes that are shards of one size, or equal parts of
-    them, would all be at the same rows, and a sample would come at the same time in every epoch. Within a lane, samples
-    are shuffled by blocks.
+    The sequence is cut into lanes whose lengths differ by at most one. Positions take lanes in the order of
+    `lane_turns`. Each lane starts at a random offset and wraps around. Otherwise, lanes that are shards of one size, or
+    equal parts of them, would all be at the same rows, and a sample would come at the same time in every epoch. Within
+    a lane, samples are shuffled by blocks.
 
     Attributes:
-        lanes: how many there are: no more than samples.
-        window: how many samples the lanes' blocks hold together.
+        lanes: Number of lanes, at most the number of samples.
+        window: Samples in the blocks of all lanes together.
     """
 
     def __init__(self, count: int, windows: Windows, key: tuple[int, ...]) -> None:
@@ -71,14 +66,14 @@ class LaneBlocks:
         self._turns = lane_turns(self.lanes)
         length, longer = divmod(count, self.lanes)
         self._lengths = np.full(self.lanes, length)
-        self._lengths[self._turns[:longer]] += 1  # the last round of positions comes to these alone
+        self._lengths[self._turns[:longer]] += 1  # lanes of the last, partial round
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._shifts = below(numbers(np.arange(self.lanes), draw("shifts", *key)), self._lengths)
         self._key = draw("blocks", *key)
         self._kept: _Window | None = None
 
     def places(self, positions: Ints) -> Ints:
-        """Where the samples at `positions` lie in the sequence."""
+        """Return the places of positions in the sequence."""
         offset = positions // self.lanes
         lane = self._turns[positions - offset * self.lanes]
         number = offset // self._block
@@ -89,7 +84,6 @@ class LaneBlocks:
         return np.asarray(self._starts[lane] + place, np.int64)
 
     def _within(self, lane: Ints, number: Ints, inside: Ints) -> Ints:
-        """Where in their blocks the samples lie that come at `inside` of these."""
         if not len(number):
             return inside
         if self._block <= SORTED_MOST and self.window <= _KEPT_MOST:
@@ -106,7 +100,7 @@ class LaneBlocks:
 
     def _looked_up(self, number: int, lane: Ints, inside: Ints) -> Ints:
         kept = self._kept
-        if kept is None or kept.number != number:  # looked at once: other threads may want another window
+        if kept is None or kept.number != number:  # read once: another thread may replace it
             kept = _Window(number, np.zeros((self.lanes, self._block), np.uint16), np.zeros(self.lanes, bool))
             self._kept = kept
         if not kept.known[lane].all():
@@ -116,7 +110,6 @@ class LaneBlocks:
         return np.asarray(kept.orders[lane, inside], np.int64)
 
     def _make(self, kept: _Window, lanes: Ints) -> None:
-        """Make the orders of these lanes' blocks."""
         sizes = self._sizes(lanes, kept.number)
         for size in {int(sizes.min()), int(sizes.max())}:
             mine = lanes[sizes == size]
@@ -131,11 +124,11 @@ class LaneBlocks:
 
 
 def lane_turns(lanes: int) -> Ints:
-    """The lane of each of so many positions that follow one another: at 0, 1/2, 1/4, 3/4, 1/8, 5/8 .. of all lanes.
+    """Return the lanes of consecutive positions: at 0, 1/2, 1/4, 3/4, 1/8, 5/8 .. of all lanes.
 
-    These are the bits of successive numbers in reverse (van der Corput, 1935). However few positions follow one
-    another, they are spread evenly over the lanes: those of a small batch lie far apart in the sequence, and where a
-    step is no multiple of the lanes, each rank's share of it still lies in nearly the same lanes as in the step before.
+    These are bit-reversed numbers (van der Corput, 1935). Any few consecutive positions are spread evenly over the
+    lanes, so a small batch is spread over the sequence. If a step is no multiple of the lanes, each rank's share still
+    uses nearly the same lanes as in the step before.
     """
     bits = max(0, lanes - 1).bit_length()
     turns = np.zeros(1 << bits, np.int64)
@@ -145,7 +138,7 @@ def lane_turns(lanes: int) -> Ints:
 
 
 def mixed(inside: Ints, sizes: Ints, keys: Words) -> Ints:
-    """Where `inside` is sent, each number by the permutation of its own size and key."""
+    """Permute each number by the permutation of its own size and key."""
     result = np.empty_like(inside)
     for size in np.unique(sizes).tolist():
         mine = np.flatnonzero(sizes == size)

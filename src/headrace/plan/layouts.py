@@ -1,6 +1,6 @@
-"""Orders one after the other, by blocks in turn, and side by side.
+"""Concatenated, interleaved and zipped orders.
 
-All of it belongs to order 1, and never changes: see docs/reference/order.md.
+Everything here is part of order 1, and never changes: see docs/reference/order.md.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from headrace.types import Ints
 
 
 class ConcatOrder(JoinedOrder):
-    """Orders one after the other; of these only the last one may have no end.
-
-    Args:
-        inputs: the orders.
-        first_shards: by how much each input's shards are numbered higher than by itself.
-    """
+    """Concatenated orders. Only the last one may be endless."""
 
     def __init__(self, inputs: Sequence[Order], first_shards: Sequence[int] | None = None) -> None:
         starts = np.cumsum([0, *(order.count for order in inputs)])
@@ -39,13 +34,12 @@ class ConcatOrder(JoinedOrder):
 
 
 class _Stretch(NamedTuple):
-    """Rounds that are alike: in each, the same inputs give as many samples.
+    """Consecutive rounds in which the same inputs contribute equal numbers of samples.
 
     Attributes:
-        start: the position of its first sample.
-        first: the number of its first round.
-        inputs: which ones take part.
-        ends: how many samples of a round have come behind each of these.
+        start: First position.
+        first: First round.
+        ends: Samples of a round up to the end of each input's block.
     """
 
     start: int
@@ -55,15 +49,7 @@ class _Stretch(NamedTuple):
 
 
 class InterleaveLayout:
-    """Blocks of several inputs in turn; one that is used up takes part no more.
-
-    Args:
-        sizes: how many samples each input has; some may have no end.
-        block: samples of a block; the last one of an input may have fewer.
-
-    Attributes:
-        count: how many positions there are.
-    """
+    """Blocks of several inputs in turn. Exhausted inputs are skipped. Some may be endless."""
 
     def __init__(self, sizes: Sequence[int], block: int) -> None:
         self._block = block
@@ -72,7 +58,7 @@ class InterleaveLayout:
         self._stretches: list[_Stretch] = []
         start = first = 0
         for last in sorted(set(rounds) - {0}):
-            for begin, end in ((first, last - 1), (last - 1, last)):  # in the last of their rounds some may have fewer
+            for begin, end in ((first, last - 1), (last - 1, last)):  # blocks may be shorter in the last round
                 if begin == end or start >= ENDLESS:
                     continue
                 taking = [k for k, count in enumerate(rounds) if count > begin]
@@ -83,7 +69,6 @@ class InterleaveLayout:
         self._starts = [stretch.start for stretch in self._stretches]
 
     def turns(self, positions: Ints) -> tuple[Ints, Ints]:
-        """(the input of the samples at some positions, which one of its samples each is)."""
         inputs, turns = np.empty_like(positions), np.empty_like(positions)
         numbers = np.searchsorted(self._starts, positions, side="right") - 1
         for number in np.unique(numbers).tolist():
@@ -97,11 +82,10 @@ class InterleaveLayout:
 
 
 class ZipOrder:
-    """Samples of several orders at once: the number of such a sample is made of theirs.
+    """Zipped orders, where the number of a tuple is composed of those of its samples.
 
     Args:
-        count: how many positions it has.
-        digits: (how many numbers there are, the numbers at some positions) of each of them.
+        digits: Range of each component, and a function from positions to its values.
     """
 
     lanes = 1
@@ -120,15 +104,6 @@ class ZipOrder:
 
 
 class InterleaveOrder(JoinedOrder):
-    """Blocks of several orders in turn.
-
-    Args:
-        inputs: the orders.
-        layout: of their samples.
-        first_shards: by how much each input's shards are numbered higher than by itself.
-        window: positions of a window.
-    """
-
     def __init__(
         self, inputs: Sequence[Order], layout: InterleaveLayout, first_shards: Sequence[int] | None, window: int
     ) -> None:

@@ -1,8 +1,8 @@
-"""Lanes that draw their documents from the inputs of a mixture by tokens.
+"""Lanes that draw documents from the inputs of a mixture by tokens.
 
-With G lanes and K inputs, lane j has of each input the documents j, j + G, j + 2 G, … of that input's own order, and
-draws from these by what it has drawn so far. So what it draws follows from its own documents, whenever these come.
-The document number t of input k is at position t K + k.
+With G lanes and K inputs, lane j has the documents j, j + G, j + 2 G, … of each input's order, and draws from these
+according to the tokens drawn so far. So its draws depend only on its own documents, not on when they arrive. Document t
+of input k is at position t K + k.
 """
 
 from __future__ import annotations
@@ -19,15 +19,7 @@ from headrace.plan.token_mixing import TokenMixing
 
 
 class MixedLaneRun(LaneRun):
-    """A rank's lanes, whose documents are drawn from several inputs, each of which is without end.
-
-    Args:
-        packing: how documents become sequences, and how they are drawn.
-        lanes: see `LaneRun`.
-        size: the same.
-        begin: the same.
-        is_left_out: the same.
-    """
+    """A rank's lanes, which draw from several endless inputs. Arguments as in `LaneRun`."""
 
     def __init__(
         self,
@@ -47,7 +39,7 @@ class MixedLaneRun(LaneRun):
             _Draws(packing.mixing, lane, size, cursor) for lane, cursor in zip(lanes, begin.cursors, strict=True)
         ]
         self._let_go: list[int] = []
-        self._come = [1] * self._width  # positions of each input that came, and the tokens of these
+        self._come = [1] * self._width  # received positions of each input, and their tokens
         self._come_tokens = [1] * self._width
 
     def let_go(self) -> Sequence[int]:
@@ -94,9 +86,9 @@ def _is_kept(document: Document) -> bool:
 
 
 class _Came(NamedTuple):
-    """What came of a position of an input, and how many tokens that has: those that are left out count.
+    """The documents of an input's position, and their token count, including skipped ones.
 
-    So a lane draws the same whatever is left out, and from wherever that is said on.
+    So draws of a lane do not depend on skipped documents, or on where a run was resumed.
     """
 
     documents: Sequence[Document]
@@ -104,32 +96,30 @@ class _Came(NamedTuple):
 
 
 class _Draws:
-    """What a lane draws from each input.
-
-    Attributes:
-        asked: the input that was last asked for a document.
-    """
+    """The draws of a lane from each input. `asked` is the input of the last requested document."""
 
     def __init__(self, mixing: TokenMixing, lane: int, lanes: int, begin: LaneCursor) -> None:
         self._phases = mixing.phases(lane, lanes)
         self._mixing, self._lanes = mixing, lanes
         self._round = begin.round
-        self._rounds = [cursor.round for cursor in begin.inputs]  # of each that were drawn
+        self._rounds = [cursor.round for cursor in begin.inputs]  # documents drawn from each input
         self._tokens = [cursor.tokens for cursor in begin.inputs]
-        self._next = [*self._rounds]  # to be read
+        self._next = [*self._rounds]  # next document of each input to read
         self._waiting: list[deque[_Came]] = [deque() for _ in begin.inputs]
-        self._before = deque([(begin.round, begin.inputs)])  # of positions that were drawn, and how far each was then
-        self._is_stuck = False  # an input is to come now, and none of it is under way
+        self._before = deque([(begin.round, begin.inputs)])  # progress of the inputs before each drawn position
+        self._is_stuck = False  # True if the next draw needs an input that was not requested
         self.asked = 0
 
     def ask(self, means: Sequence[float]) -> int:
-        """Which of its documents of input `asked` is read next: of one that has none coming, or will lack most.
+        """Choose the input to request from: the missing one, or the one that will lack most.
+
+        Return the number of its document.
 
         Args:
-            means: about how many tokens a document of each input has.
+            means: Approximate token count of a document of each input.
         """
         ahead, missing = self._ahead, self._missing
-        if missing:  # whatever is to come later: nothing is drawn until it is there
+        if missing:  # nothing can be drawn before these arrive
             self.asked = missing[0]
         else:
             drawn = [
@@ -144,26 +134,24 @@ class _Draws:
 
     @property
     def coming(self) -> int:
-        """How many documents are under way, and how many wait for nothing but their turn."""
+        """Number of requested documents. Those received count, too, unless the lane is stuck."""
         ahead = sum(self._next) - sum(self._rounds)
         return ahead - sum(map(len, self._waiting)) if self._is_stuck else ahead
 
     @property
     def _missing(self) -> list[int]:
-        """The inputs that are to come now, of which none is there or under way."""
+        """Inputs needed for the next draw that have no document received or requested."""
         return [k for k in self._mixing.lacking(self._lanes, self._tokens) if self._next[k] == self._rounds[k]]
 
     @property
     def _ahead(self) -> list[int]:
-        """How many documents of each input were asked for, and are not drawn yet."""
         return [asked - drawn for asked, drawn in zip(self._next, self._rounds, strict=True)]
 
     def come(self, source: int, came: _Came) -> None:
-        """The next one of an input."""
         self._waiting[source].append(came)
 
     def next(self) -> tuple[int, Sequence[Document]] | None:
-        """(which of the lane's positions it is, the documents) that it draws next; None: documents must come first."""
+        """Draw the next documents, with their round. None: documents must arrive first."""
         heads = [some[0].tokens if some else None for some in self._waiting]
         source = self._mixing.choice(self._lanes, self._phases, self._tokens, heads)
         if source is None:
@@ -178,7 +166,7 @@ class _Draws:
         return self._round - 1, came.documents
 
     def before(self, round_: int) -> tuple[InputCursor, ...]:
-        """How far each input was before this position was drawn; those before it are not asked for any more."""
+        """Return the progress of inputs before a round was drawn. Rounds must not decrease."""
         while self._before[0][0] < round_:
             self._before.popleft()
         assert self._before[0][0] == round_, "a lane is behind a position that it has not drawn"

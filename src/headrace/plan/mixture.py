@@ -1,11 +1,11 @@
-"""Several sources in one order, by shares that are constant or change from step to step.
+"""Mixtures by samples, with shares that are constant or change from step to step.
 
-Each source has a clock of its own: its k-th sample is due when so much of its share has come together. An epoch is
-planned in blocks, which are stretches of that time: how many samples of each source come before a block follows from
-its number, for each source by itself. So totals never drift from the shares by a whole sample, and a block has as many
-samples as it is to have, but for those that are due right at its ends.
+Each source has a clock of its own: its k-th sample is due when its share reaches k samples. An epoch is planned in
+blocks, which are stretches of that time. The number of samples of a source before a block depends only on the block's
+number. So totals never drift from the shares by a whole sample, and the size of a block is off only by samples that are
+due at its ends.
 
-All of it belongs to order 1, and never changes.
+Everything here is part of order 1, and never changes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Until = Literal["first", "all", "forever"]
 
 WINDOW_SAMPLES = 16384
 _CHANGING_UNIT = 2**20
-_PASSES_MOST = 1000  # of all sources together, by which each must have come once with shares that change
+_PASSES_MOST = 1000  # total passes after which each source must have been used in full, with changing shares
 _SAMPLES_MORE = 2**20
 
 
 class Shares(Protocol):
-    """How much of each source is due by when.
+    """Amounts of each source that are due over time.
 
     Attributes:
-        unit: what a whole sample counts.
-        size: samples of a block.
-        are_constant: they are known for every block at once.
+        unit: Amount that equals one sample.
+        size: Samples in a block.
+        are_constant: True if shares are the same in all blocks.
     """
 
     are_constant: ClassVar[bool]
@@ -49,23 +49,16 @@ class Shares(Protocol):
     def size(self) -> int: ...
 
     def due(self, block: int) -> Sequence[int]:
-        """How much of each source is due before a block, counted in parts of a sample; all together are `size` more
-        with each block.
-        """
+        """Return the amount due of each source before a block. A block adds `size` samples in total."""
         ...
 
     def has(self, source: int) -> bool:
-        """Whether any of a source may come."""
+        """True if a source may occur."""
         ...
 
 
 class ConstantShares:
-    """The same shares all the time.
-
-    Args:
-        weights: of each source, relative to the others; exact, however large or small they are.
-        size: samples of a block.
-    """
+    """Constant shares, by exact relative weights."""
 
     are_constant: ClassVar[bool] = True
 
@@ -85,12 +78,9 @@ class ConstantShares:
 
 
 class ChangingShares:
-    """Shares that are a function of the step; a block is a step. They are summed up once, and 8 bytes are kept of each.
+    """Shares that are a function of the step. A block is a step.
 
-    Args:
-        weights: of each source, at a step. The same each time it is asked.
-        count: how many sources there are.
-        size: samples of a step.
+    They are summed up once, and take 8 bytes per step and source. `weights` must be deterministic.
     """
 
     are_constant: ClassVar[bool] = False
@@ -99,7 +89,7 @@ class ChangingShares:
     def __init__(self, weights: Callable[[int], Sequence[float]], count: int, size: int) -> None:
         self._weights, self.size = weights, size
         self._due, self._known = np.zeros((64, count)), 0
-        self._lock = threading.RLock()  # a signal handler may ask for a state in the middle of `weights`
+        self._lock = threading.RLock()  # reentrant: a signal handler may save a state during `weights`
 
     def __reduce__(self) -> tuple[object, ...]:
         with self._lock:
@@ -129,24 +119,23 @@ class ChangingShares:
 
 
 class MixLayout:
-    """How many samples of each source come before each block of an epoch, and where the epoch ends.
+    """Counts of each source's samples before each block of an epoch, and the end of the epoch.
 
     Args:
-        sizes: how many samples each source has, until it begins again.
-        shares: when they are due.
-        until: "first": the epoch ends before the first sample that would come again. "all": it ends when each source
-            has come in full. "forever": it has no end.
+        sizes: Samples of each source, until it repeats.
+        until: "first": the epoch ends before the first sample that would repeat. "all": it ends when each source has
+            been used in full. "forever": it is endless.
 
     Attributes:
-        count: samples of an epoch.
+        count: Samples in an epoch.
 
     Raises:
-        OptionError: a source is to come that has no samples, or one is to come in full that never does.
+        OptionError: A source with a share has no samples, or "all" cannot be reached.
     """
 
     def __init__(self, sizes: Sequence[int], shares: Shares, until: Until) -> None:
         self.sizes, self._shares, self._unit = tuple(sizes), shares, shares.unit
-        # Spread evenly, so that sources with like shares are not rounded up at the same time.
+        # Evenly spaced, so that sources with equal shares are not rounded up at the same time.
         self._phases = [shares.unit * (2 * k + 1) // (2 * len(sizes)) for k in range(len(sizes))]
         self._last, self._end, self.count = 0, (0,) * len(sizes), ENDLESS
         if not shares.unit:
@@ -159,20 +148,19 @@ class MixLayout:
                 raise OptionError(_too_long(self._end))
 
     def before(self, block: int) -> Sequence[int]:
-        """How many samples of each source come before a block."""
         if self.count < ENDLESS and block > self._last:
             return self._end
         return self._counts(block)
 
     def block_of(self, position: int) -> int:
-        """The block that a position of the epoch lies in.
+        """Return the block that contains a position of the epoch.
 
         Raises:
-            IndexError: the epoch ends before it.
+            IndexError: The position is not in the epoch.
         """
         if not 0 <= position < self.count:
             raise IndexError(f"there is no position {position}: the epoch has {self.count}")
-        block = position // self._shares.size  # or one nearby: blocks' sizes differ by a few samples
+        block = position // self._shares.size  # an estimate: block sizes differ by a few samples
         while sum(self.before(block)) > position:
             block -= 1
         while sum(self.before(block + 1)) <= position:
@@ -189,7 +177,6 @@ class MixLayout:
 
     def _last_block(self, until: Until) -> int:
         def is_over(block: int) -> bool:
-            """Whether the epoch ends before this block."""
             counts = zip(self._counts(block), self.sizes, strict=True)
             if until == "first":
                 return any(count > size for count, size in counts)
@@ -215,13 +202,12 @@ class MixLayout:
                     f"some sources have not come in full after {block} steps: with until='forever', "
                     ".epoch(samples=N) says where epochs end"
                 )
-            # Never beyond the end, where nobody knows the weights: a step brings a source no more than all its samples.
+            # Never skip the end, as later weights may be undefined: a step has at most `size` samples of a source.
             left = [size - count for size, count in zip(self.sizes, self._counts(block), strict=True)]
             block += max(1, (min(left) if until == "first" else max(left)) // self._shares.size - 1)
         return block - 1
 
     def _counts_at_end(self, until: Until) -> list[int]:
-        """How many samples of each source come in all: up to the moment in the last block at which the epoch ends."""
         unit = self._unit
         first, before = self._shares.due(self._last), self._counts(self._last)
         more = [b - a for a, b in zip(first, self._shares.due(self._last + 1), strict=True)]
@@ -233,7 +219,7 @@ class MixLayout:
         ]
         moment = min(moments) if until == "first" else max(moments, default=Fraction(0))
         amounts = [(now + moment * rate) / unit for now, rate in zip(ready, more, strict=True)]
-        if until == "first":  # what is due at that very moment does not come
+        if until == "first":  # samples due at exactly that moment are excluded
             return [max(math.ceil(amount) - 1, count) for amount, count in zip(amounts, before, strict=True)]
         return [math.floor(amount) for amount in amounts]
 
@@ -248,15 +234,10 @@ def _too_long(counts: Sequence[int]) -> str:
 
 
 class MixOrder(BlockOrder):
-    """Several orders in one. Within a block each source's samples are spread evenly, each drawn from a stretch of its
-    own: so a few samples that follow one another have nearly the right shares, too.
+    """Several orders mixed by a `MixLayout`.
 
-    Args:
-        sources: endless orders: each begins again where it is used up.
-        blend: how many samples of each come when.
-        key: what the epoch's pseudo-random numbers are drawn from, such as (seed, epoch).
-        first_shards: by how much each source's shards are numbered higher than by itself.
-        window: positions of a window.
+    Within a block, each source's samples are spread evenly with random jitter, so even a few consecutive samples have
+    nearly the right shares.
     """
 
     def __init__(

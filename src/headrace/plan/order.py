@@ -1,6 +1,6 @@
-"""Which sample comes at each position of an epoch: a pure function, over arrays of shards and never of samples.
+"""Orders: pure functions from positions of an epoch to samples, with arrays per shard only.
 
-All of it belongs to order 1, and never changes: see docs/reference/order.md.
+Everything here is part of order 1, and never changes: see docs/reference/order.md.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headrace.types import Ints
 
 ORDER_VERSION = 1
 _SEQUENTIAL_WINDOW = 16384
-WITHIN_WINDOW = 1024  # shards that are shuffled within are planned together up to about so many samples
+WITHIN_WINDOW = 1024  # small shards that are shuffled within form one window of about this many samples
 
 
 class Places(NamedTuple):
-    """Where samples lie: the number of each one's shard, and its number there."""
+    """Shard number and row of each sample."""
 
     shards: Ints
     rows: Ints
@@ -30,8 +30,8 @@ class Order(Protocol):
     """One pass over the samples of an epoch.
 
     Attributes:
-        count: how many positions it has.
-        lanes: a step's positions are divided among ranks by their remainders by this.
+        count: Number of positions.
+        lanes: Ranks divide the positions of a step by their remainders modulo `lanes`.
     """
 
     @property
@@ -41,22 +41,22 @@ class Order(Protocol):
     def lanes(self) -> int: ...
 
     def locate(self, positions: Ints) -> Places:
-        """Where the samples at `positions`, from 0 up to `count`, lie."""
+        """Return the shards and rows of the samples at positions in [0, count)."""
         ...
 
     def window_end(self, position: int) -> int:
-        """Where the window ends that a position lies in: what comes behind it lies elsewhere than what comes before."""
+        """Return the end of the window that contains a position. Windows read different stretches."""
         ...
 
 
 class ShardOrder:
-    """Shards one after the other, or shuffled: by shards, within each, or by windows.
+    """Shards in order, or shuffled: by shards, within each, or by windows.
 
     Args:
-        sizes: samples of each shard.
-        by: "none", "shards" (whole ones in another order), "within" (each one's samples), "windows".
-        key: what the pass's pseudo-random numbers are drawn from, such as (seed, epoch).
-        windows: for "windows".
+        sizes: Samples of each shard.
+        by: "none", "shards" (permute whole shards), "within" (permute the samples of each shard), "windows".
+        key: Key of the pass's pseudo-random numbers, such as (seed, epoch).
+        windows: Parameters for "windows".
     """
 
     def __init__(self, sizes: Ints, by: str, key: tuple[int, ...], windows: Windows | None = None) -> None:
@@ -87,7 +87,7 @@ class ShardOrder:
     def window_end(self, position: int) -> int:
         if self._blocks is not None:
             return (position // self._blocks.window + 1) * self._blocks.window
-        if self._by == "within":  # small shards are taken together, else each would be a window of its own
+        if self._by == "within":  # combine small shards, which would otherwise be windows of their own
             first = self._starts[np.searchsorted(self._starts, position, side="right") - 1]
             cell = int(first) // WITHIN_WINDOW
             ends = np.searchsorted(self._starts, (cell + 1) * WITHIN_WINDOW)
@@ -96,13 +96,6 @@ class ShardOrder:
 
 
 class ChosenOrder:
-    """Those of another order's samples that are chosen, by their positions there.
-
-    Args:
-        inner: the other order.
-        chosen: the positions.
-    """
-
     lanes = 1
 
     def __init__(self, inner: Order, chosen: Ints) -> None:
@@ -116,13 +109,7 @@ class ChosenOrder:
 
 
 class ComputedOrder:
-    """Those of another order's samples whose positions there a function gives, for positions of this one.
-
-    Args:
-        inner: the other order.
-        count: how many there are.
-        computed: gives the positions in the other order.
-    """
+    """The samples at computed positions of another order."""
 
     lanes = 1
 
@@ -137,16 +124,12 @@ class ComputedOrder:
 
 
 class FirstOf:
-    """The first positions of another order."""
-
     def __init__(self, inner: Order, count: int) -> None:
         self._inner, self.count, self.lanes = inner, min(count, inner.count), inner.lanes
         self.locate, self.window_end = inner.locate, inner.window_end
 
 
 class ShuffledOrder:
-    """Another order's positions, shuffled among one another."""
-
     lanes = 1
 
     def __init__(self, inner: Order, key: tuple[int, ...]) -> None:
@@ -160,11 +143,11 @@ class ShuffledOrder:
 
 
 class Passes:
-    """Order after order, for epochs that go over their samples several times.
+    """Consecutive orders, for epochs with several passes.
 
     Args:
-        make: the order of the pass with this number; it gives as many samples each time.
-        times: how many passes; None: without end.
+        make: Returns the order of a pass. All passes have the same number of samples.
+        times: Number of passes. None: endless.
     """
 
     def __init__(self, make: Callable[[int], Order], times: int | None = 1) -> None:
@@ -182,15 +165,14 @@ class Passes:
         return number * self.pass_count + end
 
     def of(self, number: int) -> Order:
-        """The order of one pass."""
         return self._orders.of(number)
 
 
 class EpochOrder:
-    """The order of an epoch, together with those before it: negative positions count from its begin back into these.
+    """The order of an epoch and of those before it, which have negative positions.
 
     Args:
-        make: the order of the epoch that comes so many after this one: 0, -1, -2, …; all have as many positions.
+        make: Returns the order of the epoch at an offset 0, -1, -2, … from this one. All have the same count.
     """
 
     def __init__(self, make: Callable[[int], Order]) -> None:
@@ -210,7 +192,7 @@ class EpochOrder:
 
 
 class _Orders:
-    """Orders that come one behind the other, each made when it is asked for; the first and the newest are kept."""
+    """Consecutive orders, created on demand. The first and the newest are cached."""
 
     def __init__(self, make: Callable[[int], Order]) -> None:
         self._make, self._first = make, make(0)
@@ -221,16 +203,11 @@ class _Orders:
             return self._first
         made = self._made
         if made[0] != number:
-            made = self._made = number, self._make(number)  # looked at once: other threads may want another one
+            made = self._made = number, self._make(number)  # read once: another thread may replace it
         return made[1]
 
     def locate(self, numbers: Ints, positions: Ints, count: int) -> Places:
-        """Where samples lie.
-
-        Args:
-            numbers: in which order each of `positions` is.
-            count: positions of each order.
-        """
+        """Return the locations of positions, each in the order of this number, with `count` positions each."""
         first = int(numbers[0]) if len(numbers) else 0
         if (numbers == first).all():
             return self.of(first).locate(positions - first * count)
@@ -245,5 +222,5 @@ ENDLESS = 2**62
 
 
 def sequential_end(position: int) -> int:
-    """Where the window ends of an order that has no windows of its own."""
+    """Return the end of a position's window, in an order without windows of its own."""
     return (position // _SEQUENTIAL_WINDOW + 1) * _SEQUENTIAL_WINDOW

@@ -1,6 +1,6 @@
-"""Which parts of which documents make each sequence of a fixed length: arithmetic over the documents' lengths.
+"""Planned packing: document parts of each sequence, from the documents' lengths alone.
 
-Documents are called by their positions in the order in which they are packed.
+Documents are numbered by their positions in packing order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.types import Ints
 
 
 class Pieces(NamedTuple):
-    """What a sequence is made of, one behind the other: tokens [starts, stops) of these documents."""
+    """Concatenated parts of a sequence: tokens [starts, stops) of documents."""
 
     documents: Ints
     starts: Ints
@@ -24,27 +24,15 @@ class Pieces(NamedTuple):
 
 
 class PackPlan(Protocol):
-    """The sequences of one pass over the documents.
-
-    Attributes:
-        count: how many there are.
-    """
-
     count: int
 
-    def pieces(self, sequence: int) -> Pieces:
-        """What a sequence is made of."""
-        ...
+    def pieces(self, sequence: int) -> Pieces: ...
 
 
 class ConcatPlan:
-    """Documents one behind the other, cut every `size` tokens; the last sequence may have fewer.
+    """Concatenated documents, cut every `size` tokens. The last sequence may be shorter.
 
-    It takes 8 bytes of memory for each document.
-
-    Args:
-        lengths: of the documents.
-        size: tokens of a sequence.
+    Takes 8 bytes of memory per document.
     """
 
     def __init__(self, lengths: Ints, size: int) -> None:
@@ -60,25 +48,24 @@ class ConcatPlan:
         stop = int(self._edges.searchsorted(end, side="left"))
         begins, ends = self._edges[first:stop], self._edges[first + 1 : stop + 1]
         starts, stops = np.maximum(begin - begins, 0), np.minimum(ends, end) - begins
-        some = np.flatnonzero(stops > starts)  # documents may be empty
+        some = np.flatnonzero(stops > starts)  # skips empty documents
         return Pieces(some + first, starts[some], stops[some])
 
 
 class BestFitPlan:
-    """Whole documents, put together so that little room is left; those longer than a sequence are cut first.
+    """Whole documents, combined to leave little padding. Longer ones are first cut.
 
-    How many sequences there are, and which lengths go together, follows from how many documents have which length: it
-    is the same in any order of the documents. Which of the documents of a length goes where follows from their order:
-    the first one goes into the first sequence that has room for one of that length. So a sequence has documents that
-    are about as far in their order as it is among the sequences.
+    The number of sequences, and their combinations of lengths, depend only on how many documents have each length, not
+    on their order. Documents of one length are assigned in order to the sequences with a slot of that length. So the
+    documents of a sequence are about as far in their order as the sequence is in its own.
 
-    It takes some 20 bytes of memory for each document, and thrice as much while it is made.
+    Takes some 20 bytes of memory per document, and three times as much during planning.
 
     Args:
-        lengths: of the documents.
-        size: tokens of a sequence.
-        bins: what goes together, of documents of these lengths.
-        key: what the order of the sequences is drawn from: else the longest documents came first.
+        lengths: Lengths of the documents.
+        size: Tokens of a sequence.
+        bins: Combinations of these lengths.
+        key: Seed of the order of sequences. Without it, the longest documents would come first.
     """
 
     def __init__(self, lengths: Ints, size: int, bins: Bins, key: int) -> None:
@@ -101,24 +88,24 @@ class BestFitPlan:
 
 
 class Bins:
-    """Which lengths go together in a sequence, and how many such sequences there are.
+    """Combinations of lengths in sequences, with their counts.
 
-    Best fit, the longest first: each length goes where the least room is left of where it fits. Equal lengths, and
-    equal rooms, are dealt with at once, so that it takes time by the number of different lengths, and not of documents.
+    Best fit decreasing: each length, longest first, goes where it leaves the least room. Equal lengths and equal rooms
+    are processed together, so the time depends on the number of different lengths, not of documents.
 
     Args:
-        lengths: of the documents; longer ones than `size` are cut into pieces of `size` tokens, and what is left.
-        size: tokens of a sequence.
+        lengths: Lengths of the documents. Longer ones than `size` are cut into pieces of `size` tokens and a rest.
+        size: Tokens of a sequence.
 
     Attributes:
-        count: how many sequences there are.
+        count: Number of sequences.
     """
 
     def __init__(self, lengths: Ints, size: int) -> None:
         have = np.bincount(lengths % size, minlength=size + 1) if len(lengths) else np.zeros(size + 1, np.int64)
         have[0], have[size] = 0, int((lengths // size).sum())
-        self._rooms: dict[int, list[tuple[_Filled | None, int]]] = {}  # (what such a sequence has, how many there are)
-        self._sizes: list[int] = []  # of the rooms, ascending
+        self._rooms: dict[int, list[tuple[_Filled | None, int]]] = {}  # room -> (content, number of such sequences)
+        self._sizes: list[int] = []  # rooms, ascending
         done: list[tuple[_Filled | None, int]] = []
         for length in np.flatnonzero(have)[::-1].tolist():
             self._fill(length, int(have[length]), size)
@@ -135,10 +122,10 @@ class Bins:
         self.count = int(self._counts.sum())
 
     def slots(self, order: Ints) -> tuple[NDArray[np.int32], Ints]:
-        """(the lengths that go into each sequence, where each one's begin, and where the last one's end).
+        """Return the lengths in each sequence, flat, and the offset of each sequence plus the end.
 
         Args:
-            order: which of the sequences, that lie here by what they have, comes first, second, …
+            order: Permutation of the sequences, which are grouped by content here.
         """
         pattern = np.repeat(np.arange(len(self._counts)), self._counts)[order]
         counts = self._sizes_of[pattern]
@@ -149,7 +136,7 @@ class Bins:
         return self._flat[places], firsts
 
     def _fill(self, length: int, count: int, size: int) -> None:
-        """Put `count` documents of a length where the least room is left; into new sequences where there is none."""
+        """Add documents of a length where they leave the least room, or to new sequences."""
         while count:
             at = bisect_left(self._sizes, length)
             if at == len(self._sizes):
@@ -159,7 +146,7 @@ class Bins:
             filled, some = self._rooms[room].pop()
             if not self._rooms[room]:
                 del self._rooms[room], self._sizes[at]
-            each = room // length  # what one has got of them is where the next one fits best
+            each = room // length  # a sequence that got one is the best fit for the next one
             full = min(some, count // each)
             if full:
                 self._add(room - each * length, _Filled(filled, length, each), full)
@@ -178,7 +165,7 @@ class Bins:
 
 
 class _Filled(NamedTuple):
-    """What a sequence has: some of a length, besides what it had before."""
+    """Content of a sequence: `before`, and `times` documents of a length."""
 
     before: _Filled | None
     length: int
@@ -194,11 +181,9 @@ def _listed(filled: _Filled | None) -> list[int]:
 
 
 def _by_length(lengths: NDArray[np.int32], size: int) -> Ints:
-    """Which come first by their lengths; of equal ones those that were first."""
-    keys = lengths.astype(np.uint16) if size < 2**16 else lengths  # numbers of 16 bits are sorted in linear time
+    keys = lengths.astype(np.uint16) if size < 2**16 else lengths  # 16-bit numbers are sorted in linear time
     return np.asarray(np.argsort(keys, kind="stable"), np.int64)
 
 
 def sequences(tokens: int, size: int) -> int:
-    """How many sequences of `size` tokens so many tokens fill, the last one perhaps in part."""
     return -(-tokens // size)

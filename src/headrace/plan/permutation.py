@@ -1,6 +1,6 @@
-"""Pseudo-random numbers and permutations by key: any part of them, in time for that part alone.
+"""Keyed pseudo-random numbers and permutations with random access.
 
-All of it belongs to order 1, and never changes: see docs/reference/order.md.
+Everything here is part of order 1, and never changes: see docs/reference/order.md.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ _U32 = np.uint32
 _U64 = np.uint64
 _GAMMA = _U64(0x9E3779B97F4A7C15)
 _LOW = _U64(0xFFFFFFFF)
-_ROUNDS = 6  # of 2 and 3 the traces are plain in correlations and chi-squared, of 4 and 5 faint, of 6 there are none
-SORTED_MOST = 4096  # so few are sorted by random numbers: a network over small sets has few different permutations
-_PLACE = _U64(SORTED_MOST - 1)  # the bits of a number that give way to a place, where numbers are sorted
+_ROUNDS = 6  # tests (correlation, chi-squared) show clear traces of 2 and 3, faint ones of 4 and 5, none of 6
+SORTED_MOST = 4096  # up to this, random numbers are sorted: networks over small sets have few permutations
+_PLACE = _U64(SORTED_MOST - 1)  # low bits of a random number that are replaced by its place, for sorting
 _NARROW_MOST = 2**32
-_PIECE = 16384  # so many are sent at once: what a network holds of them stays in the cache of a core
+_PIECE = 16384  # positions per call of a network, whose arrays then fit in a core's cache
 
 
 def draw(*parts: object) -> int:
-    """A 64-bit number that depends on `parts` alone, the same on every machine and in every process."""
-    plain = tuple(int(part) if isinstance(part, np.integer) else part for part in parts)  # else written by its type too
+    """Return a 64-bit number that depends only on `parts`, whatever process or machine."""
+    plain = tuple(int(part) if isinstance(part, np.integer) else part for part in parts)  # without numpy's repr
     return int.from_bytes(hashlib.blake2b(repr(plain).encode(), digest_size=8).digest(), "little")
 
 
 def sample_seed(seed: int, epoch: int) -> int:
-    """The key from which the random numbers of all samples of an epoch are made, together with their positions."""
+    """Return the key of an epoch from which, with positions, samples' random numbers are made."""
     return draw("sample", seed, epoch)
 
 
 def window_order(count: int, seed: int, epoch: int, window: int) -> Ints:
-    """The order in which the `count` samples of the `window`-th window of an epoch are used."""
+    """Return the order in which the `count` samples of a window are used."""
     return permutation(np.arange(count), count, draw("window", seed, epoch, window))
 
 
 def permutation(positions: Ints, n: int, key: int) -> Ints:
-    """Where the pseudo-random permutation of range(n) named by `key` sends `positions`.
+    """Return the images of `positions` under the permutation of range(n) given by `key`.
 
-    Few are sorted by random numbers: all permutations are equally likely. Many go through a generalised Feistel network
-    on Z_a x Z_b with a * b just above n, so that walking back into the range is rare (Black and Rogaway, "Ciphers with
-    arbitrary finite domains", 2002). Memory is that of `positions`.
+    For small n, random numbers are sorted, so all permutations are equally likely. For large n, a generalised Feistel
+    network on Z_a x Z_b is used with a * b just above n, so cycle walking back into the range is rare (Black and
+    Rogaway, "Ciphers with arbitrary finite domains", 2002). Memory is proportional to `positions`.
     """
     positions = np.asarray(positions, np.int64)
     if n <= SORTED_MOST:
@@ -57,7 +57,7 @@ def permutation(positions: Ints, n: int, key: int) -> Ints:
 
 
 def permutations(positions: Ints, n: int, keys: Words) -> Ints:
-    """The same with a key of its own for each position."""
+    """Return `permutation` with a key for each position."""
     if n > SORTED_MOST:
         pieces = range(0, len(positions), _PIECE)
         sent = [_sent(positions[k : k + _PIECE], n, list(_round_keys(keys[k : k + _PIECE]))) for k in pieces]
@@ -75,25 +75,25 @@ def permutations(positions: Ints, n: int, keys: Words) -> Ints:
 
 
 def sorted_orders(n: int, keys: Words) -> NDArray[np.uint16]:
-    """Permutations of range(n), of at most 4096, one for each key: the places of n random numbers, sorted by these."""
+    """Return a permutation of range(n) per key, by sorting n random numbers. n is at most 4096."""
     places = np.arange(n, dtype=_U64)
     drawn = numbers(places, keys[:, None])
     drawn &= ~_PLACE
-    drawn |= places  # sorting by number and place gives the same by any method of sorting
+    drawn |= places  # with the place as tie-breaker, any sorting algorithm gives the same result
     drawn.sort(axis=1)
     drawn &= _PLACE
     return drawn.astype(np.uint16)
 
 
 def numbers(positions: Ints | Words, key: int | Words) -> Words:
-    """A pseudo-random number of 64 bits for each of `positions`, by splitmix64; keys that are alike are mixed first."""
+    """Return a 64-bit splitmix64 number for each position. The key is mixed first."""
     steps = np.asarray(positions).astype(_U64) + _U64(1)
     steps *= _GAMMA
     return _mixed(steps + _mixed(_words(key) if isinstance(key, int) else key.copy()))
 
 
 def below(drawn: Words, n: int | Ints) -> Ints:
-    """Numbers of range(n) from numbers of 64 bits: the high half of their products with n, which may differ."""
+    """Map 64-bit numbers to range(n), by the high half of their products with n."""
     high, low = drawn >> _U64(32), drawn & _LOW
     n_high, n_low = np.asarray(n >> 32).astype(_U64), np.asarray(n & 0xFFFFFFFF).astype(_U64)
     middle, other = high * n_low, low * n_high
@@ -106,7 +106,7 @@ def _words(key: int) -> Words:
 
 
 def _mixed(x: Words) -> Words:
-    """The finisher of splitmix64, in place."""
+    """Apply the finisher of splitmix64, in place."""
     x ^= x >> _U64(30)
     x *= _U64(0xBF58476D1CE4E5B9)
     x ^= x >> _U64(27)
@@ -116,7 +116,6 @@ def _mixed(x: Words) -> Words:
 
 
 def _round_keys(keys: Words) -> NDArray[np.uint32]:
-    """[rounds, keys]: the high halves of each key's first numbers."""
     return (numbers(np.arange(_ROUNDS)[:, None], keys) >> _U64(32)).astype(_U32)
 
 
@@ -124,7 +123,7 @@ RoundKeys = Sequence[np.uint32 | NDArray[np.uint32]]
 
 
 def _sent(positions: Ints, n: int, keys: RoundKeys, *, narrow: bool | None = None) -> Ints:
-    """Positions after the network, as often as it takes to come back into range(n)."""
+    """Apply the network to positions, repeatedly until they are in range(n)."""
     b = math.isqrt(n - 1) + 1
     a = -(-n // b)
     network = _narrow_network if (n <= _NARROW_MOST if narrow is None else narrow) else _wide_network
@@ -141,10 +140,10 @@ def _sent(positions: Ints, n: int, keys: RoundKeys, *, narrow: bool | None = Non
 
 
 def _narrow_network(positions: Ints, a: int, b: int, keys: RoundKeys) -> NDArray[np.uint32]:
-    """The network for a and b of at most 2**16, in place and in words of 32 bits: twice as fast as the wide one."""
+    """Apply the network for a, b <= 2**16, in 32-bit words: twice as fast as the wide one."""
     whole = positions.astype(_U32)
     right = whole // _U32(b)
-    left = whole  # right in Z_a, left in Z_b; halves keep their modulus, none is swapped
+    left = whole  # right in Z_a, left in Z_b; halves keep their modulus and are not swapped
     left -= right * _U32(b)
     drawn, spare = np.empty_like(whole), np.empty_like(whole)
     for r, key in enumerate(keys):
@@ -163,14 +162,13 @@ def _narrow_network(positions: Ints, a: int, b: int, keys: RoundKeys) -> NDArray
         drawn >>= _U32(16)
         target += drawn
         np.subtract(target, modulus, out=drawn)
-        np.minimum(target, drawn, out=target)  # what is below the modulus has wrapped to a large number in `drawn`
+        np.minimum(target, drawn, out=target)  # values below the modulus have wrapped to large numbers in `drawn`
     right *= _U32(b)
     right += left
     return right
 
 
 def _wide_network(positions: Ints, a: int, b: int, keys: RoundKeys) -> Words:
-    """The same for a and b of up to 2**31."""
     right, left = np.divmod(positions.astype(_U64), _U64(b))
     for r, key in enumerate(keys):
         source, target, modulus = (left, right, _U64(a)) if r % 2 else (right, left, _U64(b))

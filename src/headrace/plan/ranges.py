@@ -8,7 +8,7 @@ from headrace.types import Ranges
 
 
 def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same numbers as few ranges [start, stop) that ascend and do not touch."""
+    """Merge ranges [start, stop) into ascending ranges that do not touch."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if start >= stop:
@@ -21,7 +21,7 @@ def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def among_left(start: int, stop: int, gone: Ranges) -> Ranges:
-    """The `start`-th up to the `stop`-th of the numbers 0, 1, 2, … that are not in `gone`."""
+    """Return the `start`-th to `stop`-th of the numbers that are not in `gone`, as ranges."""
     result = []
     shift = 0
     for begin, end in gone:

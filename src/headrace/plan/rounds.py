@@ -1,4 +1,4 @@
-"""The order of shards whose samples are counted while they are read."""
+"""The order of shards whose samples are counted during reading."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from headrace.types import Ints
 
 
 class Rounds:
-    """Shards that are read one after the other, as often as is asked for.
+    """Shards read in order, for a number of rounds.
 
     Args:
-        seed: of their order; None: as they are given.
-        epoch: the epoch's number.
-        times: how often; None: without end.
-        rank: which of them are read here, with `world`.
-        world: how many ranks share them.
-        may_be_empty: whether a rank may have none of them.
+        seed: Seed of the order in each round. None: the given order.
+        times: Number of rounds. None: endless.
 
     Attributes:
-        count: how many that are.
+        count: Number of this rank's shards in a round.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class Rounds:
         self._round: tuple[int, Ints] = -1, np.zeros(0, np.int64)
 
     def from_turn(self, turn: int, stop: tuple[int, int] | None = None) -> Iterator[tuple[int, str]]:
-        """(turn, address) of each shard from a turn on, up to a place (turn, row) that `at` gave."""
+        """Yield (turn, URL) of shards from a turn on, up to a (turn, row) from `at`."""
         turns: Iterable[int] = itertools.count(turn)
         if self._times is not None:
             turns = range(turn, self._times * self.count)
@@ -58,7 +54,7 @@ class Rounds:
         return ((k, self._urls[self.shard(k)]) for k in turns)
 
     def at(self, position: int, sizes: Ints) -> tuple[int, int]:
-        """(turn, row) of the sample at a position of the epoch, where shards have these numbers of samples."""
+        """Return (turn, row) of the sample at a position of the epoch, for these shard sizes."""
         total = int(sizes.sum())
         if not total:
             return 0, 0
@@ -69,7 +65,6 @@ class Rounds:
         return turns[k], position - int(ends[k - 1] if k else 0)
 
     def shard(self, turn: int) -> int:
-        """The number of the shard whose turn it is."""
         number, k = divmod(turn, self.count)
         if self._round[0] != number:
             shards = np.arange(len(self._urls))

@@ -1,4 +1,4 @@
-"""How an epoch is cut into steps, and each step into the batches of the ranks."""
+"""Division of an epoch into steps, and of each step into the batches of ranks."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from headrace.plan.lanes import lane_turns
 from headrace.types import Ints, Tail
 
 Deal = Callable[[Ints, Sequence[int]], Ints]
-"""Of positions, and of how many of them each rank gets: the rank of each."""
+"""Returns the rank of each position, given the positions and the number of them for each rank."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of an epoch that are still to come, as one rank sees them.
+    """The remaining steps of an epoch, as one rank sees them.
 
-    A step is the batch of all ranks together. Its positions are sorted by lanes, and each rank has a stretch of them:
-    so the ranks' batches, one behind the other, are the batch of a single rank, for any number of them.
+    A step is the global batch of all ranks. Its positions are sorted by lanes, and each rank has a stretch of them. So
+    for any number of ranks, their concatenated batches are the batch of a single rank.
 
     Args:
-        begin: what is to come.
-        end: where the epoch ends.
-        size: samples of a step.
-        tail: what becomes of a last step that is short: "short" gives it; where it has fewer samples than there are
-            ranks, the last two steps share what is left. "drop" leaves it out, "pad" fills it with the epoch's first
-            samples, "carry" leaves it to the next epoch. "uneven" gives it, and some ranks may have no sample of it.
-        rank, world: which share of each step is meant.
-        lanes: positions of a step are sorted by the lane that their remainder by this has, see `lane_turns`.
-        done: [k, 2]: ascending ranges of this rank's samples, counted from `begin`, that have been delivered already.
-        deal: gives the rank of each of a step's positions, where ranks do not have a stretch each: as many for each
-            rank as that would be, and they come in the same order.
+        begin: Remaining positions.
+        end: End of the epoch.
+        size: Samples in a step.
+        tail: Treatment of a short last step. "short": it is delivered; if it has fewer samples than there are ranks,
+            the last two steps share their samples. "drop": it is dropped. "pad": it is filled with the epoch's first
+            samples. "carry": its samples move to the next epoch. "uneven": it is delivered, and some ranks may have no
+            sample of it.
+        rank: This rank.
+        world: Number of ranks.
+        lanes: Positions of a step are sorted by the lane of their remainder modulo this; see `lane_turns`.
+        done: [k, 2]: ascending ranges of this rank's samples, counted from `begin`, that have been delivered.
+        deal: Assigns the positions of a step to ranks, instead of stretches. Counts per rank and the order stay the
+            same.
 
     Raises:
-        OptionError: a step, or all that is left, has fewer samples than there are ranks.
+        OptionError: A step, or the rest of the epoch, has fewer samples than there are ranks.
     """
 
     begin: Cursor
@@ -51,9 +53,9 @@ class Steps:
     deal: Deal | None = None
     full: int = field(init=False)
     last: tuple[int, ...] = field(init=False)
-    _lane: Ints = field(init=False)  # of each turn
-    _turn: Ints = field(init=False)  # of each lane
-    _dealt: tuple[int, Ints] | None = field(init=False, default=None)  # the last step: (its begin, this rank's)
+    _lane: Ints = field(init=False)  # lane of each turn
+    _turn: Ints = field(init=False)  # turn of each lane
+    _dealt: tuple[int, Ints] | None = field(init=False, default=None)  # last step: (start, this rank's positions)
 
     def __post_init__(self) -> None:
         if self.size < self.world:
@@ -85,52 +87,47 @@ class Steps:
 
     @property
     def left(self) -> int:
-        """How many samples of the epoch are to come, on all ranks together."""
         return max(0, self.end - self.begin.position) + self.begin.hole_count
 
     @property
     def repeated(self) -> int:
-        """How many samples come a second time, to fill the last step."""
         return self.full * self.size + sum(self.last) - self.left if self.tail == "pad" else 0
 
     @property
     def left_out(self) -> int:
-        """How many samples do not come, or come in the next epoch."""
+        """Number of samples that are dropped, or carried to the next epoch."""
         return self.left % self.size if self.tail in ("drop", "carry") else 0
 
     @property
     def steps(self) -> int:
-        """How many steps there are."""
         return self.full + len(self.last)
 
     @property
     def batches(self) -> int:
-        """The steps of which this rank has samples: all but for the last ones of tail="uneven"."""
+        """Number of steps with samples of this rank; fewer than `steps` only with tail="uneven"."""
         return self.full + sum(high > low for low, high in map(self._share, self.last))
 
     @property
     def batch(self) -> int:
-        """How many samples of a full step are this rank's."""
         low, high = self._share(self.size)
         return high - low
 
     @property
     def whole(self) -> int:
-        """How many samples are this rank's, delivered ones too."""
+        """This rank's samples, including delivered ones."""
         return self.full * self.batch + sum(high - low for low, high in map(self._share, self.last))
 
     @property
     def before(self) -> int:
-        """How many samples are of the ranks before this one, delivered ones too."""
+        """Samples of the lower ranks, including delivered ones."""
         return self.full * self._share(self.size)[0] + sum(low for low, _ in map(self._share, self.last))
 
     @property
     def count(self) -> int:
-        """How many samples of this rank's are to come."""
         return self.whole - int((self.done[:, 1] - self.done[:, 0]).sum())
 
     def sizes(self) -> tuple[int, int, tuple[int, ...]]:
-        """This rank's batches that are to come: (samples in each, how many have so many, samples in those after)."""
+        """Return the remaining batches' size if full, number of full ones, and sizes of the others."""
         last = tuple(high - low for low, high in map(self._share, self.last))
         edge = self.full * self.batch
         done_full = int(np.clip(edge - self.done[:, 0], 0, self.done[:, 1] - self.done[:, 0]).sum())
@@ -143,32 +140,32 @@ class Steps:
         return self.batch, full, tuple(n for n in (part, *left) if n)
 
     def positions(self, start: int, stop: int) -> Ints:
-        """The positions in the epoch of this rank's samples, from the `start`-th up to the `stop`-th to come."""
+        """Return the positions of this rank's remaining samples number `start` to `stop` - 1."""
         return self._at(self._numbers(start, stop))
 
     def original(self, start: int, stop: int) -> Ints:
-        """The same samples as ranges of numbers that count from `begin`, with those that are done."""
+        """Return these samples as ranges of numbers counted from `begin`, including delivered ones."""
         return compressed(self._numbers(start, stop))
 
     def step_at(self, position: int) -> int:
-        """How many of this rank's samples to come lie in steps that are wholly before a position."""
+        """Return the number of this rank's remaining samples in whole steps before a position."""
         steps = max(0, position - self.begin.position + self.begin.hole_count) // self.size
         edge = self.samples(steps)
         return edge - int(np.clip(edge - self.done[:, 0], 0, self.done[:, 1] - self.done[:, 0]).sum())
 
     def within(self, count: int) -> int:
-        """How many whole steps this rank's first `count` samples are, delivered ones too."""
+        """Return the number of whole steps in this rank's first `count` samples, delivered ones too."""
         if count < self.full * self.batch:
             return count // self.batch
         return next(steps for steps in range(self.steps, -1, -1) if self.samples(steps) <= count)
 
     def samples(self, steps: int) -> int:
-        """How many samples of the first so many steps are this rank's, delivered ones too."""
+        """Return the number of this rank's samples in the first steps, including delivered ones."""
         last = self.last[: max(0, steps - self.full)]
         return min(steps, self.full) * self.batch + sum(high - low for low, high in map(self._share, last))
 
     def after(self, steps: int) -> Cursor:
-        """What is to come once so many steps have been delivered on all ranks."""
+        """Return the remaining positions after delivery of this many steps on all ranks."""
         if steps <= self.full:
             return self.begin.after(steps * self.size)
         return self.begin.after(min(self.left, self.full * self.size + sum(self.last[: steps - self.full])))
@@ -177,17 +174,17 @@ class Steps:
         return share(size, self.rank, self.world)
 
     def _numbers(self, start: int, stop: int) -> Ints:
-        """This rank's samples from the `start`-th up to the `stop`-th to come, counted with those that are done."""
+        """Convert indices of remaining samples to numbers that count delivered ones."""
         coming = np.arange(start, stop)
         if not len(self.done):
             return coming
-        gaps = np.concatenate([[0], self.done[:, 1]])  # where those begin that are not done
-        before = gaps - np.concatenate([[0], np.cumsum(self.done[:, 1] - self.done[:, 0])])  # of those to come
+        gaps = np.concatenate([[0], self.done[:, 1]])  # starts of the gaps, which are not delivered
+        before = gaps - np.concatenate([[0], np.cumsum(self.done[:, 1] - self.done[:, 0])])  # remaining before it
         gap = np.searchsorted(before, coming, side="right") - 1
         return np.asarray(coming + (gaps - before)[gap], np.int64)
 
     def _at(self, numbers: Ints) -> Ints:
-        """The positions of this rank's samples with these ascending numbers, counted with those that are done."""
+        """Return the positions of this rank's samples by ascending number, delivered ones too."""
         if len(numbers) and numbers[-1] >= self.whole:
             raise IndexError(f"sample {numbers[-1]} of {self.whole}")
         batch, edge = self.batch, self.full * self.batch
@@ -205,13 +202,7 @@ class Steps:
         return np.concatenate(pieces)
 
     def _mine(self, begins: Ints, size: int, inside: Ints) -> Ints:
-        """The positions of these samples of this rank's batches.
-
-        Args:
-            begins: ascending: where each one's step begins among all samples to come.
-            size: of these steps.
-            inside: where each one lies in its batch.
-        """
+        """Return positions of samples `inside` of this rank's batches, of steps that start at `begins`, ascending."""
         if self.deal is None or self.world == 1:
             return self._in_steps(begins, size, inside + self._share(size)[0])
         positions = np.empty_like(inside)
@@ -221,34 +212,32 @@ class Steps:
         return positions
 
     def _dealt_to_it(self, begin: int, size: int) -> Ints:
-        """This rank's positions of a step."""
         if self._dealt is None or self._dealt[0] != begin:
             positions, ranks = self.dealt(begin, size)
             self._dealt = begin, positions[ranks == self.rank]
         return self._dealt[1]
 
     def dealt(self, begin: int, size: int) -> tuple[Ints, Ints]:
-        """(the positions of a step that begins there, the rank of each)."""
         positions = self._in_steps(np.full(size, begin), size, np.arange(size))
         shares = [high - low for low, high in (share(size, rank, self.world) for rank in range(self.world))]
         ranks = np.repeat(np.arange(self.world), shares) if self.deal is None else self.deal(positions, shares)
         return positions, ranks
 
     def _in_steps(self, begins: Ints, size: int, inside: Ints) -> Ints:
-        """The positions of samples of all ranks' batches together, see `_mine`."""
+        """Return the positions of samples in global batches; arguments as for `_mine`."""
         if not len(inside):
             return inside
         held = self.begin.hole_count
-        if begins[-1] + size > self.end - self.begin.position + held:  # a last one that is filled up
+        if begins[-1] + size > self.end - self.begin.position + held:  # a padded last step
             return self._by_sorting(begins, size, inside)
         edge = int(begins.searchsorted(held))
         after = self._by_counting(self.begin.position - held + begins[edge:], size, inside[edge:])
         return np.concatenate([self._by_sorting(begins[:edge], size, inside[:edge]), after]) if edge else after
 
     def _by_counting(self, firsts: Ints, size: int, inside: Ints) -> Ints:
-        """Of steps of successive positions from `firsts` on, sorted by lanes, the ones at `inside`.
+        """Return samples `inside` of steps of consecutive positions from `firsts`, sorted by lanes.
 
-        In time for these alone, and for the lanes: what a rank of 8,000 needs of a step is a small part of it.
+        Takes time for these samples and for the lanes only: one of 8,000 ranks needs a small part of a step.
         """
         if self.lanes == 1 or not len(firsts):
             return firsts + inside
@@ -256,7 +245,7 @@ class Steps:
         if size % self.lanes and firsts[-1] != firsts[0]:
             phases, phase = np.unique(firsts % self.lanes, return_inverse=True)
         rounds, more = divmod(size, self.lanes)
-        ahead = (self._turn - phases[:, None]) % self.lanes  # [phases, lanes]: of a lane's first position in the step
+        ahead = (self._turn - phases[:, None]) % self.lanes  # [phases, lanes]: a lane's first position in the step
         sizes = rounds + (ahead < more)
         ends = np.cumsum(sizes, axis=1)
         rows = np.arange(len(phases))[:, None] * size
@@ -264,11 +253,11 @@ class Steps:
         return np.asarray(firsts + ahead.ravel()[lane] + (inside - (ends - sizes).ravel()[lane]) * self.lanes, np.int64)
 
     def _by_sorting(self, begins: Ints, size: int, inside: Ints) -> Ints:
-        """The same of steps that have holes or are filled up."""
+        """Return samples as `_by_counting` does, for steps with holes or padding."""
         first, stop = int(begins[0]), int(begins[-1]) + size
         positions = self.begin.coming(first, min(stop, self.left))
         if stop > self.left:
-            again = np.arange(stop - self.left)  # what comes first in the epoch, or where it is empty, of what is left
+            again = np.arange(stop - self.left)  # first samples of the epoch, or of the rest
             again = again % self.end if self.end else self.begin.coming(0, self.left)[again % self.left]
             positions = np.sort(np.concatenate([positions, again]))
         steps = positions.reshape(-1, size)
@@ -277,5 +266,4 @@ class Steps:
 
 
 def share(size: int, rank: int, world: int) -> tuple[int, int]:
-    """Which of the samples of a step are a rank's: (the first, the one behind the last)."""
     return rank * size // world, (rank + 1) * size // world

@@ -1,6 +1,6 @@
-"""Mixtures by tokens: which input's document comes next, where the shares are to be those of tokens.
+"""Mixtures by tokens in lanes: the choice of the input whose document is drawn next.
 
-All of it belongs to order 1, and never changes.
+Everything here is part of order 1, and never changes.
 """
 
 from __future__ import annotations
@@ -22,34 +22,31 @@ class TokenMixing:
     """How lanes draw documents from the inputs of a mixture.
 
     Attributes:
-        names: of the inputs.
-        shares: of their tokens; steps are of so many tokens, of all lanes together.
+        shares: Shares of tokens. A step is a number of tokens, over all lanes.
     """
 
     names: tuple[str, ...]
     shares: Shares
 
     def phases(self, lane: int, lanes: int) -> list[int]:
-        """How much of a document is to lack before a lane draws it, for each input: odd parts of 2 `lanes`.
+        """Return the deficit at which a lane draws from each input, in 1 / (2 * `lanes`) documents.
 
-        Over all lanes they are spread evenly: were they the same, all lanes would be ahead with an input together, and
-        together behind. So each token comes in each stretch of the lanes' tokens by its share, in the mean of them.
+        Deficits are odd numbers, spread evenly over the lanes. With equal ones, all lanes would run ahead with an input
+        at the same time. So, averaged over lanes, each stretch of tokens has the right shares.
         """
         return [2 * int(permutation(np.array([lane]), lanes, draw("phases", k))[0]) + 1 for k in range(len(self.names))]
 
     def choice(
         self, lanes: int, phases: Sequence[int], drawn: Sequence[int], heads: Sequence[int | None]
     ) -> int | None:
-        """The input whose document a lane draws next: the one that is due first.
+        """Choose the input whose document a lane draws next: the one that is due first.
 
         Args:
-            lanes: how many there are.
-            phases: the lane's.
-            drawn: how many tokens of each input it has drawn.
-            heads: how many the next document of each has; None: it has not come yet.
+            drawn: Tokens of each input that the lane has drawn.
+            heads: Token count of each input's next document. None: it has not arrived.
 
         Returns:
-            Its number; None: documents must come first.
+            The number of the input. None: documents must arrive first.
         """
         shares, scale = self.shares, 2 * lanes
         block, rest = divmod(sum(drawn) * lanes, shares.size)
@@ -59,17 +56,17 @@ class TokenMixing:
         for k, (due, late, tokens, head) in enumerate(zip(before, after, drawn, heads, strict=True)):
             rate = late - due
             if rate <= 0:
-                continue  # none of it comes in this step
+                continue  # the input has no share in this step
             if head is None:
                 return None
-            # By so much it is early: the time until it is due is that, divided by how fast its share grows.
+            # The tokens by which it is early; divided by the growth of its share, this is the time until it is due.
             early = (tokens * scale + phases[k] * head) * whole - (due * shares.size + rate * rest) * scale
             if best is None or early * best_rate < best_early * rate:
                 best, best_rate, best_early = k, rate, early
         return best
 
     def lacking(self, lanes: int, drawn: Sequence[float]) -> dict[int, float]:
-        """About how many tokens lack of each input that comes, by its number, where a lane has drawn so many."""
+        """Return the approximate deficit in tokens of each active input, for a lane's drawn tokens."""
         shares = self.shares
         steps = sum(drawn) * lanes / shares.size
         block = int(steps)
@@ -82,13 +79,7 @@ class TokenMixing:
 
 
 class InputTurns(JoinedOrder):
-    """The documents of all inputs, as lanes draw on them: those of one input are so many positions from one another.
-
-    Args:
-        inputs: endless orders.
-        first_shards: by how much each input's shards are numbered higher than by itself.
-        window: positions of a window.
-    """
+    """The documents of all inputs, numbered in turn, for lanes to draw from. Inputs are endless."""
 
     def __init__(self, inputs: Sequence[Order], first_shards: Sequence[int], window: int) -> None:
         super().__init__(inputs, ENDLESS, first_shards)

@@ -1,9 +1,9 @@
-"""Mixtures by tokens whose documents' lengths are known: which document comes at a position follows from arithmetic.
+"""Mixtures by tokens with known lengths: documents at positions follow from arithmetic.
 
-Each input has a clock of its own: a document is due when so many tokens of its input are as lie before its middle. So
-no input is ever ahead or behind by more than half a document. A block is a stretch of so many tokens of all together.
+Each input has a clock of its own: a document is due when the input's due tokens reach the middle of the document. So
+the shares are exact within half a document of each input. A block is a stretch of tokens of all inputs together.
 
-All of it belongs to order 1, and never changes.
+Everything here is part of order 1, and never changes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,19 @@ from headrace.plan.mixture import Shares
 from headrace.plan.order import ENDLESS, Order, Places
 from headrace.types import Ints
 
-_KEPT_PASSES = 2  # of each input: a block may lie in two
+_KEPT_PASSES = 2  # per input: a block may span two
 
 
 class TokenOrder(BlockOrder):
-    """Several orders of documents in one, by shares of their tokens.
+    """Several orders of documents mixed by shares of tokens.
 
     Args:
-        inputs: endless orders: each begins again where it is used up.
-        counts: how many documents each has until then.
-        lengths: for each input, how many tokens the documents at some places have.
-        shares: of tokens; blocks are of so many.
-        labels: what messages call the inputs.
-        first_shards: by how much each input's shards are numbered higher than by itself.
-        window: positions of a window.
+        inputs: Endless orders, which repeat when exhausted.
+        counts: Documents of each until it repeats.
+        lengths: For each input, a function from places to token counts of documents.
 
     Raises:
-        OptionError: an input that is to come has no tokens.
+        OptionError: An input with a share has no tokens.
     """
 
     def __init__(
@@ -55,11 +51,10 @@ class TokenOrder(BlockOrder):
                 raise OptionError(_empty(middles.label))
 
     def _due(self, block: int) -> list[tuple[int, int]]:
-        """How many half tokens of each input are due before a block: (whole ones, parts of `unit` beyond)."""
+        """Return the half tokens of each input due before a block: (whole ones, parts of `unit`)."""
         return [divmod(2 * due, self._shares.unit) for due in self._shares.due(block)]
 
     def _before(self, block: int) -> list[int]:
-        """How many documents of each input come before a block."""
         return [
             middles.count_before(whole + (parts > 0))
             for middles, (whole, parts) in zip(self._middles, self._due(block), strict=True)
@@ -75,7 +70,7 @@ class TokenOrder(BlockOrder):
         return block
 
     def _about(self, position: int) -> int:
-        """About which block a position lies in, by how long documents are in the mean; never far behind it."""
+        """Estimate the block of a position from the mean length; never far below."""
         unit = self._shares.unit
 
         def documents(block: int) -> float:
@@ -85,7 +80,7 @@ class TokenOrder(BlockOrder):
         if self._shares.are_constant:
             return int(position / documents(1))
         block, most = 0, self._shares.size * max(middles.each for middles in self._middles)
-        while (more := int((position - documents(block)) / most)) > 0:  # so that no step is asked for that is far off
+        while (more := int((position - documents(block)) / most)) > 0:  # never requests weights far ahead
             block += more
         return block
 
@@ -105,13 +100,7 @@ class TokenOrder(BlockOrder):
 
 
 class _Middles:
-    """Where the middles of an input's documents lie among its tokens, in half tokens.
-
-    Attributes:
-        tokens: of a pass.
-        each: documents of a token, in the mean.
-        label: what messages call the input.
-    """
+    """Middles of an input's documents among its tokens, in half tokens."""
 
     def __init__(self, order: Order, count: int, lengths: Callable[[Places], Ints], label: str) -> None:
         self._order, self._count, self._lengths, self.label = order, count, lengths, label
@@ -120,7 +109,7 @@ class _Middles:
         self.each = count / self.tokens if self.tokens else 0.0
 
     def count_before(self, half_tokens: int) -> int:
-        """How many documents have their middle before so many half tokens."""
+        """Return the number of documents whose middle is before this many half tokens."""
         if not half_tokens:
             return 0
         if not self.tokens:
@@ -130,7 +119,7 @@ class _Middles:
         return turn * self._count + inside
 
     def between(self, start: int, stop: int) -> Ints:
-        """Where those of documents [start, stop) lie."""
+        """Return the middles of documents [start, stop)."""
         found, at = [np.empty(0, np.int64)], start
         while at < stop:
             turn, row = divmod(at, self._count)
@@ -140,7 +129,7 @@ class _Middles:
         return np.concatenate(found)
 
     def _of_pass(self, turn: int) -> Ints:
-        kept = self._kept  # looked at once: other threads may want other passes
+        kept = self._kept  # read once: another thread may replace it
         if turn not in kept:
             found, tokens = self._planned(turn)
             if tokens != self.tokens:
@@ -152,7 +141,6 @@ class _Middles:
         return kept[turn]
 
     def _planned(self, turn: int) -> tuple[Ints, int]:
-        """(of the documents of a pass, its tokens)."""
         places = self._order.locate(np.arange(turn * self._count, (turn + 1) * self._count))
         lengths = self._lengths(places)
         ends = np.cumsum(lengths)

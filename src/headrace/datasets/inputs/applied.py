@@ -57,8 +57,7 @@ class AppliedDataset(WithinDataset):
             with anyio.CancelScope(shield=True):
                 await loader.aclose()
 
-    def _begin(self, loader: DataLoader[Any]) -> None:
-        """Called before the function starts on this loader."""
+    def _begin(self, loader: DataLoader[Any]) -> None: ...
 
     async def _asynchronous(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
         async with contextlib.aclosing(self.fn(aiter(loader))) as given:
@@ -108,7 +107,6 @@ class ResumableApplied(AppliedDataset):
         return {"before": before, "fn": self._keeps.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Make the next pass resume from `state`."""
         before: Any = state["before"]
         self._loaded = before
         self._keeps.load_state_dict(state["fn"])

@@ -32,13 +32,7 @@ _BEFORE = (
 
 
 class Matches:
-    """Pairs of samples of two streams with the same key. Keys are read on first use.
-
-    Args:
-        left: Sets the order of pairs. Keys may repeat.
-        right: Each key occurs once.
-        on: Name of the key on each side.
-    """
+    """Pairs of samples of two streams with the same key, in the left order. Keys are read on first use."""
 
     def __init__(self, left: Stream, right: Stream, on: tuple[str, str]) -> None:
         self._streams, self._on = (left, right), on
@@ -70,7 +64,6 @@ class Matches:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Digest of the matched positions of each side."""
         left, right = (
             hashlib.blake2b(places.astype("<i8").tobytes(), digest_size=8).hexdigest() for places in self.places
         )
@@ -79,11 +72,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Matched(PassOperator):
-    """Selects the samples of one side that have a partner, in the order of the pairs.
-
-    Attributes:
-        side: 0: left, 1: right.
-    """
+    """Selects the samples of one side (0: left, 1: right) that have a partner, in the order of pairs."""
 
     is_constant = is_steady = True
     matches: Matches
@@ -109,12 +98,7 @@ class Matched(PassOperator):
 
 
 class JoinSpec(ZipSpec):
-    """Two zipped streams, restricted to samples that have a partner.
-
-    Args:
-        streams: The streams with their `Matched` operators.
-        on: Name of the key, or a pair of names.
-    """
+    """Two zipped streams, each restricted by `Matched` to samples that have a partner."""
 
     kind = "join"
 
@@ -124,7 +108,6 @@ class JoinSpec(ZipSpec):
 
     @property
     def on(self) -> tuple[str, str]:
-        """Name of the key on each side."""
         return _both(self._on)
 
     @property
@@ -162,11 +145,7 @@ class JoinSpec(ZipSpec):
 class SameKeys:
     """Refuses pairs whose keys differ now, because steps before `.join()` changed one.
 
-    Keys of different types, for instance after `.decode()`, are not compared.
-
-    Args:
-        on: Name of the key on each side.
-        changing: Steps that may have changed a key, for the error.
+    Keys of different types, for instance after `.decode()`, are not compared. `changing` names the steps for the error.
     """
 
     def __init__(self, on: tuple[str, str], changing: Sequence[str]) -> None:
@@ -197,7 +176,6 @@ def _both(on: object) -> tuple[str, str]:
 
 
 def _keys(side: int, stream: Stream, on: str) -> list[object]:
-    """Return the key of each sample, in the stream's order."""
     source, planning = stream.source.__sample_source__(), Planning(stream.pipeline(), 0)
     names: Sequence[object] = source.keys() if on == _KEY else range(0)
     keys = _read_keys(side, stream, on) if type(names) is range else names  # a range has numbers, no names
@@ -218,7 +196,6 @@ def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
 
 
 def _numbers(planning: Planning) -> list[int]:
-    """Return the numbers in the source of the samples of an epoch, in order."""
     order = planning.passes(0)
     numbers: list[int] = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
     return numbers

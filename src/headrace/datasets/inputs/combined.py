@@ -101,8 +101,6 @@ _END = object()
 
 
 class FirstComeDataset(WithinDataset):
-    """Merges the samples of streams as they arrive."""
-
     name = "join"
     why_no_state = (
         "states of .join(other) without on= would have to say which sample was first: it is another one in each run; "

@@ -42,7 +42,6 @@ class InputsSpec(JoinedSpec):
 
     @functools.cached_property
     def sizes(self) -> Sequence[int]:
-        """Number of samples of each input; may make requests."""
         return [min(ENDLESS, Planning(pipeline, 0).count()) for pipeline in self.pipelines]
 
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
@@ -83,8 +82,6 @@ class InputsSpec(JoinedSpec):
 
 
 class ConcatSpec(InputsSpec):
-    """Concatenated streams."""
-
     kind = "concat"
     is_in_turn = True
     arguments = ""
@@ -133,11 +130,7 @@ class ConcatSpec(InputsSpec):
 
 
 class InterleaveSpec(InputsSpec):
-    """Blocks of streams in turn.
-
-    Attributes:
-        block: Samples in a block.
-    """
+    """Blocks of `block` samples of streams in turn."""
 
     kind = "interleave"
 

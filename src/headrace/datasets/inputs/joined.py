@@ -16,12 +16,8 @@ from headrace.tasks import Step
 def check_input(label: str, pipeline: Pipeline, call: str) -> None:
     """Check that a stream can be one of several inputs.
 
-    Args:
-        label: Name of the input in messages.
-        call: The user's call that combines the inputs.
-
     Raises:
-        OptionError: It cannot.
+        OptionError: It cannot. `label` and `call` are its names in the message.
     """
     if (advice := pipeline.source.without_numbers) is not None:
         also = (

@@ -28,15 +28,7 @@ _BLOCKS = 2**40  # enough blocks to measure shares exactly
 
 
 class MixSpec(JoinedSpec):
-    """The sources of a mixture, and their shares.
-
-    Attributes:
-        until: See `mix`.
-        by: See `mix`.
-        step: See `mix`.
-        lengths: See `mix`.
-        in_lanes: True if the rows of `.pack()` draw documents from the sources.
-    """
+    """The sources of a mixture, and their shares; see `mix`. `in_lanes`: rows of `.pack()` draw from them."""
 
     kind = "mix"
     has_own_numbers = True
@@ -187,7 +179,6 @@ class MixSpec(JoinedSpec):
         return [len(stream) for stream in self.streams]
 
     def _lengths_at(self, name: str, label: str, source: SampleSource) -> Callable[[Places], Ints]:
-        """Return a function from places to the lengths of a source's documents."""
         given = self.lengths.get(name)
         lengths, starts = source.lengths() if given is None else given, source.starts
         if len(lengths) != starts[-1]:
@@ -226,7 +217,6 @@ class MixSpec(JoinedSpec):
         return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step}{by})"
 
     def _checked(self, weights: object, when: str = "") -> list[float]:
-        """Return valid weights in the order of the sources."""
         if not isinstance(weights, Mapping) or set(weights) != set(self.names):
             raise OptionError(
                 f"weights{when} are {weights!r:.200}: a number for each of {', '.join(self.names)} is needed"

@@ -112,7 +112,6 @@ def _check_arguments(streams: object, weights: object, by: object, until: object
 
 
 def _checked_lengths(streams: Mapping[str, object], by: str, lengths: object) -> dict[str, Ints]:
-    """Return token counts of documents by the sources' names."""
     if lengths is None:
         return {}
     if by != "tokens":

@@ -20,12 +20,7 @@ _PASSES = 2**32  # more than an input repeats in one pass over all
 
 
 class JoinedOrders(SourceOrders):
-    """The combined orders of several inputs.
-
-    Args:
-        source: The combined source.
-        seed: Seed of the loader.
-    """
+    """The combined orders of several inputs."""
 
     def __init__(self, source: SampleSource, spec: JoinedSpec, seed: int) -> None:
         super().__init__(source, ())
@@ -40,11 +35,9 @@ class JoinedOrders(SourceOrders):
 
     @cached_property
     def sizes(self) -> Ints:
-        """Samples of each shard of each input."""
         return np.concatenate([planning.sizes for planning in self._plannings])
 
     def order(self, epoch: int, number: int) -> Order:
-        """Return the order of one pass over all inputs."""
         inputs = [self._input(planning, epoch, number * _PASSES) for planning in self._plannings]
         for label, (_, has), count in zip(self._spec.labels, inputs, self._spec.sizes, strict=True):
             if has != count:
@@ -69,7 +62,6 @@ class JoinedOrders(SourceOrders):
         return self._spec.full_count
 
     def described(self) -> list[str]:
-        """Return the names in a state: of the combination, and of each input's order."""
         described = [self._spec.described()]
         for name, planning in zip(self._spec.names, self._plannings, strict=True):
             described += [f"{name}: {line}" for line in planning.described()]
@@ -98,7 +90,6 @@ class JoinedOrders(SourceOrders):
 
     @property
     def _window(self) -> int:
-        """Samples in a window."""
         if self._source.sample_bytes is None:
             return _WINDOW_SAMPLES
         each, counts = self._bytes_of_samples, self._spec.shares
@@ -109,7 +100,6 @@ class JoinedOrders(SourceOrders):
 
     @property
     def _bytes_of_samples(self) -> list[float]:
-        """Mean sample size of each input."""
         return [source.sample_bytes for source in self._spec.sources if source.sample_bytes is not None]
 
 

@@ -49,8 +49,6 @@ class InPlace:
 
 
 class InputsDataset(AsyncDataset):
-    """Several inputs, whose samples are fetched one by one."""
-
     def __init__(self, spec: JoinedSpec) -> None:
         self.spec = spec
         self._first_steps = [split_steps(pipeline.steps)[0] for pipeline in spec.pipelines]
@@ -61,12 +59,10 @@ class InputsDataset(AsyncDataset):
 
     @functools.cached_property
     def in_place(self) -> InPlace:
-        """Positions of samples, the same in every epoch."""
         return InPlace(self.__sample_source__())
 
     @property
     def starts(self) -> Ints:
-        """First sample number of each shard of each input, then the total."""
         raise NotImplementedError
 
     def with_spec(self, spec: JoinedSpec) -> InputsDataset:
@@ -111,11 +107,7 @@ class InputsDataset(AsyncDataset):
 
 
 class JoinedDataset(InputsDataset):
-    """Samples of several inputs, numbered in sequence. Each is paired with its input's number.
-
-    Args:
-        is_done: True if no steps follow in workers, so that samples are not paired.
-    """
+    """Samples of several inputs, numbered in sequence. Unless `is_done`, each comes with its input's number."""
 
     def __init__(self, spec: JoinedSpec, *, is_done: bool) -> None:
         super().__init__(spec)
@@ -143,7 +135,6 @@ class JoinedDataset(InputsDataset):
         return [0, *np.cumsum([int(source.starts[-1]) for source in self.spec.sources]).tolist()]
 
     async def aget(self, key: int) -> object:
-        """Return the input's number and the sample, or the sample alone if no steps follow."""
         key = range(len(self))[key]
         number = bisect.bisect_right(self._firsts, key) - 1
         sample = await self.got(number, key - self._firsts[number])
@@ -201,7 +192,6 @@ class JoinedShards(IndexedShards):
             await super().aclose()
 
     def _wanted(self, ordinal: int) -> Wanted | None:
-        """Return the fields that the steps of a shard's input use."""
         return self.spec.pipelines[bisect.bisect_right(self._firsts, ordinal) - 1].wanted
 
 
@@ -209,9 +199,7 @@ class JoinedStep:
     """Applies to each sample the steps of its input.
 
     Args:
-        labels: Names of the inputs in messages.
         names: Names of the inputs to add to samples. None: none are added.
-        steps: Steps of each input, with their names.
         by_url: Input number by URL of a shard. None: samples are paired with the number.
     """
 
@@ -246,8 +234,6 @@ def _opens(sources: Sequence[SampleSource]) -> list[Opens]:
 
 
 class JoinedSource(SampleSource):
-    """Base class of sources of several inputs."""
-
     data: InputsDataset | JoinedShards
 
     @property
@@ -331,8 +317,6 @@ class JoinedSource(SampleSource):
 
 
 class JoinedKeySource(JoinedSource, KeySource):
-    """Inputs whose samples are fetched one by one."""
-
     traits = Traits(numbered=True, by_number=True)
 
     def __init__(self, data: InputsDataset) -> None:

@@ -19,7 +19,6 @@ class JoinedSpec(ABC):
     """Several streams that form one data set, with the order of their samples.
 
     Attributes:
-        kind: The kind of combination, as a word.
         has_own_numbers: True if samples are requested by their concatenated numbers in the inputs, whatever their
             positions.
         begins_again: True if an exhausted input repeats.
@@ -46,8 +45,7 @@ class JoinedSpec(ABC):
 
     @property
     @abstractmethod
-    def text(self) -> str:
-        """Text in `repr`."""
+    def text(self) -> str: ...
 
     @property
     @abstractmethod
@@ -56,7 +54,6 @@ class JoinedSpec(ABC):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the inputs in messages."""
         return tuple(f"input {name} of {self.call}" for name in self.names)
 
     @property
@@ -100,22 +97,13 @@ class JoinedSpec(ABC):
 
     @abstractmethod
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
-        """Check that samples support an order.
-
-        Args:
-            in_ranges: True if shards are read by ranges.
-
-        Raises:
-            OptionError: They do not.
-        """
+        """Raise OptionError if samples, in shards read by ranges or not, do not support an order."""
 
     @abstractmethod
-    def described(self) -> str:
-        """Return the name in a state."""
+    def described(self) -> str: ...
 
     @abstractmethod
-    def seed_of(self, seed: int, number: int) -> int:
-        """Return the seed of an input, derived from the loader's."""
+    def seed_of(self, seed: int, number: int) -> int: ...
 
     @abstractmethod
     def arrange(self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int) -> Order:

@@ -30,7 +30,6 @@ class WithinDataset(AsyncIterableDataset):
 
     @property
     def text(self) -> str:
-        """Text in `repr`."""
         raise NotImplementedError
 
     def loaders(self) -> list[DataLoader[Any]]:

@@ -80,7 +80,6 @@ class ZipSpec(InputsSpec):
 
     @functools.cached_property
     def _alone(self) -> tuple[int, ...]:
-        """Inputs with a component of their own."""
         if self.count == ENDLESS:
             return tuple(range(len(self.names)))
         return tuple(k for k, pipeline in enumerate(self.pipelines) if not _comes_as_it_lies(pipeline))
@@ -103,7 +102,6 @@ class ZipSpec(InputsSpec):
         return radices
 
     def numbers_of(self, number: int) -> list[int]:
-        """Split the number of a tuple into those of its samples."""
         digits = list[int]()
         for radix in reversed(self.radices):
             number, digit = divmod(number, radix)
@@ -171,7 +169,6 @@ class ZipDataset(InputsDataset):
         return np.array([0, len(self)])
 
     async def aget(self, key: int) -> object:
-        """Return the tuple of samples, which are fetched concurrently."""
         numbers = self.spec.numbers_of(range(len(self))[key])
         tasks = [asyncio.ensure_future(self._of_its_own(k, number)) for k, number in enumerate(numbers)]
         try:
@@ -196,12 +193,7 @@ def _key_of(key: int, number: int) -> int:
 
 
 class ZipStep:
-    """Applies to each sample of a tuple the steps of its input.
-
-    Args:
-        labels: Names of the inputs in messages.
-        steps: Steps of each input, with their names.
-    """
+    """Applies to each sample of a tuple the named steps of its input."""
 
     def __init__(self, labels: Sequence[str], steps: Sequence[NamedSteps]) -> None:
         self.labels, self.steps = tuple(labels), tuple(map(tuple, steps))

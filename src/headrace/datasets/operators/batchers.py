@@ -28,11 +28,7 @@ class EvenBatcher:
 
 
 class WindowShuffle:
-    """Permutes the samples of a window, depending on (seed, epoch, position of the window).
-
-    Args:
-        seed: Combined with the loader's seed. None: the loader's seed alone.
-    """
+    """Permutes a window, depending on (seed, epoch, position of the window). `seed` is optional."""
 
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
@@ -50,9 +46,7 @@ class BucketBatcher:
     Args:
         edges: Greatest length of each bucket, ascending. The last bucket has all longer samples.
         size: Samples in a full bucket. None: `tokens` decides.
-        tokens: Maximum padded size of a group: its number of samples times the longest length. No sample exceeds it
-            alone; see `Length`.
-        drop_last: Drop the samples in buckets that are not full at the end.
+        tokens: Maximum padded size of a group: its number of samples times the longest length.
     """
 
     is_lasting: Literal[True] = True
@@ -87,12 +81,7 @@ class BucketBatcher:
 
 
 class Length:
-    """Returns the length of a sample.
-
-    Args:
-        of: Field whose `len` is the length, or a function of the sample.
-        most: Maximum length. None: unlimited.
-    """
+    """Returns the length of a sample: `len` of the field `of`, or its result as a function; at most `most`."""
 
     def __init__(self, of: str | int | Callable[[Any], int], most: int | None = None) -> None:
         self._of, self._most = of, most

@@ -19,11 +19,7 @@ from headrace.types import Ints
 
 @dataclass(frozen=True, slots=True)
 class SelectIndices(PassOperator):
-    """The samples with given numbers, in their order.
-
-    Attributes:
-        chooses: Returns the numbers, given the number of all samples.
-    """
+    """The samples with given numbers, in their order."""
 
     is_constant = True
     name: str
@@ -46,22 +42,12 @@ class SelectIndices(PassOperator):
         return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
 
     def count(self, count: int) -> int:
-        """Return how many numbers there are, without iterating over a sampler.
-
-        Another iteration would draw other numbers.
-
-        Raises:
-            TypeError: A sampler has no length.
-        """
+        """Return how many numbers there are. Iterating over a sampler would change its numbers."""
         chosen: Any = self.chooses(count)
         return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
 
     def numbers(self, count: int) -> Ints:
-        """Return the numbers, given the number of all samples.
-
-        Raises:
-            OptionError: One of them is not below `count`.
-        """
+        """Return the numbers. OptionError if one of them is not below `count`."""
         chosen = self.chooses(count)
         numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
         if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
@@ -74,12 +60,7 @@ class SelectIndices(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class Stretch(PassOperator):
-    """The samples with numbers in a range.
-
-    Attributes:
-        name: The call, for display.
-        numbers: Returns the range, given the number of all samples.
-    """
+    """The samples with numbers in a range, which depends on the number of all samples."""
 
     is_steady = True
     name: str
@@ -140,13 +121,7 @@ class WeightedSample(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class ComputedNumbers(PassOperator):
-    """The samples whose numbers are a function of positions.
-
-    Attributes:
-        name: The operator with its arguments.
-        numbers: Returns the sample numbers at positions, given the number of all samples and a seed.
-        counts: Returns the number of positions, given the number of all samples.
-    """
+    """The samples whose numbers are a function of (positions, number of samples, seed)."""
 
     name: str
     numbers: Callable[[Ints, int, int], Ints]
@@ -181,11 +156,7 @@ class ComputedNumbers(PassOperator):
 
 
 def _inside(numbers: NDArray[np.generic], count: int, call: str) -> Ints:
-    """Convert sample numbers to int64.
-
-    Raises:
-        OptionError: One of them is not in `range(count)`.
-    """
+    """Convert sample numbers to int64. OptionError if one of them is not in `range(count)`."""
     known: Ints = numbers.astype(np.int64)
     outside = known[(known < 0) | (known >= count)]
     if len(outside):

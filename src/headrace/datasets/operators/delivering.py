@@ -51,8 +51,6 @@ class DeliveryOperator(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(DeliveryOperator):
-    """Limits the number of results made ahead."""
-
     most: int
 
     @property
@@ -67,8 +65,6 @@ class Prefetch(DeliveryOperator):
 
 @dataclass(frozen=True, slots=True)
 class OnEveryRank(DeliveryOperator):
-    """Gives every rank all samples."""
-
     @property
     def text(self) -> str:
         return "on_every_rank()"

@@ -10,13 +10,10 @@ from headrace.functions import is_async, name_of
 
 
 def on_field(function: Callable[[Any], Any], field: str | int) -> Callable[[Any], Any]:
-    """Return a function of samples that applies `function` to one field."""
     return AsyncFieldMap(function, field) if is_async(function) else FieldMap(function, field)
 
 
 class FieldMap:
-    """Applies a function to one field of a dict or one position of a tuple."""
-
     def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
         self.function, self.field = function, field
         self.__qualname__ = f"{name_of(function)}, field={field!r}"
@@ -26,8 +23,6 @@ class FieldMap:
 
 
 class AsyncFieldMap(FieldMap):
-    """`FieldMap` for a coroutine function."""
-
     async def __call__(self, sample: Any) -> object:
         return with_field(sample, self.field, await self.function(field_of(sample, self.field)))
 
@@ -82,8 +77,6 @@ def find_field(sample: dict[str, Any], names: str, stage: str = "to_tuple") -> s
 
 
 class FieldFilter:
-    """Applies a predicate to one field of a sample."""
-
     def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
         self.function, self.field = function, field
         self.__qualname__ = f"{name_of(function)}, field={field!r}"
@@ -93,8 +86,6 @@ class FieldFilter:
 
 
 class AsyncFieldFilter(FieldFilter):
-    """`FieldFilter` for a coroutine function."""
-
     async def __call__(self, sample: Any) -> object:
         return await self.function(field_of(sample, self.field))
 
@@ -134,8 +125,6 @@ class ToTuple(Selection):
 
 
 class Rename:
-    """Renames fields of a sample, in place of the old ones."""
-
     def __init__(self, new_by_old: dict[str, str]) -> None:
         self._new_by_old = new_by_old
 

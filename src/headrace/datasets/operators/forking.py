@@ -11,11 +11,7 @@ from headrace.datasets.operators.values import Operator
 
 @dataclass(frozen=True, slots=True)
 class Branch(Operator):
-    """Marks the following operators as a branch of a fork. Changes nothing itself.
-
-    Attributes:
-        name: ID of the fork, unique across processes.
-    """
+    """Marks the following operators as a branch of the fork `name`, a unique ID. Changes nothing itself."""
 
     name: str
     number: int

@@ -12,8 +12,6 @@ from headrace.functions import is_async, name_of, unwrapped
 
 
 class GivesMany:
-    """Calls a function, and returns its samples as a list."""
-
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
         self.__qualname__ = name_of(function)
@@ -23,8 +21,6 @@ class GivesMany:
 
 
 class AsyncGivesMany(GivesMany):
-    """`GivesMany` for a coroutine function or an asynchronous generator function."""
-
     async def __call__(self, sample: object) -> list[object]:  # type: ignore[override]
         given = self.function(sample)
         if isinstance(given, AsyncIterator):
@@ -33,12 +29,10 @@ class AsyncGivesMany(GivesMany):
 
 
 def gives_async(function: Callable[..., object]) -> bool:
-    """True for a coroutine function or an asynchronous generator function."""
     return is_async(function) or _is_async_generator(function)
 
 
 def gives_many(function: Callable[[Any], object]) -> GivesMany:
-    """Wrap a function so that it returns a list of samples."""
     return AsyncGivesMany(function) if gives_async(function) else GivesMany(function)
 
 
@@ -90,7 +84,6 @@ def _is_leaf(batch: object) -> bool:
 
 
 def _together(batches: Iterable[object]) -> Iterable[tuple[Any, ...]]:
-    """Return the fields of each sample."""
     fields = [_samples(batch) for batch in batches]
     counts = sorted(set(map(len, fields)))
     if len(counts) != 1:

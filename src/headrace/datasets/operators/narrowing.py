@@ -9,11 +9,7 @@ from headrace.datasets.operators.values import EachSample
 
 
 def narrowed(operator: EachSample, selection: Selection) -> EachSample | None:
-    """Return a step reduced to a later selection. None: nothing remains to do.
-
-    Args:
-        operator: It decodes fields, opens fields, or names sources.
-    """
+    """Return a field-wise step, reduced to a later selection. None: nothing remains to do."""
     if operator.opens_fields:
         return operator
     if operator.decoder is None:

@@ -55,7 +55,6 @@ class PassOperator(OrderOperator):
 
     @property
     def needs_numbers(self) -> bool:
-        """True if samples must have numbers before they are read."""
         return True
 
     @property
@@ -64,16 +63,11 @@ class PassOperator(OrderOperator):
         return True
 
     def seed_or(self, loaders: int) -> int:
-        """Return the seed of random draws: its own, or else the loader's."""
         return loaders
 
     @abstractmethod
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        """Return the order derived from another one.
-
-        Args:
-            key: Seed, epoch and pass.
-        """
+        """Return the order derived from another one. `key` is (seed, epoch, pass)."""
 
     def add_to(self, compiler: CompilesOrder) -> None:
         compiler.add_order(self)
@@ -157,8 +151,6 @@ class Take(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class Repeat(EpochOperator):
-    """Repeats all samples, reshuffled each time. None: without end."""
-
     times: int | None
 
     @property
@@ -178,8 +170,6 @@ class Repeat(EpochOperator):
 
 @dataclass(frozen=True, slots=True)
 class EpochSize(EpochOperator):
-    """Sets the samples of an epoch: the data set is repeated or cut."""
-
     is_bound = True
     samples: int
 

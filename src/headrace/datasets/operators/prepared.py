@@ -20,8 +20,7 @@ class Prepared:
     """A function with setup that runs once in each process. Pickles omit the setup's result.
 
     Args:
-        function: Function of a sample, and of the result of `lazy_init`, if given.
-        lazy_init: Creates an object for the process.
+        lazy_init: Creates the second argument of `function`.
         sharding_settings: Called with the number of ranks and the index of this one.
         is_separate: True if `function` must not run in the process that created this object.
     """
@@ -75,23 +74,17 @@ class Prepared:
 
 
 class AsyncPrepared(Prepared):
-    """`Prepared` for a coroutine function."""
-
     async def __call__(self, sample: object) -> Any:
         return await self.function(sample, *self._ready())
 
 
 class AsyncManyPrepared(Prepared):
-    """`Prepared` for an asynchronous generator function."""
-
     async def __call__(self, sample: object) -> AsyncIterator[object]:
         async for part in self.function(sample, *self._ready()):
             yield part
 
 
 class CalledInThread:
-    """A coroutine function that runs a plain function in a thread of the loader's process."""
-
     def __init__(self, function: Callable[[object], object]) -> None:
         self.function = function
         self.__qualname__ = name_of(function)

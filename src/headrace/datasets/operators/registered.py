@@ -83,7 +83,6 @@ class SampleOp:
 
     @property
     def _prepared(self) -> Callable[[Any], Any]:
-        """Function of a sample alone, with setup if there is any."""
         if self.lazy_init is None and self.sharding_settings is None and not self.is_separate_process:
             return self.fn
         kind = AsyncPrepared if is_async(self.fn) else AsyncManyPrepared if gives_async(self.fn) else Prepared

@@ -17,14 +17,7 @@ from headrace.numbers import array_of
 
 
 class Tokenize:
-    """Replaces a text by its tokens.
-
-    Args:
-        ids: Returns the token ids of a text.
-        field: The text.
-        into: Name of the field with tokens, if fields have names.
-        dtype: dtype of the tokens.
-    """
+    """Replaces the text in `field` by its tokens in the field `into`."""
 
     def __init__(self, ids: Callable[[str], Any], field: str | int, into: str, dtype: str) -> None:
         self._ids, self._field, self._into, self._dtype = ids, field, into, np.dtype(dtype)
@@ -39,7 +32,6 @@ class Tokenize:
         return with_field(sample, self._field, tokens, self._into)
 
     def _array(self, given: Any) -> NDArray[Any]:
-        """Convert the result of a tokenizer for one text to an array."""
         ids = given["input_ids"] if hasattr(given, "keys") else getattr(given, "ids", given)
         tokens = array_of(ids)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):

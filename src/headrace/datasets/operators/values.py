@@ -88,7 +88,6 @@ class EachSample(Operator):
         opens_fields: True if the step then decodes each field separately.
         asks: Fields that the step needs, whatever is selected later.
         names_source: True if the step only adds the name of a sample's source in a mixture.
-        is_unbatch: True if the step splits batches.
         columns: Applies the step to whole row tables, if it is the only step.
         is_collate: True if the step makes a batch of a list of samples.
     """
@@ -135,12 +134,7 @@ class EachSample(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Operator):
-    """Batches of `size` samples.
-
-    Attributes:
-        collate: Collation. None: the loader's, or the default.
-        name: Name for display, without the size.
-    """
+    """Batches of `size` samples. `collate` None: the loader's collation, or the default."""
 
     size: int
     drop_last: bool
@@ -165,11 +159,7 @@ class Batch(Operator):
         return replace(self, drop_last=True)
 
     def within(self, max_wait_s: float) -> GroupOperator:
-        """Return the operator with a maximum waiting time for samples.
-
-        Raises:
-            OptionError: The time is invalid, or short batches are to be dropped.
-        """
+        """Return the operator with a maximum waiting time. OptionError if it is invalid."""
         if not is_time(max_wait_s):
             raise OptionError(f".{self.name}({self.size}, {max_wait_s=}): seconds are needed, a number of more than 0")
         name = f"{self.name}({self.size}, max_wait_s={max_wait_s:g})"
@@ -189,14 +179,11 @@ class GroupOperator(Operator):
     """Groups samples. Each group is one sample of the following steps.
 
     Attributes:
-        name: The call, for display and in states.
         batcher: Creates the batcher of a group. None: row packing.
         measure: Returns a number for a sample; runs in a worker. None: 1.
         collate: Combines a group's samples; runs in a worker. None: the default collation.
         makes_batches: True if a loader delivers the groups as batches.
         without_short: The operator without a short last batch. None: not available.
-        packing: Row packing of documents, if the operator does that.
-        is_shardable: True if each rank may group its own samples.
         max_wait_s: Seconds that the first sample of a group waits for others. None: unlimited.
         passed: The operators up to this one, for errors.
     """

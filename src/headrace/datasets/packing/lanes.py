@@ -28,12 +28,7 @@ class PackParts:
 def lane_operator(
     pipeline: Pipeline, step: PackStep, method: str, call: str, mixing: TokenMixing | None = None
 ) -> GroupOperator:
-    """Return the operator that packs documents in rows.
-
-    Args:
-        step: Makes a sequence.
-        call: The user's call, for errors.
-        mixing: Token shares of a mixture by tokens. None: documents have an order of their own.
+    """Return the operator that packs documents in rows. `call` is the user's call, for errors.
 
     Raises:
         OptionError: Documents have no numbers, or are derived in an order that ranks do not share.

@@ -39,10 +39,6 @@ class PackOrders(SourceOrders):
     """The orders of sequences.
 
     If documents are shuffled, sequences differ in each pass, and the number of a sequence includes its pass.
-
-    Args:
-        planning: Orders of the documents.
-        seed: Seed of the loader.
     """
 
     def __init__(self, source: SampleSource, spec: PackSpec, planning: Planning, seed: int) -> None:

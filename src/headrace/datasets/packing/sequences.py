@@ -16,14 +16,7 @@ Tokens = NDArray[Any]
 
 
 class DocumentPart(NamedTuple):
-    """A part of a document, as read.
-
-    Attributes:
-        sample: The document. If `whole` is None, only the part of it.
-        start: First token of the part.
-        stop: End of the part.
-        whole: Expected token count of the document.
-    """
+    """Tokens [start, stop) of a document with `whole` tokens. `whole` None: `sample` has only the part."""
 
     number: int
     sample: Any
@@ -37,12 +30,10 @@ class PackStep:
     """Makes a sequence of parts of documents.
 
     Attributes:
-        length: Tokens of a sequence.
         tokens: Field with the tokens.
         fields: Other fields with a value per token.
-        pads: Padding value of each field.
         has_ids: True if sequences have `document_ids` and `position_ids`.
-        steps: Steps for each document, with their names.
+        steps: Named steps for each document.
     """
 
     length: int
@@ -127,7 +118,6 @@ class PackStep:
         return joined
 
     def _ids(self, sizes: Ints) -> dict[str, Tokens]:
-        """Return `document_ids` and `position_ids`."""
         left = self.length - int(sizes.sum())
         ids, firsts = np.arange(len(sizes)), np.cumsum(sizes) - sizes
         if left:

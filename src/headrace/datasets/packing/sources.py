@@ -46,22 +46,14 @@ class PackDataset(MadeDataset):
         return self.spec.count
 
     async def aget(self, key: int) -> list[DocumentPart]:
-        """Read the documents of sequence `key`.
-
-        Raises:
-            IndexError: There are fewer sequences.
-            TypeError: Documents are shuffled, so that sequences differ in each epoch.
-        """
         if self.spec.is_shuffled:
             raise TypeError(f"{self.spec.stream!r} is shuffled: sequences of it are others in each epoch")
         return await self.read(self.spec.pieces(range(self.spec.count)[key]))
 
     async def aget_key(self, key: PackedKey) -> list[DocumentPart]:
-        """Read the documents of a sequence of shuffled documents."""
         return await self.read(key.pieces)
 
     async def read(self, pieces: Pieces) -> list[DocumentPart]:
-        """Read parts of documents."""
         steps, wanted = self._first_steps, self.spec.pipeline.wanted
         numbers, starts, stops = (some.tolist() for some in pieces)
         if self._parts is not None:

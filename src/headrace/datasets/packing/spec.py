@@ -22,9 +22,7 @@ class PackSpec:
     """How the documents of a stream become sequences.
 
     Attributes:
-        stream: Stream of documents.
         length: Tokens of a sequence.
-        method: "concat" or "best_fit".
         given: Token count of each document, by its number in the stream's source. None: the source knows it.
     """
 
@@ -87,18 +85,13 @@ class PackSpec:
         return numbers.astype(np.int32) if len(self.lengths) < 2**31 else numbers
 
     def planned(self, lengths: Ints, key: int) -> PackPlan:
-        """Plan the sequences of documents with these lengths, in order.
-
-        Args:
-            key: Seed of the order of sequences, which is independent of that of documents.
-        """
+        """Plan sequences of documents with these lengths. `key` is the seed of the sequences' order."""
         if self.method == "best_fit":
             return BestFitPlan(lengths, self.length, self._bins, draw("pack", self.length, key))
         return ConcatPlan(lengths, self.length)
 
     @property
     def described(self) -> str:
-        """Name in a state."""
         return f"pack({self.length}, {self.method})"
 
     @functools.cached_property
@@ -124,5 +117,4 @@ class PackSpec:
 
 
 def numbered(pieces: Pieces, documents: Ints | None) -> Pieces:
-    """Replace positions of documents by their numbers."""
     return pieces if documents is None else pieces._replace(documents=documents[pieces.documents])

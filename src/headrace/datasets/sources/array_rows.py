@@ -29,12 +29,7 @@ from headrace.types import Ints
 
 
 class ArrayFiles(Protocol):
-    """A kind of files that hold arrays. It is picklable.
-
-    Attributes:
-        kind: Name in `repr` of streams.
-        names: The requested arrays.
-    """
+    """A kind of files that hold arrays, of which `names` are requested. It is picklable."""
 
     @property
     def kind(self) -> str: ...
@@ -97,7 +92,6 @@ class ArrayRows(AsyncDataset):
             blocking(self.aopen)
 
     async def aopen(self) -> None:
-        """Read the descriptions of the files' arrays."""
         if self._is_open:
             return
         async with self._readers.use() as reader:
@@ -179,8 +173,6 @@ class ArrayRows(AsyncDataset):
 
 
 class ArraySource(StoredSource, KeySource):
-    """Rows, read by the loader's own reader."""
-
     traits = Traits(numbered=True, objects=True)
 
     def __init__(self, data: ArrayRows) -> None:

@@ -19,8 +19,6 @@ from headrace.protocols import Reads, Version
 
 @dataclass(frozen=True)
 class NumpyFiles:
-    """Files of one array, .npy, or of several, .npz."""
-
     names: Names
     kind: str = "arrays"
 

@@ -26,8 +26,6 @@ _GAP_BYTES = 16 * 1024
 
 
 class Where(NamedTuple):
-    """A shard with its index. `is_packed`: the shard is compressed as a whole."""
-
     url: str
     shard: ShardIndex
     is_packed: bool
@@ -45,7 +43,7 @@ async def bodies_at(
 
     Args:
         crc: Checksum of each member, if known.
-        names: Names of the members of a tar archive, to compare with the headers that are read with them.
+        names: Names in a tar archive, to compare with the headers that are read with the members.
     """
     if not places:
         return []
@@ -116,7 +114,6 @@ async def _unpacked_bodies(
     kept, name = unpacked_by(reader), (url, version, packed[0], packed[-1])
 
     def unpack(data: Buffer) -> bytes | None:
-        """Return the unpacked bytes. None: the data are damaged."""
         try:
             return _unpack(data, some, where.limits)
         except LimitError:
@@ -125,7 +122,6 @@ async def _unpacked_bodies(
             return None
 
     def bodies_of(whole: bytes | None) -> list[bytes] | None:
-        """Return the members. None: a checksum differs."""
         if whole is None:
             return None
         bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
@@ -158,7 +154,7 @@ def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:
 
 
 def version_of(shard: ShardIndex) -> Version:
-    """Return a shard's expected version. Without ETag if members have checksums: copies are fine."""
+    """Return a shard's expected version, without ETag if members have checksums, as in copies."""
     return Version(None if shard.size < 0 else shard.size, shard.etag if shard.crc is None else None)
 
 
@@ -205,5 +201,4 @@ class Unpacked:
 
 
 def unpacked_by(reader: Reads) -> Unpacked:
-    """Return the cache of a reader, which is dropped with the reader."""
     return _of_readers.setdefault(reader, Unpacked())

@@ -26,12 +26,7 @@ _OFF_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Location of an episode.
-
-    Attributes:
-        length: Number of rows.
-        videos: For each camera the number of its video, and the start of the episode in it, in seconds.
-    """
+    """Location of an episode. `videos` has for each camera a video number, and a start time in seconds."""
 
     length: int
     videos: tuple[tuple[int, float], ...]
@@ -43,8 +38,6 @@ class CameraFrames:
     The row's `episode_index` and `timestamp` determine the frames.
 
     Args:
-        videos: Videos of all episodes.
-        episodes: Episodes by number.
         cameras: Names, in the order of the videos of an episode.
         offsets: Seconds between the row's time and each frame.
         fps: Rows per second.
@@ -72,7 +65,6 @@ class CameraFrames:
 
         Raises:
             FormatError: There is no such episode, or its videos have no frames at that time.
-            StorageError: The frames could not be read.
         """
         where = f"row {row['__key__']} of {row['__url__']}"
         number, at = row.get("episode_index"), row.get("timestamp")
@@ -100,15 +92,7 @@ class CameraFrames:
 
 
 class AddFrames:
-    """The step after `CameraFrames`, in workers: decodes frames and adds the row's task as text.
-
-    Args:
-        cameras: Fields of the frames.
-        tasks: Texts by `task_index`.
-        limits: Limits on the pixels of a frame, and on the bytes of a camera's frames.
-        size: (height, width) to which frames are scaled.
-        is_one: True if there is one frame per camera, without a dimension of time.
-    """
+    """The step after `CameraFrames`, in workers: decodes frames and adds the row's task as text."""
 
     def __init__(
         self,
@@ -124,12 +108,6 @@ class AddFrames:
         self.limits, self.size, self.is_one = limits, size, is_one
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the complete sample.
-
-        Raises:
-            DecodeError: Frames could not be decoded.
-            FormatError: There is no such task.
-        """
         read = row.pop(_READ, ())
         if self.tasks and "task_index" in row:
             number = row["task_index"]

@@ -96,11 +96,7 @@ class Clips:
 
 
 class VideoClips(AsyncDataset):
-    """Clips of videos by number, read by requests for the bytes that their frames need.
-
-    Args:
-        facts: Label and text of lines of `describe`.
-    """
+    """Clips of videos by number, read by requests for the bytes that their frames need."""
 
     def __init__(
         self, videos: Videos, clips: Clips, storage_options: Mapping[str, object] | None = None, facts: Facts = ()
@@ -117,7 +113,6 @@ class VideoClips(AsyncDataset):
 
     @property
     def urls(self) -> Sequence[str]:
-        """URLs of the videos."""
         return self.videos.urls
 
     def __len__(self) -> int:
@@ -139,7 +134,6 @@ class VideoClips(AsyncDataset):
         await self.videos.aclose()
 
     async def _counts(self) -> Ints:
-        """Return the number of clips in each video."""
         clips = self.clips
         async with self._readers.use() as reader:
             await self.videos.open(reader)
@@ -188,7 +182,6 @@ class VideoClips(AsyncDataset):
         return {"__key__": f"{name}/{start}", "__url__": masked(url), PIECES: pieces, BODIES: bodies}
 
     def _video_of(self, ordinal: int) -> int:
-        """Return the number of the video with an ordinal."""
         return ordinal
 
     def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:
@@ -210,7 +203,6 @@ class VideoClips(AsyncDataset):
 
     @property
     def text(self) -> str:
-        """Description in `repr`."""
         return str(self.clips)
 
     @property
@@ -275,8 +267,6 @@ async def read_frames(
 
 
 class ClipSource(StoredSource, KeySource):
-    """Clips, read by the loader's own reader."""
-
     traits = Traits(numbered=True, objects=True)
 
     def __init__(self, data: VideoClips) -> None:
@@ -304,8 +294,6 @@ class ClipSource(StoredSource, KeySource):
 
 
 class _ClipOrders(SourceOrders):
-    """The clips of one video after those of another."""
-
     def __init__(self, source: ClipSource, keeps: tuple[KeepsKey, ...]) -> None:
         super().__init__(source, keeps)
         self._identity = source.data.identity
@@ -316,5 +304,4 @@ class _ClipOrders(SourceOrders):
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of the clips: names of the videos, counts of clips, and their frames."""
         return fingerprint_of((*self._source.urls, self._named), self.sizes)

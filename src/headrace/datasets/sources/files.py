@@ -22,13 +22,8 @@ _SHOWN = 5
 def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tuple[str, ...]:
     """Return the classes in the order of their numbers: as given, or sorted.
 
-    Args:
-        found: Classes of the samples.
-        given: The user's `classes=`.
-        place: Where the classes were found, for errors.
-
     Raises:
-        OptionError: `given` is a single text, repeats a class, or lacks one that was found.
+        OptionError: `given` is a single text, repeats a class, or lacks one in `found`.
     """
     if given is None:
         return tuple(sorted(found))
@@ -44,18 +39,13 @@ def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tupl
 
 
 def digest_with(digest: str | None, classes: Sequence[str] | None) -> str | None:
-    """Return the digest of a data set with the numbers of its classes."""
     if digest is None or classes is None:
         return digest
     return blake2b(repr((digest, classes)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class Objects(AsyncDataset):
-    """Samples that are objects of their own in a store, each read by one or a few requests.
-
-    Args:
-        facts: Label and text of lines of `describe`.
-    """
+    """Samples that are objects of their own in a store, each read by one or a few requests."""
 
     def __init__(
         self, urls: Sequence[str], storage_options: Mapping[str, object] | None = None, facts: Facts = ()
@@ -91,8 +81,6 @@ class Files(Objects):
 
 
 class ObjectSource(StoredSource, KeySource):
-    """Objects, read by the loader's own reader."""
-
     traits = Traits(numbered=True, objects=True)
 
     def __init__(self, data: Objects) -> None:

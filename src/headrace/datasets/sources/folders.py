@@ -31,14 +31,7 @@ _SHOWN = 5
 
 
 class NamePattern:
-    """A pattern of file names, such as "{split}/{label}_{id:d}.png".
-
-    Args:
-        text: `{name}` is any text without a slash, `{name:d}` a whole number.
-
-    Raises:
-        OptionError: The pattern is invalid.
-    """
+    """A pattern of file names, such as "{split}/{label}_{id:d}.png", where `:d` is a whole number."""
 
     def __init__(self, text: str) -> None:
         self.text, self.fields, self._numbers = text, list[str](), set[str]()
@@ -72,10 +65,7 @@ class FolderFiles(Objects):
 
     Args:
         urls: All files, sorted.
-        folder: Common prefix of the URLs.
         starts: First file of each sample, then the number of files. None: each file is a sample.
-        classes: Classes in the order of their numbers. None: no classes.
-        pattern: Fields in names.
         has_images: True if image files are the field `image`, whatever their extension.
     """
 
@@ -117,11 +107,9 @@ class FolderFiles(Objects):
         return sample
 
     def digest(self) -> str | None:
-        """Return a digest of the paths in the folder and the classes."""
         return digest_with(survey_of(self.urls).digest, self.classes)
 
     def _said(self, path: str) -> dict[str, object]:
-        """Return the fields given by a path."""
         if self.pattern is None:
             said: dict[str, object] = {} if self.classes is None else {"label": path.partition("/")[0]}
         else:

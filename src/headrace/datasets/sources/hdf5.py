@@ -26,8 +26,6 @@ _HEAD_BYTES = 4 * PAGE_BYTES
 
 @dataclass(frozen=True)
 class Hdf5Files:
-    """HDF5 files, described by h5py."""
-
     names: Names
     kind: str = "hdf5"
 

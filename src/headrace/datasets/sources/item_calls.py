@@ -84,8 +84,6 @@ def gate_of(dataset: object, threads: int) -> CallGate:
 
 
 class Taken(NamedTuple):
-    """Seconds that a call computed, and that it waited."""
-
     computed: float
     waited: float
 

@@ -115,8 +115,6 @@ def _are_finite(offsets: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """Contents of `meta/info.json`."""
-
     version: str
     fps: float
     episodes: int
@@ -158,11 +156,7 @@ def _about(folder: str, storage_options: Options) -> _About:
 
 
 class _There:
-    """Contents of the folder of a data set.
-
-    Attributes:
-        rows: Files of the rows.
-    """
+    """Contents of the folder of a data set."""
 
     def __init__(self, folder: str, urls: Entries, about: _About, storage_options: Options) -> None:
         self._folder, self._about, self._options = folder, about, storage_options
@@ -184,7 +178,6 @@ class _There:
         return list(stream(places, format=Parquet(columns=columns), storage_options=self._options))
 
     def tasks(self) -> dict[int, str]:
-        """Return the text of each task."""
         place = f"{self._folder}meta/tasks.parquet"
         if place not in self._meta:
             return self._numbered([(int(row["task_index"]), str(row["task"])) for row in self._read("tasks")])
@@ -209,7 +202,6 @@ class _There:
         return found
 
     def episodes(self, cameras: Sequence[str]) -> tuple[Entries, dict[int, Episode]]:
-        """Return the videos, and the location of each episode in them."""
         columns = ["episode_index", "length"]
         if self._about.has_files_of_several:
             parts = ("chunk_index", "file_index", "from_timestamp")
@@ -237,11 +229,6 @@ class _There:
         return self._videos, episodes
 
     def _check(self, episodes: Mapping[int, Episode], rows: set[str]) -> None:
-        """Check the numbers of episodes and rows against `meta/info.json`, and that all files exist.
-
-        Raises:
-            FormatError: They differ.
-        """
         about = self._about
         if len(episodes) != about.episodes:
             raise self._damaged(f"it has {len(episodes)} episodes, and {INFO} says {about.episodes}")
@@ -258,7 +245,6 @@ class _There:
         return self._folder + self._filled(self._about.video_path, row, episode, f"videos/{camera}"), begin
 
     def _filled(self, path: str, row: Mapping[str, Any], episode: int, where: str) -> str:
-        """Fill the values of an episode into a path of `meta/info.json`."""
         names: dict[str, str | int] = {"video_key": where.removeprefix("videos/")}
         names |= {"episode_chunk": episode // self._about.chunk, "episode_index": episode}
         if self._about.has_files_of_several:

@@ -58,7 +58,6 @@ class ListedClips(VideoClips):
 
     @property
     def urls(self) -> Sequence[str]:
-        """URL of each clip's video."""
         return tuple(url for url, _ in self.listed)
 
     @property

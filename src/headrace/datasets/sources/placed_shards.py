@@ -28,11 +28,6 @@ _INDEX_WORDS = {
 
 
 def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
-    """Return the shards of a location; see `hr.stream`.
-
-    Raises:
-        OptionError: `index` is invalid.
-    """
     urls, form = place.urls, place.format
     assert form is not None, "single samples lie there, and no shards"
     if place.entries is not None:
@@ -49,11 +44,7 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
 
 
 def opening(source: Shards | IndexedShards, entries: Sequence[ShardEntry] = ()) -> tuple[EachSample, ...]:
-    """Return the steps that decode blocks of shards. Empty for formats whose fields are members.
-
-    Args:
-        entries: Shards in a catalogue.
-    """
+    """Return the steps that decode blocks of shards. Empty for formats whose fields are members."""
     if source.format.fields_are_members:
         return ()
     opener = Opener(source.format, source.limits)

@@ -44,8 +44,6 @@ _LOOKED_AT = 1000  # shard names that are inspected
 
 @dataclass(frozen=True)
 class Shards:
-    """Shards in object storage, whose samples are found during reading."""
-
     urls: Sequence[str]
     storage_options: Mapping[str, object] | None
     limits: Limits
@@ -54,11 +52,9 @@ class Shards:
 
     @property
     def is_compressed(self) -> bool:
-        """True if some shard can be read from its start only."""
         return any(packing_of(self.format, url) is not None for url in self.urls)
 
     async def expected(self, ordinal: int) -> Expected:
-        """Return the listed version of a shard."""
         return Expected(version_at(self.urls, ordinal) or Version(), None)
 
     def __sample_source__(self) -> SampleSource:
@@ -66,12 +62,7 @@ class Shards:
 
 
 class IndexedShards(AsyncDataset):
-    """Samples of shards by number, each read by one request for its members, and verified.
-
-    Args:
-        form: Format of the shards.
-        facts: Label and text of lines of `describe`.
-    """
+    """Samples of shards by number, each read by one request for its members, and verified."""
 
     def __init__(
         self,
@@ -112,7 +103,6 @@ class IndexedShards(AsyncDataset):
 
     @property
     def is_compressed(self) -> bool:
-        """True if some shard can be read from its start only."""
         return any(packing_of(self.format, url) is not None for url in self.urls)
 
     @property
@@ -175,7 +165,6 @@ class IndexedShards(AsyncDataset):
             raise IndexError(f"there is no sample {key}: there are {count}") from None
 
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
-        """Return sample `number`, with its wanted fields."""
         reader = _reader()
         ordinal, row = self.index.locate(number)
         shard = await self.index.shard(reader, ordinal)
@@ -256,8 +245,6 @@ class IndexedShards(AsyncDataset):
 
 
 class _Sharded(StoredSource):
-    """Shards, with an index or without."""
-
     @property
     def without_numbers(self) -> str | None:
         for url in self.urls:
@@ -291,8 +278,6 @@ class _Sharded(StoredSource):
 
 
 class ShardSource(_Sharded):
-    """Shards that are read sequentially."""
-
     traits = Traits(sharded=True)
 
     def __init__(self, data: Shards) -> None:
@@ -304,8 +289,6 @@ class ShardSource(_Sharded):
 
 
 class IndexedShardSource(_Sharded, KeySource):
-    """Shards with an index: read one by one, by ranges, or sequentially."""
-
     traits = Traits(numbered=True, sharded=True)
 
     def __init__(self, data: IndexedShards) -> None:
@@ -381,8 +364,6 @@ def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
 
 
 def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Callable[[str], Decompressor | None]]:
-    """Return functions from a shard's URL to its scanner and its decompressor."""
-
     def scanner(url: str) -> Scanner:
         found = data.format.scanner(url, data.limits)
         assert found is not None, "shards without a scanner are read by their tables"

@@ -47,14 +47,11 @@ class FromMap(AsyncDataset):
 
 
 def get_step(dataset: Any) -> Step:
-    """Return the step that calls `__getitem__` in the workers."""
     name = f"{_name(dataset)}.__getitem__"
     return Step(name, "map", GetItem(dataset), random=True, is_implied=True, reads=True)
 
 
 class FromIterable(AsyncIterableDataset):
-    """The data set of `from_iterable`."""
-
     def __init__(
         self,
         iterable: Iterable[object] | Callable[[], Iterable[object]],
@@ -103,7 +100,6 @@ class ResumableIterable(FromIterable):
         return self.iterable.state_dict()  # type: ignore[union-attr]
 
     def load_state_dict(self, state: Any) -> None:
-        """Make the next pass resume from `state`."""
         if self._fresh is None:
             self._fresh = copy.deepcopy(self.state_dict())
         self.iterable.load_state_dict(state)  # type: ignore[union-attr]
@@ -128,12 +124,10 @@ def makes_one(iterable: object) -> bool:
 
 
 def _name(data: object) -> str:
-    """Return the name of a data set, or of the function or class that makes one."""
     return str(getattr(data, "__name__", None) or type(data).__name__)
 
 
 def _count(data: object, name: str, taken: Taken) -> None:
-    """Report a finished call in a thread to the running loader."""
     reader = running_reader.get()
     if reader is not None:
         reader.count_call(f"{_name(data)}.{name}", taken.computed, taken.waited)

@@ -31,15 +31,7 @@ _QUOTE, _LINE = ord('"'), ord("\n")
 
 
 class TableFiles(Objects):
-    """The rows of a table, with the bytes of the objects that they name.
-
-    Args:
-        table: URL of the table.
-        columns: Columns that name objects.
-        base: Prefix of relative paths.
-        label: Column of class names.
-        classes: Classes in the order of their numbers. None: the sorted values of that column.
-    """
+    """The rows of a table, with the bytes of the objects that `columns` name. `base` prefixes relative paths."""
 
     def __init__(
         self,
@@ -79,7 +71,6 @@ class TableFiles(Objects):
         return sample
 
     def digest(self) -> str | None:
-        """Return a digest of the object columns and the classes."""
         if self._digest is None:
             digest = blake2b(digest_size=8)
             for row in self.rows:
@@ -112,10 +103,7 @@ def table_of(
     storage_options: Mapping[str, object] | None,
     others: Callable[[str], Sequence[Row]],
 ) -> TableFiles:
-    """Return the samples of a table; see `hr.table`.
-
-    Args:
-        others: Reads the rows of a table that is neither CSV nor JSON lines.
+    """Return the samples of a table; see `hr.table`. `others` reads tables that are neither CSV nor JSON lines.
 
     Raises:
         OptionError: A column does not exist, or the column of objects is ambiguous.
@@ -154,8 +142,6 @@ def table_of(
 
 
 class _Parsed(Sequence[Row]):
-    """Rows of a table, each parsed on access."""
-
     def __init__(self, lines: Sequence[bytes], parse: Callable[[bytes], Row]) -> None:
         self._lines, self._parse = lines, parse
 

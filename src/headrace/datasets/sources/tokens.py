@@ -201,7 +201,6 @@ class TokenShards(IndexedShards):
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
 
     def lengths(self) -> Ints:
-        """Return the token count of each sample."""
         len(self)  # opens the files
         places = [table.places(np.arange(table.count)) for table in self.files.tables]
         return np.concatenate([ends - begins for begins, ends in places])
@@ -223,7 +222,6 @@ class TokenShards(IndexedShards):
         return samples
 
     async def _tokens(self, reader: Reads, ordinal: int, begins: Ints, ends: Ints) -> list[memoryview]:
-        """Read the tokens [begins, ends) of a file."""
         table = self.table(ordinal)
         order = np.argsort(begins, kind="stable")
         reach = np.maximum.accumulate(ends[order])
@@ -240,8 +238,6 @@ class TokenShards(IndexedShards):
 
 
 class TokenSource(IndexedShardSource):
-    """Windows of tokens, fetched one by one or read by ranges."""
-
     data: TokenShards
 
     @property
@@ -271,8 +267,6 @@ class TokenSource(IndexedShardSource):
 
 
 class _TokenOrders(SourceOrders):
-    """Orders of shards, with a fingerprint that includes the window settings."""
-
     def __init__(self, source: SampleSource, keeps: tuple[KeepsKey, ...], text: str) -> None:
         super().__init__(source, keeps)
         self._text = text

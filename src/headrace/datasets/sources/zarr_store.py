@@ -67,7 +67,6 @@ class ZarrStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Read several ranges concurrently."""
         wanted = list(key_ranges)
 
         async def one(k: int) -> Buffer | None:
@@ -77,7 +76,6 @@ class ZarrStore(Store):
             return await for_each(len(wanted), one)
 
     async def exists(self, key: str) -> bool:
-        """True if the object exists."""
         async with self._readers.use() as reader:
             return await _size(reader, f"{self.url}/{key}") is not None
 
@@ -133,5 +131,4 @@ async def _size(reader: Reads, url: str) -> int | None:
         return None
 
 
-async def _nothing() -> None:
-    """Do nothing: no resource needs closing before the reader."""
+async def _nothing() -> None: ...
