@@ -201,8 +201,8 @@ class ConcatLane(Lane):
 class BestFitLane(Lane):
     """Whole documents: the oldest waiting one, plus those that leave the least padding.
 
-    A document longer than a sequence is cut into whole sequences and a rest. Documents are taken in order while the
-    next `CHOICE` all fit. Then the subset of the next `CHOICE` that fits best is taken, of equal ones the older.
+    A document longer than a sequence is cut into whole sequences and a rest. Documents are added in order while the
+    next `CHOICE` all fit. Then the subset of the next `CHOICE` that fits best is added, of equal ones the older.
     """
 
     @property

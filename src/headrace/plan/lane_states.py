@@ -119,6 +119,11 @@ def joined(ranks: Sequence[LaneProgress | None]) -> LaneProgress | None:
 
 
 def part_of(progress: LaneProgress, lanes: range) -> LaneProgress:
+    """Return the progress of some lanes.
+
+    Raises:
+        ValueError: Lanes are within a step, or there are fewer.
+    """
     step, rest = divmod(progress.turn, len(progress.cursors))
     if len(lanes) == len(progress.cursors):
         return progress

@@ -207,7 +207,7 @@ class _Orders:
         return made[1]
 
     def locate(self, numbers: Ints, positions: Ints, count: int) -> Places:
-        """Return the locations of positions, each in the order of this number, with `count` positions each."""
+        """Locate positions, each in the order with its number. Each order has `count` positions."""
         first = int(numbers[0]) if len(numbers) else 0
         if (numbers == first).all():
             return self.of(first).locate(positions - first * count)

@@ -202,7 +202,10 @@ class Steps:
         return np.concatenate(pieces)
 
     def _mine(self, begins: Ints, size: int, inside: Ints) -> Ints:
-        """Return positions of samples `inside` of this rank's batches, of steps that start at `begins`, ascending."""
+        """Return positions of samples `inside` of this rank's batches.
+
+        `begins` are the starts of their steps among remaining samples, ascending.
+        """
         if self.deal is None or self.world == 1:
             return self._in_steps(begins, size, inside + self._share(size)[0])
         positions = np.empty_like(inside)

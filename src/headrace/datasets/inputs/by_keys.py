@@ -32,7 +32,7 @@ _BEFORE = (
 
 
 class Matches:
-    """Pairs of samples of two streams with the same key, in the left order. Keys are read on first use."""
+    """Pairs of samples of two streams by key, in the left order. Keys are read on first use."""
 
     def __init__(self, left: Stream, right: Stream, on: tuple[str, str]) -> None:
         self._streams, self._on = (left, right), on
@@ -72,7 +72,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Matched(PassOperator):
-    """Selects the samples of one side (0: left, 1: right) that have a partner, in the order of pairs."""
+    """Selects samples of one side (0: left, 1: right) with a partner, in the order of pairs."""
 
     is_constant = is_steady = True
     matches: Matches

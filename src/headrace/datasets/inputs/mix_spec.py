@@ -28,7 +28,11 @@ _BLOCKS = 2**40  # enough blocks to measure shares exactly
 
 
 class MixSpec(JoinedSpec):
-    """The sources of a mixture, and their shares; see `mix`. `in_lanes`: rows of `.pack()` draw from them."""
+    """The sources of a mixture, and their shares; see `mix`.
+
+    Attributes:
+        in_lanes: True if the rows of `.pack()` draw documents from the sources.
+    """
 
     kind = "mix"
     has_own_numbers = True

@@ -107,7 +107,10 @@ class InputsDataset(AsyncDataset):
 
 
 class JoinedDataset(InputsDataset):
-    """Samples of several inputs, numbered in sequence. Unless `is_done`, each comes with its input's number."""
+    """Samples of several inputs, numbered in sequence.
+
+    Unless `is_done`, which means that no steps follow in workers, each sample is paired with its input's number.
+    """
 
     def __init__(self, spec: JoinedSpec, *, is_done: bool) -> None:
         super().__init__(spec)

@@ -81,7 +81,11 @@ class BucketBatcher:
 
 
 class Length:
-    """Returns the length of a sample: `len` of the field `of`, or its result as a function; at most `most`."""
+    """Returns the length of a sample: `len` of the field `of`, or the result of the function `of`.
+
+    Args:
+        most: Maximum length. None: unlimited.
+    """
 
     def __init__(self, of: str | int | Callable[[Any], int], most: int | None = None) -> None:
         self._of, self._most = of, most

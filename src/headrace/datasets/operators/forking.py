@@ -11,7 +11,7 @@ from headrace.datasets.operators.values import Operator
 
 @dataclass(frozen=True, slots=True)
 class Branch(Operator):
-    """Marks the following operators as a branch of the fork `name`, a unique ID. Changes nothing itself."""
+    """Marks the following operators as a branch of the fork with a unique name. Changes nothing."""
 
     name: str
     number: int

@@ -16,7 +16,10 @@ Tokens = NDArray[Any]
 
 
 class DocumentPart(NamedTuple):
-    """Tokens [start, stop) of a document with `whole` tokens. `whole` None: `sample` has only the part."""
+    """Tokens [start, stop) of a document that has `whole` tokens.
+
+    If `whole` is None, `sample` has only the part.
+    """
 
     number: int
     sample: Any

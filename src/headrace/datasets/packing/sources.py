@@ -46,6 +46,7 @@ class PackDataset(MadeDataset):
         return self.spec.count
 
     async def aget(self, key: int) -> list[DocumentPart]:
+        """Read the documents of a sequence. TypeError if sequences differ in each epoch."""
         if self.spec.is_shuffled:
             raise TypeError(f"{self.spec.stream!r} is shuffled: sequences of it are others in each epoch")
         return await self.read(self.spec.pieces(range(self.spec.count)[key]))

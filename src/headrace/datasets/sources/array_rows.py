@@ -29,7 +29,7 @@ from headrace.types import Ints
 
 
 class ArrayFiles(Protocol):
-    """A kind of files that hold arrays, of which `names` are requested. It is picklable."""
+    """A kind of files that hold arrays. `names` are the requested ones. It is picklable."""
 
     @property
     def kind(self) -> str: ...

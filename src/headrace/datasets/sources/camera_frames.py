@@ -26,7 +26,7 @@ _OFF_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Location of an episode. `videos` has for each camera a video number, and a start time in seconds."""
+    """Location of an episode: for each camera a video number, and a start time in seconds."""
 
     length: int
     videos: tuple[tuple[int, float], ...]
@@ -108,6 +108,12 @@ class AddFrames:
         self.limits, self.size, self.is_one = limits, size, is_one
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the complete sample.
+
+        Raises:
+            DecodeError: Frames could not be decoded.
+            FormatError: There is no such task.
+        """
         read = row.pop(_READ, ())
         if self.tasks and "task_index" in row:
             number = row["task_index"]

@@ -31,7 +31,7 @@ _SHOWN = 5
 
 
 class NamePattern:
-    """A pattern of file names, such as "{split}/{label}_{id:d}.png", where `:d` is a whole number."""
+    """A pattern of file names: "{split}/{label}_{id:d}.png", where `:d` is a whole number."""
 
     def __init__(self, text: str) -> None:
         self.text, self.fields, self._numbers = text, list[str](), set[str]()

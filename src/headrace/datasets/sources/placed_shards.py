@@ -28,6 +28,11 @@ _INDEX_WORDS = {
 
 
 def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
+    """Return the shards of a location; see `hr.stream`.
+
+    Raises:
+        OptionError: `index` is invalid.
+    """
     urls, form = place.urls, place.format
     assert form is not None, "single samples lie there, and no shards"
     if place.entries is not None:

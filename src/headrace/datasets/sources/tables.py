@@ -31,7 +31,10 @@ _QUOTE, _LINE = ord('"'), ord("\n")
 
 
 class TableFiles(Objects):
-    """The rows of a table, with the bytes of the objects that `columns` name. `base` prefixes relative paths."""
+    """The rows of a table, with the bytes of the objects that `columns` name.
+
+    `base` prefixes relative paths.
+    """
 
     def __init__(
         self,
@@ -103,7 +106,9 @@ def table_of(
     storage_options: Mapping[str, object] | None,
     others: Callable[[str], Sequence[Row]],
 ) -> TableFiles:
-    """Return the samples of a table; see `hr.table`. `others` reads tables that are neither CSV nor JSON lines.
+    """Return the samples of a table; see `hr.table`.
+
+    `others` reads tables that are neither CSV nor JSON lines.
 
     Raises:
         OptionError: A column does not exist, or the column of objects is ambiguous.
