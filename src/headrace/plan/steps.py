@@ -179,7 +179,7 @@ class Steps:
         if not len(self.done):
             return coming
         gaps = np.concatenate([[0], self.done[:, 1]])  # starts of the gaps, which are not delivered
-        before = gaps - np.concatenate([[0], np.cumsum(self.done[:, 1] - self.done[:, 0])])  # remaining before it
+        before = gaps - np.concatenate([[0], np.cumsum(self.done[:, 1] - self.done[:, 0])])  # remaining before each
         gap = np.searchsorted(before, coming, side="right") - 1
         return np.asarray(coming + (gaps - before)[gap], np.int64)
 

@@ -28,7 +28,11 @@ class EvenBatcher:
 
 
 class WindowShuffle:
-    """Permutes a window, depending on (seed, epoch, position of the window). `seed` is optional."""
+    """Permutes the samples of a window, depending on (seed, epoch, position of the window).
+
+    Args:
+        seed: Combined with the loader's seed. None: the loader's seed alone.
+    """
 
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
@@ -81,7 +85,7 @@ class BucketBatcher:
 
 
 class Length:
-    """Returns the length of a sample: `len` of the field `of`, or the result of the function `of`.
+    """Returns the length of a sample: `len` of the field `of`, or the result of a function `of`.
 
     Args:
         most: Maximum length. None: unlimited.

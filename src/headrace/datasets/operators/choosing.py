@@ -31,7 +31,7 @@ class SelectIndices(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return "pick"  # the fingerprint covers the selected samples
+        return "pick"  # the check in a state covers the selected samples
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
         return ChosenOrder(order, self.numbers(order.count))
@@ -73,7 +73,7 @@ class Stretch(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return "pick"  # the fingerprint covers the selected samples
+        return "pick"  # the check in a state covers the selected samples
 
     def count(self, count: int) -> int:
         return len(self.numbers(count))
@@ -107,7 +107,7 @@ class WeightedSample(PassOperator):
 
     @property
     def in_state(self) -> str:
-        return "drawn"  # the fingerprint covers the selected samples
+        return "drawn"  # the check in a state covers the selected samples
 
     def count(self, count: int) -> int:
         return count if self.samples is None else self.samples

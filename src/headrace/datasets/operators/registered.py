@@ -70,6 +70,7 @@ class SampleOp:
 
     @property
     def where(self) -> Literal["loop", "worker"]:
+        """Where `fn` runs."""
         return "loop" if is_async(self.operator("").step.fn) else "worker"
 
     def operator(self, name: str) -> EachSample:
