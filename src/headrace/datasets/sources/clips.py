@@ -221,7 +221,7 @@ def _too_short(url: str, frames: int, clips: Clips) -> FormatError:
 
 
 async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
-    """Return the table of a video.
+    """Return the table and the version of a video.
 
     Raises:
         ObjectChangedError: The video changed since it was listed.
