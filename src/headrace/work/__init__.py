@@ -1,1 +1,1 @@
-"""Stage 3 of 4: takes tasks, gives samples written in their places; everything that burns CPU runs here."""
+"""Stage 3 of 4: takes tasks and writes the samples they make. All CPU-bound work runs here."""

@@ -1,4 +1,4 @@
-"""The chains of one loader, as its workers are told them."""
+"""The chains of one loader, as its workers receive them."""
 
 from __future__ import annotations
 
@@ -21,31 +21,29 @@ from headrace.work.messages import ChainMessage, Message, SpecMessage
 
 
 class SharedChain(Protocol):
-    """A chain on its way to workers, in the one of three forms that they can take."""
+    """A chain in a form that workers can receive."""
 
     def load(self) -> Chain:
-        """The chain itself, for threads of this process."""
+        """Return the chain, for threads of this process."""
         ...
 
     def message(self, number: int) -> ChainMessage:
-        """As bytes, for workers that share no memory."""
+        """Return the chain as bytes, for workers without shared memory."""
         ...
 
     def is_it(self, chain: Chain) -> bool:
-        """Whether workers are told this very object."""
+        """True if workers use this very object."""
         ...
 
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
-        """Whether a chain that was packed again is this one, without a change."""
+        """True if a chain that was pickled again is equal to this one."""
         ...
 
-    def close(self) -> None:
-        """Nobody is told it any more."""
-        ...
+    def close(self) -> None: ...
 
 
 class PackedChain:
-    """A chain in shared memory, once for all workers, and the descriptors that they are to have beside it."""
+    """A chain in shared memory, for all workers, with the descriptors that they need."""
 
     def __init__(self, parts: list[Buffer], descriptors: list[int]) -> None:
         self.segment = Segment.create(serialize.packed_size(parts))
@@ -58,7 +56,7 @@ class PackedChain:
     def message(self, number: int) -> ChainMessage:
         return ChainMessage(number, bytes(self.segment.view), self.lengths)
 
-    def is_it(self, chain: Chain) -> bool:  # noqa: ARG002 (others need it)
+    def is_it(self, chain: Chain) -> bool:  # noqa: ARG002 (other chains need it)
         return False
 
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
@@ -72,7 +70,7 @@ class PackedChain:
 
 
 class KnownChain:
-    """A chain that is not kept: its functions may refer to the loader, which may be forgotten."""
+    """A weak reference to a chain, whose functions may refer to the loader."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = weakref.ref(chain)
@@ -83,21 +81,20 @@ class KnownChain:
             raise LoaderClosedError("the loader is gone")
         return found
 
-    def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (others need it)
+    def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (other chains need it)
         raise TypeError("threads are told chains as they are")
 
     def is_it(self, chain: Chain) -> bool:
         return self._chain() is chain
 
-    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (others need it)
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (other chains need it)
         raise TypeError("threads are told chains as they are")
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
 
 class Taught(Protocol):
-    """A worker that is told chains."""
+    """A worker that receives chains."""
 
     def send(self, message: Message) -> None: ...
 
@@ -105,15 +102,15 @@ class Taught(Protocol):
 
 
 class Chains:
-    """What each worker is told when it starts, and all of them when it changes.
+    """The chains that workers receive when they start, and when a chain changes.
 
-    `pack` and `pack_changed` may be called in any thread; all else is called on the engine's loop.
+    `pack` and `pack_changed` may be called in any thread, all other methods on the engine's loop.
 
     Args:
-        links: the workers that there are now.
-        shares_memory: as `headrace.work.executor.Executor` has it.
-        shares_objects: the same.
-        modules: the files of modules that chains need, and when they were written, are put here.
+        links: Returns the current workers.
+        shares_memory: See `headrace.work.executor.Executor`.
+        shares_objects: See `headrace.work.executor.Executor`.
+        modules: Filled with the module files that chains need, and their modification times.
     """
 
     def __init__(
@@ -130,20 +127,20 @@ class Chains:
         self._specs: dict[int, bytes] = {}
 
     def pack(self, chain: Chain) -> SharedChain:
-        """A chain as `learn` takes it.
+        """Convert a chain for `learn`.
 
         Raises:
-            CannotCarryError: something in it cannot be sent to another process.
+            CannotCarryError: an object in the chain cannot be sent to another process.
         """
         return KnownChain(chain) if self._shares_objects else PackedChain(*self._parts(chain))
 
     def pack_changed(self, number: int, chain: Chain) -> SharedChain | None:
-        """The same of a chain that workers were told before: what its functions refer to may be another thing by now.
+        """Pickle a chain again, as its functions may refer to changed objects. None: no change.
 
-        Large arrays are not copied for that, only compared. None: workers know it as it is now.
+        Large arrays are not copied for this, only compared.
         """
         known = self._chains.get(number)
-        if self._shares_objects:  # the functions are the trainer's own
+        if self._shares_objects:  # the functions are shared with the trainer
             return None if known is not None and known.is_it(chain) else KnownChain(chain)
         parts, descriptors = self._parts(chain)
         if known is not None and known.is_of(parts, descriptors):
@@ -170,7 +167,7 @@ class Chains:
         return parts, descriptors
 
     def learn(self, number: int, chain: SharedChain) -> None:
-        """Make a chain known to all workers, also to those that are started later; an older one is forgotten."""
+        """Register a chain with current and future workers. Replaces an older one."""
         if number in self._chains:
             self._chains[number].close()
         self._chains[number] = chain
@@ -179,33 +176,32 @@ class Chains:
             link.learn(number, chain)
 
     def learn_changed(self, number: int, chain: SharedChain, *, is_in_use: bool) -> None:
-        """The same for one that was packed because it has changed; an epoch that still runs goes on with it too."""
+        """Register a changed chain, which a running epoch will use too."""
         spec = self._specs.get(number)
         self.learn(number, chain)
         if is_in_use and spec:
-            self.learn_spec(number, spec)  # that epoch relies on it; what has another form now is collated otherwise
+            self.learn_spec(number, spec)  # the running epoch needs it, and collates other samples
 
     def learn_spec(self, number: int, spec: bytes) -> None:
-        """Make known to all workers in which form a chain's samples are written into slots; none: forget it."""
+        """Register the spec of a chain's samples with all workers. Empty: discard it."""
         self._specs[number] = spec
         for link in self._links():
             link.send(SpecMessage(number, spec))
 
     def tell(self, link: Taught) -> None:
-        """Have a new worker know all that the others do."""
+        """Send all chains and specs to a new worker."""
         for number, chain in self._chains.items():
             link.learn(number, chain)
         for number, spec in self._specs.items():
             link.send(SpecMessage(number, spec))
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
         for chain in self._chains.values():
             chain.close()
 
 
 def _named(chain: Chain) -> dict[str, object]:
-    """What a chain holds, by the names that the user knows."""
+    """Return the objects of a chain by names that the user knows."""
     if isinstance(chain.begin, Begin):
         return {**chain.begin.named, "collate_fn": chain.collate}
     steps: dict[str, object] = {}
@@ -214,11 +210,11 @@ def _named(chain: Chain) -> dict[str, object]:
     return {**steps, "collate_fn": chain.collate, "worker_init_fn": chain.init}
 
 
-_STEP_BYTES = 2**20  # stays in the processor's cache
+_STEP_BYTES = 2**20  # fits into the processor's cache
 
 
 def is_written(parts: Sequence[Buffer], lengths: Sequence[int], target: memoryview) -> bool:
-    """Whether `serialize.write(parts, target)`, which has given `lengths`, would change nothing."""
+    """True if `serialize.write(parts, target)`, which returned `lengths`, would change nothing."""
     if tuple(map(len, parts)) != tuple(lengths):
         return False
     offset = 0
@@ -230,7 +226,7 @@ def is_written(parts: Sequence[Buffer], lengths: Sequence[int], target: memoryvi
 
 
 def are_same(descriptors: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether the same files, shared memory and connections lie behind them."""
+    """True if the descriptors refer to the same files, shared memory and connections."""
     return [_identity(fd) for fd in descriptors] == [_identity(fd) for fd in others]
 
 

@@ -1,4 +1,4 @@
-"""Tasks in the queue's books, and workers with those that they were given."""
+"""The task queue's records of tasks and workers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from headrace.work.open_blocks import OpenBlocks
 
 
 class QueueEntry:
-    """A task in the queue's books, with whoever waits for its reply."""
+    """A queued task with the future of its reply."""
 
     def __init__(self, number: int, task: Task, reply: asyncio.Future[Reply]) -> None:
         self.number, self.task, self.reply = number, task, reply
-        self.asked = number  # by which the answer that is waited for is known
+        self.asked = number  # number of the awaited reply
         self.worker: QueueWorker | None = None
         self.is_abandoned = False
         self.blocks = list(dict.fromkeys(number for part in task.parts for number in part.blocks))
 
     @property
     def at(self) -> tuple[int, int]:
-        """Its place in the order: where the samples of a batch are not its own yet, the earlier of them go first."""
+        """Priority. Within a batch, tasks of inner stages go in order of position."""
         return self.task.batch, self.task.position if self.task.finish.is_inner else -1
 
     def answer(self, reply: Reply) -> None:
@@ -32,19 +32,18 @@ class QueueEntry:
 class QueueWorker:
     def __init__(self, number: int, at_once: int) -> None:
         self.number, self._at_once = number, at_once
-        self.link: WorkerLink | None = None  # None: it is starting, or lost
+        self.link: WorkerLink | None = None  # None: starting or lost
         self.is_lost = False
-        self.tasks: dict[int, QueueEntry] = {}  # in the order in which they were given
+        self.tasks: dict[int, QueueEntry] = {}  # in the order of sending
         self.segments: set[int] = set()
-        self.held: dict[int, QueueEntry] = {}  # what it has made and has no place for
+        self.held: dict[int, QueueEntry] = {}  # results without memory to write to
         self.blocks = OpenBlocks()
 
     def may_take(self, entry: QueueEntry) -> bool:
-        """Whether it may be given this task now.
+        """True if the worker may get this task now.
 
-        What it holds, or will hold, is placed before it begins something else: nothing may come between the first
-        samples and their batch. Only what a place may have to wait for may: older batches; and while it holds no batch,
-        one whose samples have been made, for older ones may wait until that is collated.
+        A worker that holds unplaced results takes only tasks those results may wait for: older batches, or, if it holds
+        no batch, a collate task.
         """
         if not self.is_open or len(self.tasks) >= self._at_once:
             return False
@@ -56,10 +55,10 @@ class QueueWorker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be told anything."""
+        """True if messages may be sent to the worker."""
         return self.link is not None and self.link.is_open
 
     @property
     def load(self) -> int:
-        """How much it has to do before another task; finding samples takes much less time than making them."""
+        """Estimated work of its tasks. Scanning takes much less time than making samples."""
         return sum(1 if entry.task.finish is Finish.SCAN else 1 + 4 * entry.task.count for entry in self.tasks.values())

@@ -1,7 +1,7 @@
-"""Whoever runs workers: the seam for those who would have them elsewhere.
+"""The protocol of executors, which run workers. Implement it to run workers elsewhere.
 
-A worker carries out one message after the other, and answers those that are tasks. Everything here is called on the
-engine's loop, and nothing on it may wait for a worker.
+A worker handles one message after the other, and replies to tasks. All methods are called on the engine's loop and must
+not wait for a worker.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headrace.work.task_runner import TaskRunner
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The end of a worker that nobody wanted.
+    """An unexpected end of a worker.
 
     Attributes:
-        pid: of its process; 0: it had none of its own, or it is not known.
-        code: its exit status, as `subprocess` has it; None: not known.
-        task: the number of the task that it was working on; 0: not known, so that all that it had are suspected.
-        sample: the index of the sample in that task; -1: it was at none, or it is not known.
+        pid: Process id. 0: the worker had no process, or it is not known.
+        code: Exit status as in `subprocess`. None: not known.
+        task: Number of its current task. 0: not known, so that all its tasks are suspected.
+        sample: Index of the current sample in that task. -1: none, or not known.
     """
 
     pid: int = 0
@@ -38,8 +38,8 @@ class WorkerLink(Protocol):
     """The trainer's end of one worker.
 
     Attributes:
-        pid: of the worker's process; 0: it has none of its own.
-        is_open: whether it may be told anything; False from the moment on at which its end is seen.
+        pid: Process id. 0: the worker has no process.
+        is_open: True if messages may be sent. False once the worker's end was noticed.
     """
 
     @property
@@ -49,68 +49,64 @@ class WorkerLink(Protocol):
     def is_open(self) -> bool: ...
 
     def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
-        """Pass a message on, in order and without waiting.
+        """Send a message, in order and without waiting.
 
         Args:
-            segments: what it names of shared memory that was not sent to this worker before; none where the executor
-                shares none.
+            segments: Shared memory that the message refers to and that was not sent to this worker before. Empty if the
+            executor shares none.
         """
         ...
 
     def learn(self, number: int, chain: SharedChain) -> None:
-        """Have the worker know a chain by its number, before what is sent next."""
+        """Register a chain with the worker, before the next message."""
         ...
 
 
 OnReply = Callable[[int, Reply], None]
-"""Takes the number of a message, and what the worker answers to it."""
+"""Takes the number of a message, and the worker's reply to it."""
 
 OnLost = Callable[[Loss], None]
-"""Takes what is known of a worker's end."""
+"""Takes the details of a worker's end."""
 
 
 class Executor(Protocol):
-    """Starts workers; one for each loader.
+    """Starts the workers of one loader.
 
     Attributes:
-        shares_memory: whether workers see the memory of this process's segments. Where they do not, what they need goes
-            with the messages as bytes, and comes back with the replies.
-        shares_objects: whether workers are threads of this process: then objects go as they are.
+        shares_memory: True if workers see the memory of this process's segments. Otherwise inputs are sent with
+            messages as
+        bytes, and results with replies.
+        shares_objects: True if workers are threads of this process, so that objects need no pickling.
     """
 
     shares_memory: bool
     shares_objects: bool
 
     async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
-        """Start the worker with this number; also in the place of one that was lost.
+        """Start the worker with this number, also to replace a lost one.
 
         Args:
-            on_reply: to be called on the loop for each answer.
-            on_lost: to be called on the loop once, when the worker has ended without being told to; no answer of its
-                counts afterwards.
+            on_reply: To be called on the loop for each reply.
+            on_lost: To be called on the loop once, if the worker has ended unexpectedly. Later replies are ignored.
 
         Raises:
-            Exception: no worker can be started, nor another time: it is raised to all who wait.
+            Exception: no worker can be started, now or later. Raised to all who wait.
         """
         ...
 
     async def aclose(self) -> None:
-        """End all workers, also those that are in the middle of a sample; nothing is called any more."""
+        """End all workers, also in the middle of a sample. No callback is called afterwards."""
         ...
 
 
 class Worker:
-    """A worker of an executor that shares nothing: it takes messages, and gives answers, which both can be pickled.
-
-    Args:
-        number: the worker's.
-    """
+    """A worker for an executor that shares nothing. Messages and replies can be pickled."""
 
     def __init__(self, number: int) -> None:
         self._runner = TaskRunner(everywhere=True, progress=[-1], number=number)
 
     def answer(self, message: Message) -> tuple[int, Reply] | None:
-        """Carry out a message; what `on_reply` is to be called with, if anything."""
+        """Handle a message. Returns the arguments for `on_reply`, if it has a reply."""
         if not message.is_answered:
             message.carry_out(self._runner)
             return None

@@ -1,4 +1,4 @@
-"""The samples of a task: what parts describe, out of the segments that a worker was told of."""
+"""Reads the samples of a task from the segments known to a worker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _LONG_BYTES = 1024
 
 
 class LeasedBodies:
-    """The members of samples, in the ranges that were fetched.
+    """The members of samples, in the fetched ranges.
 
     Args:
-        views: the ranges.
-        first: the address at which each begins, ascending.
+        first: Start address of each range, ascending.
     """
 
     def __init__(self, views: Sequence[memoryview], first: Sequence[int]) -> None:
@@ -34,16 +33,16 @@ class LeasedBodies:
         self._ends = [address + len(view) for address, view in zip(first, views, strict=True)]
 
     def one(self, offset: int, size: int) -> bytes:
-        """The `size` bytes at `offset`."""
+        """Return `size` bytes at `offset`."""
         if not size:
-            return b""  # which may lie in no range
+            return b""  # may be outside of all ranges
         pieces = member_pieces(self._first, self._ends, offset, size)
         return b"".join(self._views[k][a:b] for k, a, b in pieces)
 
     def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
-        """The bytes of each (offset, size)."""
+        """Return the bytes of each (offset, size)."""
         if not self._views:
-            return [b""] * len(offsets)  # none of them has any bytes
+            return [b""] * len(offsets)  # all are empty
         ends = (offsets + sizes).tolist()
         if len(self._views) == 1:
             view, begin = self._views[0], self._first[0]
@@ -61,13 +60,13 @@ class LeasedBodies:
         return bodies
 
     def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
-        """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
+        """Return `length` bytes at each offset as an array [len(offsets), length]."""
         out = np.empty((len(offsets), length), np.uint8)
         self.gather_into(out, offsets)
         return out
 
     def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
-        """The same, into an array of this shape."""
+        """Copy the bytes at each offset into the rows of `out`."""
         length = out.shape[1]
         if not length or not len(offsets):
             return
@@ -89,9 +88,8 @@ class LeasedBodies:
 
 
 def _copy(view: memoryview, offsets: Ints, out: NDArray[np.uint8]) -> None:
-    """The bytes at each of `offsets` into a row."""
     array, length = np.frombuffer(view, np.uint8), out.shape[1]
-    if length >= _LONG_BYTES:  # of which each takes longer to copy than to say where it goes
+    if length >= _LONG_BYTES:  # copying a row takes longer than the loop around it
         for row, offset in zip(out, offsets.tolist(), strict=True):
             row[:] = array[offset : offset + length]
         return
@@ -100,31 +98,28 @@ def _copy(view: memoryview, offsets: Ints, out: NDArray[np.uint8]) -> None:
 
 
 class Inputs:
-    """The memory of one worker: segments by number, and places of its own where none is shared."""
+    """The memory of one worker: segments by number, and private memory if none is shared."""
 
     def __init__(self) -> None:
         self._segments: dict[int, memoryview] = {}
-        self._room = bytearray()  # where the running task writes what is sent back as bytes
+        self._room = bytearray()  # memory for results that are sent back as bytes
 
     def attach(self, number: int, view: memoryview) -> None:
-        """Make a segment known."""
         self._segments[number] = view
 
     def detach(self, number: int) -> None:
-        """Forget a segment."""
         self._segments.pop(number, None)
 
     def detach_all(self) -> None:
-        """Forget every segment."""
         self._segments.clear()
 
     @property
     def shares_memory(self) -> bool:
-        """Whether there is memory that others see, too."""
+        """True if any segment is attached."""
         return bool(self._segments)
 
     def view(self, place: Place) -> memoryview:
-        """The bytes at a place."""
+        """Return the memory of a place."""
         if isinstance(place, tuple):
             number, offset, size = place
             return self._segments[number][offset : offset + size]
@@ -134,21 +129,21 @@ class Inputs:
         return memoryview(place)
 
     def taken(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
-        """What was written to the ranges (offset, size) of the worker's own place, which is forgotten."""
+        """Return the ranges (offset, size) written to private memory, and discard that."""
         room, self._room = memoryview(self._room), bytearray()
         return [(offset, bytes(room[offset : offset + size])) for offset, size in ranges]
 
     def bodies(self, places: Sequence[tuple[int, Place]]) -> LeasedBodies:
-        """The bytes of the ranges at (first address, place)."""
+        """Return the bytes of ranges (first address, place)."""
         return LeasedBodies([self.view(place) for _, place in places], [address for address, _ in places])
 
     def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
-        """Samples that were pickled, with their buffers; their memory is their own."""
+        """Unpickle a list of samples. Copies their buffers."""
         samples: list[object] = serialize.unpack(self.view(place), lengths, copy=True)
         return samples
 
     def apart(self, place: Place, pieces: Sequence[tuple[int, ...]]) -> list[object]:
-        """Samples that were pickled each by itself; their memory is their own."""
+        """Unpickle samples that were pickled one by one. Copies their buffers."""
         view = self.view(place)
         return [
             serialize.unpack_parts([view[at : at + size] for at, size in zip(some[::2], some[1::2], strict=True)])
@@ -156,24 +151,24 @@ class Inputs:
         ]
 
     def in_table(self, place: Place, lengths: Sequence[int], chosen: Sequence[int]) -> RowsOfTables:
-        """Some of the samples of a table, which they are views of; those that it gives one by one are not."""
+        """Return rows of a table as views of its memory. Samples read from it one by one are copies."""
         table: SampleTable = serialize.unpack(self.view(place), lengths, copy=False)
         return RowsOfTables([(table, chosen)])
 
     def tables(self, parts: Sequence[SentPart]) -> RowsOfTables | None:
-        """The samples of parts that are all of tables; None: some are not."""
+        """Return the rows of parts that are all tables. None: some are not."""
         tables = [part for part in parts if isinstance(part, SentTable)]
         if not tables or len(tables) < len(parts):
             return None
         return RowsOfTables.of(self.in_table(part.place, part.lengths, part.chosen) for part in tables)
 
     def unpack(self, blob: bytes) -> list[object]:
-        """The same as `packed` of a string of bytes."""
+        """Unpickle a list of samples from bytes."""
         samples: list[object] = serialize.unpack_bytes(blob)
         return samples
 
     def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[object]:
-        """The samples of parts, in order; a large one that was given is not held any more."""
+        """Iterate over the samples of parts, in order. Large samples are not kept."""
         return itertools.chain.from_iterable(self._runs(parts, busy))
 
     def _runs(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Iterable[object]]:
@@ -188,7 +183,7 @@ class Inputs:
                 yield map(list.pop, [samples]) if len(samples) == 1 else samples
 
     def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
-        """The samples of a row table, out of their bytes."""
+        """Return the samples of a row table, with their bytes."""
         return _opened(rows, shards, urls, bodies)
 
 
@@ -214,16 +209,16 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
 
 
 def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
-    """Samples of which several share the bytes of a block; those are taken by who opens it."""
+    """Return samples that share blocks. The decoder takes their bytes from the blocks."""
     some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
     return [some.sample(number) for number in range(len(rows))]
 
 
 def member_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> MemberRows | None:
-    """The samples of a row table whose samples are one member each, called the same, as lines are; None: others.
+    """Return samples with one member each, all of one name, such as lines. Else None.
 
     Args:
-        urls: of each sample the address of its shard.
+        urls: Address of each sample's shard.
     """
     if (
         not len(rows)
@@ -240,10 +235,10 @@ def _some(rows: Rows, bodies: MemberBytes, start: int, stop: int) -> list[bytes]
 
 
 def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRows:
-    """The samples of a row table that are rows of blocks.
+    """Return the samples of a table whose samples are rows of blocks.
 
     Args:
-        urls: of each sample the address of its shard.
+        urls: Address of each sample's shard.
     """
     assert rows.block is not None
     assert rows.row is not None

@@ -1,4 +1,4 @@
-"""What workers do in economic mode: get samples by their keys. It is light: each worker loads it as it starts."""
+"""Workers' functions in economic mode, which read samples by key. Fast to import."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def pack_in_thread(error: BaseException, origin: Origin, worker: int) -> PackedE
 
 
 def getter(dataset: Any) -> Callable[[object], object]:
-    """What gives a data set's samples by their keys, with no function of ours between."""
+    """Return a function that reads a sample by key, without a Python frame in between."""
     return partial(operator.getitem, dataset)
 
 
 def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
-    """A data set's own way to give several samples at once, if it has one; torch's subsets only pass it on."""
+    """Return `__getitems__` of a data set, if it has one. torch's subsets only forward it."""
     inner = dataset
     while type(inner) is Subset:
         inner = inner.dataset
@@ -37,7 +37,7 @@ def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
 
 
 class OfOne:
-    """A function of a sample, as one of a list with that sample alone."""
+    """Applies a function to the only sample of a list."""
 
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function
@@ -47,7 +47,7 @@ class OfOne:
 
 
 class Begin:
-    """What a worker does before its first sample: what torch's workers do."""
+    """Initializes a worker as torch's workers do."""
 
     def __init__(
         self, dataset: object, count: int, base_seed: int, init: Callable[[int], object] | None, in_thread: bool
@@ -57,7 +57,7 @@ class Begin:
 
     @property
     def named(self) -> dict[str, object]:
-        """What it holds of the user's, by the names of the loader's arguments."""
+        """The user's objects by names of the loader's arguments."""
         return {"dataset": self._dataset, "worker_init_fn": self._init}
 
     def __call__(self, number: int) -> None:

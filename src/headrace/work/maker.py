@@ -1,4 +1,4 @@
-"""Samples through the functions of a chain, and batches of them: what a worker does for its tasks."""
+"""Makes samples with the functions of a chain, and batches of samples."""
 
 from __future__ import annotations
 
@@ -33,49 +33,47 @@ from headrace.work.origins import collate_error, key_of, note_origin
 from headrace.work.randomness import begin_sample, key_number, seed_global_generators
 from headrace.work.runs import runs
 
-Busy = dict[str, float]  # seconds that were spent in each step
+Busy = dict[str, float]  # seconds per step
 
 DROPPED = object()
-"""Stands in the place of a sample that a step has left out."""
+"""Takes the place of a sample that a step has filtered out."""
 
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
 
 
 class ProgressPlace(Protocol):
-    """Memory of one number, at 0: the index of the sample that is begun, -1 when none is."""
+    """Memory of one number, at index 0: the current sample's index in the task, or -1."""
 
     def __setitem__(self, at: int, index: int, /) -> None: ...
 
 
 class Maker:
-    """Makes samples and batches of what tasks name.
+    """Makes the samples and batches of tasks.
 
     Args:
-        inputs: where the samples of tasks are found.
-        everywhere: set the global random number generators for each sample (in a process of our own).
-        progress: where the index of the sample is put that is begun, and -1 when none is.
-        number: the worker's number.
+        everywhere: True to seed the global random number generators for each sample (in a worker process).
+        progress: Receives the index of the current sample, or -1.
     """
 
     def __init__(self, inputs: Inputs, *, everywhere: bool, progress: ProgressPlace, number: int) -> None:
         self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
         self._original = Original()
-        self._at: tuple[Sequence[SentPart], int] = (), 0  # of which parts the sample is that is made, and which one
+        self._at: tuple[Sequence[SentPart], int] = (), 0  # (parts, index) of the current sample
         self._begun: dict[int, weakref.ref[Chain]] = {}
 
     def make(
         self, chain: Chain, order: TaskMessage, busy: Busy, at_once: int = 1
     ) -> Generator[list[object], None, None]:
-        """Each sample through the steps; a Failure in the place of one that could not be made.
+        """Run the steps on each sample. A Failure replaces a sample that could not be made.
 
         Args:
-            at_once: so many are made at most before the first of them is asked for; they come in lists of no more.
+            at_once: Maximum number of samples made in advance. Samples are yielded in lists of at most this size.
         """
         if chain.many is not None:
             yield from _apart(self._make_many(chain, chain.many, order, busy), at_once)
             return
         failures, is_quick = order.failures, at_once > 1 and not order.failures and not order.one_by_one
-        # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
+        # Chain numbers may differ between two runs. With keys there is one stage only, so its number is not used.
         key = order.key if chain.by_key else stage_key(order.key, order.chain)
         index = 0
         self._progress[0] = 0
@@ -90,7 +88,7 @@ class Maker:
                 while is_quick and len(steps) == 1 and (done or chain.by_key):
                     some = list(itertools.islice(waiting, at_once))
                     made = self._in_turn(chain, steps[0], some, key, order, index, busy) if some else None
-                    if made is None:  # they need more than that; or there are none
+                    if made is None:  # they need the general way, or there are none
                         waiting = itertools.chain(some, waiting)
                         break
                     index += len(some)
@@ -104,15 +102,15 @@ class Maker:
                     else:
                         yield [self._apply(chain, steps, sample, key, order.each_position(index), busy)]
                     index += 1
-                    self._progress[0] = index  # also while it is found, or opened with others
-        finally:  # also where no more are wanted
+                    self._progress[0] = index  # also while it is read, or decoded with others
+        finally:  # also if the consumer stops early
             self._at = (), 0
-        self._progress[0] = -1  # what follows is no sample's doing
+        self._progress[0] = -1  # no sample is running
 
     def _in_turn(
         self, chain: Chain, step: Step, some: list[object], key: int, order: TaskMessage, first: int, busy: Busy
     ) -> list[object] | None:
-        """Samples through the only step that is left, from the task's sample `first` on; None: they need more."""
+        """Run the only remaining step on samples. None: they need the general way."""
         is_placed = any(issubclass(kind, Placeholder) for kind in set(map(type, some)))
         if step.kind != "map" or step.is_numbered or is_placed:
             return None
@@ -139,7 +137,7 @@ class Maker:
     def _make_many(
         self, chain: Chain, many: Callable[[list[Any]], Sequence[object]], order: TaskMessage, busy: Busy
     ) -> list[object]:
-        """All samples of a task by one call; where that fails, a Failure in the place of each."""
+        """Make all samples of a task by one call. If it fails, each becomes a Failure."""
         keys = list(self._inputs.samples(order.parts, busy))
         sendable, failed = without_failures(keys), dict(failures_among(keys))
         name = chain.steps[0].name
@@ -206,7 +204,7 @@ class Maker:
         return sample
 
     def _failed(self, chain: Chain, at: Step, error: BaseException, source: object, position: int) -> Failure:
-        """What stands in the place of a sample that a step could not make of `source`."""
+        """Return the Failure for a sample that a step could not make from `source`."""
         self._original.check()
         if isinstance(error, DecodeError):
             error.place(offset_in(*self._at))
@@ -223,7 +221,7 @@ class Maker:
         position: int,
         busy: Busy,
     ) -> _Several:
-        """Each of the samples that a step gave for one, through the steps behind it."""
+        """Run the remaining steps on each of the samples that a step made from one."""
         several = _Several()
         for number, part in enumerate(parts):
             made = self._apply(chain, steps, part, key, part_position(position, number, len(steps)), busy)
@@ -231,9 +229,9 @@ class Maker:
         return several
 
     def group(self, chain: Chain, made: Sequence[object], order: TaskMessage, busy: Busy) -> object:
-        """What becomes of samples that are put together; those that failed before are left out, or it fails with them.
+        """Collate a group. Samples that failed before are skipped, or fail the group.
 
-        They stand where they would have stood, should each sample come out again.
+        Skipped failures keep their places among the results.
         """
         failed, several = failures_among(made), _Several()
         if failed and not chain.skips:
@@ -241,7 +239,7 @@ class Maker:
         if len(failed) < len(made):
             key = stage_key(order.key, order.chain)
             whole = self.collate(chain, without_failures(made), replace(order, key=key), busy)
-            if isinstance(whole, Failure):  # no single sample's
+            if isinstance(whole, Failure):  # belongs to no single sample
                 return Failure(whole.error.widened())
             several += listed([whole])[1]
         for k, failure in failed:
@@ -251,9 +249,10 @@ class Maker:
     def packed(
         self, chain: Chain, made: Sequence[object], order: TaskMessage, busy: Busy
     ) -> tuple[object, Sequence[tuple[int, PackedError]]]:
-        """(what becomes of samples of which something is told besides, the errors of those that it is without).
+        """Collate pieces with notes: (result, errors of skipped pieces).
 
-        It is one sample in any case: where all have failed, or none may, it is the first failure.
+        The result is one sample in any case. If all pieces have failed, or none may be skipped, it is the first
+        failure.
         """
         failed, own = failures_among(made), replace(order, key=stage_key(order.key, order.chain))
         if failed and (len(failed) == len(made) or not chain.skips):
@@ -264,13 +263,13 @@ class Maker:
         return Failure(whole.error.widened()) if isinstance(whole, Failure) else whole, left_out
 
     def alone(self, chain: Chain, sample: object, order: TaskMessage, index: int, busy: Busy) -> object:
-        """What is given on of one of a task's samples, each of which is a batch of its own; a Failure: nothing."""
+        """Collate one sample as a batch of its own. The result may be a Failure."""
         if type(sample) is Failure:
             return sample
         is_unchanged = chain.collate is None or (chain.unchanged is not None and chain.unchanged(sample))
         if is_unchanged and not chain.after:
             return sample
-        self._progress[0] = -1  # as where a batch has several
+        self._progress[0] = -1  # as for other batches
         position = order.position_of(index)
         own = replace(order, batch=order.batch + index, position=position, positions=None)
         batch = self.collate(chain, [sample], own, busy)
@@ -315,10 +314,10 @@ class Maker:
     def measured(
         self, samples: list[object], kept: Sequence[int], chain: Chain, order: TaskMessage, busy: Busy
     ) -> list[int]:
-        """A number of each sample, where the chain has a measure; a Failure in the place of one that has none.
+        """Return the measure of each sample, if any. Samples without one become Failures.
 
         Args:
-            kept: of which sample of the task each is.
+            kept: Index in the task of each sample.
         """
         if chain.measure is None:
             return []
@@ -337,7 +336,7 @@ class Maker:
         return measures
 
     def packed_samples(self, samples: list[object], chain: Chain) -> list[serialize.PickledPart]:
-        """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
+        """Pickle samples for the next stage. Samples that cannot be pickled become Failures."""
         try:
             return serialize.pack(samples)
         except Exception:
@@ -347,7 +346,7 @@ class Maker:
     def packed_apart(
         self, samples: list[object], chain: Chain
     ) -> tuple[list[serialize.PickledPart], list[tuple[int, ...]]]:
-        """The same, each packed by itself, and where the pieces of each are: see `PackedEach.pieces`."""
+        """Pickle samples one by one: (pieces, location of each sample's), see `PackedEach.pieces`."""
         try:
             packed = PackedEach.of(samples)
         except Exception:
@@ -368,11 +367,11 @@ class Maker:
 
 
 class _Several(list[object]):
-    """The samples that have become of one."""
+    """The samples made from one."""
 
 
 def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:
-    """(of which each is, all that is left), of what became of some samples."""
+    """Flatten results, without filtered samples: (input index of each, samples)."""
     kept: list[int] = []
     samples: list[object] = []
     for k, one in enumerate(made):
@@ -391,7 +390,7 @@ def _apart(samples: Sequence[object], at_once: int) -> Iterator[list[object]]:
 
 
 def stage_key(key: int, chain: int) -> int:
-    """The key of a stage's random numbers: the stages of one sample must not draw the same ones."""
+    """Return the RNG seed of a stage, as stages must not draw equal random numbers."""
     return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
 
 

@@ -1,4 +1,4 @@
-"""What a worker is told, and what is said of a task that ends workers."""
+"""Messages to workers, and the error of a task that ends workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace.positions import divided
 from headrace.sent import Place, SentPart
 from headrace.tasks import Finish, Reply, Task
 
-DEATHS = 3  # workers that a sample may cost
+DEATHS = 3  # worker deaths before a sample fails
 
 
 class Runner(Protocol):
-    """Whoever carries messages out: `headrace.work.task_runner.TaskRunner`."""
+    """Handler of messages: `headrace.work.task_runner.TaskRunner`."""
 
     def work(self, order: TaskMessage) -> Reply: ...
 
@@ -36,11 +36,10 @@ class Runner(Protocol):
 @as_call
 @dataclass(slots=True, eq=False)
 class TaskMessage:
-    """A task in the form that goes to a worker; leases have become places. See `headrace.tasks.Task`.
+    """A task as sent to a worker, with places instead of leases. See `headrace.tasks.Task`.
 
     Attributes:
-        one_by_one: whether nothing is done for several samples at once: workers have ended, and which sample ends them
-            is to be found out.
+        one_by_one: True to process samples one at a time, to find the sample that ends workers.
     """
 
     task: int
@@ -63,7 +62,7 @@ class TaskMessage:
 
     @classmethod
     def of(cls, number: int, task: Task, parts: Sequence[SentPart], place: Place | None) -> TaskMessage:
-        """A task, with what its parts and its place are to the worker."""
+        """Make the message of a task, with its parts and place as the worker sees them."""
         return cls(
             number,
             task.chain,
@@ -84,21 +83,20 @@ class TaskMessage:
 
     @property
     def number(self) -> int:
-        """By which its answer is known."""
+        """Number of the reply."""
         return self.task
 
     @property
     def first_position(self) -> int:
-        """The position of the first sample."""
         return self.position_of(0)
 
     def position_of(self, index: int) -> int:
-        """The position of one of the samples."""
+        """Return the position of a sample."""
         positions = self.positions
         return self.position + index if positions is None or not len(positions) else int(positions[index])
 
     def each_position(self, index: int) -> int:
-        """The position of one of the samples, where each has its own."""
+        """Return the position of a sample, if each sample has its own."""
         return self.position + index if self.positions is None else self.positions[index]
 
     def carry_out(self, runner: Runner) -> Reply:
@@ -108,7 +106,7 @@ class TaskMessage:
 @as_call
 @dataclass(frozen=True, slots=True)
 class PlaceMessage:
-    """Where what is held for a task goes. Its answer is known by a number of its own: an answer may come late."""
+    """Memory for a held result. The number identifies its reply, as earlier ones may come late."""
 
     number: int
     task: int
@@ -123,7 +121,7 @@ class PlaceMessage:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """What is held for a task is not wanted any more."""
+    """Discard a held result."""
 
     task: int
 
@@ -135,7 +133,7 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSegment:
-    """A segment is gone."""
+    """Unmap a segment."""
 
     number: int
 
@@ -147,7 +145,7 @@ class ForgetSegment:
 
 @dataclass(frozen=True, slots=True)
 class SpecMessage:
-    """In which form a chain's samples are written into slots; empty: it is asked for anew."""
+    """The spec of a chain's samples, by which slots are written. Empty: determine it again."""
 
     chain: int
     spec: bytes
@@ -160,7 +158,7 @@ class SpecMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChainMessage:
-    """A chain itself, in the place of an older one with its number, for workers that share no memory."""
+    """A pickled chain for workers without shared memory. Replaces an older one."""
 
     number: int
     data: bytes
@@ -173,14 +171,14 @@ class ChainMessage:
 
 
 Asked = TaskMessage | PlaceMessage
-"""What a worker answers."""
+"""Messages with a reply."""
 
 Message = Asked | LetGo | ForgetSegment | SpecMessage | ChainMessage
-"""What a worker is told; each carries itself out."""
+"""Messages to a worker."""
 
 
 def exit_text(code: int | None) -> str:
-    """An exit code in words."""
+    """Describe an exit code."""
     if code is None:
         return "its exit status is not known"
     if code >= 0:
@@ -192,7 +190,7 @@ def exit_text(code: int | None) -> str:
 
 
 def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
-    """The error of a sample that has ended as many workers as one may."""
+    """Return the error of a sample that has ended the maximum number of workers."""
     key, url = _origin(task, sample)
     batch = task.batch + max(sample, 0) if task.finish is Finish.EACH else task.batch
     if task.scan is not None:
@@ -216,7 +214,7 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
 
 
 def _origin(task: Task, sample: int) -> tuple[object, str | None]:
-    """Key and address of a sample, where they can be told without unpacking it."""
+    """Return key and address of a sample, if known without unpickling it."""
     index = max(sample, 0)
     for part in task.parts:
         if index < part.count:

@@ -1,35 +1,33 @@
-"""Which worker has opened which blocks, so that the other samples of these go to it, too."""
+"""Tracks decoded blocks, so that further samples of a block go to the same worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_KNOWN_MOST = 1024  # blocks of a worker: it keeps fewer
-_LATE = 4  # times as long as opening takes
-_SLOWER = 1.25  # by so much at most an opening that took longer than the quickest one counts for more
+_KNOWN_MOST = 1024  # tracked blocks of a worker, more than it caches
+_LATE = 4  # limit of the wait, in decoding times
+_SLOWER = 1.25  # limit of the growth of the estimate by slow decodings
 
 
 class OpenBlocks:
-    """The blocks that one worker was given samples of, or is to be."""
+    """The blocks that one worker has, or will have, samples of."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, bool] = {}  # whether it was given some
-        self._asked: dict[
-            int, tuple[int, int]
-        ] = {}  # of each task that it has, the blocks it opens for it, and samples
+        self._numbers: dict[int, bool] = {}  # by block: True if samples were sent
+        self._asked: dict[int, tuple[int, int]] = {}  # by task: (blocks to decode, samples)
         self._heard_s = 0.0
 
     def missing(self, blocks: Sequence[int]) -> int:
-        """How many of these it would have to open."""
+        """Return the number of these blocks that the worker would have to decode."""
         return sum(number not in self._numbers for number in blocks)
 
     @property
     def samples(self) -> int:
-        """How many samples it has to make."""
+        """Number of samples that the worker has to make."""
         return sum(samples for _, samples in self._asked.values())
 
     def given(self, task: int, blocks: Sequence[int], samples: int, now_s: float) -> None:
-        """It was given a task with so many samples, which are of these."""
+        """Record a task sent to the worker."""
         if not self._asked:
             self._heard_s = now_s
         self._asked[task] = sum(not self._numbers.get(number) for number in blocks), samples
@@ -38,32 +36,32 @@ class OpenBlocks:
             del self._numbers[next(iter(self._numbers))]
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """A task with samples of these waits for it: what else is of them should, too."""
+        """Record that a task with samples of these blocks waits for this worker."""
         for number in blocks:
             self._numbers.setdefault(number, False)
 
     def answered(self, task: int, now_s: float) -> int:
-        """It has answered; how many blocks it had to open for this task."""
+        """Record a reply. Returns the number of blocks that the worker had to decode for the task."""
         self._heard_s = now_s
         opened, _ = self._asked.pop(task, (0, 0))
         return opened
 
     def late_s(self, patience_s: float) -> float:
-        """When it has been so long, for each block that it opens now, without an answer."""
+        """Return the time after which the worker is late, at `patience_s` per block in work."""
         opens, _ = next(iter(self._asked.values()), (0, 0))
         return self._heard_s + patience_s * max(1, opens)
 
 
 class Opening:
-    """How long it takes to open a block, beside what its samples take: learned from what workers answer."""
+    """Estimates the time to decode a block, without its samples, from replies."""
 
     def __init__(self) -> None:
         self._sample_s: float | None = None
-        self._open_s = 0.0  # not known yet
-        self._first: tuple[float, int, int] | None = None  # answer, before it was known what samples take by themselves
+        self._open_s = 0.0  # 0: not known yet
+        self._first: tuple[float, int, int] | None = None  # a reply from before the time per sample was known
 
     def learn(self, seconds: float, samples: int, opened: int) -> None:
-        """A worker took so long to make some samples, for which it had to open so many blocks."""
+        """Add a reply: seconds for some samples, and the number of blocks decoded for them."""
         if opened and self._sample_s is None:
             self._first = seconds, samples, opened
         elif opened:
@@ -79,14 +77,14 @@ class Opening:
     def better_until_s(
         self, blocks: Sequence[int], best: OpenBlocks, workers: Iterable[OpenBlocks], before: int, now_s: float
     ) -> float | None:
-        """Until when samples of these blocks wait for a worker that has more of them; None: not at all.
+        """Return until when samples wait for a worker that has more of their blocks. None: no wait.
 
-        They wait where such a worker comes to them before another one has opened the blocks, too. Who does not answer
-        for much longer than that takes is held up by something else.
+        They wait if that worker reaches them before another one could decode the blocks. A worker that is silent much
+        longer is assumed to be held up.
 
         Args:
-            best: of the workers that could take them now, the one that has most of these blocks.
-            before: how many samples wait already that come first.
+            best: The worker with most of these blocks, among those that could start now.
+            before: Number of waiting samples that come first.
         """
         if not self._open_s or not self._sample_s or not (missing := best.missing(blocks)):
             return None

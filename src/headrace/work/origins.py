@@ -1,4 +1,4 @@
-"""Where an error of a user's function was raised, said on the exception itself."""
+"""Notes on exceptions of user functions about their origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMS_MOST = 400  # characters
 def note_origin(
     error: BaseException, step: Step, sample: object, position: int, worker: int | None, key: object = None
 ) -> Origin:
-    """Say on the exception itself where it happened; gives that."""
+    """Add a note with the origin to the exception, and return the origin."""
     url: object = None
     if key is None:
         key, url = _names(sample)
@@ -32,7 +32,7 @@ def note_origin(
 
 
 def collate_error(error: BaseException, function: object, samples: Sequence[object], batch: int) -> BaseException:
-    """What torch's own function raises is made to say which batch; the user's function keeps its exception."""
+    """Add the batch to an error. Errors of default_collate become CollateErrors."""
     keys = [key for key in (key_of(s) for s in samples[:1]) if key is not None]
     if isinstance(error, CollateError):
         error.batch = batch
@@ -67,5 +67,5 @@ def key_of(sample: object) -> object:
 
 
 def _names(sample: object) -> tuple[object, object]:
-    """The key and the address that a sample of shards has with it."""
+    """Return (key, address) of a sample from a shard."""
     return (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)

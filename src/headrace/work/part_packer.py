@@ -1,4 +1,4 @@
-"""Python objects as parts that workers can be given."""
+"""Makes parts for workers from Python objects."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.why_unpicklable import cannot_carry_index
 
 _PLAIN = {int, str}
-"""Types of keys that any pickle carries as they are."""
+"""Types of keys that always pickle."""
 
 
 class PartPacker:
-    """Makes parts of objects; what cannot be sent to workers becomes a Failure.
+    """Makes parts from objects. Objects that cannot be sent to workers become Failures.
 
     Args:
-        arena: where samples are packed.
-        shares_objects: as `headrace.work.executor.Executor` has it: then nothing is packed.
+        arena: Memory for pickled samples.
+        shares_objects: See `headrace.work.executor.Executor`. True: nothing is pickled.
     """
 
     def __init__(self, arena: Arena, *, shares_objects: bool) -> None:
         self._arena, self._shares_objects = arena, shares_objects
 
     def of_samples(self, samples: list[object]) -> Part:
-        """A part of samples."""
         if self._shares_objects:
             return ListPart(samples)
         try:
@@ -37,7 +36,7 @@ class PartPacker:
         return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
 
     def of_keys(self, keys: list[object]) -> Part:
-        """A part of samples that workers get by their keys."""
+        """Make a part of samples that workers read by key."""
         if self._shares_objects:
             return ListPart(keys)
         if set(map(type, keys)) <= _PLAIN:

@@ -1,4 +1,4 @@
-"""Workers that are processes, forked from the fork server; memory is shared with them."""
+"""Worker processes, forked from the fork server, with shared memory."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from headrace.work.chains import PackedChain, SharedChain
 from headrace.work.executor import Loss, OnLost, OnReply
 from headrace.work.messages import Message, exit_text
 
-_STARTS = 5  # attempts to start a worker while the fork server lives: descriptors may be short for a moment
+_STARTS = 5  # attempts to start a worker, as descriptors may be short for a moment
 _START_AGAIN_S = 0.2
-_STATUS_S = 1.0  # how long the exit status of a dead worker is waited for
+_STATUS_S = 1.0  # limit of the wait for a dead worker's exit status
 
 log = logging.getLogger("headrace")
 
 
 class _Process:
-    """One worker; see `headrace.work.executor.WorkerLink`."""
+    """One worker, see `headrace.work.executor.WorkerLink`."""
 
     def __init__(
         self, executor: ProcessExecutor, number: int, pid: int, sock: socket.socket, on_reply: OnReply, on_lost: OnLost
     ) -> None:
         self.number, self.pid = number, pid
-        self.owes = 0  # answers
-        self.is_open = True  # until its socket or its process has ended; its status is awaited then
+        self.owes = 0  # number of replies to come
+        self.is_open = True  # until its socket or process has ended; then its status is awaited
         self._is_dead = False
         self._executor, self._on_reply, self._on_lost = executor, on_reply, on_lost
         self._loop = asyncio.get_running_loop()
@@ -64,25 +64,25 @@ class _Process:
         self._wire.send(("chain", number, chain.segment.size, chain.lengths), [chain.segment.fd])
 
     def suspect(self) -> None:
-        """Its socket or its process has ended. The fork server says how, unless it is gone too."""
+        """Handle the end of the socket or process. The fork server normally reports the status."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
         if self.is_open:
             self.is_open = False
-            with contextlib.suppress(OSError):  # it may have closed its socket only
+            with contextlib.suppress(OSError):  # the process may have closed only its socket
                 if self._pidfd >= 0:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._loop.call_later(_STATUS_S, self.end, None)
 
     def end(self, code: int | None) -> None:
-        """It has ended, with this status where that is known."""
+        """Report the loss. `code` is the exit status, if known."""
         if not self._is_dead:
             loss = Loss(self.pid, code, self._words[2 * self.number], self._words[2 * self.number + 1])
             self.close()
             self._on_lost(loss)
 
     def close(self) -> None:
-        """Nothing is called any more."""
+        """Close without further callbacks."""
         self._is_dead, self.is_open, self.owes = True, False, 0
         self._wire.close()
         if self._pidfd >= 0:
@@ -98,16 +98,15 @@ class _Process:
 
 
 class ProcessExecutor:
-    """Worker processes that are forked from the fork server.
+    """Starts worker processes by the fork server.
 
     Args:
-        count: how many there will be at once.
-        fork_server: the fork server.
-        modules: what it is to import, and when their files were written; more may be put here later.
+        count: Maximum number of concurrent workers.
+        modules: Module files for the fork server to import, and their modification times. May be extended later.
 
     Attributes:
-        by_pid: the processes that there are.
-        progress: for each worker the task that it is working on, and the sample in it.
+        by_pid: Running processes.
+        progress: For each worker the number of its current task, and the index of the current sample.
     """
 
     shares_memory = True
@@ -124,10 +123,10 @@ class ProcessExecutor:
         self._is_closed = False
 
     async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> _Process:
-        """A worker, as soon as the fork server is ready.
+        """Start a worker as soon as the fork server is ready.
 
         Raises:
-            WorkerDiedError: the fork server is gone.
+            WorkerDiedError: the fork server has ended.
         """
         self._starting += 1
         self.look_later()
@@ -164,7 +163,6 @@ class ProcessExecutor:
         )
 
     async def aclose(self) -> None:
-        """End all workers at once."""
         self._is_closed = True
         if self._look_due is not None:
             self._look_due.cancel()
@@ -175,12 +173,12 @@ class ProcessExecutor:
         self.progress.close()
 
     def look_later(self) -> None:
-        """Something is waited for: see to it that it is not waited for in vain."""
+        """Schedule a check of the processes that replies are awaited from."""
         if self._look_due is None and not self._is_closed:
             self._look_due = asyncio.get_running_loop().call_later(PATIENCE.each_s, self._look)
 
     def _look(self) -> None:
-        """Give those up that are waited for, and are stopped: nobody would tell."""
+        """Kill stopped workers that replies are awaited from, as a stopped process sends no event."""
         self._look_due = None
         owing = {process.pid: process for process in self.by_pid.values() if process.owes and process.is_open}
         for pid in self._watch.look(owing):

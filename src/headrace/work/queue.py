@@ -1,4 +1,4 @@
-"""The tasks of one loader: handed out by priority, and those of a lost worker given to another."""
+"""The task queue of one loader. Assigns tasks and repeats those of lost workers."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from headrace.work.executor import Executor, Loss, WorkerLink
 from headrace.work.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, exit_text
 from headrace.work.open_blocks import Opening
 
-_PASSED_MOST = 32  # tasks that wait for the worker that has their blocks; behind so many nobody looks for others
-_TASKS_AT_ONCE = 2  # one is worked on, one waits at the worker; threads are told in no time, and none waits at them
+_PASSED_MOST = 32  # maximum number of tasks that wait for the worker that has their blocks
+_TASKS_AT_ONCE = 2  # one in work, one waiting at the worker; threads need none waiting
 
 log = logging.getLogger("headrace")
 
 
 _First = tuple[int, tuple[int, int], int, QueueEntry]
 _Ready = list[_First]
-"""A heap of entries, by the order in which `may_take` compares them: if nobody may take the first, nobody any other."""
+"""A heap of entries in the order of `may_take`: if no worker may take the first, none may take any other."""
 
 _Passed = list[tuple[float, _Ready, _First]]
-"""Entries that wait for one worker: until when, and where each belongs."""
+"""Entries that wait for one worker: (deadline, heap, item of the heap)."""
 
 
 class TaskQueue:
-    """Has tasks worked on by the workers of an executor. All of it is called on the engine's loop.
+    """Runs tasks on the workers of an executor. To be used on the engine's loop.
 
     Args:
-        count: how many workers.
-        executor: who starts them.
-        meters: where deaths and busy times are counted.
-        modules: the files of modules that chains need, and when they were written, are put here.
+        count: Number of workers.
+        meters: Counts deaths and busy times.
+        modules: Filled with the module files that chains need, and their modification times.
 
     Attributes:
-        chains: what workers do to samples.
+        chains: Chains of the workers.
     """
 
     def __init__(
@@ -55,9 +54,9 @@ class TaskQueue:
         self._workers: dict[int, QueueWorker] = {}
         self._entries: dict[Task, QueueEntry] = {}
         self._numbers = itertools.count(1)
-        self._ready: tuple[_Ready, _Ready] = [], []  # tasks of batches whose samples have been made, and all others
+        self._ready: tuple[_Ready, _Ready] = [], []  # (tasks of batches whose samples are made, all others)
         self._opening = Opening()
-        self._late: asyncio.TimerHandle | None = None  # for when tasks have waited long enough for one worker
+        self._late: asyncio.TimerHandle | None = None  # timer for tasks that wait for one worker
         self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._is_closed = False
@@ -70,31 +69,34 @@ class TaskQueue:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the workers that there are now."""
+        """Process ids of the current workers."""
         return [link.pid for link in self._links() if link.pid]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no task is in the books."""
+        """True if there is no task."""
         return not self._entries
 
     async def open(self) -> None:
-        """Start the workers; tasks may be given before they stand."""
+        """Start the workers. Tasks may be given before they are ready."""
         for number in range(self._count):
             self._start(number)
 
     def learn_spec(self, number: int, spec: bytes) -> None:
-        """Make known to all workers in which form a chain's samples are written into slots; none: forget it."""
+        """Register the spec of a chain's samples with all workers. Empty: discard it."""
         self.chains.learn_spec(number, spec)
 
     async def run(self, task: Task) -> Reply:
-        """Have a task worked on; while its reply is "held", the same worker keeps what it made."""
+        """Run a task. While its reply is "held", its worker keeps the result."""
         entry = self._entries[task] = QueueEntry(next(self._numbers), task, asyncio.get_running_loop().create_future())
         self._queue(entry)
         return await self._answer(entry)
 
     async def place(self, task: Task, place: Lease) -> Reply:
-        """Say where what is held for a task goes; takes the lease over. If its worker is lost, another begins again."""
+        """Set the memory for a held result, and take over the lease.
+
+        If its worker is lost, another one repeats the task.
+        """
         if task.place is not None:
             task.place.release()
         task.place = place
@@ -113,7 +115,7 @@ class TaskQueue:
         return await self._answer(entry)
 
     def abandon(self, task: Task) -> None:
-        """Nobody waits for this task any more. What it names is released once no worker can be using it."""
+        """Give up a task. Its leases are released once no worker can be using them."""
         entry = self._entries.get(task)
         if entry is None or entry.is_abandoned:
             return
@@ -121,19 +123,18 @@ class TaskQueue:
         worker = entry.worker
         if worker is None:
             self._release(entry)
-        elif entry.asked not in worker.tasks:  # it was held
+        elif entry.asked not in worker.tasks:  # the result is held
             self._let_go(worker, entry)
             self._hand_out()
 
     def forget_segment(self, number: int) -> None:
-        """A segment is gone: workers unmap it."""
+        """Make workers unmap a segment."""
         for worker in self._workers.values():
             if number in worker.segments and worker.link is not None:
                 worker.segments.discard(number)
                 worker.link.send(ForgetSegment(number))
 
     async def close(self) -> None:
-        """End all workers at once."""
         self._is_closed = True
         if self._late is not None:
             self._late.cancel()
@@ -162,7 +163,7 @@ class TaskQueue:
         return reply
 
     def _release(self, entry: QueueEntry) -> None:
-        """The task is over: end its leases, once."""
+        """Release the leases of a finished task, once."""
         if self._entries.pop(entry.task, None) is not None:
             for part in entry.task.parts:
                 part.release()
@@ -170,7 +171,7 @@ class TaskQueue:
                 entry.task.place.release()
 
     def _let_go(self, worker: QueueWorker, entry: QueueEntry) -> None:
-        """What a worker holds for a task is not wanted."""
+        """Discard a held result."""
         worker.held.pop(entry.number, None)
         if worker.link is not None:
             worker.link.send(LetGo(entry.number))
@@ -188,7 +189,7 @@ class TaskQueue:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give workers, in order, what they may take; what waits for one that has its blocks is passed over."""
+        """Assign tasks in order. Passes over tasks that wait for the worker with their blocks."""
         if self._late is not None:
             self._late.cancel()
         if not any(self._ready):
@@ -206,7 +207,7 @@ class TaskQueue:
             self._late = asyncio.get_running_loop().call_at(until_s, self._hand_out)
 
     def _hand_out_first(self, ready: _Ready, passed: _Passed) -> bool:
-        """Give the first of some tasks to a worker, or pass it over; whether others may be looked at."""
+        """Assign the first of some tasks, or pass it over. False if no further task may be tried."""
         entry = ready[0][3]
         if not entry.is_abandoned:
             able = [worker for worker in self._workers.values() if worker.may_take(entry)]
@@ -221,7 +222,7 @@ class TaskQueue:
         return True
 
     def _better_until_s(self, entry: QueueEntry, best: QueueWorker, passed: _Passed) -> float | None:
-        """Until when a task waits for a worker that has its blocks; None: not at all, as where threads share them."""
+        """Return until when a task waits for the worker with its blocks. None: no wait."""
         if not entry.blocks or self._executor.shares_objects:
             return None
         workers = (worker.blocks for worker in self._workers.values() if worker.is_open)
@@ -239,7 +240,7 @@ class TaskQueue:
         worker.link.send(TaskMessage.of(entry.number, task, parts, place), self._new(worker, segments))
 
     def _sent(self, task: Task) -> tuple[list[SentPart], list[Segment]]:
-        """A task's samples as a worker is told of them, and the shared memory that it names."""
+        """Return a task's parts as sent to a worker, and the segments that they refer to."""
         if not self._executor.shares_memory:
             return [part.carried() for part in task.parts], []
         segments = [] if task.place is None else [task.place.segment]
@@ -251,20 +252,19 @@ class TaskQueue:
         return parts, segments
 
     def _address(self, place: Lease, *, is_read: bool = False) -> Place:
-        """A place as a worker is told of it."""
         if self._executor.shares_memory:
             return address_of(place)
         return bytes(place.view) if is_read else place.size
 
     def _new(self, worker: QueueWorker, segments: Sequence[Segment]) -> list[Segment]:
-        """Those that a worker was not sent yet."""
+        """Return the segments that a worker does not have yet."""
         if not self._executor.shares_memory:
             return []
         new = {segment.number: segment for segment in segments if segment.number not in worker.segments}
         worker.segments.update(new)
         return list(new.values())
 
-    # What becomes of workers.
+    # Life cycle of workers.
 
     def _start(self, number: int) -> None:
         if self._is_closed:
@@ -284,7 +284,7 @@ class TaskQueue:
         except Exception as error:
             self._fail_all(error)
             return
-        if worker.is_lost:  # before it was told anything
+        if worker.is_lost:  # lost before its first message
             return
         worker.link = link
         self.chains.tell(link)
@@ -292,7 +292,7 @@ class TaskQueue:
         self._hand_out()
 
     def _fail_all(self, error: Exception) -> None:
-        """No worker can be started any more: whoever waits, or will, must not wait for ever."""
+        """Fail all current and future tasks, as no worker can be started any more."""
         self._failure = error
         for entry in list(self._entries.values()):
             if not entry.reply.done():
@@ -300,10 +300,10 @@ class TaskQueue:
 
     def _on_reply(self, worker: QueueWorker, number: int, reply: Reply) -> None:
         if worker.is_lost or self._is_closed:
-            return  # too late: somebody else does it
+            return  # too late: another worker repeats the task
         entry = worker.tasks.pop(number, None)
         if entry is None:
-            return  # it was answered already
+            return  # already answered
         opened = worker.blocks.answered(number, _now_s())
         if entry.blocks and number == entry.number and reply.kind != "failed":
             self._opening.learn(sum(reply.busy_s.values()), entry.task.count, opened)
@@ -338,7 +338,7 @@ class TaskQueue:
             if loss.task in (0, entry.number):
                 self._count_death(entry, loss)
             if entry.reply.done():
-                entry.worker = None  # held, and lost: `place` begins again
+                entry.worker = None  # the held result is lost: `place` restarts the task
             else:
                 self._queue(entry)
         self._start(worker.number)
@@ -360,7 +360,7 @@ def _now_s() -> float:
 
 
 def _write(place: Lease, reply: Reply) -> None:
-    """Put what a worker has sent back where it would have written it."""
+    """Copy results that a worker has sent as bytes to their place."""
     view = place.view
     for offset, data in reply.copies:
         view[offset : offset + len(data)] = data

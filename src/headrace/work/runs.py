@@ -1,4 +1,4 @@
-"""The samples of a task on their way into a chain: one by one, or made ready for its first step many together."""
+"""Iterates over the samples of a task, decoding many at once for the first step if possible."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headrace.tasks import Chain
 from headrace.work.inputs import Inputs, block_rows, member_rows
 from headrace.work.messages import TaskMessage
 
-_TOGETHER_BYTES = 256 * 1024  # lie in the processor's cache
+_TOGETHER_BYTES = 256 * 1024  # fits into the processor's cache
 _TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
 
 Run = tuple[int, Any]
-"""How many of the chain's steps were done to some samples, and these; such as were done to are a list."""
+"""(number of steps already applied, samples). Samples with an applied step are a list."""
 
 OpensRows = Callable[[Any, int, int], tuple[Sequence[object], int]]
 
 
 def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
-    """The samples of a task, in order, some at a time."""
+    """Yield the samples of a task, in order, some at a time."""
     parts = order.parts
     first = chain.steps[0] if chain.steps and not order.one_by_one else None
     if any(part.has_large and not part.shares_blocks for part in parts):
@@ -44,7 +44,7 @@ def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float
 
 
 def _rows(part: SentPart, inputs: Inputs) -> BlockRows | MemberRows | None:
-    """Samples that may be opened together; None: they are not such."""
+    """Return samples that may be decoded together. None: they may not."""
     found = part.undecoded(inputs)
     if found is None:
         return None
@@ -53,7 +53,7 @@ def _rows(part: SentPart, inputs: Inputs) -> BlockRows | MemberRows | None:
 
 
 def _opened(name: str, opens: OpensRows, rows: BlockRows | MemberRows, busy: dict[str, float]) -> Iterator[Run]:
-    """Samples opened together, as many as the cache holds; the others have no step behind them."""
+    """Decode as many samples together as the cache holds. Others are yielded undecoded."""
     start, count = 0, _TOGETHER_AT_FIRST
     while start < len(rows.keys):
         stop = min(start + count, len(rows.keys))
@@ -73,12 +73,12 @@ def _opened(name: str, opens: OpensRows, rows: BlockRows | MemberRows, busy: dic
 
 
 def _next(count: int, nbytes: int) -> int:
-    """How many samples are made ready together after so many, which were so many bytes."""
+    """Return the number of samples for the next block, after `count` samples of `nbytes`."""
     return max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * count // max(nbytes, 1)))
 
 
 class _Large(Placeholder):
-    """A large sample until it goes through the steps: whoever holds this then does not hold it."""
+    """A large sample, moved out when it enters the steps, so that this object does not hold it."""
 
     __slots__ = ("_sample",)
 
@@ -93,4 +93,4 @@ class _Large(Placeholder):
 
 
 def _unheld(sample: object) -> object:
-    return _Large(sample) if isinstance(sample, dict) else sample  # a failure among them stays one
+    return _Large(sample) if isinstance(sample, dict) else sample  # failures stay as they are

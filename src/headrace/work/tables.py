@@ -1,4 +1,4 @@
-"""Samples of a task in columns: as they are decoded, many at once, and as they go to the next stage."""
+"""Samples of a task as tables of columns, after decoding and between stages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Busy = dict[str, float]
 
 
 def takes_tables(chain: Chain) -> bool:
-    """Whether its samples are put together as they lie in tables."""
+    """True if the chain collates samples directly from tables."""
     return getattr(chain.collate, "takes_tables", False)
 
 
 def columns_of(chain: Chain, part: SentPart, inputs: Inputs, busy: Busy) -> tuple[Any, MemberBytes, int] | None:
-    """(what all steps make of a part's samples, their bytes, how many they are); None: they are made one by one."""
+    """Apply all steps to a part's columns: (result, bytes, count). None: not possible."""
     assert chain.columns is not None
     found = part.undecoded(inputs)
     if found is None:
@@ -36,7 +36,7 @@ def columns_of(chain: Chain, part: SentPart, inputs: Inputs, busy: Busy) -> tupl
 
 
 def decoded(chain: Chain, order: TaskMessage, inputs: Inputs, busy: Busy) -> RowsOfTables | None:
-    """The samples of a task, made of columns; None: they are made one by one."""
+    """Return the samples of a task as rows of tables. None: they are made one by one."""
     is_of_use = takes_tables(chain) if order.finish is Finish.BATCH else chain.measure is not None
     if chain.columns is None or order.one_by_one or not is_of_use:
         return None
@@ -51,13 +51,13 @@ def decoded(chain: Chain, order: TaskMessage, inputs: Inputs, busy: Busy) -> Row
 
 
 def table_of(samples: Sequence[object], made_of: RowsOfTables | None, inputs: Inputs) -> SampleTable | None:
-    """The table in which samples go to the next stage; None: each of them is packed by itself.
+    """Return a table of samples for the next stage. None: each is pickled separately.
 
     Args:
-        made_of: the table whose views they are, if they are.
+        made_of: The table that the samples are views of, if any.
     """
-    if not inputs.shares_memory or failures_among(samples):  # without it a table would be sent as often as it is used
+    if not inputs.shares_memory or failures_among(samples):  # without shared memory a table would be sent for each use
         return None
     table = None if made_of is None else made_of.only
-    # A function that was asked for a measure may have put something else into a dict.
+    # The measure function may have changed a sample's dict.
     return table if table is not None and isinstance(table.names, int) else SampleTable.of(samples)

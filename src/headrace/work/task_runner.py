@@ -1,4 +1,4 @@
-"""Where a task is worked on: the same in a worker process and, with `num_workers=0`, in a thread of the trainer's."""
+"""Runs tasks, in a worker process or in a thread of the trainer's process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from headrace.work.maker import Maker, ProgressPlace, listed
 from headrace.work.messages import TaskMessage
 from headrace.work.tables import columns_of, decoded, table_of, takes_tables
 
-_EACH_BYTES, _EACH_S = 2**18, 0.02  # of samples that are given on one by one: a task ends with the one that exceeds it
-_ANY_NUMBER = 2**31  # of samples is held until all are made
-_STARTED_S = 0.001  # to load functions, with what they import, and to begin: less than this is not worth counting
+_EACH_BYTES, _EACH_S = 2**18, 0.02  # limits of tasks of single samples: the sample that exceeds one is the last
+_ANY_NUMBER = 2**31  # no limit: all samples are held until the last is made
+_STARTED_S = 0.001  # minimum start time to report: loading functions and their imports
 
 
 class _Descriptors:
-    """Those of a chain, until it is loaded, or forgotten."""
+    """Descriptors of a chain until it is loaded or forgotten."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
@@ -43,7 +43,7 @@ class _Descriptors:
 
 @dataclass(slots=True)
 class _Result:
-    """What came of a task, until it is written."""
+    """The result of a task until it is written."""
 
     order: TaskMessage
     made: Any
@@ -60,12 +60,11 @@ class _Result:
 
 
 class TaskRunner:
-    """Carries out tasks against the segments and chains it was told of.
+    """Runs tasks, with the segments and chains registered before.
 
     Args:
-        everywhere: set the global random number generators for each sample (in a process of our own).
-        progress: where the index of the sample is put that is begun, and -1 when none is.
-        number: the worker's number.
+        everywhere: True to seed the global random number generators for each sample (in a worker process).
+        progress: Receives the index of the current sample, or -1.
     """
 
     def __init__(self, *, everywhere: bool, progress: ProgressPlace, number: int = 0) -> None:
@@ -76,30 +75,27 @@ class TaskRunner:
         self._specs: dict[int, tuple[Spec, bytes]] = {}
         self._held: dict[int, _Result] = {}
         self._has_loaded = False
-        self._had_large = False  # samples whose memory the process has kept
+        self._had_large = False  # large samples, whose freed memory the process has kept
 
     def attach(self, number: int, view: memoryview) -> None:
-        """Make a segment known."""
         self._inputs.attach(number, view)
 
     def detach(self, number: int) -> None:
-        """Forget a segment."""
         self._inputs.detach(number)
 
     def detach_all(self) -> None:
-        """Forget every segment."""
         self._inputs.detach_all()
 
     def learn(self, number: int, load: Callable[[], Chain]) -> None:
-        """Make a chain known, in the place of an older one; `load` gives it whenever it is needed."""
+        """Register a chain, replacing an older one. `load` returns it when needed."""
         self._chains[number] = load
         self._specs.pop(number, None)
 
     def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None:
-        """The same of one that was packed for workers.
+        """Register a pickled chain.
 
         Args:
-            descriptors: what belongs to it; closed once it is loaded, or forgotten.
+            descriptors: Closed once the chain is loaded or forgotten.
         """
         self.learn(number, cache(partial(self._load, view, lengths, _Descriptors(descriptors))))
 
@@ -112,14 +108,14 @@ class TaskRunner:
         return chain
 
     def learn_spec(self, number: int, spec: bytes) -> None:
-        """Make known in which form the samples of a chain are written into slots; none: the next one will tell."""
+        """Register the spec of a chain's samples. Empty: the next task determines it."""
         if spec:
             self._specs[number] = Spec.loads(spec), spec
         else:
             self._specs.pop(number, None)
 
     def work(self, order: TaskMessage) -> Reply:
-        """Carry out one task. Whatever goes wrong is in the reply."""
+        """Run one task. Errors are part of the reply."""
         busy: dict[str, float] = {}
         chain, result = Chain(), _Result(order, None)
         try:
@@ -135,15 +131,15 @@ class TaskRunner:
             began = time.perf_counter()
             reply = self._make(chain, result, busy)
             result.took_s = time.perf_counter() - began
-        except BaseException as error:  # a SystemExit of the user's functions ends no worker
-            self._progress[0] = -1  # what does leaves it at the sample
+        except BaseException as error:  # a SystemExit of user functions must not end the worker
+            self._progress[0] = -1  # only a crash leaves it at the sample
             return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
         return self._write(result, busy) if reply is None else reply
 
     def _make(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
-        """Have in `result` what is to be written; or gives the reply, where nothing is.
+        """Make the result to write, or return the reply if there is nothing to write.
 
-        Of what that was made of nothing is held when this returns: what is written takes as much memory again.
+        Inputs are not held when this returns, as writing needs as much memory again.
         """
         order, rows = result.order, None
         if order.finish in (Finish.COLLATE, Finish.GROUP):
@@ -158,7 +154,7 @@ class TaskRunner:
         else:
             made = list(itertools.chain.from_iterable(self._maker.make(chain, order, busy, _ANY_NUMBER)))
             if self._had_large:
-                give_back_freed_memory()  # of what they were made of; what follows needs as much
+                give_back_freed_memory()  # memory of the inputs; the next step needs as much
             if order.finish is Finish.SLOTS and not chain.by_key:
                 (part,) = order.parts
                 part.remember(made)
@@ -184,7 +180,7 @@ class TaskRunner:
                 result.made = self._maker.packed_samples(samples, chain)
             elif (table := table_of(samples, rows, self._inputs)) is not None:
                 result.made, result.is_table = table.packed(), True
-            else:  # some are put together that do not follow each other
+            else:  # groups may need samples that are not consecutive
                 result.made, result.pieces = self._maker.packed_apart(samples, chain)
             failed = failures_among(samples)
             result.failed = [k for k, _ in failed]
@@ -196,7 +192,7 @@ class TaskRunner:
         return None
 
     def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
-        """Samples that are given on one by one: as many as are neither many bytes nor take long."""
+        """Make single samples, until a limit of bytes or time is reached."""
         order, began, packed = result.order, time.perf_counter(), PackedEach()
         samples = self._maker.make(chain, order, busy)
         for index, (sample,) in enumerate(samples):
@@ -220,17 +216,17 @@ class TaskRunner:
         return None if result.made else Reply("written", errors=result.errors, sizes=result.sizes, busy_s=busy)
 
     def place(self, task: int, place: Place) -> Reply:
-        """Write what is held for a task."""
+        """Write a held result."""
         result = self._held.pop(task)
         result.order.place = place
         return self._write(result, {})
 
     def let_go(self, task: int) -> None:
-        """Forget what is held for a task, if anything is."""
+        """Discard a held result, if any."""
         self._held.pop(task, None)
 
     def tidy(self) -> None:
-        """Keep no memory that large samples had, once it is free: few are as large."""
+        """Return freed memory of large samples to the system, as few samples need as much."""
         if self._had_large:
             self._had_large = bool(self._held)
             give_back_freed_memory()
@@ -260,7 +256,7 @@ class TaskRunner:
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
-        """What was written, for a trainer that shares no memory with this worker."""
+        """Return the written bytes, for a trainer without shared memory."""
         return self._inputs.taken(ranges) if isinstance(place, int) else []
 
     def _write_slots(self, result: _Result, busy: dict[str, float]) -> Reply:
@@ -277,7 +273,7 @@ class TaskRunner:
                 return Reply("held", busy_s=busy)
             return Reply("held", spec=known or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
         if errors and not result.skips:
-            # The batch raises: what is in its slots is never seen.
+            # The batch raises, so its slots are never read.
             return Reply("written", errors=errors, busy_s=busy)
         whole = without_failures(made) if errors else made
         try:
@@ -290,7 +286,7 @@ class TaskRunner:
         return Reply("written", columns=columns, errors=errors, busy_s=busy, copies=copies)
 
     def _are_too_large(self, columns: list[list[Any]]) -> bool:
-        """Whether a value that has no slot is better packed with its batch: a message is copied several times."""
+        """True if values without slots are too large for a message, which is copied several times."""
         return self._everywhere and any(len(value) > LARGE_BYTES for column in columns for value in column)
 
     def _scan(self, order: TaskMessage) -> Reply:
@@ -302,12 +298,12 @@ class TaskRunner:
         return Reply("written", value=(rows, scanner), busy_s={"scan": time.perf_counter() - began})
 
     def _may_fill(self, order: TaskMessage) -> bool:
-        """Whether samples can be written as they are made, and need not be kept for another attempt."""
+        """True if samples can be written as they are made, without keeping them for a retry."""
         is_known = order.chain in self._specs and order.place is not None
         return is_known and not any(part.are_objects for part in order.parts)
 
     def _fill(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Reply:
-        """Samples into their slots while they are in the processor's cache."""
+        """Write samples into slots while they are in the processor's cache."""
         assert order.place is not None
         spec, _ = self._specs[order.chain]
         slots = Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
@@ -319,10 +315,10 @@ class TaskRunner:
         try:
             for some in self._maker.make(chain, order, busy, slots.at_once):
                 errors += [(first + k, failure.error) for k, failure in failures_among(some)]
-                if not errors or chain.skips:  # with one the batch raises: what is in its slots is never seen
+                if not errors or chain.skips:  # an error makes the batch raise: its slots are never read
                     slots.add(without_failures(some) if errors else some)
                 first += len(some)
-                del some  # the next one is to be made where this one was
+                del some  # lets the next samples reuse the memory
             slots.flush()
         except Mismatch:
             return Reply("mismatch", busy_s=busy)
@@ -334,7 +330,7 @@ class TaskRunner:
         return Reply("written", columns=slots.columns, errors=errors, busy_s=busy, copies=copies)
 
     def _fill_columns(self, chain: Chain, slots: Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
-        """All samples at once into their slots; whether they are such that this could be done."""
+        """Write all samples into slots by columns. False if that is not possible."""
         (part,) = order.parts
         found = columns_of(chain, part, self._inputs, busy)
         if found is None:
@@ -346,7 +342,6 @@ class TaskRunner:
 
 
 def _failed(made: Sequence[object], order: TaskMessage) -> list[tuple[int, PackedError]]:
-    """(slot, error) of each sample that could not be made."""
     return [(order.slot + k, failure.error) for k, failure in failures_among(made)]
 
 
@@ -363,7 +358,7 @@ def _unsent(batch: object, number: int) -> str:
 
 
 def open_part(part: Part) -> list[object]:
-    """The samples of a part, in the process that has its leases."""
+    """Return the samples of a part, in the process that has its leases."""
     sent, segments = part.sent()
     inputs = Inputs()
     for segment in segments:
@@ -372,7 +367,7 @@ def open_part(part: Part) -> list[object]:
 
 
 def _ranges(spec: Spec, slot: int, count: int, capacity: int) -> Iterator[tuple[int, int]]:
-    """(offset, size) of what the samples in the slots [slot, slot + count) are written to."""
+    """Yield (offset, size) of the slots [slot, slot + count)."""
     offset = 0
     for leaf in spec.leaves:
         if leaf.dtype is not None and leaf.nbytes:

@@ -1,4 +1,4 @@
-"""Workers that are threads of the trainer's process: one for `num_workers=0`, or as many as were asked for."""
+"""Worker threads of the trainer's process: one for `num_workers=0`, or several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Learn:
-    """A chain as it is, in the place of an older one with its number."""
+    """Register a chain object. Replaces an older one."""
 
     number: int
     chain: SharedChain
@@ -38,10 +38,10 @@ _Job = Message | _Learn
 
 
 class _Jobs:
-    """What the threads of one executor have to do.
+    """The jobs of one executor's threads.
 
-    Each does its own in their order, but for places: what one thread holds may be written by another, so that it does
-    not wait for a function of the user's that the first has been in since.
+    Each thread runs its own jobs in order. Only place messages may be handled by any thread, so that they do not wait
+    for a user's function in the thread that made the result.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Jobs:
             self._own[thread] = deque()
 
     def put(self, thread: _Thread, job: _Job | None) -> None:
-        """Have a thread do something; None: end."""
+        """Add a job for a thread. None: end the thread."""
         with self._changed:
             if isinstance(job, PlaceMessage):
                 self._places.append((thread, job))
@@ -63,7 +63,7 @@ class _Jobs:
             self._changed.notify_all()
 
     def take(self, thread: _Thread) -> tuple[_Thread, _Job | None]:
-        """What a thread does next, and whose it is; waits for it."""
+        """Wait for the next job: (thread that it belongs to, job)."""
         with self._changed:
             while not self._places and not self._own[thread]:
                 self._changed.wait()
@@ -71,7 +71,7 @@ class _Jobs:
 
 
 class _Thread:
-    """One worker; see `headrace.work.executor.WorkerLink`."""
+    """One worker, see `headrace.work.executor.WorkerLink`."""
 
     pid = 0
     is_open = True
@@ -94,7 +94,7 @@ class _Thread:
         self._jobs.put(self, _Learn(number, chain))
 
     def close(self) -> None:
-        """End it once the function that it is in returns."""
+        """End the thread once its current function returns."""
         self._is_closed = True
         self._jobs.put(self, None)
 
@@ -108,7 +108,7 @@ class _Thread:
         self._tell(self.ended.set)
 
     def carry_out(self, job: _Job) -> None:
-        """Do what this worker was told to do; in its own thread or another one."""
+        """Run a job of this worker, in any thread."""
         reply = self._carried_out(job)
         if job.is_answered and reply is not None:
             self._tell(self._answer, job.number, reply)
@@ -116,7 +116,7 @@ class _Thread:
     def _carried_out(self, job: _Job) -> Reply | None:
         try:
             reply = job.carry_out(self.runner)
-        except BaseException as error:  # a SystemExit of the user's ends this thread no more than another error
+        except BaseException as error:  # a SystemExit of user code must not end this thread
             return Reply("failed", errors=[(job.slot, pack_error(error))]) if job.is_answered else None
         return reply
 
@@ -130,10 +130,10 @@ class _Thread:
 
 
 class ThreadExecutor:
-    """Threads that work on tasks.
+    """Runs tasks in threads.
 
-    The global random number generators belong to the trainer's own code in this process and are left alone; `hr.rng()`
-    gives each sample the same numbers as in a worker process.
+    The trainer's code uses the global random number generators of this process, so they are not seeded. `hr.rng()`
+    returns the same numbers for each sample as in a worker process.
     """
 
     shares_memory = True
@@ -149,10 +149,10 @@ class ThreadExecutor:
         return thread
 
     async def aclose(self) -> None:
-        """End each thread once the function that it is in returns; that is waited for, but not for long."""
+        """End each thread once its current function returns. Waits for a limited time."""
         for thread in self._threads:
             thread.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(thread.ended.wait() for thread in self._threads)), _END_S)
         for thread in self._threads:
-            thread.runner.detach_all()  # with its last view the memory goes, which may be much
+            thread.runner.detach_all()  # frees the memory, which may be large

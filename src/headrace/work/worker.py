@@ -1,4 +1,4 @@
-"""A worker process: waits for tasks on its socket, works on one after the other, and ends with the connection."""
+"""A worker process: runs tasks from its socket until the connection ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Worker:
     def __init__(self, sock: socket.socket, number: int) -> None:
         self.wire = BlockingWire(sock)
         self.progress: memoryview | None = None
-        self.descriptors: list[int] = []  # that belong to the next chain
+        self.descriptors: list[int] = []  # for the next chain
         self.number = number
         self.runner = TaskRunner(everywhere=True, progress=[-1], number=number)
 
@@ -41,7 +41,7 @@ class _Worker:
             elif kind == "progress":
                 size, slot = rest
                 self.progress = self._map(size).cast("q")[2 * slot : 2 * slot + 2]
-                # It is told of each sample. This is the first message, so that nothing was learnt yet.
+                # The runner reports each sample there. This is the first message, so no state is lost.
                 self.runner = TaskRunner(everywhere=True, progress=self.progress[1:], number=self.number)
 
     def _carry_out(self, message: Message) -> None:
@@ -53,7 +53,7 @@ class _Worker:
             try:
                 self.wire.send((message.number, reply))
             except ConnectionError:
-                raise SystemExit from None  # the trainer is gone, or has given this worker up
+                raise SystemExit from None  # the trainer has ended or abandoned this worker
         del reply
         self.runner.tidy()
 
@@ -66,7 +66,7 @@ class _Worker:
 
 
 def main(sock: socket.socket, number: int) -> Any:
-    """Serve the trainer at the other end of `sock` until it closes it."""
+    """Serve the trainer at the other end of `sock` until it closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
     _Worker(sock, number).serve()
