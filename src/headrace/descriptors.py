@@ -1,4 +1,4 @@
-"""How many file descriptors this process may open still, and who may plan with how many of them."""
+"""Limits of open file descriptors, and descriptors sent to workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEWEST_READS, _FEWEST_SEGMENTS = 4, 4
 
 
 def limit() -> int:
-    """How many this process may have open at once."""
+    """Return the number of descriptors this process may have open at once."""
     try:
         import resource
     except ImportError:  # Windows
@@ -29,7 +29,7 @@ def limit() -> int:
 
 
 def free() -> int:
-    """How many it may open still."""
+    """Return the number of descriptors this process can still open."""
     try:
         is_open = sum(1 for _ in os.scandir("/proc/self/fd"))
     except OSError:
@@ -38,14 +38,13 @@ def free() -> int:
 
 
 def require(workers: int, *, reads: bool) -> None:
-    """Refuse now what would fail later, in some place.
+    """Raise early if descriptors will not suffice.
 
     Args:
-        workers: how many processes there are to be.
-        reads: whether the loader reads, and needs memory for what it reads.
+        reads: True if the loader fetches data, which takes connections and memory segments.
 
     Raises:
-        OptionError: there are not as many descriptors.
+        OptionError: too few descriptors are free.
     """
     needed = OF_A_WORKER * workers + OF_A_LOADER + (_FEWEST_READS + _FEWEST_SEGMENTS if reads else 0)
     if needed > (room := free()):
@@ -56,12 +55,12 @@ def require(workers: int, *, reads: bool) -> None:
 
 
 def reads_at_most(workers: int) -> int:
-    """How many reads may be under way at once: half of what workers leave."""
+    """Return the maximum number of concurrent reads: half of the descriptors that workers leave."""
     return max(_FEWEST_READS, _left_by(workers) // 2)
 
 
 def segments_at_most(workers: int) -> int:
-    """How many pieces of shared memory a loader may hold: a quarter of what workers leave."""
+    """Return the maximum number of shared-memory segments: a quarter of the descriptors that workers leave."""
     return max(_FEWEST_SEGMENTS, _left_by(workers) // 4)
 
 
@@ -69,7 +68,7 @@ def _left_by(workers: int) -> int:
     return free() - OF_A_WORKER * workers - OF_A_LOADER
 
 
-# Descriptors that go to workers beside a pickle, which has their numbers.
+# Descriptors sent to workers along with a pickle, which refers to them by index.
 
 
 class _Now(threading.local):
@@ -82,7 +81,7 @@ _now = _Now()
 
 @contextlib.contextmanager
 def sending(descriptors: list[int]) -> Iterator[None]:
-    """Within, what is pickled in this thread goes to workers: copies of its descriptors are put here."""
+    """Return a context in which this thread pickles for workers. It collects copies of pickled descriptors."""
     before, _now.sent = _now.sent, descriptors
     try:
         yield
@@ -91,15 +90,15 @@ def sending(descriptors: list[int]) -> Iterator[None]:
 
 
 def are_sent() -> bool:
-    """Whether what is pickled now goes to workers."""
+    """True within `sending` in this thread."""
     return _now.sent is not None
 
 
 def send(fd: int) -> int:
-    """The number by which a worker receives a descriptor.
+    """Return the index by which a worker receives a descriptor.
 
     Raises:
-        TypeError: nothing is being sent to workers.
+        TypeError: this thread is not within `sending`.
     """
     if _now.sent is None:
         raise TypeError("an open file can be sent to workers alone")
@@ -109,7 +108,7 @@ def send(fd: int) -> int:
 
 @contextlib.contextmanager
 def receiving(descriptors: Sequence[int]) -> Iterator[None]:
-    """Within, what is unpickled in this thread finds these; they stay the caller's."""
+    """Return a context in which this thread unpickles with these descriptors. The caller keeps owning them."""
     before, _now.received = _now.received, descriptors
     try:
         yield
@@ -118,5 +117,5 @@ def receiving(descriptors: Sequence[int]) -> Iterator[None]:
 
 
 def receive(number: int) -> int:
-    """A descriptor of one's own."""
+    """Return a copy of a received descriptor, owned by the caller."""
     return os.dup(_now.received[number])

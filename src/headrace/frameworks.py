@@ -1,7 +1,7 @@
-"""The loader inside training frameworks that would rebuild it: there its engine is kept.
+"""Support for training frameworks that would rebuild the loader with another engine.
 
-Lightning, Fabric and torchtitan take a loader as it is. Accelerate's `prepare` makes a loader of torch's class out of
-any it is given; `prepare` here does what that does, and keeps headrace's engine.
+Lightning, Fabric and torchtitan use a loader as it is. Accelerate's `prepare` makes a loader of torch's class from any
+loader. `prepare` of this module does the same and keeps headrace's engine.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ log = logging.getLogger("headrace")
 
 
 def prepare(accelerator: Any, loader: Any) -> Any:
-    """What `accelerator.prepare(loader)` gives, with headrace's engine behind it.
+    """Return the loader that `accelerator.prepare(loader)` would return, with headrace's engine.
 
-    Batches are on the accelerator's device, gradient accumulation sees the end of an epoch, and ranks divide samples:
-    for torch's data sets as Accelerate was configured, for headrace's as the loader was. It may be passed to
-    `accelerator.prepare` together with the model; that leaves it as it is.
+    Batches are on the accelerator's device, gradient accumulation sees the end of an epoch, and ranks share the
+    samples. For torch's data sets Accelerate's configuration decides how, for headrace's the loader's options. The
+    result may be passed to `accelerator.prepare` together with the model, which does not change it.
 
-    `accelerator.save_state` saves how far the loop is, and `load_state` goes on from there. What it and `loader` give
-    as `state_dict()` is of the batches that the loop was given, though Accelerate has taken one more.
+    `accelerator.save_state` saves the progress of the loop, and `load_state` resumes there. A `state_dict()` of the
+    result or of `loader` covers the batches that the loop received, although Accelerate has prefetched one more.
 
     Args:
-        accelerator: an `accelerate.Accelerator`.
-        loader: an `hr.DataLoader`; or a torch loader, or what `accelerator.prepare` or `skip_first_batches` made of
-            one, whose engine is replaced.
+        accelerator: An `accelerate.Accelerator`.
+        loader: An `hr.DataLoader`. Or a torch loader, or a result of `accelerator.prepare` or `skip_first_batches`,
+            whose engine is replaced.
 
     Returns:
         A loader of Accelerate's class.
 
     Raises:
-        OptionError: Accelerate was told to use torchdata's StatefulDataLoader, which has its own engine.
+        OptionError: Accelerate is configured to use torchdata's StatefulDataLoader, which has its own engine.
     """
     if getattr(accelerator, "use_stateful_dataloader", False):
         raise OptionError("use_stateful_dataloader=True asks Accelerate for torchdata's engine; use one or the other")
@@ -54,38 +54,38 @@ def prepare(accelerator: Any, loader: Any) -> Any:
     if getattr(loader, "regime", "torch") == "torch":
         prepared = _with_our_engine(accelerator.prepare_data_loader(loader), loader)
         if isinstance(loader, DataLoader):
-            loader._instead = prepared  # nobody iterates over it any more: its states are those of that one
+            loader._instead = prepared  # from now on the states of `loader` are those of `prepared`
         return prepared
     prepared = _prepared_batches(accelerator, loader)
     prepared._is_accelerate_prepared = True
-    return accelerator.prepare_data_loader(prepared)  # which it only notes, prepared as it is
+    return accelerator.prepare_data_loader(prepared)  # prepared already: this only registers it
 
 
 class TitanState:
-    """What torchtitan's checkpoints have of a loader: the two methods that a component of its needs.
+    """State of a loader in torchtitan's checkpoints: a component with `state_dict` and `load_state_dict`.
 
-    A state that is that of all ranks is there once, and can be gone on from by any number of ranks. Else each rank has
-    its own, by its number, for as many ranks as there were.
+    A state that is valid for all ranks is stored once, and any number of ranks can resume from it. Otherwise each rank
+    stores its own state by its number, and the number of ranks must stay the same.
 
     Args:
-        loader: the component's.
-        dp_rank: the rank that torchtitan has given the component.
+        loader: The component's loader.
+        dp_rank: The component's data-parallel rank, as passed by torchtitan.
     """
 
     def __init__(self, loader: DataLoader[Any], dp_rank: int) -> None:
         self._loader, self._own = loader, f"dp_rank_{dp_rank}"
 
     def state_dict(self) -> dict[str, str]:
-        """The state after what the loop has received, as text by one name."""
+        """Return the state after the batches that the loop has received: one JSON text by its name."""
         state = self._loader.state_dict()
         is_everybodys = self._loader.regime == "headrace" and "rank" not in state
         return {"all_ranks" if is_everybodys else self._own: json.dumps(state)}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Go on from a state; an empty one is the begin.
+        """Resume from a state. An empty state is the start.
 
         Raises:
-            StateMismatchError: it is not of this rank, or belongs to other data or another order.
+            StateMismatchError: the state is not this rank's, or belongs to other data or another order.
         """
         packed = state.get("all_ranks", state.get(self._own))
         if packed is None and state:
@@ -98,7 +98,7 @@ class TitanState:
 
 
 class _Prepared(Protocol):
-    """A loader of Accelerate's; the names are its own."""
+    """Accelerate's loader, with Accelerate's names."""
 
     base_dataloader: torch.utils.data.DataLoader[object]
     iteration: object
@@ -110,7 +110,7 @@ class _Prepared(Protocol):
 
 
 class Batches(torch.utils.data.IterableDataset[object]):
-    """The batches of a loader as an iterable data set of torch's, for frameworks that insist on a loader of their own.
+    """Batches of a loader as a torch iterable data set, for frameworks that build their own loader.
 
     That loader must not batch again and must have no workers: `batch_size=None, num_workers=0`.
     """
@@ -131,14 +131,14 @@ class Batches(torch.utils.data.IterableDataset[object]):
         return iterator
 
     def __len__(self) -> int:
-        """Batches in an epoch; TypeError where that is not known before it ends."""
+        """Number of batches in an epoch. TypeError if it is not known before the epoch ends."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iter` begin this epoch.
+        """Make the next `iter` start this epoch.
 
-        Accelerate counts from 0 in each process, and says so before each of its own. Where the loader goes on from a
-        state, Accelerate goes on to count from the epoch of that.
+        Accelerate counts from 0 in each process, and calls this before each of its epochs. If the loader was resumed
+        from a state, Accelerate continues to count from the epoch of the state.
         """
         caller = sys._getframe(1)
         shard: Any = caller.f_locals.get("self")
@@ -151,11 +151,11 @@ class Batches(torch.utils.data.IterableDataset[object]):
             self._skip_for(shard)
 
     def _skip_for(self, shard: Any) -> None:
-        """Skip in the loader what Accelerate would take and drop: `skip_first_batches` has said how many batches."""
+        """Skip in the loader the batches that Accelerate would take and drop after `skip_first_batches`."""
         skipped = vars(shard).get("_skipped_by_loader", getattr(shard, "skip_batches", 0))
         if not skipped:
             return
-        with contextlib.suppress(LoaderBusyError):  # then they are dropped
+        with contextlib.suppress(LoaderBusyError):  # then Accelerate drops them
             self.loader.skip(skipped)
             shard.skip_batches, shard._skipped_by_loader = 0, skipped
 
@@ -166,8 +166,8 @@ def _processes_of_accelerate() -> int:
 
 
 def _prepared_batches(accelerator: Any, loader: DataLoader[object]) -> _Prepared:
-    # As for one process: which samples are this rank's was settled by the loader. A data set of batches, not the
-    # loader itself, is put into Accelerate's, as `skip_first_batches` makes a new loader from the data set.
+    # As for one process: the loader has already selected this rank's samples. Accelerate's loader gets a data set of
+    # batches, because `skip_first_batches` makes a new loader from the data set.
     prepare_data_loader = importlib.import_module("accelerate.data_loader").prepare_data_loader
     source = Batches(loader)
     source._is_prepared = True
@@ -185,12 +185,12 @@ def _prepared_batches(accelerator: Any, loader: DataLoader[object]) -> _Prepared
         non_blocking=accelerator.non_blocking,
     )
     prepared.state_dict, prepared.load_state_dict = partial(_state_of, loader), partial(_go_on, loader)
-    prepared.use_stateful_dataloader = True  # has `save_state` and `load_state` ask it
+    prepared.use_stateful_dataloader = True  # makes `save_state` and `load_state` use its state
     return prepared
 
 
 def _with_our_engine(prepared: _Prepared, source: object) -> _Prepared:
-    """The same loader of Accelerate's; the one inside it has its data and order, and the other options of `source`."""
+    """Replace the loader inside Accelerate's. It keeps its data and order; missing options come from `source`."""
     base = prepared.base_dataloader
     if isinstance(base, DataLoader) or isinstance(base.dataset, Batches):
         return prepared
@@ -207,14 +207,14 @@ def _with_our_engine(prepared: _Prepared, source: object) -> _Prepared:
     base = prepared.base_dataloader
     prepared.state_dict = partial(_state_of_shard, place, base)
     prepared.load_state_dict = partial(_have_shard_go_on, place, base)
-    prepared._update_state_dict = _update_nothing  # a state is made when it is asked for
+    prepared._update_state_dict = _update_nothing  # states are made on request
     prepared.use_stateful_dataloader = True
     return prepared
 
 
 def _state_of_shard(place: weakref.ref[_Prepared], base: DataLoader[object]) -> dict[str, object]:
     prepared = place()
-    if prepared is None:  # nobody has kept it: it goes before the call of its method, which is no bound one
+    if prepared is None:  # collected already: `state_dict` is a partial, which does not keep it alive
         return _state_of(base)
     if _processes_of_accelerate() > 1 and type(prepared).__name__ == "DataLoaderDispatcher":
         return _no_state("one process reads for all, by dispatch_batches, and the others know nothing of its place")
@@ -226,11 +226,11 @@ def _have_shard_go_on(place: weakref.ref[_Prepared], base: DataLoader[object], s
     _go_on(base, {name: value for name, value in state.items() if name != "iteration"})
     prepared = place()
     if prepared is not None:
-        prepared.iteration = state.get("iteration", prepared.iteration)  # it tells samplers, when it begins an epoch
+        prepared.iteration = state.get("iteration", prepared.iteration)  # passed to samplers when an epoch starts
 
 
 def _state_of(loader: DataLoader[object]) -> dict[str, object]:
-    """The loader's state; or why there is none, so that the rest of a run can be saved."""
+    """Return the loader's state, or the reason why there is none, so that the rest of a run can be saved."""
     try:
         return loader.state_dict()
     except OptionError as error:
@@ -254,7 +254,7 @@ def _update_nothing() -> None:
 
 
 def _made_by_torch(loader: torch.utils.data.DataLoader[object]) -> tuple[str, ...]:
-    """Attributes that follow from others, and are refused beside those."""
+    """Return the attributes that torch derives from others, and refuses together with them."""
     if loader._dataset_kind == _DatasetKind.Iterable:
         return "sampler", "batch_sampler"
     return ("batch_sampler",) if loader.batch_sampler is None else ("sampler", "batch_size", "drop_last")

@@ -1,4 +1,4 @@
-"""Loops that take batches before they train on them: how many of those they hold when a state is asked for."""
+"""Training loops that prefetch batches: how many they hold when a state is requested."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 
 class HeldBatches(NamedTuple):
-    """What a loop holds.
+    """Batches taken by a loop and not yet trained on.
 
     Attributes:
-        batches: how many it has taken and not handed on.
-        is_over: whether it has handed on the last one of its epoch, and begins another one when it goes on.
+        is_over: True if the loop has trained on the last batch of its epoch, so that a resumed run starts the next
+            epoch.
     """
 
     batches: int = 0
@@ -27,34 +27,30 @@ class Holder:
     """A loop that trains on each batch before it takes the next one.
 
     Attributes:
-        epoch: which one it begins, where it says so only later.
+        epoch: The epoch that the loop starts, if it calls `set_epoch` only after `iter`.
     """
 
     epoch: int | None = None
 
     def held(self, *, knows_end: bool) -> HeldBatches:  # noqa: ARG002
-        """What it holds now.
+        """Return the batches that the loop holds now.
 
         Args:
-            knows_end: whether it knows that there is no more.
+            knows_end: True if the loop has reached the end of the epoch.
         """
         return HeldBatches()
 
     def next_epoch(self, counted: object) -> object:
-        """The number of the epoch that a state goes on with, as Accelerate counts them.
+        """Return the epoch that a resumed run starts with, as Accelerate counts epochs.
 
         Args:
-            counted: what it has counted so far.
+            counted: Accelerate's current count.
         """
         return counted
 
 
 class Unknown(Holder):
-    """A loop of a framework that takes batches ahead, in a release where nobody knows how many it holds.
-
-    Args:
-        framework: its name.
-    """
+    """A loop of a prefetching framework, in a release for which the number of held batches is unknown."""
 
     def __init__(self, framework: str) -> None:
         self._framework, self._has_warned = framework, False
@@ -73,26 +69,23 @@ class Unknown(Holder):
 
 
 class _Fetcher(Protocol):
-    """What takes batches in Lightning; where it takes any ahead, it has `batches` and `prefetch_batches`, too."""
+    """Lightning's fetcher. If it prefetches, it also has `batches` and `prefetch_batches`."""
 
     iterator: object
     done: bool
 
 
 class _Shard(Protocol):
-    """A loader of Accelerate's."""
-
     iteration: int
     end_of_dataloader: bool
 
 
 class OfLightning(Holder):
-    """Lightning's loop. It takes a batch ahead of loaders without a length, and knows which batch is the last one.
+    """Lightning's loop. It prefetches one batch from loaders without a length, and knows which batch is the last.
 
     Args:
-        fetcher: what takes its batches.
-        loaders: all that it goes through together; they have a length or not.
-        epoch: see `Holder`.
+        loaders: All loaders that the loop iterates together, with a length or without.
+        epoch: See `Holder`.
     """
 
     def __init__(self, fetcher: _Fetcher, loaders: Sized, *, epoch: int | None) -> None:
@@ -102,25 +95,22 @@ class OfLightning(Holder):
 
     @staticmethod
     def is_known(fetcher: object, loaders: object) -> bool:
-        """Whether it is as those that were tried."""
+        """True if the objects have the attributes of the supported releases."""
         has_batches = hasattr(fetcher, "batches") or not hasattr(fetcher, "prefetch_batches")
         return loaders is not None and has_batches and hasattr(fetcher, "iterator") and hasattr(fetcher, "done")
 
     def held(self, *, knows_end: bool) -> HeldBatches:
         fetcher = self._fetcher()
-        if fetcher is None or fetcher.iterator is None:  # it has ended, and let go of what it held
+        if fetcher is None or fetcher.iterator is None:  # the loop has ended and dropped its batches
             return HeldBatches(0 if knows_end else self._ahead, knows_end)
         return HeldBatches(len(getattr(fetcher, "batches", ())), bool(fetcher.done))
 
 
 class OfAccelerate(Holder):
-    """The loop over a loader that Accelerate has prepared: it has always taken one batch more, but for the last one.
-
-    Args:
-        shard: Accelerate's loader.
+    """The loop over a loader prepared by Accelerate. It prefetches one batch, except after the last.
 
     Attributes:
-        begun: the number of the epoch, as Accelerate counts them.
+        begun: Number of the epoch, as Accelerate counts epochs.
     """
 
     def __init__(self, shard: _Shard) -> None:
@@ -134,7 +124,7 @@ class OfAccelerate(Holder):
 
     @staticmethod
     def is_known(shard: object) -> bool:
-        """Whether it is as those that were tried."""
+        """True if the object has the attributes of the supported releases."""
         return hasattr(shard, "iteration") and hasattr(shard, "end_of_dataloader")
 
     def next_epoch(self, counted: object) -> object:
@@ -144,7 +134,7 @@ class OfAccelerate(Holder):
 
 
 def holder_of() -> Holder:
-    """The loop that asks a loader for an iterator now, as far as it is one that is known."""
+    """Return the loop that requests an iterator now, found on the call stack."""
     framework = _framework()
     fetchers = _known("loops.fetchers", "_DataFetcher")
     shards = _known("data_loader", "DataLoaderShard") + _known("data_loader", "DataLoaderDispatcher")
@@ -163,25 +153,25 @@ def holder_of() -> Holder:
             loaders = found
         elif fetcher is not None and (
             hasattr(found, "epoch_progress") or isinstance(found, others)
-        ):  # who has begun it
-            progress = getattr(found, "epoch_progress", None)  # where it trains
+        ):  # the loop that owns the fetcher
+            progress = getattr(found, "epoch_progress", None)  # training loops only
             epoch = None if progress is None else int(progress.current.processed)
             is_known = OfLightning.is_known(fetcher, loaders)
             return OfLightning(fetcher, loaders, epoch=epoch) if is_known else Unknown("lightning.pytorch")
-        elif issubclass(type(found), shards):  # it says that its class is another one
+        elif issubclass(type(found), shards):  # isinstance fails: it overrides `__class__`
             return OfAccelerate(found) if OfAccelerate.is_known(found) else Unknown("accelerate")
         frame = frame.f_back
     return Holder() if framework is None else Unknown(framework)
 
 
 def goes_on_from(epoch: int) -> bool:
-    """Have Fabric, if that tells an epoch now, go on to count epochs from this one; whether it does.
+    """Make Fabric count epochs from `epoch`, if Fabric calls `set_epoch` now. Return True if it did.
 
-    It counts the loops over a loader, from 0 in each process.
+    Fabric counts the loops over a loader, from 0 in each process.
     """
     counters = _known("wrappers", "_FabricDataLoader", _FABRIC)
     frame: FrameType | None = sys._getframe(1)
-    tells: FrameType | None = None  # who tells the epoch
+    tells: FrameType | None = None  # the caller of `set_epoch`
     for _ in range(_FRAMES_TELLING):
         if frame is None:
             break
@@ -203,7 +193,7 @@ def goes_on_from(epoch: int) -> bool:
 
 
 def _framework() -> str | None:
-    """Which of the frameworks that take batches ahead goes through the loader, itself or by iterators around it."""
+    """Return the prefetching framework that iterates over the loader, directly or through other iterators."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (_is_ours(frame) or _is_of_an_iterator(frame)):
         frame = frame.f_back
@@ -215,7 +205,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_of_an_iterator(frame: FrameType) -> bool:
-    """Whether it hands on what it takes, to those above it; frameworks' own say which one it is."""
+    """True if the frame passes items on to its caller. False for frames of frameworks, which identify themselves."""
     return _package(frame) is None and (
         frame.f_code.co_name in ("__iter__", "__next__") or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     )
@@ -227,7 +217,7 @@ def _package(frame: FrameType) -> str | None:
 
 
 def _known(module: str, name: str, packages: tuple[str, ...] | None = None) -> tuple[type, ...]:
-    """The classes of that name of frameworks that somebody has imported."""
+    """Return the classes of this name in those frameworks that are imported."""
     places = (sys.modules.get(f"{package}.{module}") for package in packages or _FRAMEWORKS)
     return tuple(getattr(place, name) for place in places if hasattr(place, name))
 

@@ -1,6 +1,6 @@
-"""Parts of an epoch's samples on their way, and the leases of the memory that they lie in.
+"""Chunks of samples in the engine, and the leases of their memory.
 
-Everything here is plain: a part knows where its bytes are leased, and not what is in them.
+A chunk knows where its bytes are leased, not what they contain.
 """
 
 from __future__ import annotations
@@ -20,52 +20,49 @@ from headrace.types import Ints
 
 
 class Part(Protocol):
-    """Some consecutive samples on their way, and the leases of the memory that they lie in."""
+    """Consecutive samples of an epoch, and the leases of their memory."""
 
     @property
     def count(self) -> int: ...
 
     @property
     def failed(self) -> Sequence[int]:
-        """The indices of the samples in whose places failures stand, ascending; of several at least the first."""
+        """Ascending indices of failed samples. Of several, at least the first."""
         ...
 
     @property
     def blocks(self) -> Sequence[int]:
-        """The numbers of the blocks that must be opened for them, and that others share."""
+        """Numbers of the blocks that must be decoded for these samples, and that other samples share."""
         ...
 
     def cut(self, start: int, stop: int) -> Part:
-        """The samples [start, stop) of this part, with leases of their own."""
+        """Return the samples [start, stop), with separate leases."""
         ...
 
-    def release(self) -> None:
-        """End this part's leases."""
-        ...
+    def release(self) -> None: ...
 
     def sent(self) -> tuple[SentPart, list[Segment]]:
-        """The samples as a worker is told of them, and the segments it must have mapped."""
+        """Return the samples for a task, and the segments that the worker must map."""
         ...
 
     def carried(self) -> SentPart:
-        """The same with their bytes, for a worker that shares no memory with this process."""
+        """Return the samples with their bytes, for a worker without shared memory."""
         ...
 
     def origin(self, index: int) -> tuple[object, str | None]:
-        """Key and address of a sample, where they can be told without opening it."""
+        """Return the key and URL of a sample, if known before decoding."""
         ...
 
 
 @dataclass(slots=True)
 class RawPart:
-    """Samples that lie undecoded in fetched ranges.
+    """Undecoded samples in fetched ranges.
 
     Attributes:
-        rows: the samples; offsets count in the epoch's own address space, in which each shard has its own place.
-        shards: for each sample the number of its shard in `urls`.
-        bases: for each of `urls` where the shard begins in that address space.
-        spans: (first address, lease) of the ranges that hold them, by address.
-        count: how many they are.
+        rows: Table of the samples. Offsets count in the epoch's address space, in which each shard has its own range.
+        shards: For each sample the index of its shard in `urls`.
+        bases: For each of `urls` the first address of the shard.
+        spans: (first address, lease) of the ranges that contain the samples, ascending.
     """
 
     rows: Rows
@@ -73,7 +70,7 @@ class RawPart:
     urls: tuple[str, ...]
     spans: list[tuple[int, Lease]]
     bases: tuple[int, ...]
-    count: int = field(init=False)  # it is asked for some twenty times a batch
+    count: int = field(init=False)  # read some twenty times a batch
 
     def __post_init__(self) -> None:
         self.count = len(self.rows)
@@ -93,11 +90,10 @@ class RawPart:
         return self._with(self.rows.cut(start, stop), self.shards[start:stop])
 
     def take(self, chosen: Ints) -> RawPart:
-        """The samples with the indices `chosen`, in that order, with leases of their own."""
+        """Return the samples `chosen`, in that order, with separate leases."""
         return self._with(self.rows.take(chosen), self.shards[chosen])
 
     def _with(self, rows: Rows, shards: Ints) -> RawPart:
-        """Some of the samples, and the leases of the ranges that hold them."""
         if len(self.spans) <= 1 or not len(rows.offset):
             used = self.spans[:1]
         else:
@@ -106,7 +102,7 @@ class RawPart:
 
     @staticmethod
     def concat(parts: Sequence[RawPart]) -> RawPart:
-        """All samples of `parts`, which give up their leases to it."""
+        """Return all samples of `parts`, whose leases move to the result."""
         if len(parts) == 1:
             return parts[0]
         places = dict.fromkeys(place for p in parts for place in zip(p.urls, p.bases, strict=True))
@@ -134,7 +130,7 @@ class RawPart:
         ]
 
     def carried(self) -> SentPart:
-        """With the members alone: the ranges that they lie in have those of other tasks too."""
+        """Return the samples with only their own bytes: the ranges contain samples of other tasks too."""
         first = [address for address, _ in self.spans]
         views = [lease.view for _, lease in self.spans]
         ends = [address + len(view) for address, view in zip(first, views, strict=True)]
@@ -153,18 +149,17 @@ class RawPart:
 
 
 def address_of(lease: Lease) -> tuple[int, int, int]:
-    """Where a lease is, for those who have its segment mapped."""
+    """Return the location of a lease, for processes that map its segment."""
     return lease.segment.number, lease.offset, lease.size
 
 
 def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
-    """Spans by their first address."""
     return sorted(spans.items(), key=lambda span: span[0])
 
 
 @dataclass(slots=True)
 class _Leased:
-    """Samples that workers have made, in one lease. What they are called nobody knows before they are opened."""
+    """Samples made by workers, in one lease. Keys are unknown before decoding."""
 
     lease: Lease
 
@@ -179,10 +174,11 @@ class _Leased:
 
 @dataclass(slots=True)
 class PackedPart(_Leased):
-    """Samples that lie pickled, with their buffers beside them, in one lease; `[start, stop)` of the list are meant.
+    """The samples `[start, stop)` of a list that was pickled as a whole.
 
     Attributes:
-        failures: where in the list failures stand, ascending.
+        lengths: Bytes of the pickle and of each buffer after it.
+        failures: Ascending indices of failures in the list.
     """
 
     lengths: tuple[int, ...]
@@ -196,7 +192,7 @@ class PackedPart(_Leased):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes all samples of the list have, packed."""
+        """Pickled size of the whole list."""
         return sum(self.lengths)
 
     @property
@@ -216,11 +212,11 @@ class PackedPart(_Leased):
 
 @dataclass(slots=True)
 class ApartPart(_Leased):
-    """Samples of which each lies pickled by itself, with its buffers beside it, in one lease: any of them can be had.
+    """Samples pickled one by one, in one lease. Any of them can be read alone.
 
     Attributes:
-        pieces: of each sample where its pickle begins in the lease, its bytes, and the same of each of its buffers.
-        failed: the indices of those that are failures, ascending.
+        pieces: For each sample (offset in the lease, size) of its pickle and of each buffer, in one flat tuple.
+        failed: Ascending indices of failures.
     """
 
     pieces: Sequence[tuple[int, ...]]
@@ -232,14 +228,13 @@ class ApartPart(_Leased):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they have, packed."""
         return sum(map(sum, (pieces[1::2] for pieces in self.pieces)))
 
     def cut(self, start: int, stop: int) -> ApartPart:
         return self.take(range(start, stop))
 
     def take(self, chosen: Sequence[int]) -> ApartPart:
-        """The samples with the indices `chosen`, in that order, with a lease of their own."""
+        """Return the samples `chosen`, in that order, with a separate lease."""
         known = set(self.failed)
         failed = [k for k, index in enumerate(chosen) if index in known] if known else ()
         return ApartPart(self.lease.retain(), [self.pieces[index] for index in chosen], failed)
@@ -248,7 +243,7 @@ class ApartPart(_Leased):
         return SentApart(address_of(self.lease), self.pieces), [self.lease.segment]
 
     def carried(self) -> SentPart:
-        """With their bytes alone: those of other samples lie between them."""
+        """Return the samples with only their own bytes: other samples are stored between them."""
         blob, moved = bytearray(), []
         for pieces in self.pieces:
             places: list[int] = []
@@ -261,10 +256,10 @@ class ApartPart(_Leased):
 
 @dataclass(slots=True)
 class TablePart(_Leased):
-    """Samples that lie in columns, in one lease: any of them can be had. None of them is a failure.
+    """Samples stored in columns, in one lease. Any of them can be read alone; none is a failure.
 
     Attributes:
-        chosen: which ones of the table are meant.
+        chosen: Indices of these samples in the table.
     """
 
     lengths: tuple[int, ...]
@@ -278,14 +273,14 @@ class TablePart(_Leased):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes all samples of the table have."""
+        """Size of the whole table."""
         return sum(self.lengths)
 
     def cut(self, start: int, stop: int) -> TablePart:
         return TablePart(self.lease.retain(), self.lengths, self.chosen[start:stop])
 
     def take(self, chosen: Sequence[int]) -> TablePart:
-        """The samples with the indices `chosen`, in that order, with a lease of their own."""
+        """Return the samples `chosen`, in that order, with a separate lease."""
         return TablePart(self.lease.retain(), self.lengths, [self.chosen[index] for index in chosen])
 
     def sent(self) -> tuple[SentPart, list[Segment]]:
@@ -297,11 +292,11 @@ class TablePart(_Leased):
 
 @dataclass(slots=True)
 class ListPart:
-    """Samples that are Python objects of this process: no other one can be given them.
+    """Samples that are Python objects of this process, which no other process can receive.
 
     Attributes:
-        claim: for their bytes.
-        nbytes: how many those are, about, where that is known.
+        claim: Memory reserved for the samples.
+        nbytes: Estimated size of the samples, if known.
     """
 
     samples: list[Any]
@@ -333,7 +328,7 @@ class ListPart:
         return SentObjects(self.samples, self.start, self.start + self.count), []
 
     def carried(self) -> SentPart:
-        """Of failures alone: other objects are packed where workers are no threads."""
+        """Return the samples as objects. Outside thread workers they are failures only."""
         return SentObjects(self.samples[self.start : self.start + self.count], 0, self.count)
 
     def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
@@ -342,10 +337,10 @@ class ListPart:
 
 @dataclass(slots=True)
 class KeyPart:
-    """Keys of samples that workers get for themselves; they go with the task, and take no shared memory.
+    """Keys of samples that workers get themselves. They travel with the task, without shared memory.
 
     Attributes:
-        pack: a list of keys as bytes; None where they are such as any pickle carries.
+        pack: Pickles a list of keys. None for keys of plain types.
     """
 
     keys: list[object]

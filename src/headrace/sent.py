@@ -1,4 +1,4 @@
-"""Samples as workers are told of them: each kind opens itself, against the memory that the worker has."""
+"""Chunks of samples in worker tasks. Each kind decodes itself from the worker's memory."""
 
 from __future__ import annotations
 
@@ -16,114 +16,113 @@ from headrace.rows import Rows
 from headrace.types import Ints
 
 Place = tuple[int, int, int] | bytes | int
-"""Where bytes lie: (segment's number, offset, size) of shared memory. Where none is shared: the bytes themselves, or of
-what is to be written how many."""
+"""Location of bytes: (segment number, offset, size) in shared memory. Without shared memory: the bytes themselves, or
+the size of a result to be written."""
 
 _RUN_BYTES = 16 * 2**20  # copied out of fetched ranges at once
 
 
 def size_of(place: Place) -> int:
-    """How many bytes there are at a place."""
     if isinstance(place, tuple):
         return place[2]
     return place if isinstance(place, int) else len(place)
 
 
 class MemberBytes(Protocol):
-    """The members of samples, in the ranges that were fetched."""
+    """Bytes of samples' members in the fetched ranges."""
 
     def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
-        """The bytes of each (offset, size)."""
+        """Return the bytes of each (offset, size)."""
         ...
 
     def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
-        """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
+        """Return the `length` bytes at each of `offsets`: `[len(offsets), length]`."""
         ...
 
     def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
-        """The same, into an array of this shape."""
+        """Write the result of `gather` into an array of this shape."""
         ...
 
 
 Undecoded = tuple[Rows, MemberBytes, Sequence[str]]
-"""A row table, its bytes, and of each sample its shard's address."""
+"""A row table, its bytes, and the URL of each sample's shard."""
 
 
 class Memory(Protocol):
-    """What a worker finds the bytes of samples in."""
+    """A worker's access to the bytes of samples."""
 
     def bodies(self, places: Sequence[tuple[int, Place]]) -> MemberBytes:
-        """The bytes of the ranges at (first address, place)."""
+        """Return the bytes of the ranges at (first address, location)."""
         ...
 
     def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
-        """The samples of a row table, out of their bytes."""
+        """Decode the samples of a row table."""
         ...
 
     def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
-        """Samples that were pickled, with their buffers."""
+        """Unpickle samples that were pickled as one list."""
         ...
 
     def apart(self, place: Place, pieces: Sequence[tuple[int, ...]]) -> list[object]:
-        """Samples that were pickled each by itself."""
+        """Unpickle samples that were pickled one by one."""
         ...
 
     def unpack(self, blob: bytes) -> list[object]:
-        """The same as `packed` of a string of bytes."""
+        """Unpickle samples from a byte string."""
         ...
 
     def in_table(self, place: Place, lengths: Sequence[int], chosen: Sequence[int]) -> Sequence[object]:
-        """Some of the samples of a table."""
+        """Return some of the samples of a table."""
         ...
 
 
 class SentPart(Protocol):
-    """Some samples, as a task has them that goes to a worker."""
+    """Some samples in a worker's task."""
 
     @property
     def count(self) -> int | None:
-        """How many there are; None where nobody knows before they are opened."""
+        """Number of samples. None if unknown before decoding."""
         ...
 
     def offset_of(self, index: int) -> int | None:
-        """Where sample `index` begins in its shard, in bytes; None where it lies in none."""
+        """Return the byte offset of a sample in its shard. None if it is in no shard."""
         ...
 
     @property
     def are_objects(self) -> bool:
-        """Whether they are the trainer's own objects: what is done to them must not be done twice."""
+        """True for objects of the trainer's process, whose operators must not run twice."""
         ...
 
     @property
     def has_large(self) -> bool:
-        """Whether one of them, or of the blocks that they share, is large."""
+        """True if a sample, or a block of samples, is large."""
         ...
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether they are rows of blocks, whose bytes are not theirs alone."""
+        """True for rows of blocks, whose bytes other samples share."""
         ...
 
     def open(self, memory: Memory) -> Iterator[list[object]]:
-        """The samples, some at a time."""
+        """Yield the samples, some at a time."""
         ...
 
     def undecoded(self, memory: Memory) -> Undecoded | None:
-        """What they are made of; None where something was done to them."""
+        """Return the undecoded samples, or None if they are decoded."""
         ...
 
     def remember(self, made: Sequence[object]) -> None:
-        """Take in what became of samples that are objects."""
+        """Store the results of samples that are objects."""
         ...
 
 
 @as_call
 @dataclass(slots=True)
 class SentRows:
-    """Samples that lie undecoded in fetched ranges: see `headrace.parts.RawPart`.
+    """Undecoded samples in fetched ranges. See `headrace.parts.RawPart`.
 
     Attributes:
-        moved: how much was added to each offset, where members lie elsewhere than they were fetched to.
+        moved: Amount added to each offset, if members were moved after the fetch.
     """
 
     rows: Rows
@@ -145,7 +144,7 @@ class SentRows:
         return self.rows.block is not None
 
     def open(self, memory: Memory) -> Iterator[list[object]]:
-        """Samples a few at a time: their bytes are a second time in memory, beside the ranges."""
+        """Yield a few samples at a time: decoding copies their bytes out of the ranges."""
         bodies = memory.bodies(self.places)
         if int(self.rows.size.sum()) <= _RUN_BYTES:
             yield memory.opened(self.rows, self.shards, self.urls, bodies)
@@ -169,11 +168,11 @@ class SentRows:
         return int(self.rows.offset[first]) - moved - self.bases[int(self.shards[index])]
 
     def remember(self, made: Sequence[object]) -> None:
-        """Nothing: they are made of the same bytes again."""
+        """Do nothing: the samples can be decoded from the same bytes again."""
 
 
 class _Whole:
-    """Samples that are opened at once, and nothing is known of before."""
+    """Samples decoded all at once, and not known before."""
 
     __slots__ = ()
 
@@ -192,13 +191,13 @@ class _Whole:
         return None
 
     def remember(self, made: Sequence[object]) -> None:
-        """Nothing: they are opened again."""
+        """Do nothing: the samples can be unpickled again."""
 
 
 @as_call
 @dataclass(slots=True)
 class SentPickle(_Whole):
-    """Samples `[start, stop)` of a list that lies pickled in one place."""
+    """The samples `[start, stop)` of a list that was pickled as a whole."""
 
     place: Place
     lengths: Sequence[int]
@@ -216,7 +215,7 @@ class SentPickle(_Whole):
 @as_call
 @dataclass(slots=True)
 class SentApart(_Whole):
-    """Samples that lie pickled in one place, each by itself; `pieces` as `headrace.parts.ApartPart` has them."""
+    """Samples pickled one by one. See `headrace.parts.ApartPart` for `pieces`."""
 
     place: Place
     pieces: Sequence[tuple[int, ...]]
@@ -232,7 +231,7 @@ class SentApart(_Whole):
 @as_call
 @dataclass(slots=True)
 class SentTable(_Whole):
-    """Some of the samples of a table that lies in one place; see `headrace.parts.TablePart`."""
+    """Some of the samples of a table. See `headrace.parts.TablePart`."""
 
     place: Place
     lengths: Sequence[int]
@@ -249,7 +248,7 @@ class SentTable(_Whole):
 @as_call
 @dataclass(slots=True)
 class SentObjects(_Whole):
-    """Objects of the trainer's process, for workers that are threads of it; or plain keys, which any pickle carries."""
+    """Objects of the trainer's process, for thread workers. Or plain keys, which any pickler carries."""
 
     samples: list[object]
     start: int
@@ -272,7 +271,7 @@ class SentObjects(_Whole):
 
 @dataclass(slots=True)
 class SentKeys(_Whole):
-    """Keys that were pickled by what knows how to send them."""
+    """Keys that are not of plain types, pickled."""
 
     blob: bytes
 
@@ -281,7 +280,7 @@ class SentKeys(_Whole):
 
 
 def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
-    """Where to cut samples so that none but a single one has more than so many bytes."""
+    """Yield [start, stop) of runs of at most `_RUN_BYTES`. A larger sample is a run of its own."""
     ends, start = np.cumsum(rows.sizes()), 0
     while start < len(rows):
         most = _RUN_BYTES + (int(ends[start - 1]) if start else 0)
@@ -291,7 +290,7 @@ def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
 
 
 def offset_in(parts: Sequence[SentPart], index: int) -> int | None:
-    """Where sample `index` of all parts begins in its shard, in bytes; None where that is not known."""
+    """Return the byte offset of sample `index` of all parts in its shard. None if unknown."""
     for part in parts:
         count = part.count
         if count is None:

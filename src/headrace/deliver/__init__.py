@@ -1,1 +1,1 @@
-"""Stage 4 of 4: takes finished slabs, gives ordered batches to a `for` or an `async for`."""
+"""Delivery to the trainer: takes finished slabs, gives ordered batches to `for` and `async for` loops."""

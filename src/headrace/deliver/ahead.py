@@ -1,4 +1,4 @@
-"""What becomes of batches between their arrival and `next`: nothing, or they are pinned, or copied to a device."""
+"""Stages between the arrival of a batch and `next`: none, pinning, or a copy to a device."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from headrace.deliver.backends import mover_to
 from headrace.deliver.device import Mover, Moving
 from headrace.deliver.pinning import PinThread
 
-_DEPTH_BATCHES = 2  # one is pinned or copied while the trainer works on the one before
+_DEPTH_BATCHES = 2  # one is pinned or copied while the trainer works on the previous one
 
 Open = Callable[[], Any]
-"""Gives a batch in the host's memory, or raises the exception that has come in its place."""
+"""Returns a batch in host memory, or raises the error that replaces it."""
 
 
 class Ahead:
-    """Batches that have arrived, in the order in which the trainer gets them. Each is opened when it is taken.
+    """Arrived batches in the trainer's order. This base class opens each when it is taken.
 
     Attributes:
-        depth: how many may be put and not yet taken.
+        depth: Maximum number of batches that were put and not yet taken.
     """
 
     depth = 1
@@ -34,42 +34,39 @@ class Ahead:
         self._waiting: deque[Open] = deque()
 
     def put(self, batch: Open) -> None:
-        """One more has arrived."""
         self._waiting.append(batch)
 
     def take(self, timeout_s: float | None) -> Open:
-        """The oldest; at least one was put that was not taken.
+        """Remove and return the oldest batch. At least one must be waiting. A `timeout_s` of None waits without limit.
 
         Raises:
-            anyio.WouldBlock: it is not ready after so many seconds (None: wait as long as it takes).
+            anyio.WouldBlock: the batch is not ready after `timeout_s` seconds.
         """
         del timeout_s
         return self._waiting.popleft()
 
     def fileno(self) -> int:
-        """What to wait on where `take` would block."""
+        """Return the descriptor to wait on when `take` would block."""
         return -1
 
     def lock_pages(self, number: int, memory: memoryview) -> None:
-        """A slab is about to be read."""
+        """Page-lock the memory of a slab that is about to be read."""
 
-    def unlock_pages(self, number: int) -> None:
-        """A slab is not used any more."""
+    def unlock_pages(self, number: int) -> None: ...
 
     def drain(self) -> None:
-        """Wait until no slab is read any more."""
+        """Wait until no slab is being read."""
 
     def close(self) -> None:
-        """Let go of everything. From any thread, also inside a collection of garbage."""
+        """Drop all batches. Safe in any thread and inside garbage collection."""
         self._waiting.clear()
 
 
 class PinStage(Ahead):
-    """Batches are copied into page-locked memory, by a thread that begins with the first one.
+    """Copies batches into page-locked memory, in a thread that starts with the first batch.
 
     Args:
-        pin: gives the copy.
-        device_index: the device for which memory is page-locked.
+        device_index: Device that the memory is page-locked for.
     """
 
     depth = _DEPTH_BATCHES
@@ -107,11 +104,7 @@ class PinStage(Ahead):
 
 
 class DeviceStage(Ahead):
-    """Batches are copied to a device, from slabs whose pages are locked.
-
-    Args:
-        mover: begins and ends the copies.
-    """
+    """Copies batches to a device, from page-locked slabs."""
 
     depth = _DEPTH_BATCHES
 
@@ -121,7 +114,7 @@ class DeviceStage(Ahead):
         self.lock_pages, self.unlock_pages = mover.lock_pages, mover.unlocker()  # type: ignore[method-assign, assignment]
 
     def put(self, batch: Open) -> None:
-        self._mover.wait_for_all_but(self.depth)  # else too few slabs are left, and the batch is copied out of its own
+        self._mover.wait_for_all_but(self.depth)  # else too few slabs stay free, and the opener must copy the batch
         try:
             moving: Moving = self._mover.start(batch())
         except Exception as error:
@@ -134,7 +127,7 @@ class DeviceStage(Ahead):
 
 
 def mover_of(device: Any) -> Mover | None:
-    """What moves batches to a device, if they are to be moved; to be called in the trainer's thread.
+    """Return the mover to a device, or None. To be called in the trainer's thread.
 
     Raises:
         OptionError: the device cannot be used here.
@@ -143,7 +136,7 @@ def mover_of(device: Any) -> Mover | None:
 
 
 def ahead_of(mover: Mover | None, *, pin_memory: bool) -> Ahead:
-    """What is done to the batches of one iterator; to be called in the trainer's thread."""
+    """Return the stage for one iterator. To be called in the trainer's thread."""
     if mover is not None:
         return DeviceStage(mover)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -165,4 +158,4 @@ def _raise(error: BaseException) -> NoReturn:
     try:
         raise error
     finally:
-        del error  # its traceback has this frame: what they hold would wait for a garbage collection
+        del error  # break the cycle of error, traceback and this frame

@@ -1,4 +1,4 @@
-"""The devices that batches can be moved to."""
+"""Backends of the devices that batches can be moved to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
 
 
 def mover_to(device: torch.device | str | int) -> Mover:
-    """A mover to `device`; an index, or a type without one, means the accelerator's as it is now in this thread.
+    """Return a mover to a device.
+
+    Args:
+        device: An index, or a type without an index, refers to this thread's current accelerator.
 
     Raises:
         OptionError: there is no such device here.
@@ -34,13 +37,13 @@ def mover_to(device: torch.device | str | int) -> Mover:
 
 
 class CudaBackend:
-    """A GPU of NVIDIA's, or one of AMD's under the same names.
+    """An NVIDIA GPU, or an AMD GPU by the same API.
 
     Args:
-        device: of type "cuda"; without an index the current one.
+        device: A device of type "cuda". Without an index: the current one.
 
     Raises:
-        RuntimeError, AssertionError: torch cannot use it.
+        RuntimeError, AssertionError: torch cannot use the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +55,7 @@ class CudaBackend:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor.detach()
-        if not source.is_pinned():  # in no slab, or in one whose pages could not be locked
+        if not source.is_pinned():  # not in a slab, or the slab's pages could not be locked
             source = torch.empty_like(source, pin_memory=True).copy_(source)  # pin_memory() refuses expanded ones
         return source.to(self.device, non_blocking=True).requires_grad_(tensor.requires_grad)
 
@@ -78,7 +81,7 @@ class CudaBackend:
             return False
 
     def unregister(self, memory: memoryview) -> None:
-        with torch.cuda.device(self.device):  # else a thread that never had a device would wake up the first one
+        with torch.cuda.device(self.device):  # else a thread without a device would initialize device 0
             if int(_cudart().cudaHostUnregister(_address(memory))):
                 self._forget_error()
 
@@ -86,17 +89,13 @@ class CudaBackend:
         self._stream.synchronize()
 
     def _forget_error(self) -> None:
-        """Have the failure that we know of raised here, where CUDA keeps it for the thread's next kernel."""
+        """Clear the error of a failed registration: CUDA would report it with this thread's next kernel."""
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=self.device).add_(1)
 
 
 class BlockingBackend:
-    """Any device of torch's, without streams: a copy is done when it returns.
-
-    Args:
-        device: the device.
-    """
+    """Any device of torch without streams: a copy is done when the call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

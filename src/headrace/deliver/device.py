@@ -1,7 +1,7 @@
-"""Batches on their way to a device: copies that run beside the training, from memory that waits for them.
+"""Copies of batches to a device, concurrent with training.
 
-A slab that is being copied must not be filled again, whatever the trainer has done with its batch meanwhile. So the
-mover holds the host's batch, and by that the slab, until the event behind the last copy is done.
+A slab must not be filled again while it is being copied, whatever the trainer does with its batch. The mover therefore
+keeps a reference to the host batch, and so to the slab, until the last copy's event is done.
 """
 
 from __future__ import annotations
@@ -22,64 +22,62 @@ L = TypeVar("L")
 
 
 class Event(Protocol):
-    """A mark behind the work that a stream had been given when it was made."""
+    """A mark in a stream, after all work queued when it was recorded."""
 
     def query(self) -> bool:
-        """Whether all of that work is done."""
+        """True if all work before the mark is done."""
         ...
 
-    def synchronize(self) -> None:
-        """Block until all of that work is done."""
-        ...
+    def synchronize(self) -> None: ...
 
 
 class Movable(Protocol):
-    """What is moved by a method of its own: a tensor of any kind, or an object of the user's."""
+    """A value that moves itself: any tensor, or a user's object."""
 
     def to(self, device: torch.device, /) -> object: ...
 
 
 class Backend(Protocol):
-    """What a mover needs of a device: a stream of headrace's own, and pages that do not move."""
+    """Operations of a device that a mover needs: a separate stream, and page-locking."""
 
     def copying(self) -> AbstractContextManager[object]:
-        """Within it copies go to headrace's stream."""
+        """Return a context in which copies go to headrace's stream."""
         ...
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor of the host's; its memory is read until an event recorded from now on is done."""
+        """Begin to copy a host tensor. Its memory is read until an event recorded after this call is done."""
         ...
 
     def record(self) -> Event:
-        """An event behind all copies begun so far."""
+        """Return an event that follows all copies started so far."""
         ...
 
     def receive(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
-        """Have this thread's current stream wait for `event`; `tensors` are in use until that stream is done with them.
+        """Make this thread's current stream wait for `event`, without blocking the thread.
 
-        It does not block the thread.
+        The memory of `tensors` is not reused before that stream is done with them.
         """
         ...
 
     def move(self, value: Movable) -> object:
-        """What `value.to` makes of itself on this thread's current stream, and done with the host's memory."""
+        """Return `value.to(device)` on this thread's current stream. Host memory is not read after the call."""
         ...
 
     def register(self, memory: memoryview) -> bool:
-        """Page-lock memory of the host, so that copies from it need no thread; whether that could be done."""
+        """Page-lock host memory, for asynchronous copies. Return True if that succeeded."""
         ...
 
     def unregister(self, memory: memoryview) -> None:
-        """Undo `register`; nothing is being copied from there."""
+        """Undo `register`. No copy from this memory may be running."""
         ...
 
     def synchronize(self) -> None:
-        """Block until all copies begun so far are done."""
+        """Block until all copies started so far are done."""
         ...
 
 
 class Moving:
-    """A batch that is being copied: begun by `Mover.start`, had by `Mover.finish`."""
+    """A batch that is being copied, from `Mover.start` to `Mover.finish`."""
 
     __slots__ = ("batch", "copies", "event", "has_later", "host")
 
@@ -92,9 +90,9 @@ class Moving:
 
 
 class _Later:
-    """A value that is moved in `finish`.
+    """A value that `finish` moves, on the trainer's stream.
 
-    Its copies are not ours to mark as used by the trainer's stream, so they have to be made there.
+    Its `to` makes copies that headrace cannot mark as used by that stream.
     """
 
     __slots__ = ("value",)
@@ -106,11 +104,8 @@ class _Later:
 class Mover:
     """Moves batches to a device.
 
-    `start` and `finish` may be called in different threads, and each in several. Host batches whose copies are done are
-    let go by the next call of any method, all of them by `drain` and `close`, and also when the mover is collected.
-
-    Args:
-        backend: the device.
+    `start` and `finish` may be called in different threads, and each in several. Host batches are released after their
+    copies: by the next call of any method, by `drain` and `close`, and when the mover is collected.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -118,20 +113,20 @@ class Mover:
         self._under_way: list[Moving] = []
         self._pages: dict[int, memoryview | None] = {}
         self._is_closed = False
-        # Held while copies are begun and pages unlocked: between these two nothing may be read from the pages.
+        # Held while copies are started and while pages are unlocked: no copy may start from pages being unlocked.
         self._lock = threading.Lock()
         end = weakref.finalize(self, _abandon, backend, self._under_way, self._pages, os.getpid())
         end.atexit = False
 
     def start(self, batch: object) -> Moving:
-        """Begin to copy every tensor of a nested batch that is in the host's memory; the rest of it stays as it is.
+        """Begin to copy every host tensor of a nested batch. Other values stay as they are.
 
-        Objects with a `to` of their own, and tensors that are not strided, are moved by `finish`.
+        Objects with a `to` method and tensors that are not strided are moved by `finish`.
         """
         self.let_go()
         moving = Moving(batch)
         with self._lock:
-            self._under_way.append(moving)  # before the first copy: one of them may fail, and the others read on
+            self._under_way.append(moving)  # before the first copy: if one fails, the others still read the host batch
             with self._backend.copying():
                 try:
                     moving.batch = rebuilt(batch, _is_movable, partial(self._begin, moving))
@@ -140,12 +135,12 @@ class Mover:
         return moving
 
     def finish(self, moving: Moving) -> object:
-        """The batch on the device, for work on this thread's current stream. To be called once.
+        """Return the batch on the device, for use on this thread's current stream. To be called once.
 
-        It waits for no copy: the stream does.
+        The stream waits for the copies; this thread does not.
         """
         batch, copies = moving.batch, moving.copies
-        moving.batch, moving.copies = None, []  # the trainer's from here on: what it drops is free
+        moving.batch, moving.copies = None, []  # only the trainer refers to the copies from here on
         assert moving.event is not None
         self._backend.receive(moving.event, copies)
         if moving.has_later:
@@ -154,7 +149,7 @@ class Mover:
         return batch
 
     def let_go(self) -> None:
-        """Let go of the host batches whose copies are done, so that their slabs are free. It does not block."""
+        """Release the host batches whose copies are done, and so their slabs. Does not block."""
         with self._lock:
             done = [moving for moving in self._under_way if moving.event is not None and moving.event.query()]
             for moving in done:
@@ -163,7 +158,7 @@ class Mover:
             moving.host = None  # without the lock: this runs finalizers
 
     def wait_for_all_but(self, count: int) -> None:
-        """Wait until at most `count` (1 or more) batches are being copied."""
+        """Wait until at most `count` (at least 1) batches are being copied."""
         self.let_go()
         with self._lock:
             excess = self._under_way[:-count]
@@ -172,7 +167,7 @@ class Mover:
             self.let_go()
 
     def drain(self) -> None:
-        """Wait for all copies that were begun, and let go of their host batches. Not for finalizers: it locks."""
+        """Wait for all copies started so far, and release their host batches. Takes a lock: not for finalizers."""
         done: list[Moving] = []
         try:
             with self._lock:
@@ -181,44 +176,43 @@ class Mover:
                 self._backend.synchronize()
         finally:
             for moving in done:
-                moving.host = None  # after an error, too: a device that has failed copies nothing more
+                moving.host = None  # after an error too: a failed device copies nothing more
 
     def lock_pages(self, number: int, memory: memoryview) -> None:
-        """Have a slab's memory page-locked, if it is not yet, until `unlock_pages` or `close`.
+        """Page-lock a slab and keep it mapped until `unlock_pages` or `close`. A second call does nothing.
 
-        The mover keeps it mapped that long. Where it cannot be had, copies go by way of torch's pinned memory.
+        If page-locking fails, copies go through torch's pinned memory.
 
         Args:
-            number: the slab's.
-            memory: all of it.
+            number: Number of the slab.
+            memory: The whole slab.
         """
         with self._lock:
             if not self._is_closed and number not in self._pages:
                 self._pages[number] = memory if self._backend.register(memory) else None
 
     def unlock_pages(self, number: int) -> None:
-        """A slab is not used any more."""
         with self._lock:
             memory = self._pages.pop(number, None)
             if memory is not None:
                 if self._under_way:
-                    self._backend.synchronize()  # a loader that is collected takes its slabs away from running copies
+                    self._backend.synchronize()  # a collected loader takes its slabs away from running copies
                 self._backend.unregister(memory)
 
     def unlocker(self) -> Callable[[int], None]:
-        """`unlock_pages` for the owner of the slabs.
+        """Return `unlock_pages` for the owner of the slabs, without a reference to the mover.
 
-        It does not keep the mover alive: a copy keeps its slab, a slab its owner, and the mover keeps the copy.
+        Otherwise there is a cycle: a copy keeps its slab, a slab its owner, and the mover the copy.
         """
         return partial(_unlock, weakref.ref(self))
 
     def close(self) -> None:
-        """Drain, and unlock all pages for good. Batches may still be moved, by way of torch's pinned memory."""
+        """Drain, and unlock all pages permanently. Later batches go through torch's pinned memory."""
         self.drain()
         with self._lock:
             self._is_closed = True
             if self._pages:
-                self._backend.synchronize()  # for what was begun since
+                self._backend.synchronize()  # for copies started since
             _unlock_all(self._backend, self._pages)
 
     def _begin(self, moving: Moving, value: Movable) -> object:
@@ -233,7 +227,7 @@ class Mover:
 
 
 class StillMover(Mover):
-    """The mover of those who stay on the host: a batch is handed over as it came."""
+    """Mover to the host: returns each batch as it is."""
 
     def start(self, batch: object) -> Moving:
         moving = Moving(None)
@@ -254,8 +248,8 @@ def _is_later(value: object) -> TypeGuard[_Later]:
 
 
 def _abandon(backend: Backend, under_way: list[Moving], pages: dict[int, memoryview | None], pid: int) -> None:
-    """The mover is gone: its copies still read the slabs, for some milliseconds."""
-    if os.getpid() == pid and (under_way or pages):  # a forked process has no copies, and can ask no device
+    """Release everything after the mover was collected. Its last copies still read the slabs for some milliseconds."""
+    if os.getpid() == pid and (under_way or pages):  # a forked process has no copies, and cannot use the device
         with contextlib.suppress(RuntimeError):
             backend.synchronize()
         _unlock_all(backend, pages)
@@ -264,7 +258,7 @@ def _abandon(backend: Backend, under_way: list[Moving], pages: dict[int, memoryv
 
 def _unlock(mover: weakref.ref[Mover], number: int) -> None:
     living = mover()
-    if living is not None:  # else all of its pages are unlocked
+    if living is not None:  # else all its pages are unlocked already
         living.unlock_pages(number)
 
 
@@ -276,14 +270,14 @@ def _unlock_all(backend: Backend, pages: dict[int, memoryview | None]) -> None:
 
 
 def rebuilt(batch: object, is_leaf: Callable[[object], TypeGuard[L]], change: Callable[[L], object]) -> object:
-    """The same containers with other leaves.
+    """Return a nested batch with other leaves.
 
-    Containers are rebuilt as torch's `pin_memory` does: mutable ones from a shallow copy, so that what a subclass has
-    beside its contents stays; others by a call of their type, or as a plain dict or list where that fails.
+    Containers are rebuilt as torch's `pin_memory` does. Mutable ones are shallow copies, which keeps the attributes of
+    subclasses. Others are rebuilt by their type, or become a plain dict or list if that fails.
 
     Args:
-        is_leaf: asked of every value before its contents are; what it accepts is changed and not looked into.
-        change: gives what takes a leaf's place. All other values stay, strings and bytes as a whole.
+        is_leaf: Checked for every value before its contents. A leaf's contents are not visited.
+        change: Returns the replacement of a leaf. All other values stay; strings and bytes are not entered.
     """
     if is_leaf(batch):
         return change(batch)

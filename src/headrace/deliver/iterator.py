@@ -1,4 +1,4 @@
-"""What a loop iterates over: the same object for `for` and `async for`, over the same channel."""
+"""The iterator of an epoch, for both `for` and `async for`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ B = TypeVar("B")
 
 
 async def readable(descriptor: int, timeout_s: float) -> None:
-    """Wait, under any event loop that anyio knows, until a descriptor is readable.
+    """Wait, under any event loop that anyio supports, until a descriptor is readable.
+
+    Args:
+        timeout_s: 0 waits without limit.
 
     Raises:
-        RuntimeError: it was not in `timeout_s` seconds (0: as long as it takes).
+        RuntimeError: `timeout_s` seconds have passed.
     """
     with anyio.move_on_after(timeout_s or None) as scope:
         await anyio.wait_readable(descriptor)
@@ -45,13 +48,13 @@ async def readable(descriptor: int, timeout_s: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Who follows an iterator.
+    """Settings and callbacks of the caller that follows an iterator.
 
     Attributes:
-        name: what a profiler calls `next`.
-        count: how many batches the epoch has, where that is known: who counts them may never ask for one more.
-        exhausted: called once, when the last batch was given on; what it raises is raised in the place of the end.
-        progress: told what has been given on; None: nobody asks for a state.
+        name: Label of `next` in profiles.
+        count: Number of batches in the epoch, if known. A caller that counts them may never ask for one more.
+        exhausted: Called once, after the last batch was returned. An exception of it replaces the end of the iteration.
+        progress: Informed of the batches that were returned. None if no state is kept.
     """
 
     name: str
@@ -61,25 +64,23 @@ class Watcher:
 
 
 class BatchIterator(Generic[B]):
-    """Batches of one epoch, in order.
+    """Batches of one epoch, in order, for synchronous and asynchronous loops.
 
-    Sync and async at once: `next(it)` blocks this thread, `await anext(it)` only the task. Several threads may share
-    one, and several tasks: each batch goes to one of them. `close` (or the end of the last reference) ends it.
+    `next(it)` blocks this thread, `await anext(it)` only the task. Threads and tasks may share an iterator: each batch
+    goes to one of them. `close`, or the loss of the last reference, ends the epoch.
 
     Args:
-        owner: kept alive as long as this.
-        receiver: the trainer's end of the epoch's channel.
-        opener: makes the batches.
-        ahead: what becomes of them before they are given on.
-        end: called once, from any thread, when the iterator is done or gone.
-        meters: where waiting is counted.
-        watch: what is told of it, and what it is called.
-        timeout_s: how long `next` waits at most; 0: for ever.
+        owner: Kept alive as long as the iterator.
+        receiver: The trainer's end of the epoch's channel.
+        ahead: Pins or copies batches before they are returned.
+        end: Called once, from any thread, when the iterator is done or collected.
+        meters: Count waiting times.
+        timeout_s: Longest wait of `next`, in seconds. 0: no limit.
 
     Attributes:
-        before: called before the first batch is given; it may block.
-        batches: how many have been given.
-        leave_out: how many of the next ones are received and not given.
+        before: Called before the first batch. May block.
+        batches: Number of batches returned.
+        leave_out: Number of next batches to receive and drop.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class BatchIterator(Generic[B]):
         self._owner, self._count, self._progress = owner, watch.count, watch.progress
         self._timeout_s, self._pid = timeout_s, os.getpid()
         self._receiver, self._opener, self._ahead = receiver, opener, ahead
-        self._arrived: deque[Arrived] = deque()  # of a message, those that are not staged yet
-        self._staged: deque[Arrived] = deque()  # those whose batches wait for `next`
-        self._over: Callable[[BatchIterator[B]], NoReturn] | None = None  # called after the last of those
+        self._arrived: deque[Arrived] = deque()  # received, not yet staged
+        self._staged: deque[Arrived] = deque()  # staged, waiting for `next`
+        self._over: Callable[[BatchIterator[B]], NoReturn] | None = None  # called after the last of them
         self._exhausted = watch.exhausted
         self._meters, self._name = meters, watch.name
         self._end = weakref.finalize(self, end)
@@ -146,10 +147,10 @@ class BatchIterator(Generic[B]):
                 await readable(self._awaited(), self._timeout_s)
 
     def try_next(self) -> B:
-        """The next batch if it is ready.
+        """Return the next batch if it is ready.
 
         Raises:
-            NotReady: it is not; nothing was lost, ask again.
+            NotReady: it is not ready. Nothing is lost; call again.
             StopIteration: the epoch is over.
         """
         with trimming, self._lock:
@@ -162,7 +163,7 @@ class BatchIterator(Generic[B]):
                 raise NotReady("no batch is ready yet") from None
 
     def peek(self) -> B:
-        """The next batch, which the next `next` gives again."""
+        """Return the next batch without consuming it: the next `next` returns it again."""
         if not self._peeked:
             self._is_peeking = True
             try:
@@ -175,17 +176,17 @@ class BatchIterator(Generic[B]):
         return batch
 
     def state_dict(self) -> dict[str, object]:
-        """The state of the loader after the batches that this has given so far.
+        """Return the loader's state after the batches that this iterator has returned.
 
         Raises:
-            OptionError: there is none, and why.
+            OptionError: this iterator has no state.
         """
         if self._progress is None:
             raise OptionError("this iterator has no state of its own; ask its loader")
         return self._progress.state()
 
     def close(self) -> None:
-        """End the epoch here; reads and workers stop, its memory is free."""
+        """End the epoch: stop its reads and workers, and free its memory."""
         self._ahead.drain()
         self._end()
         self._peeked.clear()
@@ -194,22 +195,20 @@ class BatchIterator(Generic[B]):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether several batches may be received before one is given."""
+        """True if several batches may be received before one is returned."""
         return self._ahead.depth > 1
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes any more: it was closed, or all was given."""
+        """True if no more batches follow: the iterator was closed, or the epoch has ended."""
         return not self._end.alive
 
     async def aclose(self) -> None:
-        """As `close`."""
         self.close()
 
     def _begin(self) -> None:
-        """Do what comes before the first batch; where that fails, there is none."""
         if self.before is not None:
-            with self._beginning:  # who waited for it may have been cancelled: the next one waits, too
+            with self._beginning:  # a task that waited may have been cancelled: the next caller waits too
                 self._begin_once()
 
     def _begin_once(self) -> None:
@@ -261,7 +260,7 @@ class BatchIterator(Generic[B]):
             made = batch()
         except Exception as error:
             failure = error
-        except BaseException:  # such as an interrupt: that batch is gone
+        except BaseException:  # such as an interrupt: the batch is lost
             self._failed(arrived)
             raise
         finally:
@@ -271,7 +270,7 @@ class BatchIterator(Generic[B]):
             self._given(arrived)
             raise anyio.WouldBlock
         if self._is_peeking:
-            self._peeked.append((made, failure, arrived))  # an error is told again, in its place
+            self._peeked.append((made, failure, arrived))  # an error is raised again by `next`
         elif failure is None:
             self._given(arrived)
             given: B = made
@@ -279,7 +278,7 @@ class BatchIterator(Generic[B]):
         return self._taken(made, failure, arrived)
 
     def _taken(self, made: Any, failure: Exception | None, arrived: Arrived) -> B:
-        """A batch as it is given on; an error is raised."""
+        """Count a batch as received or failed. Return it, or raise its error."""
         if not self._is_peeking:
             (self._given if failure is None else self._failed)(arrived)
         batch: B = _opened(made, failure)
@@ -306,7 +305,7 @@ class BatchIterator(Generic[B]):
             exhausted()
 
     def _stage(self) -> None:
-        """Begin what is done to batches before they are given on, with those that have come."""
+        """Pin or copy arrived batches, up to the depth of the stage."""
         while len(self._staged) < self._ahead.depth:
             if not self._arrived and not self._receive():
                 return
@@ -315,7 +314,7 @@ class BatchIterator(Generic[B]):
             self._ahead.put(arrived.open)
 
     def _receive(self) -> bool:
-        """Whether another message has come."""
+        """Receive a message without blocking. Return True if one has arrived."""
         if self._over is not None:
             return False
         try:
@@ -333,12 +332,11 @@ class BatchIterator(Generic[B]):
         return self._over is None
 
     def _awaited(self) -> int:
-        """What to wait on until the next batch may be ready."""
+        """Return the descriptor to wait on for the next batch."""
         return self._ahead.fileno() if self._staged else self._receiver.fileno()
 
     def _finish(self) -> NoReturn:
-        """All batches have been given."""
-        if self._is_peeking:  # nobody was told that it is over
+        if self._is_peeking:  # the caller of `peek` must not use up the end
             raise StopIteration
         self._is_exhausted = True
         self._ahead.drain()
@@ -350,7 +348,7 @@ class BatchIterator(Generic[B]):
 
 
 def _fail(packed: PackedError, iterator: BatchIterator[B]) -> NoReturn:
-    """The engine has failed: nothing more comes, but the epoch was not used up."""
+    """Raise the engine's error. The epoch is not used up."""
     iterator._is_exhausted = True
     iterator._end()
     raise unpack_error(packed)
@@ -367,7 +365,7 @@ def _opened(made: B, failure: Exception | None) -> B:
     try:
         raise failure
     finally:
-        del failure  # its traceback has this frame: what they hold would wait for a garbage collection
+        del failure  # break the cycle of error, traceback and this frame
 
 
 def _raise(error: BaseException) -> NoReturn:

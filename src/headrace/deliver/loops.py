@@ -1,4 +1,4 @@
-"""Iterators outlive event loops: one that was begun in a loop is gone on with in the next."""
+"""Locks and closing for iterators that outlive event loops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import anyio.to_thread
 
 
 class TaskLock:
-    """Lets one task in at a time, of those of the event loop that runs.
+    """A lock for the tasks of the running event loop.
 
-    Each loop has a lock of its own: who was inside when a loop ended never comes out, and locks of asyncio's are of no
-    use to trio.
+    Each loop gets a new lock. A task that held the old one when its loop ended never releases it, and trio cannot use a
+    lock of asyncio.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,6 @@ class TaskLock:
 
     @property
     def here(self) -> anyio.Lock:
-        """The lock of the loop that runs."""
         loop = running_loop()
         if self._lock is None or self._loop is not loop:
             self._loop, self._lock = loop, anyio.Lock()
@@ -30,7 +29,7 @@ class TaskLock:
 
 
 def running_loop() -> object:
-    """What runs the current task."""
+    """Return the event loop of the current task: asyncio's loop, or trio's token."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -40,7 +39,7 @@ def running_loop() -> object:
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that runs, where that is asyncio's."""
+    """Return the running asyncio loop, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -48,14 +47,13 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class Closing:
-    """What is closed behind a `with`, or an `async with`."""
+    """Mixin: an object that `with` and `async with` close."""
 
     def close(self) -> None:
-        """End it."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """As `close`, without blocking the caller's loop."""
+        """Same as `close`, without blocking the caller's event loop."""
         await anyio.to_thread.run_sync(self.close)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Batches of what the engine has told of them."""
+"""Batches from the engine's delivery messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from headrace.torch_compat.packed_each import each_size, unpack_each
 from headrace.torch_compat.spec import Spec
 
 _SPECS_MOST = 256
-_SMALL_BYTES = 65536  # a batch of fewer bytes is copied: that is cheaper than a lease
+_SMALL_BYTES = 65536  # smaller batches are copied, which is cheaper than a lease
 
 
 class Arrived(NamedTuple):
-    """A batch that was received.
+    """A received batch.
 
     Attributes:
-        open: gives it, or raises the exception in its place.
-        samples: how many it has.
-        after: what a state says once it has been received, and others of its message; None where nobody asks.
-        number: which one of those it is.
-        late: see `headrace.delivery.Delivery`.
+        open: Returns the batch, or raises the error that replaces it.
+        after: Changes of the state after each batch of the message. None if no state is kept.
+        number: Index of this batch in `after`.
+        late: See `headrace.delivery.Delivery`.
     """
 
     open: Callable[[], object]
@@ -38,24 +37,19 @@ class Arrived(NamedTuple):
 
 
 class BatchOpener:
-    """Makes batches of deliveries.
-
-    Args:
-        views: the slabs.
-    """
+    """Makes batches from delivery messages."""
 
     def __init__(self, views: Views) -> None:
         self._views = views
         self._specs: dict[bytes, Spec] = {}
 
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
-        """The batches of a message, one by one."""
         if isinstance(message, Delivery):
             after = None if message.after is None else AfterThese((message.after,))
             return (Arrived(partial(self.open, message), message.count, after, 0, message.late),)
         sizes = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
         samples: Iterator[Callable[[], object]]
-        try:  # now: a place is not held until its last sample is asked for, nor as long as any of them is alive
+        try:  # copy now, so that single samples do not keep the whole slab leased
             samples = unpack_each(self._views.copied(message.segment, each_size(sizes)) if sizes else b"", sizes)
         except LoaderClosedError as error:
             samples = itertools.repeat(partial(_raise_again, error))
@@ -68,7 +62,7 @@ class BatchOpener:
         return arrived
 
     def open(self, delivery: Delivery) -> object:
-        """The batch, or the exception that is raised in its place."""
+        """Return the batch, or raise the error that replaces it."""
         if delivery.kind == "error":
             assert delivery.error is not None
             _raise(RaisedError(delivery.error, delivery.note))
@@ -89,7 +83,7 @@ class BatchOpener:
         spec = self._specs.get(blob)
         if spec is None:
             if len(self._specs) >= _SPECS_MOST:
-                self._specs.clear()  # each batch has another form
+                self._specs.clear()  # each batch has a different spec
             spec = self._specs[blob] = Spec.loads(blob)
         return spec
 

@@ -1,4 +1,4 @@
-"""Pinning in a thread: batches are copied into page-locked memory while the trainer works on those before."""
+"""A thread that copies batches into page-locked memory while the trainer works on earlier ones."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from headrace.errors import LoaderClosedError
 from headrace.torch_compat.errors import caught
 from headrace.wakeup import Wakeup
 
-_JOIN_S = 10.0  # copying one batch takes far less, and a `take` that its owner forgot to end must not hang the trainer
+_JOIN_S = 10.0  # copying a batch takes far less; a `take` that never ends must not hang the trainer
 
 
 class PinThread:
-    """A thread that takes batches, pins them, and has up to `depth` of them ready, in order.
+    """A thread that takes batches, pins them, and keeps up to `depth` of them ready, in order.
 
-    Several threads may share one: each batch goes to one of them. Copies do not hold the GIL, and use one core.
+    Threads may share it: each batch goes to one of them. Copies release the GIL and use one core.
 
-    The thread keeps this object alive until `close`; so neither `take` nor `pin` may refer to what closes it when it is
-    collected.
+    The thread keeps this object alive until `close`. If `take` or `pin` referred to the object that closes it, that
+    object would never be collected.
 
     Args:
-        take: gives the next batch, blocking; StopIteration is the end, and what else it raises is raised in the batch's
-            turn. Its owner makes it return, or raise, before calling `close`.
-        pin: what is done to each batch; its errors are raised in the batch's turn, worded as torch does.
-        depth: how many batches may be ready, one more may be in work; at least 1.
-        device_index: the device for which memory is pinned; None: none is chosen.
+        take: Returns the next batch, blocking. StopIteration ends the thread; other errors are raised in the batch's
+            turn. Its owner must make it return or raise before calling `close`.
+        pin: Applied to each batch. Its errors are raised in the batch's turn, worded as torch does.
+        depth: Maximum number of ready batches, at least 1. One more may be in work.
+        device_index: Device to pin memory for. None: selects none.
     """
 
     def __init__(
@@ -46,28 +46,28 @@ class PinThread:
         self._thread.start()
 
     def fileno(self) -> int:
-        """What to wait on for readability: then `try_next` may have something to say."""
+        """Return a descriptor that becomes readable when `try_next` has something to report."""
         return self._arrived.fileno()
 
     def try_next(self) -> object:
-        """The next batch, if it is ready.
+        """Return the next batch if it is ready.
 
         Raises:
-            anyio.WouldBlock: it is not.
-            StopIteration: there is none any more.
+            anyio.WouldBlock: it is not ready.
+            StopIteration: there are no more batches.
             LoaderClosedError: `close` was called.
             RuntimeError: the thread has died.
         """
         while True:
             if self._is_closed:
                 raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)")
-            is_over = self._is_over  # asked first: nothing becomes ready after it
+            is_over = self._is_over  # read first: no batch becomes ready after it is set
             with contextlib.suppress(IndexError):
                 batch, error = self._ready.popleft()
                 break
             if is_over:
                 raise self._end()
-            self._arrived.clear()  # and look again: what came between is for others who wait, too
+            self._arrived.clear()  # check again: a batch may have come in between
             if not (self._ready or self._is_over or self._is_closed):
                 raise anyio.WouldBlock
             self._arrived.set()
@@ -77,10 +77,10 @@ class PinThread:
         try:
             raise error
         finally:
-            del error  # its traceback has this frame: what they hold would wait for a garbage collection
+            del error  # break the cycle of error, traceback and this frame
 
     def next(self, timeout_s: float | None = None) -> object:
-        """As `try_next`, blocking until something is ready; WouldBlock once `timeout_s` seconds have passed."""
+        """Same as `try_next`, but wait. Raise WouldBlock after `timeout_s` seconds."""
         while True:
             try:
                 return self.try_next()
@@ -89,7 +89,7 @@ class PinThread:
                     raise
 
     def close(self) -> None:
-        """End the thread, and drop what is ready; who waits gets a LoaderClosedError. It may be called again."""
+        """End the thread and drop ready batches. Waiting threads get a LoaderClosedError. Safe to call again."""
         self._is_closed = True
         self._ready.clear()
         self._arrived.set()
@@ -100,14 +100,14 @@ class PinThread:
     def _run(self) -> None:
         end: Callable[[], BaseException] = _death
         try:
-            # torch keeps this number per thread: a copy by all cores would take them from the workers.
+            # Per thread in torch: a copy on all cores would take them from the workers.
             torch.set_num_threads(1)
             if self._device_index is not None:
                 torch.accelerator.set_device_index(self._device_index)
             while self._has_room() and self._step():
                 pass
             end = StopIteration
-        except BaseException as error:  # also SystemExit of a batch's own pin_memory: those who wait must hear of it
+        except BaseException as error:  # also SystemExit from a batch's own pin_memory: waiting threads must get it
             raised = error
             end = lambda: _death(raised)
         finally:
@@ -116,7 +116,7 @@ class PinThread:
             self._arrived.set()
 
     def _has_room(self) -> bool:
-        """Wait for a place; False when there will be none."""
+        """Wait for room. Return False once the thread is closed."""
         while not self._is_closed:
             if len(self._ready) < self._depth:
                 return True
@@ -125,7 +125,10 @@ class PinThread:
         return False
 
     def _step(self) -> bool:
-        """Take and pin one batch; False at the end. Nothing of it stays in this thread: it may hold a slab."""
+        """Take and pin one batch. Return False at the end.
+
+        Keeps no reference to the batch, which may hold a slab.
+        """
         try:
             batch = self._take()
         except StopIteration:

@@ -1,4 +1,4 @@
-"""What a trainer has received of an epoch."""
+"""Progress of the trainer through an epoch."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from headrace.errors import OptionError
 from headrace.lanes import LaneProgress
 from headrace.types import Ranges
 
-_REMEMBERED = 16  # batches before the last one whose states can be asked for
+_REMEMBERED = 16  # number of batches before the last whose states stay available
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """What has been received, since an epoch was begun or gone on with.
+    """Progress since the epoch began or was resumed.
 
     Attributes:
-        batches, samples: how many, on this rank.
-        used: from how many samples, failed ones too, the batches were cut.
-        covers: which of the source's samples are used up by that.
-        mark: where the source can be begun again.
-        skipped: how many failed samples were left out: (in all, right before what comes next).
-        is_over: whether it was said that there is no more.
-        parts, passed, given: what is known of what the first samples give that are not used up, and how much came
-            before that; see `ProgressDelta`.
-        lanes: how far lanes are, where documents are packed in these; None: at the begin.
-        repeated: how many samples were of later passes over the data than the first, where that is counted.
+        batches: Number of batches received by this rank.
+        samples: Number of samples received by this rank.
+        used: Number of samples the batches were cut from, failed ones included.
+        covers: Ranges of source samples consumed by these batches.
+        mark: Resume point of a source whose samples have no numbers.
+        skipped: Number of failed samples skipped: (in total, directly before the next sample).
+        is_over: True if the end of the epoch was reached.
+        parts, passed, given: See `ProgressDelta`.
+        lanes: Progress of the lanes that documents are packed into. None: at the begin.
+        repeated: Number of the samples that belong to a second or later pass over the data, if counted.
     """
 
     batches: int = 0
@@ -47,18 +47,15 @@ class ProgressSnapshot:
 
 
 class Progress:
-    """The trainer's way through one epoch.
+    """The trainer's progress through one epoch.
 
-    It is changed by whoever takes the next batch, one at a time, and may be asked in the middle of that: by any thread,
-    and by signal handlers, which interrupt the thread that changes it. So there is no lock, and each change is one
-    assignment behind which all is as it was said.
+    One consumer at a time changes it. Any thread may read it in between, and so may a signal handler that interrupts
+    the consumer. There is no lock: each change is a single assignment that leaves a consistent value.
 
-    What a state says is made when it is asked for: of samples that come one by one, that would take longer than all
-    else that is done to them here.
+    States are computed on request. For samples received one by one, computing each state would dominate the work here.
 
     Args:
-        begin: how it stands at first.
-        save: makes a state of it.
+        save: Returns the state for a snapshot.
     """
 
     def __init__(self, begin: ProgressSnapshot, save: Callable[[ProgressSnapshot], dict[str, object]]) -> None:
@@ -69,44 +66,42 @@ class Progress:
 
     @property
     def received(self) -> ProgressSnapshot:
-        """What has been received so far."""
         return self._stretches[-1].end
 
     def state(self, batches: int | None = None, *, is_over: bool = False) -> dict[str, object]:
-        """The state after what was received so far, or after so many batches of the epoch.
+        """Return the current state, or the state after an earlier batch.
 
         Args:
-            batches: how many.
-            is_over: the epoch ends with these, whether it was said or not.
+            batches: Number of batches of the epoch. None: all received so far.
+            is_over: True if the epoch ends here, even if no end was received.
 
         Raises:
-            OptionError: that is too long ago, or still to come.
+            OptionError: the state after `batches` batches is not available any more, or not yet.
         """
         step = self._stretches[-1].end if batches is None else self._step(batches)
         return self._save(replace(step, is_over=True) if is_over else step)
 
     def receive(self, batch: Arrived) -> None:
-        """A batch is given to the trainer."""
         last = self._stretches[-1]
         if batch.after is last.after and batch.number == last.stop and batch.samples == last.samples:
-            last.stop += 1  # nothing failed before it: that would be a stretch without samples
+            last.stop += 1  # no batch failed before it: a failure starts a stretch of 0 samples
         else:
             self._pass_failed()
             self._amend(batch.late)
             self._add(batch, batch.samples)
 
     def fail(self, batch: Arrived) -> None:
-        """An error is raised in the place of a batch, which is used up once the next one is asked for."""
+        """Record an error that replaces a batch. Its samples count as used at the next request."""
         self._pass_failed()
         self._amend(batch.late)
         self._failed = batch
 
     def ask(self) -> None:
-        """The next batch is asked for."""
+        """Record that the next batch is requested."""
         self._pass_failed()
 
     def end(self) -> None:
-        """The epoch is over, and the trainer was told so."""
+        """Record that the trainer has reached the end of the epoch."""
         self._pass_failed()
         self._begin(_Stretch(replace(self._stretches[-1].end, is_over=True)))
 
@@ -143,13 +138,13 @@ class Progress:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Batches that were received one after the other, of which one message tells.
+    """Consecutive batches from one message.
 
     Attributes:
-        before: how it stood before them.
-        after: what that message says.
-        start, stop: which of the batches that it tells of they are.
-        samples: of each.
+        before: Progress before them.
+        after: Changes of all batches of the message.
+        start, stop: Range of these batches in the message.
+        samples: Number of samples in each batch.
     """
 
     before: ProgressSnapshot
@@ -160,11 +155,10 @@ class _Stretch:
 
     @property
     def end(self) -> ProgressSnapshot:
-        """How it stands after them."""
         return self.after_first(self.stop - self.start)
 
     def after_first(self, count: int) -> ProgressSnapshot:
-        """How it stood after the first so many."""
+        """Return the progress after the first `count` batches of the stretch."""
         received = self.before
         for delta in self.after.said(self.start, self.start + count):
             received = _with_more(received, delta)
@@ -188,7 +182,7 @@ def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnap
 
 
 def _with(covers: Ranges, more: Ranges) -> Ranges:
-    """Ranges and some more of them; mostly those follow the last one."""
+    """Merge ranges. Usually `more` directly follows the last range."""
     if len(covers) <= 1 and len(more) == 1 and more[0][0] == (covers[0][1] if covers else 0):
         return ((covers[0][0] if covers else 0, more[0][1]),)
     result: list[tuple[int, int]] = []

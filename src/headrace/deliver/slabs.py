@@ -1,4 +1,4 @@
-"""Slabs: places in shared memory for whole batches, used again when the trainer's last view of one is gone."""
+"""Slabs: shared memory for whole batches, reused once the trainer's last view is gone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from headrace.errors import LoaderClosedError
 from headrace.memory import LARGE_BYTES, Lease, Segment
 
-HELD_SLABS = 2  # the loop variable still holds batch k while next() makes k + 1
+HELD_SLABS = 2  # the loop variable refers to batch k while next() makes k + 1
 _PAGE = 4096
-_ROOMY = 8  # times what is asked for: such a large slab was made for a sample of which there are few
+_ROOMY = 8  # a large slab of more than this many times the request was made for a rare large sample
 _views: weakref.WeakSet[Views] = weakref.WeakSet()
 
 
@@ -33,16 +33,16 @@ class _SlabRequest:
 
 
 class Slabs:
-    """The engine's side: hands out places to be filled, on its loop only.
+    """The engine's side: allocates slabs, on the engine's loop only.
 
     Args:
-        forget: called with the number of a slab that is gone, so that workers unmap it.
-        may_grow: whether so many more bytes are within the loader's budget.
+        forget: Called with the number of a deleted slab, so that workers unmap it.
+        may_grow: True if the loader's budget admits this many more bytes.
 
     Attributes:
-        limit: how many slabs there may be; each running epoch adds what it needs.
-        kept: how many are kept for use; where no epoch runs, as many as the last one needed.
-        segments: the slabs by number; the trainer's side looks its batches up here.
+        limit: Maximum number of slabs: the sum over the running epochs.
+        kept: Number of slabs kept for reuse. Without a running epoch, as many as the last one needed.
+        segments: The slabs by number, also read by the trainer's side.
     """
 
     def __init__(self, forget: Callable[[int], None], may_grow: Callable[[int], bool]) -> None:
@@ -59,26 +59,26 @@ class Slabs:
 
     @contextlib.contextmanager
     def serve(self, count: int) -> Iterator[None]:
-        """While an epoch runs there may be so many slabs more."""
+        """Raise the limit by `count` slabs while an epoch runs."""
         self.limit += count
         self.kept = self.limit
         try:
             yield
         finally:
             self.limit -= count
-            # Not none, of the last one: its slabs come back before it has ended or after, and serve the next one alike.
+            # Keep the last epoch's slabs for the next epoch.
             self.kept = self.limit or count
             while self._free and len(self.segments) > self.kept:
                 self._discard(self._free.pop())
 
     async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease:
-        """A slab of at least `size` bytes, all of it; those who wait get one by rank, the lowest first.
+        """Wait for a slab of at least `size` bytes. Waiting calls are served by rank, lowest first.
 
         Args:
-            is_urgent: whether nothing would move without it; then it is made even over the budget.
+            is_urgent: True if nothing can progress without this slab. It is then created even beyond the budget.
 
         Raises:
-            MemoryError: the machine does not have the bytes.
+            MemoryError: the machine does not have the memory.
         """
         if not self._waiting and (segment := self._find(size, is_urgent)) is not None:
             return self._lease(segment)
@@ -93,34 +93,34 @@ class Slabs:
                 future.result().release()
             raise
         finally:
-            if entry in self._waiting:  # cancelled: it must not keep its epoch, and all that it knows
+            if entry in self._waiting:  # cancelled: the request would keep its epoch alive
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
 
     def hand_out(self, lease: Lease) -> None:
-        """The trainer's side holds it from now on, until `returned`."""
+        """Give a slab to the trainer's side, until `returned`."""
         self._out[lease.segment.number] = lease
 
     def retire(self, number: int) -> None:
-        """A forked process has views of this slab, and nobody will hear when they are gone: it is not used again."""
+        """Never reuse a slab: a forked process has views of it, whose end cannot be observed."""
         if number in self._out:
             self._retired.add(number)
 
     def returned(self, number: int) -> None:
-        """The trainer's side has no view of this slab any more."""
+        """Release a slab that the trainer's side has no more views of."""
         lease = self._out.pop(number, None)
         if lease is not None:
             lease.release()
 
     def changed(self) -> None:
-        """A slab came back, or who is urgent has changed: serve those who wait."""
+        """Serve waiting requests. To be called when a slab is free or the urgency of a request has changed."""
         while self._waiting:
             entry = self._waiting[0]
             if not entry.future.done():
                 try:
                     segment = self._find(entry.size, entry.is_urgent)
                     if segment is None:
-                        # It may be of an epoch that nobody reads: it must not keep those out that are urgent.
+                        # The first request may be of an epoch that nobody reads. It must not block urgent ones.
                         urgent = (other for other in self._waiting if not other.future.done() and other.is_urgent())
                         entry = min(urgent, default=entry)
                         segment = self._find(entry.size, entry.is_urgent)
@@ -134,7 +134,7 @@ class Slabs:
             heapq.heapify(self._waiting)
 
     def close(self) -> None:
-        """Close all; views that the trainer still has keep their memory."""
+        """Close all slabs. Views that the trainer still has keep their memory."""
         for segment in self.segments.values():
             segment.close()
         self.segments.clear()
@@ -183,16 +183,16 @@ class Slabs:
 
 
 class Views:
-    """The trainer's side: views of slabs that give them back when the last one dies.
+    """The trainer's side: views of slabs, which return a slab when its last view is gone.
 
     Args:
-        segments: the slabs by number.
-        give_back: called with a slab's number, from any thread and also inside garbage collection.
-        retire: called with the number of a slab of which a process forked just now has views.
-        lock_pages: called with the number and the memory of a slab that is about to be looked at.
-        ahead: how many batches are looked at before the trainer has them.
-        put_back: called instead with the number of a small slab that was only read: nobody needs to hear of it before
-            the next batch is received. None: it is given back as the others are.
+        segments: The slabs by number.
+        give_back: Called with the number of a slab, from any thread and inside garbage collection.
+        retire: Called with the number of a slab that a forked process has views of.
+        lock_pages: Called with the number and memory of a slab before it is read.
+        ahead: Number of batches read before the trainer gets them.
+        put_back: Called instead of `give_back` for a small slab that was only read. It need not take effect before the
+            next batch is received. None: `give_back`.
     """
 
     def __init__(
@@ -211,17 +211,17 @@ class Views:
         _views.add(self)
 
     def at_fork(self) -> None:
-        """In the process that was forked: what is out now is not to be written over any more."""
+        """Retire all slabs that have views. The forked process shares their memory."""
         for number in tuple(self._out):
             self._retire(number)
 
     @property
     def must_copy(self) -> bool:
-        """Whether the trainer holds so many slabs that another one would leave too few to go on with."""
+        """True if the trainer has views of so many slabs that one more would stall the epoch."""
         return len(self._out) >= self._most
 
     def copied(self, number: int, nbytes: int) -> bytes:
-        """The first bytes of a slab, which goes back now."""
+        """Return the first bytes of a slab, and give it back."""
         view = self._view(number)
         try:
             return bytes(view[:nbytes])
@@ -230,7 +230,7 @@ class Views:
 
     @contextlib.contextmanager
     def read(self, number: int, *, is_small: bool) -> Iterator[NDArray[np.uint8]]:
-        """The slab as bytes, within; nothing may refer to it afterwards."""
+        """Return a context with the slab as bytes. No view may outlive the context."""
         view = self._view(number)
         try:
             yield np.frombuffer(view, np.uint8)
@@ -238,9 +238,9 @@ class Views:
             (self._put_back if is_small else self._give_back)(number)
 
     def array(self, number: int) -> NDArray[np.uint8]:
-        """The slab as bytes; it goes back when this array and all that was made from it are gone."""
-        # An array of its own for each lease: numpy gives every view the outermost array as its base, so that a
-        # finalizer on a slice of a shared one would run while views of it live.
+        """Return the slab as bytes. It is given back when this array and all views of it are gone."""
+        # A new array for each lease. numpy makes the outermost array the base of every view, so a finalizer on a slice
+        # of a shared array would run while views of the slice are alive.
         view = self._view(number)
         self._lock_pages(number, view)
         root: NDArray[np.uint8] = np.frombuffer(view, np.uint8)
@@ -266,5 +266,5 @@ def _at_fork() -> None:
         views.at_fork()
 
 
-# Before, too: another thread may drop a batch, and its slab be used again, until the parent comes to the second.
+# Also before the fork: until the parent runs the second hook, another thread may drop a batch and its slab be reused.
 os.register_at_fork(before=_at_fork, after_in_parent=_at_fork)

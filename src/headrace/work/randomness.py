@@ -1,4 +1,4 @@
-"""Random numbers that depend on (seed, epoch, position) alone, whichever worker makes the sample."""
+"""Random numbers that depend on (seed, epoch, position) only, not on the worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MASK_32 = 2**32 - 1
 
 
 class _Current(threading.local):
-    """The sample that a worker makes in this thread, and the generator that all samples of the thread use in turn."""
+    """The current sample of a worker's thread, and the generator that all samples of the thread use in turn."""
 
     def __init__(self) -> None:
         self.bits: np.random.Philox | None = None
@@ -44,11 +44,11 @@ _current = _Current()
 
 
 def rng() -> np.random.Generator:
-    """The random generator of the sample that is being made.
+    """Return the random generator of the current sample.
 
-    Its numbers depend on the loader's seed, the epoch and the sample's position in the epoch, and on nothing else: they
-    are the same for any number of workers. In a coroutine that makes a sample it is that coroutine's own, and of the
-    tasks that it starts. Outside a loader it is seeded by the system, once for each thread.
+    Its numbers depend only on the loader's seed, the epoch and the sample's position in the epoch. They are the same
+    for any number of workers. A coroutine that makes a sample has its own generator, shared with the tasks it starts.
+    Outside a loader the operating system seeds the generator, once per thread.
 
     Examples:
         >>> import headrace as hr
@@ -73,16 +73,16 @@ def rng() -> np.random.Generator:
 
 
 def _philox_key(key: int, position: int) -> int:
-    """The two words of a key as one number, the first one lowest."""
-    key ^= position >> 64  # a part of the sample at that position
+    """Join both words of a key, the first one lowest."""
+    key ^= position >> 64  # the hash of a part, see `part_position`
     return key & _MASK | (position & _MASK) << 64
 
 
 def key_number(key: object) -> int:
-    """A number of 64 bits for the key of a sample, of any type: the same in every process, and for equal keys.
+    """Return 64 bits for a sample key of any type, equal for equal keys and in every process.
 
-    Integers in that range are their own number, so that they never meet; others meet as rarely as hashes do. Keys that
-    are neither numbers, text, bytes, None nor tuples and frozen sets of those go by their pickle.
+    Integers in that range are their own number and never collide. Others are hashed. Keys other than numbers, text,
+    bytes, None, and tuples and frozen sets of these are hashed by their pickle.
     """
     if type(key) is int and 0 <= key <= _MASK:
         return key
@@ -94,7 +94,7 @@ def key_number(key: object) -> int:
 
 
 def _canonical(key: object) -> bytes:
-    """A key as bytes, the same for all that are equal to it."""
+    """Return the same bytes for all keys that are equal."""
     key = _plain(key)
     integer = _integer(key)
     return _typed(key) if integer is None else b"i%d" % integer
@@ -102,12 +102,12 @@ def _canonical(key: object) -> bytes:
 
 @functools.singledispatch
 def _typed(key: object) -> bytes:
-    """A key that is no whole number as bytes, of which the first says its type."""
+    """Return the bytes of a key that is not an integer. The first byte is its type."""
     return b"p" + pickle.dumps(key, protocol=5)
 
 
 @_typed.register
-def _(key: float) -> bytes:  # what is not a number is one key
+def _(key: float) -> bytes:  # all NaNs are one key
     return b"n" if math.isnan(key) else b"f" + struct.pack("<d", key)
 
 
@@ -136,51 +136,51 @@ def _joined(parts: Sequence[bytes]) -> bytes:
 
 
 def _plain(key: object) -> object:
-    """Python's own number, or text, in the place of one of numpy's, or of a tensor without dimensions."""
+    """Return a Python scalar for a numpy scalar or a tensor without dimensions."""
     return key.item() if getattr(key, "ndim", None) == 0 and hasattr(key, "item") else key
 
 
 def _integer(key: object) -> int | None:
-    """The whole number that a key is: also a bool, or 2.0."""
+    """Return the integer that a key equals, also for a bool or 2.0."""
     if isinstance(key, float):
         return int(key) if key.is_integer() else None
     if hasattr(key, "__index__"):
         try:
             return operator.index(key)
-        except TypeError:  # an array or a tensor of several numbers, or of others
+        except TypeError:  # an array or a tensor with several elements, or not of integers
             return None
     return None
 
 
 def begin_sample(key: int, position: int) -> None:
-    """Have `rng` draw for the sample at `position` of the epoch whose key is `key`.
+    """Make `rng` draw for the sample at `position` of the epoch whose key is `key`.
 
     Args:
-        position: or the number of the sample's own key, where there are no positions.
+        position: Without positions: `key_number` of the sample's own key.
     """
-    if position > _MASK:  # a part of the sample at that position
+    if position > _MASK:  # the upper half is the hash of a part, see `part_position`
         key, position = key ^ position >> 64, position & _MASK
     _current.key = (key, position)
 
 
 def seed_global_generators(key: int, position: int) -> None:
-    """Seed Python's, numpy's and torch's global generators for the same sample.
+    """Seed the global generators of Python, numpy and torch for a sample.
 
-    Only in a process of our own: in the trainer's process they are the trainer's.
+    Only for worker processes: in the trainer's process these generators belong to the trainer.
     """
     seed = seed_of(key, position)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (users' functions draw from it)
-    _seed_torch(seed ^ _MASK_32)  # its generator is of the same kind as numpy's, and needs another seed
+    _seed_torch(seed ^ _MASK_32)  # the same algorithm as numpy's: needs a different seed
 
 
 def seed_of(key: int, position: int) -> int:
-    """32 random bits for a sample: numpy's and torch's generators take no more.
+    """Return 32 random bits for a sample, the most that the generators of numpy and torch accept.
 
-    For one key no two of the positions below 2^32 have the same. Between two words of the key, position is mixed by
-    Wellons' "lowbias32" (https://nullprogram.com/blog/2018/07/31/), a permutation, which makes another of each key.
+    For one key all positions below 2^32 get different seeds: Wellons' "lowbias32" is a permutation
+    (https://nullprogram.com/blog/2018/07/31/). Two words of the key are XORed before and after it.
     """
-    if position > _MASK:  # a part of the sample at that position
+    if position > _MASK:  # the upper half is the hash of a part, see `part_position`
         key, position = key ^ position >> 64, position & _MASK
     first, second = _words(key, position >> 32)
     mixed = (position ^ first) & _MASK_32
@@ -191,14 +191,14 @@ def seed_of(key: int, position: int) -> int:
 
 @functools.lru_cache(16)
 def _words(key: int, high: int) -> tuple[int, int]:
-    """Two words for a key and the high half of a position: keys may be small numbers, and near each other."""
+    """Return two words for a key and the upper half of a position. Keys may be small and close together."""
     digest = hashlib.blake2b(struct.pack("<QQ", key & _MASK, high & _MASK), digest_size=8).digest()
     first, second = struct.unpack("<II", digest)
     return first, second
 
 
 class _TorchSeed:
-    """Seeds torch's generator. If torch is not loaded yet, the last seed is set as soon as a function has loaded it."""
+    """Seeds torch's generator. If torch is not loaded, it applies the last seed directly after torch's import."""
 
     def __init__(self) -> None:
         self._last = -1  # none yet
@@ -215,7 +215,7 @@ class _TorchSeed:
     def _begin(self) -> None:
         from torch import default_generator
 
-        self._set = default_generator.manual_seed  # `torch.manual_seed` takes 70 µs: it looks for accelerators, too
+        self._set = default_generator.manual_seed  # `torch.manual_seed` takes 70 µs: it also looks for accelerators
         self._set(self._last)
 
 

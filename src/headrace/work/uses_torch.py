@@ -1,4 +1,4 @@
-"""Whether workers may come to need torch: what they are sent is searched for it before they are started."""
+"""A search of the steps for uses of torch, before workers start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def may_use_torch(steps: Iterable[Step], functions: Iterable[object]) -> bool:
     try:
         with sending(descriptors):
             search.dump([*called, *functions])
-    except Exception:  # it is too large to search; or it cannot be sent, which is reported when it is
+    except Exception:  # too large to search, or not picklable, which is reported when it is sent
         return True
     finally:
         close_all(descriptors)
@@ -45,7 +45,7 @@ def may_use_torch(steps: Iterable[Step], functions: Iterable[object]) -> bool:
 
 
 class _Search(OutwardPacker):
-    """Pickles functions as workers get them, and looks for torch in the modules and code that are met."""
+    """Pickles functions as for workers, and looks for torch in their modules and code."""
 
     def __init__(self) -> None:
         super().__init__(_Sink(), lambda _: None)
@@ -59,7 +59,7 @@ class _Search(OutwardPacker):
 
 
 class _Sink(io.BytesIO):
-    """Takes bytes and drops them."""
+    """Counts and discards bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,15 +73,15 @@ class _Sink(io.BytesIO):
 
 
 def _names_torch(module: str) -> bool:
-    """True if a module is torch's, has something of torch's, or is one of ours that may need torch."""
+    """True if a module is torch's, refers to torch, or is one of headrace's that may need torch."""
     top = module.partition(".")[0]
-    if top in ("headrace", "__main__"):  # functions of a script are sent by value, with all that they name
+    if top in ("headrace", "__main__"):  # functions of a script are pickled by value, with their globals
         return top == "headrace" and module not in _OURS_WITHOUT_TORCH
     return top == "torch" or any(_top_of(value) == "torch" for value in vars(sys.modules.get(module, sys)).values())
 
 
 def _top_of(value: object) -> str:
-    """The top package of a module, or of what defines a class or function."""
+    """Return the top-level package of a module, or of the module that defines a class or function."""
     is_module = isinstance(value, ModuleType)
     name = value.__name__ if is_module else getattr(value, "__module__", None)  # type: ignore[attr-defined]
     return name.partition(".")[0] if isinstance(name, str) else ""
