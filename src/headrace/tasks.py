@@ -33,7 +33,8 @@ class Step:
             together.
         Returns the results, with None for rows that must go through the step, and their bytes. Never raises.
         open_many: As `open_rows`, for `headrace.formats.opening.MemberRows`.
-        is_numbered: True if workers pass `fn` a tuple: the sample's position in the epoch, and the sample.
+        is_numbered: True if workers pass `fn` a tuple: the sample's position in the epoch, and the sample. After other
+            samples were made, the position counts those.
         passed: Operators before this one, from the source on, for errors.
         is_shardable: True if each rank may apply it to its samples alone.
         is_separate: True if it runs in worker processes only.
@@ -103,6 +104,8 @@ class Task:
         batch: Batch that the task contributes to. Tasks of earlier batches go first.
         position: Position of the first sample.
         positions: Position of each sample, if they are not consecutive.
+        first_number: Number of the first sample among those that the stages before have made in the epoch. None: it is
+            the position.
         slot: Slot of the first sample in its batch.
         capacity: Number of slots in the slab.
         place: Memory for the result, if already known.
@@ -120,6 +123,7 @@ class Task:
     parts: list[Part]
     position: int = 0
     positions: Sequence[int] | None = None
+    first_number: int | None = None
     slot: int = 0
     capacity: int = 0
     place: Lease | None = None

@@ -101,14 +101,33 @@ def test_numbers_of_an_iterable_count_what_it_gives_and_are_refused_on_several_r
     assert flat(given(data, rank=0, world_size=2, shard=False)) == list(enumerate("abcdef"))
 
 
+def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
+    return hr.DataLoader(data, batch_size=None, rank=0, world_size=2, tail="uneven")
+
+
+def odd(number: int) -> bool:
+    return number % 3 != 1
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda data: data.filter(odd).skip(5), [n for n in range(20) if odd(n)][5:]),
+        (lambda data: data.filter(odd).slice(3, 9, 2), [n for n in range(20) if odd(n)][3:9:2]),
+        (lambda data: data.filter(odd).take(9).skip(2), [n for n in range(20) if odd(n)][2:9]),
+        (lambda data: data.flat_map(lambda n: [n, -n]).enumerate().slice(3, 5), [(3, -1), (4, 2)]),
+        (lambda data: data.batch(3).skip(5).unbatch(), [15, 16, 17, 18, 19]),
+    ],
+)
+def test_samples_made_of_others_are_counted_as_they_come(make: Any, expected: list[object]) -> None:
+    assert list(make(hr.from_map(range(20)))) == expected
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda data: data.filter(bool).enumerate(), r"enumerate\(\) behind \.filter\(bool\)"),
-        (lambda data: data.flat_map(list).enumerate(), r"enumerate\(\) behind \.flat_map"),
-        (lambda data: data.batch(2).enumerate(), r"enumerate\(\) behind \.batch\(\)"),
-        (lambda data: data.batch(2).unbatch().enumerate(), r"enumerate\(\) behind \.unbatch"),
-        (lambda data: data.filter(bool).take(2).enumerate(), r"enumerate\(\) behind \.filter"),
+        (lambda data: next(iter(two_ranks(data.filter(bool).enumerate()))), r"enumerate\(\) has is_shardable=False"),
+        (lambda data: next(iter(two_ranks(data.filter(bool).skip(1)))), r"skip\(1\) has is_shardable=False"),
         (lambda data: data.enumerate().shuffle(), r"shuffle\(auto\) behind \.enumerate\(\)"),
         (lambda data: data.enumerate().repeat(2), r"repeat\(2\) behind \.enumerate\(\)"),
         (lambda data: data.enumerate().epoch(samples=9), r"epoch\(samples=9\) behind \.enumerate\(\)"),

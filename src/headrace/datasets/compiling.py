@@ -97,6 +97,11 @@ class _Compiler:
         return self._levels[-1][1]
 
     @property
+    def _is_of_source(self) -> bool:
+        """True if each sample is still one of the source, with its number."""
+        return self._is_counted and self._limit is None and not self._is_batched
+
+    @property
     def _is_counted(self) -> bool:
         """True if each sample of the source has exactly one sample at this point."""
         return len(self._levels) == 1 and all(operator.step.keeps_count for operator in self._each)
@@ -106,9 +111,10 @@ class _Compiler:
         if operator.is_collate:
             step = replace(step, fn=for_workers(step.fn) or step.fn)
         operator = replace(operator, step=step)
+        if step.is_numbered and not self._is_of_source:
+            self._add_numbered(operator, replace(step, is_shardable=False))
+            return
         self._check_last(operator, keeps_count=step.keeps_count)
-        if step.is_numbered:
-            self._check_numbered(operator)
         if operator.is_collate and (self._is_batched or self._makes_batches):
             raise OptionError(f".{operator.text}: its samples are batches already; put it right behind .batch()")
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
@@ -139,6 +145,12 @@ class _Compiler:
         self._take(operator.samples * (1 if self._batch is None else self._batch.size))
 
     def add_order(self, operator: PassOperator) -> None:
+        if operator.by_number is not None and not self._is_of_source:
+            step, most = operator.by_number
+            self._add_numbered(operator, step)
+            if most is not None:
+                self._take(most)
+            return
         self._check_place(operator)
         if not self._is_counted and not operator.is_behind_filters:
             raise OptionError(
@@ -146,6 +158,12 @@ class _Compiler:
                 "too; move it before that"
             )
         self._order.add(operator)
+
+    def _add_numbered(self, operator: Operator, step: Step) -> None:
+        """Begin a level: its step gets the numbers of the samples that come out of the levels before."""
+        self._check_last(operator, keeps_count=step.keeps_count)
+        self._close()
+        self._begin_level(None, [EachSample(replace(step, passed=" → ".join(self.passed)))])
 
     def add_shuffle(self, operator: Shuffle) -> None:
         is_of_source = len(self._levels) == 1 and self._limit is None and not self._is_batched
@@ -227,15 +245,6 @@ class _Compiler:
             raise OptionError(
                 f".{operator.text} behind .prefetch({self._delivering.prefetch}): that counts what comes out of the "
                 "stream; put .prefetch() last"
-            )
-
-    def _check_numbered(self, operator: EachSample) -> None:
-        if not self._is_counted or self._limit is not None or self._is_batched:
-            names = [one.text for one in self._each if not one.step.keeps_count]
-            before = ".batch()" if self._is_batched else f".{names[0]}" if names else "what takes some of these"
-            raise OptionError(
-                f".{operator.text} behind {before}: how many samples other ranks have there nobody knows, so that "
-                "numbers would differ; move it before that"
             )
 
     def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:

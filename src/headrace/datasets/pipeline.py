@@ -17,7 +17,7 @@ from headrace.tasks import Step
 
 @dataclass(frozen=True)
 class Regroup:
-    """A grouping of samples, or a limit on their number, and the steps after it.
+    """A grouping of samples, a limit on their number, or a step that counts them, and the steps after it.
 
     Attributes:
         grouping: Groups samples. None: they stay single.
@@ -31,13 +31,13 @@ class Regroup:
 
     @property
     def name(self) -> str:
-        return f"take({self.limit})" if self.grouping is None else self.grouping.text
+        return self.names[0] if self.grouping is None else self.grouping.text
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names in a state."""
-        limit = () if self.grouping is None else _limit_names(self.limit)
-        return (*limit, self.name, *(step.name for step in self.steps))
+        grouping = () if self.grouping is None else (self.grouping.text,)
+        return (*_limit_names(self.limit), *grouping, *(step.name for step in self.steps))
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,12 @@ class LevelPlan:
     Attributes:
         limit: Maximum number of samples in the epoch, on all ranks together. None: no limit.
         is_grouped: True if the samples are made of groups of the level before.
+        is_numbered: True if a step needs the numbers of the samples of the level before.
     """
 
     limit: int | None = None
     is_grouped: bool = False
+    is_numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,7 @@ class EpochPlan:
             ask, done = mark, self._done
             mark = (lambda number: ask(_original(number, done))) if done else ask
         is_limited = any(level.limit is not None for level in self.levels[:-1])
+        is_limited |= any(level.is_numbered for level in self.levels)
         repeated = None if self.share is None or self.counts is not None else self._count_repeated
         return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited, repeated=repeated)
 
@@ -429,7 +432,8 @@ def levels_of(pipeline: Pipeline) -> tuple[LevelPlan, ...]:
     """Return the levels of counted samples of a pipeline."""
     limits = (*(regroup.limit for regroup in pipeline.regroups), pipeline.limit)
     are_grouped = (False, *(regroup.grouping is not None for regroup in pipeline.regroups))
-    return tuple(map(LevelPlan, limits, are_grouped))
+    are_numbered = (False, *(any(step.is_numbered for step in regroup.steps) for regroup in pipeline.regroups))
+    return tuple(map(LevelPlan, limits, are_grouped, are_numbered))
 
 
 def as_ranges(holes: Ints) -> Ranges:

@@ -129,6 +129,7 @@ class Level:
         self._batches, self._learned = spec.batches, spec.learned
         self._dispatch, self._budget, self._host = dispatch, budget, host
         self._origins = spec.position_map.levels[number]
+        self._before = spec.position_map.levels[number - 1].before if number else 0  # samples made before in the epoch
         self._known = self._origins.known  # samples of the first unit that are not repeated
         self.left = spec.limits[number] if spec.limits else None  # remaining limit of samples
         self.is_over = False  # no further result is needed
@@ -270,7 +271,8 @@ class Level:
         """Run a chain: (result, index of each result's sample in the input, measures)."""
         batch = self._host.batch_of(self, units.start)
         notes = units.notes if finish is Finish.GROUP else ()
-        task = Task(chain, self._key, batch, finish, parts, units.start, positions, notes=notes)
+        number = self._before + units.start if self.number else None
+        task = Task(chain, self._key, batch, finish, parts, units.start, positions, number, notes=notes)
         is_urgent = lambda: units.start <= self.frontier or self._host.is_urgent(self, units.start)
         reply, made = await self._dispatch.samples(task, is_urgent)
         self._answered(units, reply)

@@ -59,6 +59,7 @@ class Maker:
         self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
         self._original = Original()
         self._at: tuple[Sequence[SentPart], int] = (), 0  # (parts, index) of the current sample
+        self._first_number: int | None = None  # of the task's samples
         self._begun: dict[int, weakref.ref[Chain]] = {}
 
     def make(
@@ -76,7 +77,7 @@ class Maker:
         # Chain numbers may differ between two runs. With keys there is one stage only, so its number is not used.
         key = order.key if chain.by_key else stage_key(order.key, order.chain)
         index = 0
-        self._progress[0] = 0
+        self._progress[0], self._first_number = 0, order.first_number
         try:
             for done, samples in runs(chain, order, self._inputs, busy):
                 if done and done == len(chain.steps):
@@ -190,7 +191,7 @@ class Maker:
                         seed_global_generators(key, number)
                         is_seeded = True
                 began = time.perf_counter()
-                result = _call(step, (position, sample) if step.is_numbered else sample)
+                result = _call(step, (self._number_at(position), sample) if step.is_numbered else sample)
                 busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
                 if step.kind == "map":
                     sample = result
@@ -202,6 +203,9 @@ class Maker:
             return self._failed(chain, at, error, source, position)
         self._original.check()
         return sample
+
+    def _number_at(self, position: int) -> int:
+        return position if self._first_number is None else self._first_number + self._at[1]
 
     def _failed(self, chain: Chain, at: Step, error: BaseException, source: object, position: int) -> Failure:
         """Return the Failure for a sample that a step could not make from `source`."""

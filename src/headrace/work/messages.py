@@ -57,6 +57,7 @@ class TaskMessage:
     failures: dict[int, PackedError]
     one_by_one: bool = False
     notes: Sequence[tuple[int, ...]] = ()
+    first_number: int | None = None
 
     is_answered: ClassVar[Literal[True]] = True
 
@@ -79,6 +80,7 @@ class TaskMessage:
             task.failures,
             bool(task.deaths),
             task.notes,
+            task.first_number,
         )
 
     @property

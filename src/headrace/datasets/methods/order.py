@@ -61,13 +61,17 @@ class OrderMethods(AddsOperators):
         return self._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
-        """Select the samples with numbers in `range(start, stop, step)`. Needs samples with numbers."""
+        """Select the samples with numbers in `range(start, stop, step)`.
+
+        The source's samples must have numbers. After operators that drop, make or group samples, the samples that come
+        out of these are counted, on one rank.
+        """
         if not is_whole(start) or not (stop is None or is_whole(stop, start)) or not is_whole(step, 1):
             raise OptionError(f".slice({start!r}, {stop!r}, {step!r}): 0 <= start <= stop and step >= 1, whole numbers")
         return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
 
     def skip(self, n: int) -> Stream:
-        """Skip the first `n` samples. Needs samples with numbers."""
+        """Skip the first `n` samples: equivalent to `.slice(n)`."""
         if not is_whole(n):
             raise OptionError(f".skip({n!r}): 0 or more, a whole number")
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))

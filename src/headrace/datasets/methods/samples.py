@@ -140,14 +140,13 @@ class SampleMethods(AddsOperators):
         """Replace each sample by (number, sample), where the number is its position in the epoch.
 
         Positions count from 0 over all ranks together, so they depend on neither ranks nor workers, and continue when a
-        state is loaded. Use it after operators that decide the order, and before those that drop or group samples, such
-        as `.filter()`; ranks could not know positions after these. With tail="pad", the number of a padding sample
-        repeats. With tail="carry", samples carried over from another epoch have negative numbers. Samples skipped by
-        `exclude=` keep their numbers.
+        state is loaded. After operators that drop, make or group samples, the samples that come out of these are
+        counted, on one rank. With tail="pad", the number of a padding sample repeats. With tail="carry", samples
+        carried over from another epoch have negative numbers. Samples skipped by `exclude=` keep their numbers.
 
         Raises:
-            OptionError: It follows such an operator. When a loader starts: several ranks share samples that are counted
-                only while reading, so that no rank knows the counts of the others.
+            OptionError: When a loader starts: several ranks share samples that are counted only while reading, so that
+                no rank knows the counts of the others.
 
         Examples:
             >>> import headrace as hr

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from headrace.datasets.operators.order import PassOperator
 from headrace.errors import OptionError
 from headrace.plan import ChosenOrder, ComputedOrder, DrawnOrder, Order, draw
+from headrace.plan.order import ENDLESS
+from headrace.tasks import Step
 from headrace.types import Ints
 
 
@@ -75,12 +77,24 @@ class Stretch(PassOperator):
     def in_state(self) -> str:
         return "pick"  # the check in a state covers the selected samples
 
+    @property
+    def by_number(self) -> tuple[Step, int | None] | None:
+        if self.is_behind_filters:
+            return None
+        numbers = self.numbers(ENDLESS)
+        step = Step(self.name, "filter", partial(_is_in, numbers), is_numbered=True, is_shardable=False)
+        return step, len(numbers) if numbers.stop < ENDLESS else None
+
     def count(self, count: int) -> int:
         return len(self.numbers(count))
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
         numbers = self.numbers(order.count)
         return ComputedOrder(order, len(numbers), partial(_at, numbers.start, numbers.step))
+
+
+def _is_in(numbers: range, numbered: tuple[int, object]) -> bool:
+    return numbered[0] in numbers
 
 
 def _at(start: int, step: int, positions: Ints) -> Ints:

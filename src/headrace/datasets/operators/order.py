@@ -9,6 +9,7 @@ from typing import Protocol
 from headrace.datasets.operators.values import Operator
 from headrace.plan import FirstOf, Order, ShuffledOrder
 from headrace.plan.order import ENDLESS
+from headrace.tasks import Step
 
 
 class CompilesOrder(Protocol):
@@ -52,6 +53,14 @@ class PassOperator(OrderOperator):
     def is_behind_filters(self) -> bool:
         """True if its result is the same before and after a filter."""
         return True
+
+    @property
+    def by_number(self) -> tuple[Step, int | None] | None:
+        """(step that selects samples by their numbers, their maximum number), for samples that others were made of.
+
+        None: it must know all samples.
+        """
+        return None
 
     @property
     def needs_numbers(self) -> bool:
