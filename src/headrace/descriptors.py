@@ -55,12 +55,12 @@ def require(workers: int, *, reads: bool) -> None:
 
 
 def reads_at_most(workers: int) -> int:
-    """Return the maximum number of concurrent reads: half of the descriptors that workers leave."""
+    """Return the maximum number of concurrent reads: half of what workers leave."""
     return max(_FEWEST_READS, _left_by(workers) // 2)
 
 
 def segments_at_most(workers: int) -> int:
-    """Return the maximum number of shared-memory segments: a quarter of the descriptors that workers leave."""
+    """Return the maximum number of shared-memory segments: a quarter of what workers leave."""
     return max(_FEWEST_SEGMENTS, _left_by(workers) // 4)
 
 
@@ -81,7 +81,7 @@ _now = _Now()
 
 @contextlib.contextmanager
 def sending(descriptors: list[int]) -> Iterator[None]:
-    """Return a context in which this thread pickles for workers. It collects copies of pickled descriptors."""
+    """Return a context of pickling for workers, which collects copies of pickled descriptors."""
     before, _now.sent = _now.sent, descriptors
     try:
         yield
@@ -108,7 +108,7 @@ def send(fd: int) -> int:
 
 @contextlib.contextmanager
 def receiving(descriptors: Sequence[int]) -> Iterator[None]:
-    """Return a context in which this thread unpickles with these descriptors. The caller keeps owning them."""
+    """Return a context of unpickling with these descriptors, which stay the caller's."""
     before, _now.received = _now.received, descriptors
     try:
         yield

@@ -62,7 +62,7 @@ def prepare(accelerator: Any, loader: Any) -> Any:
 
 
 class TitanState:
-    """State of a loader in torchtitan's checkpoints: a component with `state_dict` and `load_state_dict`.
+    """A loader's state in torchtitan's checkpoints, with the two methods of a component.
 
     A state that is valid for all ranks is stored once, and any number of ranks can resume from it. Otherwise each rank
     stores its own state by its number, and the number of ranks must stay the same.
@@ -110,7 +110,7 @@ class _Prepared(Protocol):
 
 
 class Batches(torch.utils.data.IterableDataset[object]):
-    """Batches of a loader as a torch iterable data set, for frameworks that build their own loader.
+    """Batches of a loader as a torch data set, for frameworks that build their own loader.
 
     That loader must not batch again and must have no workers: `batch_size=None, num_workers=0`.
     """
@@ -151,7 +151,7 @@ class Batches(torch.utils.data.IterableDataset[object]):
             self._skip_for(shard)
 
     def _skip_for(self, shard: Any) -> None:
-        """Skip in the loader the batches that Accelerate would take and drop after `skip_first_batches`."""
+        """Skip in the loader the batches that Accelerate would drop after `skip_first_batches`."""
         skipped = vars(shard).get("_skipped_by_loader", getattr(shard, "skip_batches", 0))
         if not skipped:
             return
@@ -190,7 +190,7 @@ def _prepared_batches(accelerator: Any, loader: DataLoader[object]) -> _Prepared
 
 
 def _with_our_engine(prepared: _Prepared, source: object) -> _Prepared:
-    """Replace the loader inside Accelerate's. It keeps its data and order; missing options come from `source`."""
+    """Replace the loader inside Accelerate's. Missing options come from `source`."""
     base = prepared.base_dataloader
     if isinstance(base, DataLoader) or isinstance(base.dataset, Batches):
         return prepared
@@ -230,7 +230,7 @@ def _have_shard_go_on(place: weakref.ref[_Prepared], base: DataLoader[object], s
 
 
 def _state_of(loader: DataLoader[object]) -> dict[str, object]:
-    """Return the loader's state, or the reason why there is none, so that the rest of a run can be saved."""
+    """Return the loader's state, or the reason for its absence, so that a run can be saved."""
     try:
         return loader.state_dict()
     except OptionError as error:

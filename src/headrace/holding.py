@@ -50,7 +50,7 @@ class Holder:
 
 
 class Unknown(Holder):
-    """A loop of a prefetching framework, in a release for which the number of held batches is unknown."""
+    """A loop of a prefetching framework, in a release for which `held` is not known."""
 
     def __init__(self, framework: str) -> None:
         self._framework, self._has_warned = framework, False
@@ -81,7 +81,7 @@ class _Shard(Protocol):
 
 
 class OfLightning(Holder):
-    """Lightning's loop. It prefetches one batch from loaders without a length, and knows which batch is the last.
+    """Lightning's loop. It prefetches one batch from loaders without a length.
 
     Args:
         loaders: All loaders that the loop iterates together, with a length or without.
@@ -107,7 +107,7 @@ class OfLightning(Holder):
 
 
 class OfAccelerate(Holder):
-    """The loop over a loader prepared by Accelerate. It prefetches one batch, except after the last.
+    """Loop over a loader prepared by Accelerate. It prefetches one batch, except after the last.
 
     Attributes:
         begun: Number of the epoch, as Accelerate counts epochs.
@@ -165,7 +165,7 @@ def holder_of() -> Holder:
 
 
 def goes_on_from(epoch: int) -> bool:
-    """Make Fabric count epochs from `epoch`, if Fabric calls `set_epoch` now. Return True if it did.
+    """Make Fabric count epochs from `epoch`, if Fabric calls `set_epoch` now. Return True if so.
 
     Fabric counts the loops over a loader, from 0 in each process.
     """
@@ -193,7 +193,7 @@ def goes_on_from(epoch: int) -> bool:
 
 
 def _framework() -> str | None:
-    """Return the prefetching framework that iterates over the loader, directly or through other iterators."""
+    """Return the prefetching framework that iterates over the loader, also through iterators."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (_is_ours(frame) or _is_of_an_iterator(frame)):
         frame = frame.f_back
@@ -205,7 +205,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_of_an_iterator(frame: FrameType) -> bool:
-    """True if the frame passes items on to its caller. False for frames of frameworks, which identify themselves."""
+    """True if the frame passes items on to its caller, and is not a framework's."""
     return _package(frame) is None and (
         frame.f_code.co_name in ("__iter__", "__next__") or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     )

@@ -32,7 +32,7 @@ class Part(Protocol):
 
     @property
     def blocks(self) -> Sequence[int]:
-        """Numbers of the blocks that must be decoded for these samples, and that other samples share."""
+        """Numbers of the shared blocks that must be decoded for these samples."""
         ...
 
     def cut(self, start: int, stop: int) -> Part:
@@ -130,7 +130,7 @@ class RawPart:
         ]
 
     def carried(self) -> SentPart:
-        """Return the samples with only their own bytes: the ranges contain samples of other tasks too."""
+        """Return the samples with only their own bytes. The ranges contain other tasks' samples too."""
         first = [address for address, _ in self.spans]
         views = [lease.view for _, lease in self.spans]
         ends = [address + len(view) for address, view in zip(first, views, strict=True)]
@@ -337,7 +337,7 @@ class ListPart:
 
 @dataclass(slots=True)
 class KeyPart:
-    """Keys of samples that workers get themselves. They travel with the task, without shared memory.
+    """Keys of samples that workers get themselves. Sent with the task, without shared memory.
 
     Attributes:
         pack: Pickles a list of keys. None for keys of plain types.

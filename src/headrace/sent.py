@@ -248,7 +248,7 @@ class SentTable(_Whole):
 @as_call
 @dataclass(slots=True)
 class SentObjects(_Whole):
-    """Objects of the trainer's process, for thread workers. Or plain keys, which any pickler carries."""
+    """Objects of the trainer's process, for thread workers; or keys of plain types."""
 
     samples: list[object]
     start: int

@@ -1,1 +1,1 @@
-"""Delivery to the trainer: takes finished slabs, gives ordered batches to `for` and `async for` loops."""
+"""Delivery: takes finished slabs, gives ordered batches to `for` and `async for` loops."""

@@ -37,10 +37,10 @@ class Ahead:
         self._waiting.append(batch)
 
     def take(self, timeout_s: float | None) -> Open:
-        """Remove and return the oldest batch. At least one must be waiting. A `timeout_s` of None waits without limit.
+        """Remove and return the oldest batch. At least one must be waiting.
 
         Raises:
-            anyio.WouldBlock: the batch is not ready after `timeout_s` seconds.
+            anyio.WouldBlock: the batch is not ready after `timeout_s` seconds. None waits without limit.
         """
         del timeout_s
         return self._waiting.popleft()

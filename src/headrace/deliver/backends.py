@@ -89,7 +89,7 @@ class CudaBackend:
         self._stream.synchronize()
 
     def _forget_error(self) -> None:
-        """Clear the error of a failed registration: CUDA would report it with this thread's next kernel."""
+        """Clear a failed registration's error. CUDA would report it with this thread's next kernel."""
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=self.device).add_(1)
 

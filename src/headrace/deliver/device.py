@@ -45,7 +45,7 @@ class Backend(Protocol):
         ...
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a host tensor. Its memory is read until an event recorded after this call is done."""
+        """Begin to copy a host tensor. Its memory is read until an event recorded later is done."""
         ...
 
     def record(self) -> Event:
@@ -60,7 +60,7 @@ class Backend(Protocol):
         ...
 
     def move(self, value: Movable) -> object:
-        """Return `value.to(device)` on this thread's current stream. Host memory is not read after the call."""
+        """Return `value.to(device)` on this thread's current stream. No copy is pending on return."""
         ...
 
     def register(self, memory: memoryview) -> bool:
@@ -135,7 +135,7 @@ class Mover:
         return moving
 
     def finish(self, moving: Moving) -> object:
-        """Return the batch on the device, for use on this thread's current stream. To be called once.
+        """Return the batch on the device, for this thread's current stream. To be called once.
 
         The stream waits for the copies; this thread does not.
         """
@@ -167,7 +167,7 @@ class Mover:
             self.let_go()
 
     def drain(self) -> None:
-        """Wait for all copies started so far, and release their host batches. Takes a lock: not for finalizers."""
+        """Wait for all copies, and release their host batches. Takes a lock: not for finalizers."""
         done: list[Moving] = []
         try:
             with self._lock:
@@ -179,7 +179,7 @@ class Mover:
                 moving.host = None  # after an error too: a failed device copies nothing more
 
     def lock_pages(self, number: int, memory: memoryview) -> None:
-        """Page-lock a slab and keep it mapped until `unlock_pages` or `close`. A second call does nothing.
+        """Page-lock a slab and keep it mapped until `unlock_pages` or `close`. Idempotent.
 
         If page-locking fails, copies go through torch's pinned memory.
 
@@ -248,7 +248,7 @@ def _is_later(value: object) -> TypeGuard[_Later]:
 
 
 def _abandon(backend: Backend, under_way: list[Moving], pages: dict[int, memoryview | None], pid: int) -> None:
-    """Release everything after the mover was collected. Its last copies still read the slabs for some milliseconds."""
+    """Release everything after the mover was collected. Its last copies may still read slabs."""
     if os.getpid() == pid and (under_way or pages):  # a forked process has no copies, and cannot use the device
         with contextlib.suppress(RuntimeError):
             backend.synchronize()

@@ -1,4 +1,4 @@
-"""A thread that copies batches into page-locked memory while the trainer works on earlier ones."""
+"""A thread that copies batches into page-locked memory, concurrently with the trainer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PinThread:
                     raise
 
     def close(self) -> None:
-        """End the thread and drop ready batches. Waiting threads get a LoaderClosedError. Safe to call again."""
+        """End the thread and drop ready batches. Waiting threads get a LoaderClosedError."""
         self._is_closed = True
         self._ready.clear()
         self._arrived.set()

@@ -113,7 +113,7 @@ class Slabs:
             lease.release()
 
     def changed(self) -> None:
-        """Serve waiting requests. To be called when a slab is free or the urgency of a request has changed."""
+        """Serve waiting requests, after a slab was freed or a request's urgency has changed."""
         while self._waiting:
             entry = self._waiting[0]
             if not entry.future.done():

@@ -23,7 +23,7 @@ _MASK_32 = 2**32 - 1
 
 
 class _Current(threading.local):
-    """The current sample of a worker's thread, and the generator that all samples of the thread use in turn."""
+    """Current sample of a worker's thread, and the generator shared by the thread's samples."""
 
     def __init__(self) -> None:
         self.bits: np.random.Philox | None = None
@@ -175,7 +175,7 @@ def seed_global_generators(key: int, position: int) -> None:
 
 
 def seed_of(key: int, position: int) -> int:
-    """Return 32 random bits for a sample, the most that the generators of numpy and torch accept.
+    """Return 32 random bits for a sample, the most that numpy's and torch's generators accept.
 
     For one key all positions below 2^32 get different seeds: Wellons' "lowbias32" is a permutation
     (https://nullprogram.com/blog/2018/07/31/). Two words of the key are XORed before and after it.
@@ -191,14 +191,14 @@ def seed_of(key: int, position: int) -> int:
 
 @functools.lru_cache(16)
 def _words(key: int, high: int) -> tuple[int, int]:
-    """Return two words for a key and the upper half of a position. Keys may be small and close together."""
+    """Return two words for a key, which may be small, and the upper half of a position."""
     digest = hashlib.blake2b(struct.pack("<QQ", key & _MASK, high & _MASK), digest_size=8).digest()
     first, second = struct.unpack("<II", digest)
     return first, second
 
 
 class _TorchSeed:
-    """Seeds torch's generator. If torch is not loaded, it applies the last seed directly after torch's import."""
+    """Seeds torch's generator. Before torch is imported, it keeps the last seed for later."""
 
     def __init__(self) -> None:
         self._last = -1  # none yet

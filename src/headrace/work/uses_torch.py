@@ -81,7 +81,7 @@ def _names_torch(module: str) -> bool:
 
 
 def _top_of(value: object) -> str:
-    """Return the top-level package of a module, or of the module that defines a class or function."""
+    """Return the top-level package of a module, class or function."""
     is_module = isinstance(value, ModuleType)
     name = value.__name__ if is_module else getattr(value, "__module__", None)  # type: ignore[attr-defined]
     return name.partition(".")[0] if isinstance(name, str) else ""
