@@ -1,7 +1,7 @@
-"""Fields of many samples decoded at once, by numpy: a Python call for each small one would cost more than its work.
+"""Decodes fields of many samples at once with numpy, as a Python call per field is slow.
 
-It takes only what it can prove to be as usual: the same fields in every sample, `.npy` files with one header, plain
-decimal numbers. For all else it gives None, and samples are decoded one by one; a property test holds the two together.
+Only regular data are decoded: equal fields in every sample, `.npy` files with equal headers, plain decimal numbers. The
+result is None for all other data, and samples are decoded one by one. A property test compares both ways.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from headrace.formats.values import Decoder, npy_header
 from headrace.rows import Rows
 from headrace.types import Ints
 
-_DIGITS_MOST = 18  # of a number that surely fits into 64 bits
+_DIGITS_MOST = 18  # any number of so many digits fits into 64 bits
 
 
 class ColumnBodies(Protocol):
-    """The bytes that rows lie in."""
+    """The bytes that rows refer to."""
 
     def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
-        """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
+        """Return the `length` bytes at each of `offsets` as `[len(offsets), length]`."""
         ...
 
     def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
-        """The same, into an array of this shape."""
+        """Write the bytes at each of `offsets` into the rows of `out`."""
         ...
 
 
@@ -36,11 +36,11 @@ class Column(NamedTuple):
     """One value of every sample.
 
     Attributes:
-        dtype, shape: of each value.
-        is_number: whether a value is a Python int; else it is an array.
-        head: where the value begins in its member, in bytes.
-        offsets: of the members.
-        values: the values themselves, where they had to be read.
+        dtype, shape: Of each value.
+        is_number: True if a value is a Python int, False if it is an array.
+        head: Offset of the value in its member, in bytes.
+        offsets: Offsets of the members.
+        values: The parsed values, if the bytes are not the values. Else None.
     """
 
     dtype: np.dtype[np.generic]
@@ -51,7 +51,7 @@ class Column(NamedTuple):
     values: NDArray[np.integer] | None
 
     def write(self, bodies: ColumnBodies, target: memoryview) -> None:
-        """Write the values one after the other into `target`."""
+        """Write the values consecutively into `target`."""
         out = np.frombuffer(target, np.uint8).reshape(len(self.offsets), -1)
         if self.values is not None:
             out[:] = self.values.view(np.uint8).reshape(out.shape)
@@ -60,33 +60,33 @@ class Column(NamedTuple):
 
 
 Columns = Sequence[Column] | Mapping[str, Column | Sequence[str]]
-"""What samples are that are tuples, or dicts: for each of their values a column, or the text that it is in each."""
+"""The values of samples that are tuples or dicts: a column each, or the string of each sample."""
 
 
 class SampleColumns(Protocol):
-    """Makes all samples of a row table at once."""
+    """Makes the values of all samples of a row table at once."""
 
     def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
-        """Their values; None where they must be made one by one.
+        """Return the columns. None if samples must be made one by one.
 
         Args:
-            urls: of each sample the address of its shard.
+            urls: URL of each sample's shard.
         """
         ...
 
 
 class ColumnDecoder:
-    """Decodes the fields `names` of samples as `decoder` does, all samples of a row table at once.
+    """Decodes fields of all samples of a row table at once, with the results of `decoder`.
 
     Args:
-        names: for each value of a sample the field it is made of; "jpg;png" is the first of the two that there is.
+        names: The field for each value of a sample. "jpg;png" selects the first of the two that is present.
     """
 
     def __init__(self, decoder: Decoder, names: Sequence[str]) -> None:
         self._decoder, self._names = decoder, tuple(names)
 
     def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str] = ()) -> list[Column] | None:  # noqa: ARG002
-        """A column for each name; None where the samples must be decoded one by one."""
+        """Return a column for each name. None if samples must be decoded one by one."""
         count = len(rows)
         members = len(rows.field)
         if (
@@ -104,7 +104,7 @@ class ColumnDecoder:
         for names in self._names:
             present = [name for name in names.split(";") if name in there]
             if len(present) != 1:
-                return None  # of several the first is taken, but all are decoded, and may fail to
+                return None  # the first of several is used, but all are decoded, and any of them may fail
             decode = {"npy": _npy, "int": _ints}.get(self._decoder.what(present[0]) or "")
             if decode is None:
                 return None
@@ -123,7 +123,7 @@ def _npy(offsets: Ints, sizes: Ints, bodies: ColumnBodies) -> Column | None:
     try:
         head, shape, dtype, by_column = npy_header(memoryview(bodies.gather(offsets[:1], size)[0]))
     except Exception:
-        return None  # said better of the sample alone
+        return None  # decoding the sample alone gives a better error
     if by_column or dtype.hasobject or not math.prod(shape) or len(head) + math.prod(shape) * dtype.itemsize != size:
         return None
     heads = bodies.gather(offsets, len(head))

@@ -1,4 +1,4 @@
-"""Decoders that others have added."""
+"""The registry of user-defined decoders."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MISSING_MOST = 5  # names of fields in an error
 
 
 def is_message_class(what: object) -> TypeGuard[type]:
-    """Whether `what` is a class that makes its objects of bytes, as those generated for messages do."""
+    """True if `what` is a class that parses bytes, such as a generated protobuf message."""
     return isinstance(what, type) and any(callable(getattr(what, name, None)) for name in _WAYS)
 
 
 class MessageDecoder:
-    """The message in a field's bytes, as an object of a class that has `FromString` or `ParseFromString`.
+    """Decodes bytes to an object of a class that has `FromString` or `ParseFromString`.
 
-    It goes to the workers as its class does: by the name of the module, which must be there to import.
+    The class is pickled by reference: its module must be importable in the workers.
 
     Raises:
-        Exception: what the class raises for bytes that are none of its messages.
-        ValueError: a field that the message must have is not there.
+        Exception: Any exception of the class for invalid bytes.
+        ValueError: A required field of the message is missing.
     """
 
     def __init__(self, message: type) -> None:
@@ -38,7 +38,7 @@ class MessageDecoder:
 
     @property
     def what(self) -> str:
-        """What a field is then, for errors."""
+        """Description of the decoded field, for errors."""
         return f"a message {self._message.__qualname__}"
 
     def __call__(self, data: Buffer) -> object:
@@ -60,7 +60,7 @@ WHAT_BY_EXTENSION = {
 }
 PICKLES = frozenset(("pkl", "pickle"))
 NAMES = ("bytes", "int", "text", "json", "npy", "npz", "audio", BY_TORCHCODEC, "msgpack", "pt", "pickle", *IMAGE_SPECS)
-_BY_NAME_ONLY = {"audio", "msgpack", "pt", "pickle"}  # by extension they may be what others have registered
+_BY_NAME_ONLY = {"audio", "msgpack", "pt", "pickle"}  # users may register decoders for these extensions
 _OWN = frozenset({*WHAT_BY_EXTENSION, *NAMES, *IMAGE_EXTENSIONS, "gz"} - _BY_NAME_ONLY)
 _EXTENSION = re.compile(r"[a-z0-9_+-]+")
 
@@ -70,21 +70,21 @@ _registered: dict[str, Callable[[bytes], object]] = {}
 
 
 def register_decoder(extension: str, decode: Callable[[bytes], object]) -> None:
-    """Have `.decode()` give `decode(data)` for fields with this extension, in streams that are made from now on.
+    """Let `.decode()` call `decode(data)` for fields with this extension, in new streams.
 
-    `.decode(field="extension")` names it for any other field; with "gz" behind the extension the bytes are unpacked
-    before. It goes to the workers with the streams: nothing has to be registered there. A second registration wins over
-    the first. A package that is installed can name its function as an entry point of the group `headrace.decoders`,
-    under the extension, instead. `headrace.testing.DecoderContract` tests a decoder.
+    `.decode(field="extension")` selects the decoder for any other field. With ".gz" after the extension the bytes are
+    decompressed first. The decoder is sent to the workers with the streams, so they need no registration. A second
+    registration replaces the first. An installed package can also name its function as an entry point of the group
+    `headrace.decoders`, under the extension. Test a decoder with `headrace.testing.DecoderContract`.
 
     Args:
-        extension: the last part of a field's name, in lower case; none that headrace decodes itself (json, npy, …).
-        decode: gives the value of a field's bytes, and raises where they are damaged: that is a DecodeError then, with
-            the field and the sample's key. It must not run what the data say. A class of protobuf's messages, or any
-            other that has `FromString` or `ParseFromString`, gives its objects.
+        extension: The last part of a field's name, in lower case. Must not be one that headrace decodes (json, npy, …).
+        decode: Returns the value of a field from its bytes, and raises if they are damaged. The exception becomes a
+            DecodeError with the field and the key of the sample. The function must not execute code from the data. A
+            class with `FromString` or `ParseFromString`, such as a protobuf message, decodes to its instances.
 
     Raises:
-        OptionError: the extension is none, or one of headrace's own; or `decode` cannot be called.
+        OptionError: The extension is invalid or one of headrace's own, or `decode` is not callable.
 
     Example:
         >>> register_decoder("hex", lambda data: int(data, 16))
@@ -99,12 +99,12 @@ def register_decoder(extension: str, decode: Callable[[bytes], object]) -> None:
 
 
 def registered_decoders() -> dict[str, Callable[[bytes], object]]:
-    """Those that others have added, by extension; what is installed is imported when it is first used."""
+    """Return user-defined decoders by extension. Installed ones are imported when called."""
     return {**_installed(), **_registered}
 
 
 class InstalledDecoder:
-    """What a package names as an entry point; it is imported where it is first called, which is in a worker."""
+    """A decoder of an entry point. The first call, in a worker, imports it."""
 
     def __init__(self, entry: EntryPoint) -> None:
         self._entry = entry.name, entry.value

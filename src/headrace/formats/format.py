@@ -1,4 +1,7 @@
-"""What a container of samples tells of itself: the seam for whoever adds a format."""
+"""The interface of formats: how the samples of a shard are found and decoded.
+
+Subclass `Format` to add a format.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ __all__ = ["Block", "Catalogue", "Format", "RowFilter", "Scanner", "ShardEntry",
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard, and what its data set says of it.
+    """A shard as its data set lists it.
 
     Attributes:
-        samples: how many it has; None: not said.
-        about: whatever `Format.listed` found that `Format.index` needs; it must pickle.
-        shares_blocks: whether many of its samples lie in one block: they are read together then, where that can be.
-        version: which version of the object was listed; None: it was not listed.
+        samples: Number of samples. None: not listed.
+        about: Data from `Format.listed` that `Format.index` needs. It must be picklable.
+        shares_blocks: True if many samples share one block. They are read together if possible.
+        version: Listed version of the object. None: the object was not listed.
     """
 
     url: str
@@ -37,12 +40,12 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What a folder's catalogue says.
+    """The content of a folder's catalogue.
 
     Attributes:
-        entries: the shards, in their order.
-        facts: what else is told of them where a stream describes itself: (of what, what).
-        form: what reads the shards, where the format whose catalogue it is does not.
+        entries: The shards, in order.
+        facts: Further metadata for the description of a stream: (name, value).
+        form: The format that reads the shards. None: the format that owns the catalogue.
     """
 
     entries: Sequence[ShardEntry]
@@ -52,13 +55,13 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is opened at once: one sample, or many that lie together.
+    """The unit of decoding: one sample, or many that share members.
 
     Attributes:
-        url: the shard's address, secrets hidden.
-        members: what the format has called each of its members in `Rows.fields`; several may be called the same.
-        limits: how much it may ask for.
-        about: what the format has said of it in `Rows.about`.
+        url: URL of the shard, with secrets hidden.
+        members: Name of each member, from `Rows.fields`. Names may repeat.
+        limits: Limits for decoding.
+        about: Metadata of the block, from `Rows.about`.
     """
 
     url: str
@@ -68,11 +71,11 @@ class Block:
 
 
 class RowFilter(NamedTuple):
-    """What of rows a format leaves out once it has opened them.
+    """A predicate on rows that a format applies when it decodes them.
 
     Attributes:
-        text: as a call: states name it.
-        fields: of the members that it asks: they are read whatever is wanted of samples.
+        text: The predicate as a call. States store this text.
+        fields: Fields that the predicate needs. They are read even if samples do not need them.
     """
 
     text: str
@@ -81,27 +84,27 @@ class RowFilter(NamedTuple):
 
 @runtime_checkable
 class Format(Protocol):
-    """A container of samples. Inherit it: what a format does not need is here.
+    """A container of samples. Subclass it and override what the format needs.
 
-    A shard's samples are told in one of two ways. A `scanner` finds them while the shard is read from its start: then
-    it can be streamed without an index, can be compressed as a whole, and `headrace index` makes its index. Or `index`
-    knows them from a footer, or from a table beside them: then samples have numbers from the start.
+    There are two ways to find the samples of a shard. A `scanner` finds them while the shard is read from its start.
+    The shard can then be streamed without an index and compressed as a whole, and `headrace index` can index it.
+    Otherwise, `index` reads a footer, or a table stored next to the samples. Samples then have numbers from the start.
 
-    Either way they are rows of a table. A sample's members are byte ranges of the shard. Many samples may share the
-    members of one block: its bytes are read once, and `open_block` opens them once in a worker.
+    Both ways give rows of a table. The members of a sample are byte ranges of the shard. Many samples may share the
+    members of one block: its bytes are read once, and `open_block` decodes them once in a worker.
 
-    Methods are called in several threads and processes: a format keeps nothing between calls. It goes to the workers by
-    pickle, one of a module as its class.
+    Methods are called in several threads and processes, so a format must keep no state between calls. Formats are
+    pickled for the workers. The class of a format in a module is pickled by reference.
 
     Attributes:
-        name: as in `hr.stream(…, format=name)`.
-        suffixes: of names, in lower case, with the dot.
-        catalogue: the name, in a folder, of the file that says which shards this has; None: there is none.
-        fields_are_members: whether samples are their members as bytes, and need not be opened.
-        members_make_fields: whether each member makes the field that is called as it is, and no other: those of fields
-            that nobody wants are not read.
-        keeps_tables: whether what `index` reads of a shard in the cloud is kept on this machine for two minutes, for
-            its other processes. A shard that is replaced meanwhile is an ObjectChangedError when its samples are read.
+        name: Name for `hr.stream(…, format=name)`.
+        suffixes: Suffixes of file names, in lower case, with the dot.
+        catalogue: Name of the file in a folder that lists the shards. None: there is no such file.
+        fields_are_members: True if the fields of samples are their members as bytes, so that blocks need no decoding.
+        members_make_fields: True if each member makes exactly the field of its own name. Members of unneeded fields are
+            then not read.
+        keeps_tables: True if what `index` reads of a remote shard is cached on this machine for two minutes, for its
+            other processes. If the shard is replaced meanwhile, reads of its samples raise an ObjectChangedError.
     """
 
     name: str
@@ -112,22 +115,25 @@ class Format(Protocol):
     keeps_tables: ClassVar[bool] = False
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
-        """How sure it is that an object is of this format, from 0 to 1, by its name and its first bytes."""
+        """Return a confidence from 0 to 1 for this format, by an object's name and first bytes."""
         return 0.0
 
     def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
-        """The same by its last bytes, or all of it if it is short; it is asked where no format knows the first ones."""
+        """Return a confidence from 0 to 1 by the name and the last bytes of an object.
+
+        Called if no format recognizes the first bytes. `tail` is the whole object if the object is short.
+        """
         return 0.0
 
     def scanner(self, url: str, limits: Limits) -> Scanner | None:  # noqa: ARG002
-        """What finds the samples of a shard while it is read; None: they are not found so."""
+        """Return a scanner that finds the samples of a shard while it is read. None: use `index`."""
         return None
 
     def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:  # noqa: ARG002
-        """The shards that the catalogue at `url` names, whose bytes are `data`.
+        """Return the shards that the catalogue at `url` lists. `data` is the catalogue.
 
         Raises:
-            FormatError, LimitError: it is damaged.
+            FormatError, LimitError: The catalogue is damaged.
         """
         return ()
 
@@ -138,37 +144,37 @@ class Format(Protocol):
         limits: Limits,
         others: Callable[[str], bytes | None],  # noqa: ARG002
     ) -> Catalogue:
-        """As `listed`, for catalogues that go on in other files.
+        """Return the content of a catalogue, which may refer to other files.
 
         Args:
-            others: gives the bytes of what lies beside the catalogue, by its name; None where nothing does.
+            others: Returns the bytes of a file next to the catalogue, by its name. None: there is no such file.
         """
         return Catalogue(self.listed(url, data, limits))
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
-        """Where the samples of a shard lie, where no scanner finds them.
+        """Return the table of the samples of a shard. Called if there is no scanner.
 
         Raises:
-            FormatError, LimitError: it is damaged.
-            StorageError: it could not be read.
+            FormatError, LimitError: The shard is damaged.
+            StorageError: The shard could not be read.
         """
         raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
 
     def row_filter(self, urls: Sequence[str]) -> RowFilter | None:  # noqa: ARG002
-        """What leaves rows of these shards out that their indexes have; None: all come.
+        """Return the predicate that excludes indexed rows of these shards. None: no row is excluded.
 
-        `open_block` gives None in the place of each. They are left out as by `.filter()`, with the same states.
+        `open_block` returns None for each excluded row. Such rows are skipped as by `.filter()`, with equal states.
         """
         return None
 
     async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes] | None:  # noqa: ARG002
-        """What `headrace index` keeps of a shard that is no table of samples: (its entry, its block in the file).
+        """Return the index that `headrace index` stores for a shard without a table of samples.
 
-        None: a scanner finds its samples, and the table of these is kept.
+        The result is (entry, block of the index file). None: a scanner finds the samples, and their table is stored.
 
         Raises:
-            FormatError, LimitError: it is damaged.
-            StorageError: it could not be read.
+            FormatError, LimitError: The shard is damaged.
+            StorageError: The shard could not be read.
         """
         return None
 
@@ -180,46 +186,50 @@ class Format(Protocol):
         row: int,  # noqa: ARG002
         wanted: Sequence[frozenset[str]] | None,  # noqa: ARG002
     ) -> Rows | None:
-        """The table of one sample alone, where fewer bytes than its block make it; None: as the index has it.
+        """Return the table of one sample, if fewer bytes than its block suffice.
+
+        None: use the table of the index.
 
         Args:
-            row: its number in the shard.
-            wanted: of each of these sets of fields at least one is wanted; None: all fields.
+            row: Number of the sample in the shard.
+            wanted: Sets of fields; at least one field of each set is needed. None: all fields.
         """
         return None
 
     def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:  # noqa: ARG002
-        """Whether the samples of shards, of which a catalogue says this, hold torch's tensors.
+        """True if samples of these shards hold torch tensors.
 
-        Workers are started with torch then. Where nothing needs it they are without: it takes a second and much memory.
+        Workers then import torch at their start. Without this they avoid the import, which takes a second and much
+        memory.
         """
         return False
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
-        """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
+        """Return the samples of a block as dicts, possibly lazy. Fields must not begin with "__".
 
         Args:
-            bodies: the bytes of each member.
+            bodies: The bytes of each member.
 
         Raises:
-            ValueError: it is damaged; the message says how. That is a DecodeError of each sample then.
+            ValueError: The block is damaged; the message explains how. This becomes a DecodeError of each of its
+                samples.
         """
         return [dict(zip(block.members, bodies, strict=True))]
 
     def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:  # noqa: ARG002
-        """The samples of blocks that are one member and one sample each, where many at once take less time.
+        """Decode several blocks of one member and one sample each, if that is faster.
 
-        It may give fewer, or None in the place of one, and raises nothing: what is missing goes through `open_block`,
-        which says what is wrong with it. What it does give must be the same.
+        The result may be shorter, or have None for some samples. Missing samples are decoded by `open_block`, which
+        reports errors; this method raises none. Results must equal those of `open_block`.
         """
         return ()
 
 
 def opens_many(form: Format) -> bool:
-    """Whether a format opens several samples together that are one member each."""
+    """True if the format overrides `open_many`."""
     return type(form).open_many is not Format.open_many
 
 
 def packing_of(form: Format, url: str) -> str | None:
-    """How a shard is compressed as a whole; None where it is not, or where that is the format's own business."""
+    """Return the compression of a whole shard. None if the format handles compression."""
     return None if type(form).scanner is Format.scanner else kind_of(url)

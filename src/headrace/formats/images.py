@@ -1,4 +1,4 @@
-"""Images in memory to arrays: Pillow for all kinds, simplejpeg for plain JPEG where it is installed.
+"""Decodes images to arrays: Pillow for all kinds, simplejpeg, if installed, for plain JPEG.
 
 Milliseconds of CPU time for a JPEG of 85 KB and 450 x 340 pixels (benchmarks/image_decoders.py):
 
@@ -8,8 +8,8 @@ Milliseconds of CPU time for a JPEG of 85 KB and 450 x 340 pixels (benchmarks/im
 | l8 | 0.7 | 1.1 |
 | rgb8, 224 x 224 | 1.0 | 2.1 |
 
-Not taken: scaling to any number of eighths while decoding (simplejpeg can; to five and more it takes longer than to
-all), its fast DCT and upsampling (5 % sooner, and pixels that are off by 1 to 2 of 255 in the mean).
+Rejected: scaling to any number of eighths while decoding (simplejpeg can; five eighths and more take longer than full
+size); simplejpeg's fast DCT and upsampling (5 % faster, but pixels differ by 1 to 2 of 255 on average).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ EXTENSIONS = frozenset(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp"
 SPECS = ("rgb8", "l8", "torch", "pil")
 _MODES = {"rgb8": "RGB", "torch": "RGB", "l8": "L"}
 
-# nothing that starts a program (EPS) or that nobody keeps photographs in
+# excludes kinds that start a program (EPS) or are not used for photographs
 _FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 
 
 class ImageDecoder:
-    """The image in a file's bytes, as `spec` wants it; scaled to `size`, (height, width), if given.
+    """Decodes an image as `spec`, optionally scaled to `size`.
 
-    What the bytes are is seen in them, not in a name. Of an animation, or of several pages, it is the first. Alpha is
-    dropped, samples of 16 bits become their upper 8, gray from a JPEG is its luma. An orientation in EXIF is not
-    applied (one in a TIFF's own tags is, by Pillow). Arrays own their memory. A JPEG has no checksum: where libjpeg
-    passes over damage within the picture, so does this; one that is cut off is an error.
+    The kind is detected from the bytes, not from a name. Of animations and several pages, the first image is decoded.
+    Alpha is dropped, 16-bit samples are reduced to their upper 8 bits, gray from a JPEG is its luma. An EXIF
+    orientation is not applied (Pillow applies one in a TIFF's own tags). Arrays own their memory. JPEG has no checksum:
+    damage that libjpeg tolerates within the picture is not detected, but truncation is an error.
 
     Args:
-        spec: one of SPECS.
+        spec: One of SPECS.
         size: (height, width) in pixels.
-        limits: `pixels` is asked of the header, before anything is decoded. Pillow has a bound of its own as well,
+        limits: `pixels` is checked against the header before decoding. Pillow has its own limit, based on
             `PIL.Image.MAX_IMAGE_PIXELS`.
     """
 
@@ -71,10 +71,10 @@ class ImageDecoder:
 
 
 def simplejpeg_pixels(data: Buffer, mode: str, size: tuple[int, int] | None, pixels_most: int) -> Pixels | None:
-    """`[H, W, 3]` or, in mode "L", `[H, W]`, sooner than by Pillow; at least of `size`, if given.
+    """Decode to `[H, W, 3]` or, in mode "L", `[H, W]`, at least of `size`. Faster than Pillow.
 
-    None where the file is anything but a plain and sound JPEG: let Pillow judge it, so that what passes as an image is
-    the same with simplejpeg and without.
+    None unless the file is a plain, intact JPEG. Pillow decides on all others, so that the accepted files do not depend
+    on simplejpeg.
     """
     library = _simplejpeg() if data[:2] == b"\xff\xd8" else None
     if library is None:
@@ -104,11 +104,11 @@ def _simplejpeg() -> Any:
 
 
 def shrinkage(height: int, width: int, size: tuple[int, int] | None) -> int:
-    """1, 2, 4 or 8: how many pixels each way a JPEG's decoder may make into one, when `size` is wanted in the end.
+    """Return 1, 2, 4 or 8: the scale reduction in a JPEG's decoder, if `size` is wanted.
 
-    At least 1.5 times `size` must come out. Beside scaling from all pixels that loses up to 1.4 of 255 in the mean
-    (40 dB), and takes from 2000 x 1500 to 224 x 224 pixels 6.8 ms instead of 10.7. With 1 time, which is Pillow's way,
-    it would take up to a quarter less, but lose up to 2.7 (34 dB).
+    The decoder's output has at least 1.5 times `size`. Compared to scaling from all pixels, pixels differ by up to 1.4
+    of 255 on average (40 dB), and 2000 x 1500 to 224 x 224 pixels take 6.8 ms instead of 10.7. With 1 times, as Pillow
+    does, it would take up to a quarter less, but pixels would differ by up to 2.7 (34 dB).
     """
     if size is None:
         return 1
@@ -116,7 +116,7 @@ def shrinkage(height: int, width: int, size: tuple[int, int] | None) -> int:
 
 
 def pillow_image(data: Buffer, mode: str | None, size: tuple[int, int] | None, pixels_most: int) -> Image:
-    """The image in `mode`, or in its own; where that saves work, smaller than it is, but at least of `size`."""
+    """Decode to `mode`, or the image's own. May be reduced, but at least to `size`."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -128,14 +128,14 @@ def pillow_image(data: Buffer, mode: str | None, size: tuple[int, int] | None, p
     _check_pixels(image.width, image.height, pixels_most)
     if image.format in ("JPEG", "MPO"):
         by = shrinkage(image.height, image.width, size)
-        image.draft(mode or image.mode, (image.width // by, image.height // by))  # also: luma alone
+        image.draft(mode or image.mode, (image.width // by, image.height // by))  # also decodes only luma
     image.load()
     return image if mode is None else _converted(image, mode)
 
 
 @functools.cache
 def _known_formats() -> tuple[str, ...]:
-    """Those that this Pillow has; AVIF is new in it."""
+    """The formats of the installed Pillow; older versions lack AVIF."""
     from PIL import Image
 
     Image.init()
@@ -161,7 +161,7 @@ def _converted(image: Image, mode: str) -> Image:
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError(f"its samples have 32 bits (mode {image.mode}); use the spec 'pil'")
-    image.info.pop("transparency", None)  # Pillow would warn of what is lost, or look for a colour to stand for it
+    image.info.pop("transparency", None)  # Pillow would warn about its loss, or search for a replacement colour
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -173,15 +173,15 @@ Pixels = NDArray[np.uint8]
 
 
 def is_size(size: object) -> bool:
-    """Whether it is (height, width), both 1 pixel or more."""
+    """True if `size` is (height, width), both at least 1."""
     return isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
 
 
 def scaled(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """`[H, W]` or `[H, W, 3]` of the height and width in `size`; the same on every machine, but for steps of 1.
+    """Scale `[H, W]` or `[H, W, 3]` to `size`. Results differ by at most 1 between machines.
 
-    torch's loops for bytes take a seventh of Pillow's time (0.15 and 1.05 ms from 450 x 340 to 224 x 224 pixels, on one
-    core), and they give the same.
+    torch's kernels for bytes take a seventh of Pillow's time (0.15 and 1.05 ms from 450 x 340 to 224 x 224 pixels, on
+    one core), with equal results.
     """
     if pixels.shape[:2] == size:
         return pixels
@@ -190,9 +190,10 @@ def scaled(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 @functools.cache
 def torch_is_fast() -> bool:
-    """Whether torch has its own loops for bytes here.
+    """True if torch has vectorized kernels for bytes here.
 
-    Its general ones take nearly twice Pillow's time, and give wrong pixels where a gray image becomes 1 wide (2.13).
+    The general ones take nearly twice Pillow's time, and give wrong pixels for gray images scaled to a width of 1
+    (2.13).
     """
     import torch
 
@@ -202,7 +203,7 @@ def torch_is_fast() -> bool:
 def by_torch(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     import torch
 
-    # unsqueeze and permute say "channels last" in the strides, so that torch need not reorder anything
+    # unsqueeze and permute give strides of "channels last", so that torch reorders nothing
     planes = torch.from_numpy(np.atleast_3d(pixels)).unsqueeze(0).permute(0, 3, 1, 2)
     new = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True)
     array: Pixels = new[0].permute(1, 2, 0).numpy()

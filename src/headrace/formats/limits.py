@@ -1,4 +1,4 @@
-"""How much data may ask of whoever reads it."""
+"""Limits on the resources that data may claim."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from headrace.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds on what archives and the files in them may ask for.
+    """Limits on sizes that archives and the files in them may claim.
 
-    They are on by default, because shards come from elsewhere: a few damaged or hostile bytes may claim any size. An
-    archive that asks for more is a LimitError, a field of a sample a DecodeError.
+    They are active by default, as a few damaged or malicious bytes may claim any size. An archive beyond a limit raises
+    a LimitError, a field of a sample a DecodeError.
 
     Attributes:
-        member_bytes: bytes of one member of an archive.
-        header_bytes: bytes of the body of one extended header.
-        name_bytes: bytes of one member's name.
-        extension_chain: extended headers before one member.
-        fields: members of one sample.
-        unpacked_ratio: bytes that one compressed byte may become, once `unpacked_free_bytes` have come out.
-        unpacked_free_bytes: bytes for which the ratio is not asked.
-        window_bytes: memory that a decompressor may use for its window.
-        pixels: of one image. Pillow has a bound of its own, PIL.Image.MAX_IMAGE_PIXELS, which is twice this.
+        member_bytes: Size of one member of an archive.
+        header_bytes: Size of the body of one extended header.
+        name_bytes: Size of the name of one member.
+        extension_chain: Number of extended headers before one member.
+        fields: Number of members of one sample.
+        unpacked_ratio: Decompressed bytes per compressed byte, after the first `unpacked_free_bytes`.
+        unpacked_free_bytes: Decompressed bytes that are exempt from the ratio.
+        window_bytes: Memory of a decompressor's window.
+        pixels: Pixels of one image. The default equals Pillow's own limit, twice PIL.Image.MAX_IMAGE_PIXELS.
     """
 
     member_bytes: int = 2**30

@@ -1,4 +1,4 @@
-"""The formats that are known: headrace's own, and those that others have added."""
+"""The registry of formats: built-in, registered and installed ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headrace.formats.format import Format
 
 @dataclass(frozen=True, slots=True)
 class KnownFormat:
-    """What there is to know of a format without its module.
+    """Metadata of a format that is available without importing its module.
 
     Attributes:
-        name, suffixes, catalogue: as `Format` has them.
-        load: gives the format; the module of one of ours is imported with the first call.
+        name, suffixes, catalogue: As in `Format`.
+        load: Returns the format. The first call imports its module, for formats of headrace.
     """
 
     name: str
@@ -39,7 +39,7 @@ def _ours(name: str, *suffixes: str, home: str, catalogue: str | None = None) ->
     return KnownFormat(name, suffixes, catalogue, lambda: cast("Format", pkgutil.resolve_name(f"{__package__}.{home}")))
 
 
-# Tests compare what is said here with what the modules say.
+# Tests compare this table with the modules.
 _OURS = (
     _ours("tar", ".tar", home="tar.format:TAR"),
     _ours("jsonl", ".jsonl", ".ndjson", home="json_lines:JSON_LINES"),
@@ -68,18 +68,18 @@ _registered: dict[str, Format] = {}
 
 
 def register_format(format: Format) -> None:  # noqa: A002 (the name that the field uses)
-    """Have `hr.stream` read shards of this format, in streams that are made from now on.
+    """Let `hr.stream` read shards of this format, in streams created from now on.
 
-    It is chosen by a name's suffix, by `format=`, or by `sniff` where neither says anything. It goes to the workers
-    with the streams. A second registration of a name wins over the first, and any over an installed package's, which
-    can name its format as an entry point of the group `headrace.formats` instead. `headrace.testing.FormatContract`
-    tests a format.
+    The format is chosen by the suffix of a name, by `format=`, or by `sniff` if neither determines it. It is sent to
+    the workers with the streams. A second registration of a name replaces the first, and any registration replaces an
+    installed package's. A package can also name its format as an entry point of the group `headrace.formats`. Test a
+    format with `headrace.testing.FormatContract`.
 
     Args:
-        format: an instance; see `headrace.formats.format.Format`.
+        format: An instance; see `headrace.formats.format.Format`.
 
     Raises:
-        OptionError: its name or a suffix is none, or one of headrace's own; or another format has that suffix.
+        OptionError: The name or a suffix is invalid or one of headrace's own, or another format has the suffix.
     """
     for other in {**_installed(), **_registered}.values():
         for suffix in set(other.suffixes) & set(_checked(format).suffixes):
@@ -97,7 +97,7 @@ def known_formats() -> dict[str, KnownFormat]:
 
 
 def format_named(name: str | Format) -> Format:
-    """The format that `format=name` means: one that is known, or itself, with options of its own."""
+    """Return the format for `format=name`. An instance is returned unchanged."""
     if isinstance(name, Format):
         return name
     known = known_formats()
@@ -108,9 +108,11 @@ def format_named(name: str | Format) -> Format:
 
 
 def format_of(urls: Iterable[str]) -> Format | None:
-    """The format that the names of shards say; None where they say none.
+    """Return the format that the names of shards determine. None if no name does.
 
-    Raises an OptionError if they say several, or some say none; or if two formats have one suffix.
+    Raises:
+        OptionError: The names determine several formats, only some of them determine one, or two formats have one
+            suffix.
     """
     says = formats_by_names()
     found: KnownFormat | None = None
@@ -126,12 +128,12 @@ def format_of(urls: Iterable[str]) -> Format | None:
 
 
 def formats_by_names() -> Callable[[str], KnownFormat | None]:
-    """Gives the format that an address says by its name; None where it says none. It is for many addresses.
+    """Return a function that maps a URL to the format of its suffix, or None.
 
-    It raises an OptionError where two formats have one suffix.
+    It caches results, and raises an OptionError if two formats have the suffix.
     """
     endings: defaultdict[str, list[KnownFormat]] = defaultdict(list)
-    seen: dict[str, KnownFormat | None] = {**_OWN_SUFFIXES}  # all of a name's end: nobody has a longer one
+    seen: dict[str, KnownFormat | None] = {**_OWN_SUFFIXES}  # by everything after the first dot: no suffix is longer
 
     def says(url: str) -> KnownFormat | None:
         path = path_of(url).lower()
@@ -144,9 +146,9 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
                 for suffix in known.suffixes:
                     endings[suffix].append(known)
         bare = without_compression(path)
-        # the longest suffix that fits: a format may be more special than another
+        # the longest matching suffix: a format may specialize another
         fitting = endings.get(max((suffix for suffix in endings if bare.endswith(suffix)), key=len, default=""), [])
-        if len(fitting) > 1:  # of packages that do not know each other
+        if len(fitting) > 1:  # of unrelated packages
             names = " and ".join(one.name for one in fitting)
             raise OptionError(f"{masked(url)} may be of the formats {names}: say which by format=")
         if len(seen) < _SEEN_MOST:
@@ -157,13 +159,13 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
 
 
 def sniffed(url: str, head: bytes) -> Format | None:
-    """The format that is surest of an object by its first bytes; None where none is."""
+    """Return the format with the highest confidence for the first bytes of an object, or None."""
     name = path_of(url).rpartition("/")[2]
     return _surest(lambda form: form.sniff(name, head))
 
 
 def sniffed_by_end(url: str, tail: bytes) -> Format | None:
-    """The format that is surest of an object by its last bytes; None where none is."""
+    """Return the format with the highest confidence for the last bytes of an object, or None."""
     name = path_of(url).rpartition("/")[2]
     return _surest(lambda form: form.sniff_end(name, tail))
 

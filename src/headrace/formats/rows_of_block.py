@@ -1,4 +1,4 @@
-"""The samples of a block, each made when it is asked for."""
+"""Samples of a block that are decoded lazily."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import overload
 
 
 class RowsOfBlock(Sequence[dict[str, object] | None]):
-    """What `Format.open_block` gives where samples are better made one by one, or some at once, than all of them.
+    """Lazily decoded samples of a block, as a result of `Format.open_block`.
 
-    None stands in the place of a sample that is left out.
+    None replaces a skipped sample.
     """
 
     @abc.abstractmethod
     def row(self, number: int) -> dict[str, object] | None:
-        """One sample; `number` is one of a sample that there is."""
+        """Return one sample. `number` is in range."""
 
     def some(self, numbers: Sequence[int]) -> Sequence[dict[str, object] | None]:
-        """Several samples. Override it where they take less time together; values must be those of `row`."""
+        """Return several samples. Override it if that is faster; values must equal those of `row`."""
         return list(map(self.row, numbers))
 
-    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:  # noqa: ARG002 (others need it)
-        """The values of several samples, field by field; None: ask for the samples.
+    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:  # noqa: ARG002 (subclasses use it)
+        """Return the values of several samples by field. None: use `some` instead.
 
-        Override it where samples have the same fields and none is left out; values must be those of `row`.
+        Override it if all samples have the same fields and none is skipped; values must equal those of `row`.
 
         Args:
-            numbers: a range, where they follow one another.
+            numbers: A range if the numbers are consecutive.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Row tables that several formats make: a member for each sample, rows of one block, or one sample that is a file."""
+"""Row tables that several formats share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def keys_of(numbers: Ints) -> NDArray[np.bytes_]:
 
 
 def rows_of_members(keys: NDArray[np.bytes_], offsets: Ints, sizes: Ints, member: str) -> Rows:
-    """Samples of one member each, all of them called `member`."""
+    """Return a table of samples with one member each, all named `member`."""
     count = len(keys)
     return Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), offsets, sizes, (member,))
 
 
 def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
-    """Samples that are the rows of one block of one member."""
+    """Return a table of `count` samples that are the rows of one block with one member."""
     some = min(count, 1)
     return Rows(
         keys_of(np.arange(count)),
@@ -41,7 +41,7 @@ def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
 
 
 async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Limits) -> ShardIndex:
-    """An index of one sample, which is all of the file. Its key is the file's name up to the first dot."""
+    """Return an index with the file as one sample. Its key is the name up to the first dot."""
     span = await reads.read_into(shard.url, 0, memoryview(bytearray(1)))
     check_size(shard.url, span, limits)
     name = path_of(shard.url).rpartition("/")[2].partition(".")[0] or "0"
@@ -51,6 +51,6 @@ async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Li
 
 
 def check_size(url: str, span: Span, limits: Limits) -> None:
-    """Raise a LimitError if a file is too long to be held in memory."""
+    """Raise a LimitError if the file exceeds `limits.member_bytes`."""
     if span.size > limits.member_bytes:
         raise LimitError(f"{masked(url)} has {span.size} bytes, over the limit of {limits.member_bytes}", url=url)

@@ -1,4 +1,4 @@
-"""Scanners of buffers that follow one another, from an object's first byte on, and what those of lines share."""
+"""Scanners that read an object from its first byte on, and the base class for line formats."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _BLANKS = np.frombuffer(_BLANK, np.uint8)
 
 
 class SuccessiveScanner(abc.ABC):
-    """A `headrace.rows.Scanner` that is given every byte of an object once, in order.
+    """A `headrace.rows.Scanner` that receives every byte of an object once, in order.
 
     Attributes:
-        error: the damage that was found; nothing is read after it.
-        done: all was read, or `error` is set.
+        error: Damage that was found. Nothing is scanned after it.
+        done: True once all was scanned or `error` is set.
     """
 
     def __init__(self, url: str) -> None:
         self.error: FormatError | None = None
         self.done = False
         self.url = url
-        self._end = 0  # of what was fed
+        self._end = 0  # offset after the last fed byte
 
     @property
     @abc.abstractmethod
@@ -39,10 +39,10 @@ class SuccessiveScanner(abc.ABC):
         """The lowest offset whose bytes are still needed."""
 
     def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The samples that end in `buffer`, the part of the object at `offset`.
+        """Scan the buffer at `offset` of the object. Return the samples that end in it.
 
         Raises:
-            ValueError: the buffer before this one did not end at `offset`.
+            ValueError: The buffer does not start where the one before it ended.
         """
         view = memoryview(buffer).cast("B")
         if offset != self._end:
@@ -56,30 +56,31 @@ class SuccessiveScanner(abc.ABC):
 
     @abc.abstractmethod
     def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
-        """As `feed`; damage is in `error` then."""
+        """Scan one buffer. Damage is stored in `error`."""
 
     def _fail(self, why: str, line: int, at: int, kind: type[FormatError] = FormatError) -> None:
-        """Stop at damage in a sample that begins in a line, at a byte."""
+        """Stop scanning, due to damage in a sample that starts at the line `line` and byte `at`."""
         where = f"{masked(self.url)}, line {line}, byte {at}"
         self.error = kind(f"{why} ({where})", url=self.url, key=str(line), offset=at)
         self.done = True
 
 
 class LineScanner(SuccessiveScanner):
-    """Finds samples that are whole lines. A sample's key is the number of its first line, from 1.
+    """Finds samples of whole lines. The key is the number of a sample's first line, from 1.
 
-    The last line may lack its newline: that an object was cut at a line's end nobody can see but an index.
+    The last line needs no newline. An object that was truncated at the end of a line can only be detected with an
+    index.
 
     Args:
-        unit: what a sample is, for errors.
-        member: what its bytes are called in row tables.
+        unit: Name of a sample, for errors.
+        member: Name of a sample's bytes in row tables.
     """
 
     def __init__(self, url: str, limits: Limits = DEFAULTS, *, unit: str = "line", member: str = "line") -> None:
         super().__init__(url)
         self._longest, self._unit, self._member = limits.member_bytes, unit, member
-        self._start, self._line = 0, 1  # of the line that is not known whole
-        self._is_blank = True  # as far as it was fed
+        self._start, self._line = 0, 1  # of the incomplete line
+        self._is_blank = True  # the fed part of the incomplete line
 
     @property
     def low(self) -> int:
@@ -87,19 +88,20 @@ class LineScanner(SuccessiveScanner):
 
     @property
     def _open(self) -> tuple[int, int]:
-        """Where the sample begins that is not known whole, and the number of its first line."""
+        """Offset and first line number of the incomplete sample."""
         return self._start, self._line
 
     @abc.abstractmethod
     def _begins_well(self, head: bytes) -> bool:
-        """Look at an object's first bytes; False where `error` is set."""
+        """Check the first bytes of the object. Return False if `error` was set."""
 
     @abc.abstractmethod
     def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:
-        """The samples that are complete with these lines, which end in `data`, the part of the object at `offset`.
+        """Return the samples that are complete with these lines, in the format of `lines`.
 
         Args:
-            lines: begins, numbers and ends, `[3, lines]`; the samples are given so, too.
+            lines: Starts, line numbers and ends, `[3, lines]`. The lines end in `data`, which is the object's part at
+                `offset`.
         """
 
     def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
@@ -130,7 +132,7 @@ class LineScanner(SuccessiveScanner):
         are_blank: NDArray[np.bool_] = ends <= starts
         if not len(data):
             return are_blank
-        inside = np.maximum(starts - offset, 0)  # the first line may begin in the buffer before this one
+        inside = np.maximum(starts - offset, 0)  # the first line may start in an earlier buffer
         suspects = np.isin(data[np.minimum(inside, len(data) - 1)], _BLANKS) | (starts < offset)
         for k in np.flatnonzero(suspects & ~are_blank).tolist():
             is_blank = not bytes(data[inside[k] : ends[k] - offset]).strip(_BLANK)

@@ -1,5 +1,5 @@
-"""Arrow's files and streams: batches of rows whose columns lie one behind the other; pyarrow decodes them.
+"""Reads Arrow files and streams: finds batches of rows, and decodes them with pyarrow.
 
-messages.py  the heads of messages       layout.py  the places of a file's or a stream's batches
-decoding.py  some columns of a batch     format.py  all of it as a format
+messages.py  the heads of messages       layout.py  the locations of batches
+decoding.py  some columns of a batch     format.py  the format
 """

@@ -1,4 +1,4 @@
-"""Columns of a batch: where their buffers lie, and their values, decoded by pyarrow from the bytes that were read."""
+"""Columns of a batch: locates their buffers, and decodes the fetched bytes with pyarrow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.formats.arrow.messages import MessageHead, head_of
 from headrace.formats.arrow_values import Arrow, features_of, library
 from headrace.formats.limits import Limits
 
-_UNPACKED = -1  # as the length of a buffer that is not compressed, in a batch that is
+_UNPACKED = -1  # length of an uncompressed buffer in a compressed batch
 _LENGTH_BYTES = 8
 
 
@@ -23,9 +23,9 @@ class ArrowSchema:
     """The columns of a file.
 
     Attributes:
-        message: the schema as the file has it.
-        read: the numbers of those that are read.
-        constants: (name, value) of fields that are the same in all rows.
+        message: The schema message of the file.
+        read: Numbers of the columns that are read.
+        constants: (name, value) of fields that are equal in all rows.
     """
 
     message: bytes
@@ -34,18 +34,18 @@ class ArrowSchema:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns that are read."""
+        """Names of the columns that are read."""
         names = schema_of(self.message).names
         return [names[number] for number in self.read]
 
     @property
     def features(self) -> Mapping[str, object]:
-        """The features of Hugging Face's `datasets`, by column."""
+        """Features of Hugging Face's `datasets`, by column."""
         return features_of((schema_of(self.message).metadata or {}).get(b"huggingface", b""))
 
 
 class ColumnBuffers(NamedTuple):
-    """A column's part [start, stop) of a batch's body, and its buffers as the batch's head has them."""
+    """A column's part [start, stop) of a batch's body, and its buffers from the batch's head."""
 
     start: int
     stop: int
@@ -54,10 +54,10 @@ class ColumnBuffers(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def schema_of(message: bytes) -> Arrow:
-    """The schema in a message.
+    """Parse the schema in a message.
 
     Raises:
-        ValueError: it is damaged, or has two columns of one name.
+        ValueError: The schema is damaged, or has two columns of one name.
     """
     pa = library()
     try:
@@ -71,10 +71,10 @@ def schema_of(message: bytes) -> Arrow:
 
 
 def buffers_by_column(schema: ArrowSchema, head: MessageHead) -> list[ColumnBuffers]:
-    """The buffers of each of all columns of a batch.
+    """Return the buffers of each column of a batch, including unread ones.
 
     Raises:
-        ValueError: the batch has other columns than the schema.
+        ValueError: The columns of the batch differ from the schema.
     """
     counts = _counts(schema.message, head.variadic)
     arrays, buffers = (sum(some) for some in zip((0, 0), *counts, strict=True))
@@ -94,7 +94,10 @@ def buffers_by_column(schema: ArrowSchema, head: MessageHead) -> list[ColumnBuff
 
 @functools.lru_cache(maxsize=256)
 def _counts(message: bytes, variadic: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(the number of arrays, the number of buffers) of each column: those of an empty batch, and more for views."""
+    """Return (number of arrays, number of buffers) of each column, from an empty batch.
+
+    `variadic` adds the buffers of columns of views.
+    """
     pa, more, found = library(), iter(variadic), []
     for field in schema_of(message):
         empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type)], ["x"])
@@ -106,22 +109,24 @@ def _counts(message: bytes, variadic: tuple[int, ...]) -> list[tuple[int, int]]:
 def decoded(
     schema: ArrowSchema, head: bytes, dictionaries: Sequence[bytes], bodies: Mapping[int, bytes], limits: Limits
 ) -> Arrow:
-    """Decode some columns of a batch: pyarrow gets a stream of just this batch, with zeros in place of the others.
+    """Decode some columns of a batch.
+
+    pyarrow gets a stream of this batch alone, with zeros in place of other columns.
 
     Args:
-        head: the bytes of the batch before its body.
-        bodies: the bytes of each column, by its number.
+        head: The bytes of the batch before its body.
+        bodies: The bytes of each column, by its number.
 
     Raises:
-        ValueError: they are damaged.
-        LimitError: they ask for more memory than `limits` allow.
+        ValueError: The columns are damaged.
+        LimitError: The columns need more memory than `limits` allow.
     """
     pa, said = library(), head_of(head)
     places = buffers_by_column(schema, said)
     if said.is_packed:
         _check_unpacked({number: places[number] for number in bodies}, bodies, limits)
     before = b"".join([schema.message, *dictionaries, head])
-    whole = np.zeros(len(before) + said.body, np.uint8)  # what is not written takes no memory
+    whole = np.zeros(len(before) + said.body, np.uint8)  # pages that are not written take no memory
     whole[: len(before)] = np.frombuffer(before, np.uint8)
     for number, body in bodies.items():
         at = len(before) + places[number].start
@@ -142,7 +147,7 @@ def decoded(
 
 
 def _check_unpacked(places: Mapping[int, ColumnBuffers], bodies: Mapping[int, bytes], limits: Limits) -> None:
-    """Raise a ValueError or LimitError for buffers that are damaged, or unpack to more than they may."""
+    """Raise a ValueError for damaged buffers, or a LimitError for too many decompressed bytes."""
     unpacked, packed = 0, sum(map(len, bodies.values()))
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed)
     for number, place in places.items():

@@ -1,4 +1,4 @@
-"""Arrow's files and streams as a format: batches of rows are blocks, columns their members."""
+"""The Arrow format: batches of rows are blocks, columns are members."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from headrace.formats.tables import TableFormat, constants_of
 from headrace.protocols import Reads
 from headrace.rows import Rows
 
-_ROW_BYTES = 32  # that a row takes in the table of samples
-_UNPACKED = 3  # what a compressed byte becomes, about: nothing but the body says it
-_QUICK = 64  # batches, that are looked through in some milliseconds
+_ROW_BYTES = 32  # size of a row in the table of samples
+_UNPACKED = 3  # approximate compression ratio; only the body has the true one
+_QUICK = 64  # batches; indexing these takes some milliseconds
 
 
 class BatchFacts(NamedTuple):
-    """What a worker must know of a batch of rows.
+    """Metadata that a worker needs to decode a batch of rows.
 
     Attributes:
-        head: all of the batch that lies before its body.
-        dictionaries: the messages that it needs.
-        where: what must hold for rows that are kept.
+        head: The bytes of the batch before its body.
+        dictionaries: Messages of the dictionaries that the batch needs.
+        where: The predicate for rows.
     """
 
     schema: ArrowSchema
@@ -45,17 +45,18 @@ class BatchFacts(NamedTuple):
 
 
 class Arrow(TableFormat):
-    """Files and streams of Arrow's IPC, and Feather of version 2; their samples are rows.
+    """Arrow IPC files and streams, and Feather version 2. Each row is a sample.
 
-    A file has a footer, by which all batches are found. A stream, as Hugging Face's `datasets` keeps its tables, has
-    none: its batches are found one after the other, each by a small read.
+    The batches of a file are found by its footer. A stream, as written by Hugging Face's `datasets`, has no footer: its
+    batches are found one after the other, with a small read each.
 
     Args:
-        columns: those that are read; by default all whose names do not begin with "__".
-        where: which rows are kept, as `hr.Parquet` has it. Batches have no statistics: only folders leave files out.
+        columns: Columns to read. By default all columns whose names do not begin with "__".
+        where: Predicate for the rows to keep, as for `hr.Parquet`. Batches have no statistics: only folders exclude
+            files.
 
     Raises:
-        OptionError: `columns`, or `where`, is no such list.
+        OptionError: `columns` or `where` is invalid.
 
     Examples:
         >>> import headrace as hr
@@ -104,7 +105,7 @@ class Arrow(TableFormat):
         return TableRows(table, facts.schema.features, constants, kept)
 
     def _index(self, layout: Layout, url: str, limits: Limits) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
-        """(the table of samples, about the bytes of all when opened, the columns) of a file."""
+        """Return (table of samples, approximate decoded bytes of all, columns) of a file."""
         constants = constants_of(url)
         fields = list(schema_of(layout.schema))
         own = [field.name for field in fields]
@@ -131,11 +132,11 @@ ARROW = Arrow()
 
 
 def _rows(layout: Layout, schema: ArrowSchema, where: Where, limits: Limits) -> Rows:
-    """The table of samples of all batches that have any.
+    """Return the table of the samples of all batches.
 
     Raises:
-        ValueError: batches, or columns in them, do not lie one behind the other.
-        LimitError: there are more rows, or bytes of a column, than there may be.
+        ValueError: Batches, or columns in them, overlap.
+        LimitError: There are too many rows, or a column has too many bytes.
     """
     counts = np.array([one.said.rows for one in layout.batches], np.int64)
     total, most = (

@@ -1,4 +1,4 @@
-"""Where batches lie: in a file by its footer; in a stream, which has none, by going from one to the next."""
+"""Finds batches: of a file by its footer, of a stream by one message after the other."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headrace.formats.limits import Limits
 from headrace.protocols import Reads
 
 MAGIC = b"ARROW1"
-_BEGIN_BYTES = 8  # the magic and what fills it up
+_BEGIN_BYTES = 8  # the magic and its padding
 _END_BYTES = 10  # the footer's length and the magic
 _OLD = b"FEA1"
 _CHUNK_BYTES = 64 * 1024
-_GAP_BYTES = 16 * 1024  # read along, where heads lie so close
+_GAP_BYTES = 16 * 1024  # heads at most so far apart are read together
 _RUN_BYTES = 2**20
 _HELD = 3
 _DICTIONARY_BYTES = 16 * 2**20
@@ -37,10 +37,10 @@ class Placed(NamedTuple):
     """A batch of rows.
 
     Attributes:
-        head: all that lies before its body.
-        said: what that says.
-        body: where the body begins in the file.
-        dictionaries: the messages that its columns need.
+        head: The bytes before the body.
+        said: The parsed head.
+        body: Offset of the body in the file.
+        dictionaries: Messages of the dictionaries that its columns need.
     """
 
     head: bytes
@@ -50,11 +50,7 @@ class Placed(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What there is of a file or a stream.
-
-    Attributes:
-        schema: the message.
-    """
+    """The schema message and the batches of a file or stream."""
 
     schema: bytes
     batches: tuple[Placed, ...]
@@ -63,11 +59,11 @@ class Layout(NamedTuple):
 
 
 async def read_layout(reads: Reads, url: str, limits: Limits) -> Layout:
-    """Where the batches of the object at `url` lie.
+    """Locate the batches of the object at `url`.
 
     Raises:
-        ValueError: it is damaged, or nothing of Arrow.
-        LimitError: it asks for more than may be held.
+        ValueError: The object is damaged, or not Arrow.
+        LimitError: The object exceeds a limit.
     """
     part = _Part(reads, url, limits)
     begin = await part.get(0, PREFIX_BYTES)
@@ -137,7 +133,7 @@ async def _stream(part: _Part) -> Layout:
 
 
 async def _message(part: _Part, at: int, kind: int | None = None) -> tuple[bytes, MessageHead]:
-    """(all before its body, what that says) of the message that begins at a byte; (none, …): there a stream ends."""
+    """Return (bytes before the body, parsed head) of a message. Empty at a stream's end."""
     length = head_bytes(await part.get(at, min(at + PREFIX_BYTES, part.size)))
     if not length and kind is None:
         return b"", MessageHead(0, 0)
@@ -146,7 +142,7 @@ async def _message(part: _Part, at: int, kind: int | None = None) -> tuple[bytes
 
 
 async def _heads(part: _Part, blocks: Sequence[MessagePlace]) -> list[bytes]:
-    """All that lies before the bodies of some batches: those that lie close are read at once."""
+    """Read the heads of some batches. Adjacent heads are read together."""
     order = sorted(range(len(blocks)), key=lambda k: blocks[k].start)
     runs = list[tuple[int, int, list[int]]]()
     for k in order:
@@ -165,18 +161,18 @@ async def _heads(part: _Part, blocks: Sequence[MessagePlace]) -> list[bytes]:
 
 
 class _Dictionaries:
-    """Dictionaries that were read, as those batches need them that come next."""
+    """The dictionaries that the next batches need."""
 
     def __init__(self) -> None:
         self._known: list[tuple[int, bytes]] = []
         self.messages: tuple[bytes, ...] = ()
 
     def add(self, message: bytes, part: _Part) -> None:
-        """Another one: it takes the place of those of its number, or goes on from them.
+        """Add a dictionary. It replaces those of its number, or extends them.
 
         Raises:
-            ValueError: it is none.
-            LimitError: together they are too large.
+            ValueError: The message is not a dictionary.
+            LimitError: The dictionaries are too large together.
         """
         said = part.head_of(message[: head_bytes(message[:PREFIX_BYTES])], DICTIONARY)
         if not said.is_delta:
@@ -192,7 +188,7 @@ class _Dictionaries:
 
 
 class _Part:
-    """Parts of one object, in the version that was seen first; small ones that lie together are read once."""
+    """Reads parts of one object, all of the version of the first read. Caches small parts."""
 
     def __init__(self, reads: Reads, url: str, limits: Limits) -> None:
         self._reads, self._url, self.limits = reads, url, limits
@@ -201,7 +197,7 @@ class _Part:
         self._held: list[tuple[int, bytes]] = []
 
     async def get(self, start: int, stop: int) -> bytes:
-        """The bytes [start, stop), with more behind them that are held for later."""
+        """Return the bytes [start, stop). Reads and caches more bytes after them."""
         for at, data in self._held:
             if at <= start and stop <= at + len(data):
                 return data[start - at : stop - at]
@@ -210,10 +206,10 @@ class _Part:
         return data[: stop - start]
 
     async def read(self, start: int, stop: int) -> bytes:
-        """The bytes [start, stop), of the first read as many more as a chunk has.
+        """Return the bytes [start, stop). The first read returns up to a whole chunk.
 
         Raises:
-            ValueError: it ends before.
+            ValueError: The object ends before `stop`.
         """
         is_first = self.size < 0
         target = memoryview(bytearray(_CHUNK_BYTES if is_first else stop - start))
@@ -225,11 +221,11 @@ class _Part:
         return bytes(target[: span.stop - start])
 
     def head_of(self, data: bytes, kind: int | None = None) -> MessageHead:
-        """What the head of a message says, `data` being all that lies before its body.
+        """Parse the head of a message. `data` are its bytes before the body.
 
         Raises:
-            ValueError: it is damaged, or of another kind.
-            LimitError: it is longer than one may be.
+            ValueError: The head is damaged, or of another kind.
+            LimitError: The head exceeds the limit.
         """
         if len(data) > self.limits.unpacked_free_bytes:
             raise LimitError(f"the head of a message has {len(data)} bytes, over the limit")

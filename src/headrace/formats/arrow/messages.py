@@ -1,6 +1,6 @@
-"""The heads of Arrow's messages, written as FlatBuffers: where the buffers of a batch lie, without its body.
+"""Parses the heads of Arrow messages, which are FlatBuffers, without the bodies.
 
-pyarrow reads a head only together with its body, so it cannot say which bytes to fetch.
+pyarrow parses a head only together with its body, so it cannot provide the ranges to fetch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class MessageHead(NamedTuple):
 
     Attributes:
         kind: SCHEMA, DICTIONARY, BATCH, or another number.
-        body: bytes that follow the head.
-        rows: of a batch.
-        nodes: the number of its arrays, with nested ones.
-        buffers: (where in the body, how many bytes) of each.
-        is_packed: whether it is compressed.
-        variadic: how many more buffers each column of views has.
-        dictionary: the number of the dictionary.
-        is_delta: whether it extends the previous dictionary of this number.
+        body: Bytes after the head.
+        rows: Rows of a batch.
+        nodes: Number of arrays, with nested ones.
+        buffers: (offset in the body, size) of each buffer.
+        is_packed: True if the body is compressed.
+        variadic: Number of additional buffers of each column of views.
+        dictionary: Number of the dictionary.
+        is_delta: True if the message extends the previous dictionary of its number.
     """
 
     kind: int
@@ -45,7 +45,7 @@ class MessageHead(NamedTuple):
 
 
 class MessagePlace(NamedTuple):
-    """The place of a message in a file: where it begins, and the bytes of its head and its body."""
+    """The location of a message in a file: its start, and the sizes of its head and body."""
 
     start: int
     head: int
@@ -53,10 +53,10 @@ class MessagePlace(NamedTuple):
 
 
 class _Table:
-    """A table of FlatBuffers at byte `at` of untrusted bytes. Fields are addressed by their numbers.
+    """A FlatBuffers table at offset `at` of untrusted bytes. Fields are addressed by number.
 
     Raises:
-        ValueError: by every method: it lies beyond the bytes.
+        ValueError: The table exceeds the bytes. Raised by every method.
     """
 
     def __init__(self, data: bytes, at: int) -> None:
@@ -65,17 +65,17 @@ class _Table:
         self._size = _number(data, self._vtable, "<H")
 
     def number(self, field: int, nbytes: int) -> int:
-        """A signed number; 0 if it is absent."""
+        """Return a signed number. 0 if it is absent."""
         place = self._place(field)
         return 0 if place is None else _number(self._data, place, _FORMATS[nbytes])
 
     def table(self, field: int) -> _Table | None:
-        """Another table; None if it is absent."""
+        """Return a nested table. None if it is absent."""
         place = self._place(field)
         return None if place is None else _Table(self._data, place + _number(self._data, place, "<I"))
 
     def structs(self, field: int, layout: str) -> Iterator[tuple[int, ...]]:
-        """The structs of a vector, each as `layout` of the module `struct`; none if it is absent."""
+        """Iterate over the structs of a vector; `layout` is as for `struct`. Empty if it is absent."""
         place = self._place(field)
         if place is None:
             return iter(())
@@ -100,10 +100,10 @@ def _number(data: bytes, at: int, layout: str) -> int:
 
 
 def head_bytes(prefix: bytes) -> int:
-    """The bytes of a message before its body, by its first 8; 0: the stream ends here.
+    """Return the size of a message before its body, from its first 8 bytes. 0: end of stream.
 
     Raises:
-        ValueError: that is no number, or is written as before 2019.
+        ValueError: The bytes are damaged, or use the encoding before Arrow 0.15.
     """
     if len(prefix) < PREFIX_BYTES:
         raise ValueError("it is cut off in the head of a message")
@@ -116,10 +116,10 @@ def head_bytes(prefix: bytes) -> int:
 
 
 def head_of(data: bytes) -> MessageHead:
-    """Parse the head of a message: `data` are its bytes before the body.
+    """Parse the head of a message. `data` are its bytes before the body.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: The head is damaged.
     """
     body = data[PREFIX_BYTES:]
     message = _Table(body, _number(body, 0, "<I"))
@@ -148,10 +148,10 @@ def head_of(data: bytes) -> MessageHead:
 
 
 def blocks_of(footer: bytes) -> tuple[list[MessagePlace], list[MessagePlace]]:
-    """(the dictionaries, the batches) that the footer of a file names.
+    """Return (dictionaries, batches) from the footer of a file.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: The footer is damaged.
     """
     table = _Table(footer, _number(footer, 0, "<I"))
     dictionaries, batches = ([MessagePlace(*one) for one in table.structs(field, _BLOCK)] for field in (2, 3))

@@ -1,4 +1,4 @@
-"""Compressed archives: what they unpack to, frame after frame, to the last checksum.
+"""Decompresses archives frame by frame, and verifies all checksums.
 
-decompressor.py   an archive in order      frames.py   one frame of each kind      seekable.py   by frames: Zstandard
+decompressor.py   sequential reads    frames.py   one frame of each kind    seekable.py   random access to zstd frames
 """

@@ -1,12 +1,12 @@
-"""Bytes of compressed shards: gzip, bzip2, xz, zstd and lz4, a bounded part at a time.
+"""Decompresses shards in bounded parts: gzip, bzip2, xz, zstd and lz4.
 
-What is given has been decompressed, not yet proved: the formats have their checksums behind the data, and only
-`Decompressor.finish` says that all were right. Four things no reader can see, because no format has them covered:
+Output is not verified when it is returned, as the checksums follow the data. `Decompressor.finish` reports that all
+were correct. Four kinds of damage cannot be detected, as no format covers them:
 
-* other bytes in zstd and lz4 frames, or xz streams, that were written without a checksum of their content;
-* the length of a skippable frame;
-* gzip's name, time and other remarks in its header, which do not touch the data;
-* that an archive was cut just between two frames (a tar's end mark shows it).
+* changed bytes in zstd and lz4 frames, or xz streams, that were written without a checksum of their content;
+* a changed length of a skippable frame;
+* a changed name, time or comment in gzip's header, which do not affect the data;
+* an archive that was truncated exactly between two frames (the end mark of a tar reveals it).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["Decompressor", "Frames", "kind_of", "seek_table", "seek_table_bytes"
 
 
 _ZEROS_FOR_A_BYTE = 8
-_PADDING_MOST = 2**36  # bytes: a minute or two of nothing but zeros
+_PADDING_MOST = 2**36  # bytes; takes one to two minutes to decompress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """How a name says it, what every frame begins with, and what may lie between frames.
+    """File name suffixes and magic of a compression, and the data allowed between frames.
 
     Attributes:
-        padding: zeros may, in multiples of so many; 0: none.
-        skips: skippable frames may.
+        padding: Zeros are allowed in multiples of this number. 0: no zeros.
+        skips: True if skippable frames are allowed.
     """
 
     endings: tuple[str, ...]
@@ -50,27 +50,27 @@ _KINDS = {
     "lz4": _Kind(endings=(".lz4",), magic=b"\x04\x22\x4d\x18", skips=True),
 }
 ENDINGS = frozenset(ending for kind in _KINDS.values() for ending in kind.endings)
-"""What names of shards end in that are compressed as a whole."""
+"""File name suffixes of shards that are compressed as a whole."""
 
 
 def kind_of(url_or_path: str) -> str | None:
-    """How the name says that a shard is compressed as a whole; None where it does not."""
-    path = "" if url_or_path.startswith("pipe:") else path_of(url_or_path)  # a command may have unpacked it
+    """Return the compression of a whole shard by its name, or None."""
+    path = "" if url_or_path.startswith("pipe:") else path_of(url_or_path)  # the command may decompress it
     return next((name for name, kind in _KINDS.items() if path.endswith(kind.endings)), None)
 
 
 def kind_by_bytes(head: bytes) -> str | None:
-    """How an object is compressed as a whole, by its first bytes; None where these are of no frame."""
+    """Return the compression of an object by its first bytes, or None."""
     return next((name for name, kind in _KINDS.items() if head.startswith(kind.magic)), None)
 
 
 def ending_of(kind: str) -> str:
-    """What the name of an object ends in that is compressed so."""
+    """Return the file name suffix of a compression."""
     return _KINDS[kind].endings[0]
 
 
 def without_compression(path: str) -> str:
-    """The name that a shard has once it is unpacked: of "a.tar.gz", and of "a.tgz", it is "a.tar"."""
+    """Return the name of the decompressed shard: "a.tar" for "a.tar.gz" and "a.tgz"."""
     for kind in _KINDS.values():
         for ending in kind.endings:
             if path.endswith(ending):
@@ -79,17 +79,17 @@ def without_compression(path: str) -> str:
 
 
 def path_of(url: str) -> str:
-    """The address, without a query that may follow its path."""
+    """Return the URL without the query that may follow its path."""
     if "?" not in url and "#" not in url:
-        return url  # as nearly all are; there may be very many
+        return url  # fast path: there may be very many URLs
     try:
         return urlsplit(url).path
     except ValueError:
-        return url  # what is wrong with the address is said where it is asked for
+        return url  # invalid URLs raise an error when they are read
 
 
 def begin_of(kind: str, packed: bytes, most: int) -> bytes:
-    """The first bytes that come out of the begin of a compressed object, `most` at most; none if it is damaged."""
+    """Return at most `most` first bytes of a compressed object. Empty if it is damaged."""
     target = bytearray(most)
     try:
         decompressor = Decompressor(kind, "")
@@ -100,16 +100,16 @@ def begin_of(kind: str, packed: bytes, most: int) -> bytes:
 
 
 class Decompressor:
-    """Decompresses one archive in order, and holds no more than was fed, one step's output, and the format's window.
+    """Decompresses one archive in order, in bounded memory.
 
-    Frames (members, streams) that follow one another are one; padding and skippable frames, where the format has them,
-    are passed over. Feed it a part of the object and read until less comes than could, for each part; then `finish`.
-    One thread uses it at a time; the GIL is free while the library works. Damage is raised when all that came out
-    before it was read, and again by whatever is called then.
+    It holds what was fed, the output of one step, and the window of the format. Consecutive frames (members, streams)
+    are joined. Padding and skippable frames are skipped, if the format has them. For each part of the object, call
+    `feed`, and `read_into` until it returns less than requested; then `finish`. Not thread-safe; the GIL is released
+    while the library works. Damage is raised after all output before it was read, and by every later call.
 
     Attributes:
-        is_past_end: whether the archive inside has ended. Zeros that follow are padding, which no ratio limits up to
-            64 GiB. The caller sets it.
+        is_past_end: Set by the caller once the archive inside has ended. Zeros that follow are padding, which no ratio
+            limits up to 64 GiB.
 
     Example:
         >>> import gzip
@@ -122,17 +122,17 @@ class Decompressor:
     """
 
     def __init__(self, kind: str, url: str, limits: Limits = DEFAULTS, *, is_padded: bool = False) -> None:
-        """Read nothing yet.
+        """Create a decompressor that was fed nothing.
 
         Args:
-            kind: "gzip", "zstd", "bzip2", "xz" or "lz4", as `kind_of` says.
-            url: for errors.
-            limits: of which `window_bytes`, `unpacked_ratio` and `unpacked_free_bytes` hold here.
+            kind: "gzip", "zstd", "bzip2", "xz" or "lz4", as returned by `kind_of`.
+            url: URL for errors.
+            limits: `window_bytes`, `unpacked_ratio` and `unpacked_free_bytes` are checked.
             is_padded: Allow eight times the ratio for zeros, as they follow the end of tar archives, until
-                `is_past_end` is set. For callers that hold little of what comes out.
+                `is_past_end` is set. For callers that hold little of the output.
 
         Raises:
-            OptionError: the kind is not known, or its library is not installed.
+            OptionError: The kind is not known, or its library is not installed.
         """
         if kind not in _KINDS:
             raise OptionError(f"kind={kind!r} is not known; {', '.join(_KINDS)} are")
@@ -141,30 +141,32 @@ class Decompressor:
         self._frame: Frame | None = None
         self._frames = 0
         self._damage: FormatError | None = None
-        self._packed = bytearray()  # fed; used up to _at
+        self._packed = bytearray()  # fed bytes; consumed up to _at
         self._at = 0
-        self._offset = 0  # of _at in the object
-        self._skip = 0  # bytes of a skippable frame still to come
+        self._offset = 0  # offset of _at in the object
+        self._skip = 0  # remaining bytes of a skippable frame
         self._padding = 0  # zeros since the last frame
-        self._ready = memoryview(b"")  # came out, and had no room
+        self._ready = memoryview(b"")  # output that did not fit into the target
         self._unpacked = 0
-        self._spared = 0  # zeros that no ratio limits, in steps that gave nothing else
+        self._spared = 0  # zeros exempt from the ratio, in steps with no other output
         self._is_padded, self.is_past_end = is_padded, False
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes of the object; they are copied."""
+        """Append the next bytes of the object. They are copied."""
         if self._damage is None:
             del self._packed[: self._at]
             self._at = 0
             self._packed += data
 
     def read_into(self, target: memoryview) -> int:
-        """Fill `target` with the next bytes; fewer only where more must be fed, or nothing follows. Gives how many.
+        """Fill `target` with the next bytes and return their number.
+
+        The number is less than the size of `target` only if more must be fed, or at the end.
 
         Raises:
-            FormatError: the data are damaged. `offset` is where the step began that met it: all before was sound. Of
-                what lies behind, up to 1 MiB may have been too, and is lost.
-            LimitError: the window, or the output for so little input, is over its limit.
+            FormatError: The data are damaged. `offset` is the start of the step that found it: all data before were
+                intact. Up to 1 MiB of intact output after it may be lost.
+            LimitError: The window, or the ratio of output to input, exceeds its limit.
         """
         view = target.cast("B")
         got = 0
@@ -178,11 +180,11 @@ class Decompressor:
         return got
 
     def finish(self) -> None:
-        """Prove that the object may end here: the last frame is whole, and all checksums were right.
+        """Check that the object may end here: the last frame is complete, checksums are correct.
 
         Raises:
-            FormatError: it is damaged, or truncated.
-            ValueError: not all was read.
+            FormatError: The object is damaged or truncated.
+            ValueError: Some output was not read.
         """
         if self.read_into(memoryview(bytearray(1))):
             raise ValueError("there is more: call read_into() until it gives nothing")
@@ -197,14 +199,14 @@ class Decompressor:
             raise self._located(damage, end) from None
 
     def _advance(self, most: int) -> bool:
-        """Take one bounded step; whether it got anywhere."""
+        """Do one bounded step. Return True if it consumed or produced bytes."""
         if self._damage is not None:
             return False
         try:
             with memoryview(self._packed) as packed:
                 used = self._step(packed[self._at :], min(most, STEP_UNPACKED))
         except FormatError as damage:
-            # without tracebacks: their frames keep buffers alive
+            # remove tracebacks, as their frames keep buffers alive
             if damage.__cause__ is not None:
                 damage.__cause__.__traceback__ = None
             self._damage = damage.with_traceback(None)
@@ -214,7 +216,7 @@ class Decompressor:
         return used > 0 or len(self._ready) > 0
 
     def _step(self, packed: memoryview, most: int) -> int:
-        """Set what came out; gives how many bytes are used."""
+        """Set `_ready` to the output of one step. Return the number of consumed bytes."""
         if self._frame is None:
             used = self._pass_over(packed)
             if self._frame is None:
@@ -237,7 +239,7 @@ class Decompressor:
         return used
 
     def _pass_over(self, packed: memoryview) -> int:
-        """Pass over what may lie between frames, or begin the next; gives how many bytes are used."""
+        """Skip data between frames, or begin a frame. Return the number of consumed bytes."""
         if self._skip:
             used = min(self._skip, len(packed))
             self._skip -= used
@@ -276,7 +278,7 @@ class Decompressor:
         return f"these are not {self._name} data: they begin with {head.hex(' ')}{looks}"
 
     def _located(self, damage: FormatError, offset: int) -> FormatError:
-        # made anew each time: one that was raised keeps what the caller had in hand alive
+        # a new error each time, as the traceback of a raised one keeps the caller's objects alive
         where = f"{masked(self._url)}, byte {offset}"
         error = type(damage)(f"{damage.args[0]} ({where})", url=self._url, offset=offset)
         error.__cause__ = damage.__cause__
@@ -287,16 +289,18 @@ _FIRST_ROOM = 4096
 
 
 def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -> bytearray:
-    """Unpack `data` to `nbytes` bytes, which the caller has compared with the limits.
+    """Decompress `data` to exactly `nbytes`, which the caller has checked against the limits.
 
-    Raises a FormatError for damage, and a ValueError for more or fewer bytes.
+    Raises:
+        FormatError: The data are damaged.
+        ValueError: The number of bytes differs.
     """
     out = bytearray(nbytes)
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)
     got = decompressor.read_into(memoryview(out))
     if got < nbytes:
-        decompressor.finish()  # says of what is cut off where it ends
+        decompressor.finish()  # raises an error with the offset if the data are truncated
         raise ValueError(f"it unpacks to {got} bytes, and its catalogue says {nbytes}")
     if decompressor.read_into(memoryview(bytearray(1))):
         raise ValueError(f"it unpacks to more than the {nbytes} bytes that its catalogue says")
@@ -305,9 +309,11 @@ def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -
 
 
 def unpacked_whole(kind: str, data: bytes, url: str, limits: Limits) -> bytes:
-    """Unpack `data` of which no size is known.
+    """Decompress `data` to an unknown size.
 
-    Raises a FormatError for damage, and a LimitError for more than `limits.member_bytes`, or than its ratio allows.
+    Raises:
+        FormatError: The data are damaged.
+        LimitError: The output exceeds `limits.member_bytes` or the ratio.
     """
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)

@@ -1,4 +1,4 @@
-"""One frame of compressed data each: what the decompressing libraries do, in steps of bounded size."""
+"""Wraps the decompression libraries: one class per kind of frame, in steps of bounded size."""
 
 from __future__ import annotations
 
@@ -13,45 +13,50 @@ from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import Limits
 from headrace.types import Buffer
 
-# A step takes and gives at most so much. Large, because each lets the GIL go and may wait 5 ms to have it back;
-# not larger, because damage loses what its step would have given.
+# Most bytes that a step consumes and returns. Large, as each step releases the GIL and may wait 5 ms for it;
+# not larger, as damage loses the output of its step.
 STEP_PACKED = 2**18
 STEP_UNPACKED = 2**20
 
-_XZ_SLACK = 2**20  # what liblzma wants beside its window: 65 KiB were measured, and 1 KiB for each further filter
+_XZ_SLACK = 2**20  # liblzma's memory beyond its window: measured 65 KiB, and 1 KiB for each further filter
 _ZSTD_BLOCK = 2**17
 _SKIPPABLE_FIRST = [bytes([first]) for first in range(0x50, 0x60)]
-ZSTD_WINDOW_MOST = 2**31  # of the library; ours is asked by `zstd_header`
+ZSTD_WINDOW_MOST = 2**31  # the library's limit; `zstd_header` checks ours
 
 
 class Frame(Protocol):
     """The decompression of one frame (member, stream).
 
     Attributes:
-        held: bytes that the library has taken beyond those that `step` has called used.
+        held: Bytes that the library has received beyond those that `step` has reported as consumed.
     """
 
     held: int
 
     @property
     def ended(self) -> bool:
-        """Whether its end was reached and its checksums were right."""
+        """True if the end was reached and its checksums were correct."""
         ...
 
     def step(self, packed: memoryview, most: int) -> tuple[bytes, int]:
-        """What comes out of the first bytes of `packed`, and how many of these are used; nothing and 0: it needs more.
+        """Return (output, number of consumed bytes). Empty and 0: the frame needs more input.
 
-        Gives at most `most` bytes, which are at least one; or one block of the format where it cannot stop inside one.
+        The output has at most `most` bytes, which is at least 1. A format that cannot stop within a block returns one
+        block.
 
         Raises:
-            FormatError: the data are damaged; it says only how.
-            LimitError: they ask for a larger window than `limits.window_bytes`.
+            FormatError: The data are damaged. The message has no location.
+            LimitError: The data need a larger window than `limits.window_bytes`.
         """
         ...
 
 
 def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
-    """What begins a frame of this kind. Raises an OptionError, which names `url`, if the library is not installed."""
+    """Return a factory of frames of this kind.
+
+    Raises:
+        OptionError: The library is not installed. The message names `url`.
+    """
     if kind == "zstd":
         library = zstandard(url)
         context = library.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MOST)
@@ -65,7 +70,7 @@ def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
 
 
 def zstandard(url: str) -> Any:
-    """The library. Raises an OptionError, which names `url`, if it is not installed."""
+    """Import the library. Raises an OptionError with `url` if it is not installed."""
     return _imported("zstandard", "zstd", url)
 
 
@@ -78,7 +83,7 @@ def _imported(module: str, extra: str, url: str) -> Any:
 
 
 def is_skippable(head: bytes) -> bool:
-    """Whether a skippable frame of zstd or lz4 begins so, as far as `head` goes."""
+    """True if `head` may be the start of a skippable frame of zstd or lz4."""
     return head[:1] in _SKIPPABLE_FIRST and b"\x2a\x4d\x18".startswith(head[1:4])
 
 
@@ -87,7 +92,7 @@ def damaged(error: Exception) -> FormatError:
 
 
 def zstd_header(library: Any, frame: Buffer, window_bytes: int) -> Any:
-    """What a zstd frame says of itself. A LimitError says that its window is larger than `window_bytes`."""
+    """Parse the header of a zstd frame. Raises a LimitError if its window is too large."""
     header = library.get_frame_parameters(frame[:18])
     if header.window_size > window_bytes:
         raise _over_window(header.window_size, window_bytes)
@@ -99,7 +104,7 @@ def _over_window(asked: object, limit: int) -> LimitError:
 
 
 def _piece(packed: memoryview, most: int) -> memoryview:
-    # little where little is wanted: the standard library copies what it has not used
+    # small for small outputs, as the standard library copies unconsumed input
     return packed[: min(max(most, 1024), STEP_PACKED)]
 
 
@@ -124,7 +129,7 @@ class _Gzip:
 
 
 class _Bzip2:
-    """The library keeps for itself what it has not used; all of it counts as used once it asks for more."""
+    """The library buffers unconsumed input. All of it counts as consumed once more is needed."""
 
     def __init__(self, library: bz2.BZ2Decompressor | lzma.LZMADecompressor | None = None) -> None:
         self._library = library or bz2.BZ2Decompressor()
@@ -160,7 +165,7 @@ class _Xz(_Bzip2):
             if "emory usage limit" in str(error):
                 raise _over_window("more", self._window_bytes) from error
             raise damaged(error) from error
-        # one that the library does not know it passes over
+        # the library ignores unknown checks
         check = self._lzma.check
         if check != lzma.CHECK_UNKNOWN and not lzma.is_check_supported(check):
             raise FormatError(f"the data have a check of kind {check}, which cannot be verified")
@@ -168,7 +173,7 @@ class _Xz(_Bzip2):
 
 
 class _Zstd:
-    """Takes whole blocks, as many as their 128 KiB each have room: the library itself knows no bound for its output."""
+    """Feeds whole blocks of at most 128 KiB output, as the library does not bound its output."""
 
     held = 0
 
@@ -176,7 +181,7 @@ class _Zstd:
         self.ended = False
         self._library, self._window_bytes = library, window_bytes
         self._frame = context.decompressobj(write_size=STEP_UNPACKED)
-        self._checksum_bytes: int | None = None  # until the frame's header is there
+        self._checksum_bytes: int | None = None  # None until the header is complete
         self._content_size, self._given = library.CONTENTSIZE_UNKNOWN, 0
         self._had_last = False
 
@@ -189,12 +194,12 @@ class _Zstd:
         assert not self.ended or self._frame.eof
         self._given += len(out)
         if self.ended and self._content_size not in (self._given, self._library.CONTENTSIZE_UNKNOWN):
-            # what the library does not see where the last block is empty and comes in a call of its own
+            # the library misses this if the last block is empty and fed separately
             raise FormatError(f"the frame says that it holds {self._content_size} bytes, {self._given} came out")
         return out, used
 
     def _whole(self, packed: memoryview, most: int) -> int:
-        """How many bytes the library may have now."""
+        """Return how many bytes to pass to the library now."""
         at = 0
         if self._checksum_bytes is None:
             at = self._header(packed)

@@ -1,7 +1,7 @@
-"""Archives in the seekable zstd format: where their frames lie, and one frame's bytes by itself.
+"""Archives in the seekable zstd format: locates frames, and decompresses them separately.
 
-The format is a sequence of independent zstd frames and, in a skippable frame at the end, a table of their sizes. Who
-knows nothing of the table reads the same bytes.
+The format is a sequence of independent zstd frames. A skippable frame at the end has a table of their sizes. Readers
+that ignore the table decompress the same bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _HAS_CHECKSUMS, _RESERVED = 0x80, 0x7C
 
 
 class Frames(NamedTuple):
-    """Where the frames of an archive lie: frame i is bytes `packed[i]` to `packed[i + 1]` of the object.
+    """The locations of frames: frame i is bytes `packed[i]` to `packed[i + 1]` of the object.
 
     Attributes:
-        packed, unpacked: where each frame begins in the object, and in what comes out of it; one more for the end.
-        checksums: of what comes out of each frame, where the table has them.
+        packed, unpacked: Start of each frame in the object and in the output, and the end.
+        checksums: Checksum of each frame's output. None: the table has none.
     """
 
     packed: Ints
@@ -38,10 +38,10 @@ class Frames(NamedTuple):
 
 
 def seek_table_bytes(footer: Buffer) -> int:
-    """How many of the object's last bytes hold its table; 0 where it has none.
+    """Return the size of the table at the object's end. 0 if there is none.
 
     Args:
-        footer: the object's last 9 bytes, or more of its end.
+        footer: The object's last 9 bytes, or more.
     """
     if len(footer) < FOOTER_BYTES:
         return 0
@@ -52,17 +52,17 @@ def seek_table_bytes(footer: Buffer) -> int:
 
 
 def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAULTS) -> Frames | None:
-    """Where the frames lie; None where the object has no table.
+    """Parse the table of frames. None if the object has none.
 
     Args:
-        tail: the last bytes of the object, at least as many as `seek_table_bytes` says.
-        size: of the object, in bytes.
-        url: for errors.
-        limits: of which `unpacked_ratio` and `unpacked_free_bytes` hold for all frames together.
+        tail: The last bytes of the object, at least `seek_table_bytes`.
+        size: Size of the object, in bytes.
+        url: URL for errors.
+        limits: `unpacked_ratio` and `unpacked_free_bytes` are checked for all frames together.
 
     Raises:
-        FormatError: the table does not fit the object.
-        LimitError: more bytes would come out than the limits allow.
+        FormatError: The table does not match the object.
+        LimitError: The output would exceed the limits.
         ValueError: `tail` is too short.
     """
     need = seek_table_bytes(tail)
@@ -93,18 +93,18 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
 def unpack_frame(
     data: Buffer, size: int, limits: Limits = DEFAULTS, *, checksum: int | None = None, url: str = ""
 ) -> bytes:
-    """The bytes of one frame.
+    """Decompress one frame.
 
     Args:
-        data: the frame, whole, and nothing else.
-        size: how many bytes come out of it, as the table says.
-        limits: of which `unpacked_ratio` and `unpacked_free_bytes` hold.
-        checksum: of these bytes, where the table has one; it is verified.
-        url: for errors. Their `offset` is None: where the frame lies is not known here.
+        data: Exactly the frame.
+        size: Size of the output, from the table.
+        limits: `unpacked_ratio` and `unpacked_free_bytes` are checked.
+        checksum: Checksum of the output, from the table. It is verified.
+        url: URL for errors. Their `offset` is None, as the location of the frame is not known here.
 
     Raises:
-        FormatError: the frame is damaged, or not of this size.
-        LimitError: more bytes would come out than the limits allow.
+        FormatError: The frame is damaged, or its output has another size.
+        LimitError: The output would exceed the limits.
         OptionError: zstandard is not installed.
     """
     library = zstandard(url)
@@ -118,7 +118,7 @@ def unpack_frame(
             raise FormatError(f"the frame says that it holds {header.content_size} bytes, its table {size}")
         if checksum is not None:
             data = _with_checksum(bytes(data), checksum, has_one=header.has_checksum)
-        # never 0: the library would make room for whatever the frame says
+        # never 0: the library would allocate any size that the frame states
         out = context.decompress(data, max_output_size=max(size, 1), allow_extra_data=False)
     except library.ZstdError as error:
         raise _located(damaged(error), url) from error
@@ -130,7 +130,7 @@ def unpack_frame(
 
 
 def _with_checksum(frame: bytes, checksum: int, *, has_one: bool) -> bytes:
-    """The frame with the table's checksum for its own: they are of the same kind, and the library verifies it."""
+    """Return the frame with the table's checksum as its own, for the library to verify."""
     own = checksum.to_bytes(4, "little")
     if not has_one:
         return frame[:4] + bytes([frame[4] | 4]) + frame[5:] + own

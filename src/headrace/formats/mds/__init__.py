@@ -1,6 +1,6 @@
-"""MDS, the shards of MosaicML's streaming: a catalogue beside them, a table of offsets in each.
+"""Reads MDS, the shards of MosaicML's streaming: a catalogue, and offsets in each shard.
 
-format.py   the catalogue, and the heads of shards      encodings.py   from the bytes of a column to its value
+format.py   the catalogue, and the heads of shards      encodings.py   decodes columns
 
-Functions raise a ValueError for damage. `format.py` makes a FormatError of it that names the shard.
+Damage raises a ValueError, which `format.py` converts to a FormatError with the shard.
 """

@@ -1,4 +1,4 @@
-"""Columns of MDS samples: from their bytes to values, as their encodings say. No pickle is ever read."""
+"""Decodes columns of MDS samples by their encodings. Pickles are never loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCALARS = {
         *("float16", "float32", "float64"),
     )
 }
-# how an array says its dtype, and that of its dimensions
+# codes of dtypes in arrays
 _DTYPES = {
     8: "uint8",
     9: "int8",
@@ -50,8 +50,8 @@ class MdsColumn(NamedTuple):
     """A column of a sample.
 
     Attributes:
-        size: bytes of each value; None: they differ.
-        decode: gives the value of its bytes.
+        size: Bytes of each value. None: variable.
+        decode: Decodes the bytes of a value.
     """
 
     name: str
@@ -62,12 +62,12 @@ class MdsColumn(NamedTuple):
 
 @lru_cache(maxsize=64)
 def columns_of(text: str, limits: Limits = DEFAULTS) -> tuple[MdsColumn, ...]:
-    """The columns that a JSON of [[name, encoding, size], …] describes, as `described` writes it."""
+    """Parse columns from a JSON of [[name, encoding, size], …], as written by `described`."""
     return tuple(_column(name, encoding, size, limits) for name, encoding, size in json.loads(text))
 
 
 def described(names: object, encodings: object, sizes: object) -> str:
-    """The columns of a shard as JSON, for `columns_of`; a ValueError if they are none that are read here."""
+    """Return the columns of a shard as JSON for `columns_of`. Raises a ValueError if invalid."""
     lists = [one for one in map(as_list, (names, encodings, sizes)) if one is not None]
     if len(lists) < 3 or len({len(one) for one in lists}) > 1 or len(lists[0]) > _COLUMNS_MOST:
         raise ValueError("its columns' names, encodings and sizes are not lists of one length")
@@ -91,11 +91,11 @@ def _column(name: str, encoding: object, size: object, limits: Limits) -> MdsCol
         raise ValueError(f"column {name!r} is pickled: to read it would run what the data say, and that is not done")
     if kind is None or decode is None:
         raise ValueError(f"column {name!r} has the encoding {str(encoding)[:80]!r}, which is not known")
-    return MdsColumn(name, kind, nbytes or None, decode)  # a size of 0 is none: the bytes have it then
+    return MdsColumn(name, kind, nbytes or None, decode)  # a size of 0 means variable
 
 
 def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
-    """How many bytes each column of a sample has, and the sizes before them as the last one."""
+    """Return the bytes of each column of a sample, and last those of the sizes before them."""
     head = 4 * sum(column.size is None for column in columns)
     if len(data) < head:
         raise ValueError(f"it has {len(data)} bytes, and the sizes of its columns take {head}")
@@ -107,7 +107,7 @@ def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
 
 
 def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, object]:
-    """The sample whose bytes are `data`. A ValueError names the column that is damaged."""
+    """Decode the sample `data`. A ValueError names the damaged column."""
     *sizes, at = sizes_of(columns, data)
     sample = {}
     for column, size in zip(columns, sizes, strict=True):
@@ -123,7 +123,7 @@ def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, object]:
 def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], object] | None:
     name, _, more = encoding.partition(":")
     if name in ("bytes", "jpeg", "png"):
-        return bytes  # images are decoded where the user says how
+        return bytes  # images are decoded by `.decode()`
     if encoding in _SCALARS:
         return partial(_scalar, _SCALARS[encoding])
     if name == "ndarray":
@@ -173,7 +173,7 @@ def _str_decimal(data: bytes) -> Decimal:
 
 
 def _array_decoder(more: str) -> Callable[[bytes], object] | None:
-    """What decodes `ndarray:dtype:shape`, of which either may be missing; None where that says nothing."""
+    """Return the decoder of `ndarray:dtype:shape`, both optional. None if invalid."""
     dtype, _, said = more.partition(":")
     if dtype and dtype not in _SCALARS:
         return None
@@ -215,12 +215,12 @@ def raw_image(limits: Limits, data: bytes) -> object:
 
 
 def _list(decode: Callable[[bytes], object], data: bytes) -> list[object]:
-    """Values with a word that means nothing, their number and their sizes before them."""
+    """Decode a list: an unused word, the number of values, their sizes, and the values."""
     return [decode(one) for one in image_array(data[4:])] if len(data) >= 8 else _cut_off()
 
 
 def image_array(data: bytes) -> list[bytes]:
-    """Bytes with their number and their sizes before them."""
+    """Split values that are preceded by their number and sizes."""
     (count,) = _U32.unpack_from(data) if len(data) >= 4 else _cut_off()
     if 4 + 4 * count > len(data):
         raise ValueError(f"it says {count} values, and has {len(data)} bytes")

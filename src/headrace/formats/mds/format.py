@@ -1,7 +1,7 @@
-"""MDS as a format: samples are known from a table; of a compressed shard they share one block.
+"""The MDS format. The samples of a compressed shard share one block.
 
-A shard: u32 the number of samples, n; u32 n + 1 offsets, so that sample i is [offsets[i], offsets[i + 1]); JSON, to
-offsets[0], the shard's settings.
+Layout of a shard: u32 number of samples, n; u32 n + 1 offsets: sample i is [offsets[i], offsets[i + 1]); JSON of the
+shard's settings, up to offsets[0].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COUNT = struct.Struct("<I")
 
 
 def count_of(head: Buffer) -> int:
-    """The number of samples."""
+    """Return the number of samples."""
     if len(head) < _COUNT.size:
         raise ValueError("it is cut off in its table")
     (count,) = _COUNT.unpack_from(head)
@@ -49,7 +49,7 @@ def count_of(head: Buffer) -> int:
 
 
 def table_bytes(count: int, limits: Limits) -> int:
-    """Bytes of the number and the offsets; a LimitError if they are more than may be held."""
+    """Return the bytes of the number and the offsets. Raises a LimitError beyond the limit."""
     nbytes = 4 * (count + 2)
     if nbytes > limits.member_bytes:
         raise LimitError(f"the table of {count} samples has {nbytes} bytes, over the limit of {limits.member_bytes}")
@@ -57,7 +57,7 @@ def table_bytes(count: int, limits: Limits) -> int:
 
 
 def offsets_of(head: Buffer, count: int, size: int, limits: Limits) -> Ints:
-    """Where the samples begin, and where the last one ends, in a shard of `size` bytes."""
+    """Return the starts of the samples and the end of the last, in a shard of `size` bytes."""
     said, end = count_of(head), table_bytes(count, limits)
     if said != count:
         raise ValueError(f"it says {said} samples, and {count} were announced")
@@ -76,7 +76,7 @@ def offsets_of(head: Buffer, count: int, size: int, limits: Limits) -> Ints:
 
 
 def columns_said(settings: Buffer) -> str:
-    """The columns that a shard itself tells, as `described` has them."""
+    """Return the columns in a shard's settings, in the form of `described`."""
     try:
         said = json.loads(bytes(settings))
         lists = [said[f"column_{what}"] for what in ("names", "encodings", "sizes")]
@@ -94,7 +94,7 @@ _CATALOGUE = "index.json"
 
 
 class Mds(Format):
-    """A folder with an `index.json`, or single shards that are not compressed."""
+    """MDS: a folder with an `index.json`, or single uncompressed shards."""
 
     name = "mds"
     suffixes = (".mds",)
@@ -109,7 +109,7 @@ class Mds(Format):
         shards = as_list(said.get("shards"))
         if said.get("version") != _VERSION or shards is None:
             raise catalogue_damage(url, f"it is of version {str(said.get('version'))[:20]!r}, and {_VERSION} is read")
-        texts: dict[str, str] = {}  # most shards have the same columns: one text for all
+        texts: dict[str, str] = {}  # most shards have equal columns: share one string
         entries = []
         for number, one in enumerate(shards):
             try:
@@ -120,7 +120,7 @@ class Mds(Format):
                 raise catalogue_damage(url, f"shard {number}: {error}") from None
             entries.append(ShardEntry(beside(url, name), shard.samples, shard, shard.packed is not None))
         for kind in {entry.about.kind for entry in entries} - {""}:
-            Decompressor(kind, url, limits)  # says now which library is missing
+            Decompressor(kind, url, limits)  # raises early if the library is not installed
         return entries
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
@@ -142,7 +142,7 @@ MDS = Mds()
 
 async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> ShardIndex:
     wanted = _FIRST_BYTES if said is None else table_bytes(said.samples, limits)
-    # what follows is not asked for before it is known to be there
+    # limit the first read until the size of the object is known
     head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
     count = count_of(head) if said is None else said.samples
     if said is not None and said.raw.nbytes != span.size:
@@ -164,7 +164,7 @@ async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> 
 
 
 async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, limits: Limits) -> ShardIndex:
-    """The samples of a compressed shard: rows of one block, which is all of it."""
+    """Return the samples of a compressed shard, as rows of one block."""
     if max(said.raw.nbytes, packed.nbytes) > limits.member_bytes:
         raise LimitError(f"it has {said.raw.nbytes} bytes unpacked, over the limit of {limits.member_bytes}")
     span = await reads.read_into(url, 0, memoryview(bytearray(1)))
@@ -202,7 +202,7 @@ class _Unpacked(RowsOfBlock):
 
 
 def _check(data: bytes | bytearray, hashes: dict[str, str], what: str) -> None:
-    """Compare bytes with those of their hashes that are known here."""
+    """Compare the data with hashes of known algorithms."""
     for name, digits in hashes.items():
         known = hashlib.new(name) if name in hashlib.algorithms_available and "shake" not in name else _xxhash(name)
         if known is not None:
@@ -229,7 +229,7 @@ Hashes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A shard as one of its files: its bytes, and (algorithm, hexadecimal digits) of what they hash to."""
+    """One file of a shard: its size, and (algorithm, hexadecimal digest) pairs."""
 
     nbytes: int
     hashes: Hashes
@@ -237,13 +237,13 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is said of a shard.
+    """A shard in the catalogue.
 
     Attributes:
-        columns: as `described` has them.
-        raw: the shard itself.
-        packed: the same compressed, which is what lies there then; None where it is not compressed.
-        kind: how, as `Decompressor` calls it.
+        columns: In the form of `described`.
+        raw: The uncompressed file.
+        packed: The stored compressed file. None: not compressed.
+        kind: Compression, as for `Decompressor`.
     """
 
     columns: str

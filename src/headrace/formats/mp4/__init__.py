@@ -1,7 +1,7 @@
-"""MP4, as far as clips of its video need it: the tables of its frames, files of some of these, and their pixels.
+"""Reads clips of MP4 videos: tables of frames, small files of some frames, and pixels.
 
-A file's `moov` box says of each frame where it lies, when it is shown, and whether one can begin to decode there. So
-the bytes of a clip are known before any of them is read.
+A file's `moov` box has the location, presentation time and key frame flag of each frame. The bytes of a clip are
+therefore known before reading any of them.
 
-Functions raise a ValueError for damage. `format.py` makes a FormatError of it that names the shard.
+Damage raises a ValueError, which `format.py` converts to a FormatError with the shard.
 """

@@ -1,4 +1,4 @@
-"""Boxes: what an MP4 file is made of (ISO/IEC 14496-12). Each has a length, a kind of four letters, and a body."""
+"""Boxes, the elements of MP4 files (ISO/IEC 14496-12): length, kind of four letters, body."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from headrace.types import Buffer, Ints
 
 HEADER_BYTES = 16
-"""The most that a box's header has."""
+"""Maximum size of a box's header."""
 
-_BOXES_MOST = 10_000  # in one other: hostile files have millions of empty ones
+_BOXES_MOST = 10_000  # in one box: malicious files have millions of empty ones
 _U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
 
 
 def header_of(data: bytes | memoryview, left: int) -> tuple[bytes, int, int]:
-    """(kind, bytes of the header, bytes of the box) of the box that begins with `data`.
+    """Parse the header at the start of `data`: (kind, header bytes, box bytes).
 
     Args:
-        data: the first 16 bytes of the box, or all of it.
-        left: how many bytes there are from its beginning on.
+        data: The first 16 bytes of the box, or all of it.
+        left: Bytes from the start of the box to the end of its container.
     """
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are left, fewer than a box's header")
@@ -44,13 +44,12 @@ def shown(kind: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box: its kind, and its body."""
+    """A box with its kind and body. Iteration returns the boxes in it."""
 
     kind: bytes
     body: memoryview
 
     def __iter__(self) -> Iterator[Box]:
-        """The boxes in it."""
         at, end = 0, len(self.body)
         for _ in range(_BOXES_MOST):
             if end - at < 8 and not any(self.body[at:]):  # QuickTime ends some boxes with zeros
@@ -66,32 +65,32 @@ class Box:
         return shown(self.kind)
 
     def find(self, *path: bytes) -> Box | None:
-        """The box at a path of kinds below it, the first one of each; None where there is none."""
+        """Return the first box at a path of kinds, or None."""
         found: Box | None = self
         for kind in path:
             found = next((box for box in found if box.kind == kind), None) if found is not None else None
         return found
 
     def need(self, *path: bytes) -> Box:
-        """The box at a path of kinds below it, which must be there."""
+        """Return the first box at a path of kinds. Raises a ValueError if there is none."""
         found = self.find(*path)
         if found is None:
             raise ValueError(f"{self} has no box {'/'.join(shown(kind).strip(chr(39)) for kind in path)}")
         return found
 
     def number(self, at: int, size: int = 4) -> int:
-        """The unsigned number of `size` bytes at `at`."""
+        """Return the unsigned number of `size` bytes at `at`."""
         if at + size > len(self.body):
             raise ValueError(f"its box {self} has {len(self.body)} bytes, and is cut off")
         return int.from_bytes(self.body[at : at + size], "big")
 
     @property
     def version(self) -> int:
-        """Of a box with a version and flags before all else."""
+        """Version of a box that begins with a version and flags."""
         return self.number(0, 1)
 
     def table(self, columns: int, *, at: int = 4, dtype: str = ">u4") -> Ints:
-        """Rows of as many numbers as their count before them, at `at`, says: `[rows, columns]`."""
+        """Return the rows after a row count at `at`: `[rows, columns]`."""
         rows, width = self.number(at), columns * np.dtype(dtype).itemsize
         if at + 4 + rows * width > len(self.body):
             raise ValueError(f"its box {self} would have {rows} rows of {width} bytes, and has {len(self.body)} bytes")
@@ -102,5 +101,5 @@ class Box:
 
 
 def box(kind: bytes, *parts: Buffer) -> bytes:
-    """A box of these parts, of less than 4 GiB."""
+    """Return a box of these parts, of less than 4 GiB."""
     return b"".join([_U32.pack(8 + sum(map(len, parts))), kind, *parts])

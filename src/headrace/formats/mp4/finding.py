@@ -1,9 +1,8 @@
-"""Where the tables of a file lie: which bytes of it must be read to have them, and no others.
+"""Finds the tables of a file and reads only the bytes that this takes.
 
-A file has one box behind the other. Of a plain one the box `moov` is wanted, wherever it lies. Of a fragmented one all
-boxes `moof` are, too, and each is found behind the one before, by a request of its own. Where a list of them is there,
-in `sidx` before them or in `mfra` behind, many are read at once; but the way goes from box to box all the same, so that
-no list leaves one out.
+A file is a sequence of boxes. A plain file has one `moov` box at any place. A fragmented file also has `moof` boxes,
+each found after the one before with a separate request. If `sidx` or `mfra` lists them, many are read at once. The
+reader still walks from box to box, so that an incomplete list skips none.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from headrace.formats.mp4.boxes import HEADER_BYTES, Box, box, header_of, shown
 from headrace.formats.mp4.fragments import Fragment, of_track, track_of
 
 HEAD_BYTES = 64 * 1024
-"""Read at first; in a file that is made to be streamed the tables of minutes are in it."""
+"""Size of the first read. It has the tables of some minutes of a file made for streaming."""
 
-_FRAGMENT_BYTES = 8 * 1024  # read at the beginning of a fragment, whose tables have some 12 bytes a frame
+_FRAGMENT_BYTES = 8 * 1024  # read per fragment; its tables have about 12 bytes per frame
 _FRAGMENT_MOST = 2**20
 _AT_ONCE = 32
-_LIST_MOST = 2**24  # bytes of a list of fragments; a longer one is not read
-_BEFORE_MOST = 1000  # boxes before the tables
+_LIST_MOST = 2**24  # bytes of a list of fragments; longer lists are ignored
+_BEFORE_MOST = 1000  # maximum number of boxes before the tables
 
 Ranges = list[tuple[int, int]]
-"""Parts of a file: (start, stop)."""
+"""Byte ranges [start, stop) of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class Tables:
     """The tables of a file's video.
 
     Attributes:
-        moov: the body of the box of that kind, without what is of no use here.
-        fragments: of a fragmented file, in their order.
+        moov: Body of the `moov` box, without unneeded parts.
+        fragments: Fragments of a fragmented file, in order.
     """
 
     moov: bytes
@@ -46,17 +45,17 @@ class Tables:
 
 
 Found = Generator[Ranges, list[memoryview], Tables]
-"""Asks for parts of a file to be read, and is sent these."""
+"""Yields byte ranges to read, receives their bytes, and returns the tables."""
 
 
 def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
-    """The tables of a file, of which it asks for what it needs.
+    """Find the tables of a file. The generator requests the bytes that it needs.
 
     Args:
-        head: its first bytes.
-        size: of the file, in bytes.
-        url: for errors.
-        limits: the bytes of all tables are held to `member_bytes`, by a LimitError.
+        head: The first bytes of the file.
+        size: Size of the file, in bytes.
+        url: URL for errors.
+        limits: Tables of more than `member_bytes` together raise a LimitError.
     """
     walk = _Walk(head, size)
     at, number, nbytes = 0, 0, 0
@@ -104,7 +103,7 @@ def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
 
 
 def video_track(movie: Box) -> Box:
-    """The one track of a video; a ValueError if there is none, or if there are several."""
+    """Return the video track. Raises a ValueError unless there is exactly one."""
     videos = [trak for trak in movie if trak.kind == b"trak" and not _is_other(trak)]
     if len(videos) != 1:
         raise ValueError(f"it has {len(videos)} video tracks; one is read")
@@ -116,18 +115,18 @@ def _is_other(trak: Box) -> bool:
 
 
 def _kept(moov: Box) -> Iterator[bytes]:
-    """What is of use of the tables: those of other tracks are not."""
+    """Iterate over the needed parts of the tables, without those of other tracks."""
     for part in moov:
         if part.kind != b"udta" and not (part.kind == b"trak" and _is_other(part)):
             yield box(part.kind, part.body)
 
 
 class _Walk:
-    """Goes through a file, forwards, and holds what was read of it and not passed.
+    """Reads a file forwards, and holds the bytes that were read but not passed.
 
     Attributes:
-        ahead: how many bytes are read at least, of what is read.
-        is_among_fragments: whether the first one was found.
+        ahead: Minimum size of a read.
+        is_among_fragments: True once the first fragment was found.
     """
 
     def __init__(self, head: memoryview, size: int) -> None:
@@ -138,7 +137,7 @@ class _Walk:
         self._parts = [(0, head)]
 
     def part(self, start: int, length: int) -> Generator[Ranges, list[memoryview], memoryview]:
-        """The bytes there; a ValueError if the file ends before."""
+        """Return a part of the file. Raises a ValueError if the file ends before it."""
         parts = [part for part in self._parts if part[0] + len(part[1]) > start]
         have = parts[0][1][start - parts[0][0] :][:length] if parts and parts[0][0] <= start else memoryview(b"")
         self._parts = parts
@@ -159,10 +158,12 @@ class _Walk:
         return data[:length]
 
     def look_for_list(self, at: int, listed: list[int]) -> Generator[Ranges, list[memoryview], None]:
-        """Have it known where fragments are said to begin, of which the first is at `at`, if that is said anywhere.
+        """Set the starts of fragments from a list in the file, if there is one.
+
+        The first is at `at`.
 
         Args:
-            listed: where they are said to begin by what lies before.
+            listed: Starts from `sidx` boxes before the fragment.
         """
         self.ahead, self.is_among_fragments = _FRAGMENT_BYTES, True
         if len(listed) < 2 and self._size - at > 4 * HEAD_BYTES:
@@ -174,7 +175,7 @@ class _Walk:
         self._listed = sorted({one for one in listed if at < one < self._size})
 
     def _listed_behind(self, stop: int) -> Ranges:
-        """The beginnings of the next fragments that are said to begin behind `stop`."""
+        """Return ranges at the starts of the next listed fragments from `stop` on."""
         ranges: Ranges = []
         first = bisect_left(self._listed, stop)
         for at in self._listed[first : first + _AT_ONCE]:
@@ -185,10 +186,10 @@ class _Walk:
 
 
 def _listed_in_sidx(sidx: Box, end: int) -> list[int]:
-    """Where the parts begin that a box lists, which ends at byte `end`; none where it is damaged."""
+    """Return the starts in a `sidx` box that ends at byte `end`. Empty if it is damaged."""
     try:
         wide = 8 if sidx.version else 4
-        sizes = sidx.table(3, at=12 + 2 * wide)[:, 0] & (2**31 - 1)  # the rest is whether it lists parts itself
+        sizes = sidx.table(3, at=12 + 2 * wide)[:, 0] & (2**31 - 1)  # the highest bit marks references to other lists
         listed: list[int] = (end + sidx.number(12 + wide, wide) + np.cumsum(sizes) - sizes).tolist()
     except (ValueError, OverflowError):
         return []
@@ -196,7 +197,7 @@ def _listed_in_sidx(sidx: Box, end: int) -> list[int]:
 
 
 def _listed_in_mfra(data: memoryview) -> list[int]:
-    """Where the fragments begin that a box, with its header, lists; none where it is damaged."""
+    """Return the starts of fragments in an `mfra` box with header. Empty if it is damaged."""
     listed: list[int] = []
     try:
         for tfra in (part for part in Box(b"mfra", data[8:]) if part.kind == b"tfra"):
@@ -210,7 +211,7 @@ def _listed_in_mfra(data: memoryview) -> list[int]:
 
 
 def tables_in(data: memoryview, limits: Limits) -> Tables:
-    """The tables of a file that is in memory."""
+    """Return the tables of a file in memory."""
     walk = find_tables(data, len(data), "the file", limits)
     try:
         ranges = next(walk)

@@ -1,4 +1,4 @@
-"""MP4 as a kind of shard: what `headrace index` keeps of it, and reads again."""
+"""The MP4 format: indexes the tables of videos, and reads them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from headrace.types import Buffer
 
 
 class Mp4(Format):
-    """Videos, of which clips are read: their frames lie where the tables of each file say."""
+    """MP4 videos, read as clips. The tables of each file locate its frames."""
 
     name = "mp4"
     suffixes = (".mp4", ".m4v", ".mov")
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
-        """How sure it is of an object: most begin with a box of the kind `ftyp`."""
+        """Most MP4 files begin with a box of the kind `ftyp`."""
         return 0.9 if head[4:8] == b"ftyp" else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
         raise OptionError(f"{masked(shard.url)} is a video: hr.video() gives clips of its frames, hr.files() its bytes")
 
     async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes]:
-        """What an index file has of a video: its tables, as they are."""
+        """Return the tables of a video for an index file."""
         tables = await read_tables(shard, limits)
         table = table_of(tables, shard.url, shard.size, limits)
         block = pack_arrays({"size": shard.size, "etag": lasting(shard.etag)}, _arrays(tables))
@@ -56,12 +56,12 @@ MP4 = Mp4()
 
 
 def is_video(url: str) -> bool:
-    """Whether an address is that of a video, by its name."""
+    """True if the URL has a suffix of videos."""
     return path_of(url).lower().endswith(MP4.suffixes)
 
 
 def _arrays(tables: Tables) -> dict[str, NDArray[np.generic]]:
-    """What an index file has of some tables: the fragments' bodies one behind the other."""
+    """Return tables as arrays for an index file, with joined bodies of fragments."""
     arrays: dict[str, NDArray[np.generic]] = {"moov": np.frombuffer(tables.moov, np.uint8)}
     if tables.fragments:
         places, bodies = zip(*tables.fragments, strict=True)
@@ -72,7 +72,7 @@ def _arrays(tables: Tables) -> dict[str, NDArray[np.generic]]:
 
 
 def unpack_tables(block: Buffer, what: str) -> Tables:
-    """The tables of a video, as `Mp4.own_index` has packed them. A FormatError names `what`."""
+    """Parse tables from `Mp4.own_index`. A FormatError names `what`."""
     arrays = Arrays(block, what).arrays
     moov = arrays.get("moov")
     if moov is None or moov.dtype != np.uint8:
@@ -87,7 +87,7 @@ def unpack_tables(block: Buffer, what: str) -> Tables:
 
 
 def table_of(tables: Tables, url: str, size: int, limits: Limits) -> VideoTable:
-    """The frames of the video at `url`, which has `size` bytes, by its tables. A FormatError names the video."""
+    """Return the frames of the video at `url`. A FormatError names the video."""
     try:
         return read_table(tables, size, limits)
     except (ValueError, OverflowError, IndexError) as error:
@@ -95,7 +95,7 @@ def table_of(tables: Tables, url: str, size: int, limits: Limits) -> VideoTable:
 
 
 async def read_tables(shard: ObjectReads, limits: Limits) -> Tables:
-    """The tables of a video, without those of its other tracks: of a plain file in two or three reads."""
+    """Read the tables of a video, without other tracks. Plain files need two or three reads."""
     head = await shard.read(0, HEAD_BYTES)
     walk = find_tables(head, shard.size, shard.url, limits)
     try:
@@ -112,7 +112,6 @@ async def read_tables(shard: ObjectReads, limits: Limits) -> Tables:
 
 
 async def _parts(shard: ObjectReads, ranges: Ranges) -> list[memoryview]:
-    """Parts of an object, read at once."""
     if len(ranges) == 1:
         return [await shard.read(start, stop - start) for start, stop in ranges]
     try:

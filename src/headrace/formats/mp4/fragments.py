@@ -1,8 +1,8 @@
-"""The frames of a fragmented MP4 file: before each part of it lies a box with the tables of that part alone.
+"""The frames of a fragmented MP4 file: before each part there is a box with its tables.
 
-ISO/IEC 14496-12, 8.8. What a fragment does not say of its frames it takes from its track's `tfhd`, and that from the
-`trex` among the file's own tables. Its bytes lie from where `tfhd` says; else from the beginning of the fragment, or of
-a further track, behind the bytes of the track before.
+ISO/IEC 14496-12, 8.8. A value that a fragment omits comes from its track's `tfhd`, or else from the `trex` among the
+file's own tables. Its bytes begin at the offset in `tfhd`. Without one they begin at the start of the fragment, or for
+a further track after the bytes of the track before.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from headrace.formats.mp4.samples import FRAMES_MOST, Samples
 from headrace.types import Ints
 
 Fragment = tuple[int, bytes]
-"""Where a box `moof` begins in its file, and its body."""
+"""(offset, body) of a `moof` box."""
 
 _BASE, _DESCRIPTION, _DURATION, _SIZE, _FLAGS, _BASE_IS_MOOF = 0x1, 0x2, 0x8, 0x10, 0x20, 0x20000  # of `tfhd`
 _DATA_OFFSET, _FIRST_FLAGS, _SIZE_COLUMN = 0x1, 0x4, 0x200  # of `trun`
-_ROW = (0x100, _SIZE_COLUMN, 0x400, 0x800)  # the duration, size, flags and shift of each frame, where they are there
+_ROW = (0x100, _SIZE_COLUMN, 0x400, 0x800)  # optional columns: duration, size, flags, composition offset
 _TIME_MOST = 2**53
-_NOT_KEY = 0x01010000  # in the flags of a frame: it is no sync sample, or takes others
+_NOT_KEY = 0x01010000  # flags of a frame: not a sync sample, or depends on others
 
 
 def track_of(trak: Box) -> int:
-    """The number of a track."""
+    """Return the number of a track."""
     tkhd = trak.need(b"tkhd")
     return tkhd.number(20 if tkhd.version else 12)
 
 
 def of_track(moof: Box, track: int) -> bytes | None:
-    """What it takes of a fragment to find the frames of a track; None where it has none."""
+    """Return the parts of a fragment that locate the frames of a track. None if it has none."""
     tracks = [part for part in moof if part.kind == b"traf"]
     heads = [part.need(b"tfhd") for part in tracks]
     own = [part for part, tfhd in zip(tracks, heads, strict=True) if tfhd.number(4) == track]
     if not own:
         return None
-    # Without a place of its own it lies behind what the tracks before it have.
+    # Without an offset, its bytes follow those of the tracks before it.
     is_placed = all(part.need(b"tfhd").number(1, 3) & (_BASE | _BASE_IS_MOOF) for part in own)
     return b"".join(box(part.kind, part.body) for part in (own if is_placed else tracks))
 
 
 @dataclass(frozen=True, slots=True)
 class _Defaults:
-    """What holds for frames of which nothing else is said."""
+    """Values for frames without their own."""
 
     description: int
     duration: int
@@ -56,12 +56,12 @@ class _Defaults:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Frames that lie one behind the other.
+    """Frames whose bytes are contiguous.
 
     Attributes:
-        start, stop: where their bytes lie.
-        duration, size, flags, later: of each: how much later the next one is decoded, its bytes, what it is, and how
-            much later it is shown than decoded.
+        start, stop: Range of the bytes.
+        duration, size, flags, later: Per frame: ticks until the next is decoded, bytes, flags, and ticks from decoding
+            to presentation.
     """
 
     start: int
@@ -72,7 +72,7 @@ class _Run:
     later: Ints
 
     def samples(self, begin: int, description: int) -> Samples:
-        """The same, of which the first is decoded at `begin`."""
+        """Return the frames, the first decoded at `begin`."""
         ends = begin + np.cumsum(self.duration)
         dts = ends - self.duration
         offset = self.start + np.cumsum(self.size) - self.size
@@ -81,12 +81,12 @@ class _Run:
 
 
 def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin: int, nbytes: int) -> list[Samples]:
-    """The frames of a track in the fragments of a file, run by run. A ValueError says where there is damage.
+    """Return the frames of a track in the fragments, by run. Damage raises a ValueError.
 
     Args:
-        mvex: what holds for all fragments.
-        begin: when the first frame is decoded where they do not say it, in ticks.
-        nbytes: of the file.
+        mvex: Box with the defaults of all fragments.
+        begin: Decoding time of the first frame if the fragments omit it, in ticks.
+        nbytes: Size of the file.
     """
     defaults = {
         part.number(4): _Defaults(*(part.number(at) for at in (8, 12, 16, 20))) for part in mvex if part.kind == b"trex"
@@ -117,7 +117,7 @@ def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin
 
 
 def _time(tfdt: Box) -> int:
-    """When the first frame of a track in a fragment is decoded."""
+    """Return the decoding time of the first frame of a track in a fragment."""
     begin = tfdt.number(4, 8 if tfdt.version else 4)
     if begin > _TIME_MOST:
         raise ValueError(f"its time, {begin}, is too large")
@@ -125,19 +125,19 @@ def _time(tfdt: Box) -> int:
 
 
 class _Taken:
-    """What all frames so far take of a file of `nbytes`: more than it has is hostile, and no memory is taken for it."""
+    """Checks that all frames fit into a file of `nbytes`, before memory is allocated for them."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.frames, self.taken = nbytes, 0, 0
 
     def count(self, frames: int) -> None:
-        """Count more frames; a ValueError if they are too many."""
+        """Count more frames. Raises a ValueError for too many."""
         self.frames += frames
         if self.frames > FRAMES_MOST:
             raise ValueError(f"there would be {self.frames} frames up to there, over the limit of {FRAMES_MOST}")
 
     def place(self, start: int, stop: int) -> None:
-        """Count the bytes [start, stop) of frames; a ValueError if they cannot lie there."""
+        """Count the bytes [start, stop). Raises a ValueError if they do not fit."""
         self.taken += stop - start
         if not 0 <= start <= stop <= self.nbytes or self.taken > self.nbytes:
             raise ValueError(
@@ -147,7 +147,7 @@ class _Taken:
 
 
 def _head(tfhd: Box, defaults: _Defaults, at: int, behind: int) -> tuple[_Defaults, int]:
-    """(what holds for the frames of a track in the fragment at byte `at`, from where on their bytes are counted)."""
+    """Return (values for a track's frames in the fragment at `at`, base offset of its bytes)."""
     flags, place = tfhd.number(1, 3), 8
     base = at if flags & _BASE_IS_MOOF else behind
     if flags & _BASE:
@@ -165,11 +165,11 @@ def _head(tfhd: Box, defaults: _Defaults, at: int, behind: int) -> tuple[_Defaul
 
 
 def _run(trun: Box, own: _Defaults, base: int, behind: int, taken: _Taken) -> _Run:
-    """The frames of a run.
+    """Return the frames of a run.
 
     Args:
-        base: from where on its place is counted.
-        behind: where the run before ends.
+        base: Base of the run's offset.
+        behind: End of the run before.
     """
     flags, count, place = trun.number(1, 3), trun.number(4), 8
     taken.count(count)
@@ -197,7 +197,7 @@ def _run(trun: Box, own: _Defaults, base: int, behind: int, taken: _Taken) -> _R
         raise ValueError(f"its frame {int(size.argmin())} has no bytes")
     stop = start + int(size.sum())
     taken.place(start, stop)
-    # signed in version 0, too: that is what is written, whatever the standard says
+    # signed in version 0, too, as writers do, against the standard
     return _Run(start, stop, duration, size, kinds, np.where(later < 2**31, later, later - 2**32))
 
 

@@ -1,8 +1,8 @@
-"""Frames of a small file in memory to pixels: by torchcodec, or by PyAV, which brings FFmpeg along.
+"""Decodes the frames of a small file in memory, with torchcodec or PyAV.
 
-Either has its own FFmpeg, whose conversion to RGB rounds as its version does: which one decodes is said, and never
-guessed. An MP4 has no checksums: where FFmpeg conceals damage within a frame, so does this; a frame that does not come
-is an error.
+Each has its own version of FFmpeg, and versions round differently in conversions to RGB. The decoder is therefore
+always named by the caller. MP4 has no checksums: damage that FFmpeg conceals within a frame is not detected. A missing
+frame is an error.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from headrace.types import Buffer, Ints
 Frames = NDArray[np.uint8]
 
 DECODERS = {"torchcodec": ("torchcodec", "video"), "pyav": ("av", "pyav")}
-"""Of those that may be named the module, and the extra that installs it."""
+"""(module, extra that installs it) by decoder name."""
 
 PIECES, BODIES = "__pieces__", "__bodies__"
-"""Under these names lies, until a clip is decoded, what it is to be decoded from."""
+"""Fields of a clip's data until it is decoded."""
 
 WHY_MOST = 500
-"""Characters of an error's text, which is others'."""
+"""Maximum number of characters of a library's error text."""
 
 
 def check_decoder(name: str) -> None:
-    """Raise an OptionError if there is no decoder of that name, or if it is not installed."""
+    """Raise an OptionError if the decoder is not known or not installed."""
     if name not in DECODERS:
         raise OptionError(f"decoder={name!r} is not known; {' and '.join(map(repr, DECODERS))} are")
     module, extra = DECODERS[name]
@@ -47,19 +47,19 @@ def check_decoder(name: str) -> None:
 
 
 class ClipDecoder:
-    """The first step of a stream of clips: from the bytes of a clip's frames to their pixels.
+    """The first step of a stream of clips: decodes the bytes of frames to pixels.
 
     Args:
-        name: of the decoder.
-        limits: `pixels` of a frame, and `member_bytes` of a clip before it is scaled.
-        size: (height, width) in pixels that frames are scaled to; None: as they are.
+        name: Name of the decoder.
+        limits: `pixels` of a frame, and `member_bytes` of a clip before scaling.
+        size: (height, width) in pixels to scale frames to. None: no scaling.
     """
 
     def __init__(self, name: str, limits: Limits = DEFAULTS, size: tuple[int, int] | None = None) -> None:
         self.name, self.limits, self.size = name, limits, size
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, object]:
-        """`frames`, `[T, 3, H, W] uint8`, and `times`, when they are shown, in seconds; or a DecodeError."""
+        """Return `frames`, `[T, 3, H, W] uint8`, and `times` in seconds. Raises a DecodeError."""
         key, url = sample["__key__"], sample["__url__"]
         pieces: list[Piece] = sample[PIECES]
         try:
@@ -80,14 +80,14 @@ def decoded(
     limits: Limits,
     size: tuple[int, int] | None = None,
 ) -> tuple[Frames, NDArray[np.float64]]:
-    """The frames that are wanted of all pieces, each at its place, `[T, 3, H, W]`, and their times, `[T]`.
+    """Return the wanted frames of all pieces, `[T, 3, H, W]`, and their times, `[T]`.
 
-    What does not decode is a ValueError, or another that FFmpeg's libraries have.
+    Frames that do not decode raise a ValueError, or an error of FFmpeg's libraries.
 
     Args:
-        name: of the decoder.
-        bodies: of the ranges that were read for the pieces.
-        size: (height, width) that frames are scaled to.
+        name: Name of the decoder.
+        bodies: Bytes of the ranges that were read for the pieces.
+        size: (height, width) to scale frames to.
     """
     decode = _by_torchcodec if name == "torchcodec" else _by_pyav
     count, track = sum(len(piece.wanted) for piece in pieces), pieces[0].track
@@ -133,7 +133,7 @@ def _by_torchcodec(data: bytes, piece: Piece, limits: Limits) -> Frames:
     got = decoder.get_frames_at(piece.wanted.tolist())
     ticks = got.pts_seconds.numpy() * piece.track.timescale
     late = np.flatnonzero(np.abs(ticks - piece.ticks) > 0.5)
-    if len(late):  # another one would be given in its place
+    if len(late):  # torchcodec would return another frame instead
         raise ValueError(f"its frame at {piece.times[late[0]]:.3f} s did not come of its bytes")
     frames: Frames = got.data.numpy()
     return frames
@@ -162,18 +162,18 @@ def _by_pyav(data: bytes, piece: Piece, limits: Limits) -> Frames:
 
 
 class VideoFrames:
-    """A decoder of fields that are MP4 files: `.decode(mp4=hr.VideoFrames(8))` gives `[8, 3, H, W] uint8`, in RGB.
+    """Decoder of fields with MP4 files. Returns `[count, 3, H, W] uint8`, in RGB.
 
-    Nothing is decoded but the frames that are wanted, and those that these take.
+    Only the requested frames, and those that they depend on, are decoded.
 
     Args:
-        count: so many, of the middle of as many parts of the same length.
-        times: instead, those that are shown at these times, in seconds, ascending or not.
-        decoder: "torchcodec", or "pyav", which brings its own FFmpeg.
-        limits: on the pixels of a frame, and the bytes of all of them.
+        count: Number of frames: the middle frames of as many parts of equal length.
+        times: Instead of `count`: the times of the frames in seconds, in any order.
+        decoder: "torchcodec", or "pyav", which includes FFmpeg.
+        limits: Limits on the pixels of a frame, and the bytes of all frames.
 
     Raises:
-        OptionError: neither `count` nor `times`, or a decoder that is not known, or not installed.
+        OptionError: Not exactly one of `count` and `times`, or the decoder is not known or not installed.
 
     Examples:
         >>> import headrace as hr
@@ -197,7 +197,7 @@ class VideoFrames:
         self.decoder, self.limits = decoder, limits
 
     def __call__(self, data: bytes) -> Frames:
-        """The frames of the file `data`. A DecodeError says that it does not decode, or is shorter than that."""
+        """Decode frames of the file `data`. Raises a DecodeError if it is damaged or too short."""
         try:
             table = read_table(tables_in(memoryview(data), self.limits), len(data), self.limits)
             pieces, spans = pieces_of(table, self._chosen(table))

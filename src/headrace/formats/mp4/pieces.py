@@ -1,13 +1,13 @@
-"""Some frames of a video, as bytes to be read and as a small file of their own.
+"""Selects the bytes of some frames of a video, and makes a small file of them.
 
-To decode a frame takes those before it, from a key frame on. So what is read of a file is, for each group of pictures
-that a frame is wanted of, its bytes from the key frame to the last frame that is wanted. Of those in a row a file is
-made in memory, with tables of its own: any decoder reads it, and gives of each frame the pixels that it gives of the
-whole file. FFmpeg looks for a key frame by when it is decoded: so that file has a clock of its own, by which a key
-frame is decoded when it is shown, and none is called so that others behind it are shown before.
+Decoding a frame needs those before it, from a key frame on. For each group of pictures with a wanted frame, the bytes
+from its key frame to the last wanted frame are read. Consecutive groups become a file in memory, with its own tables.
+Any decoder gives the pixels that it gives for the whole file. FFmpeg searches key frames by decoding time. The small
+file has a clock by which a key frame is decoded when it is shown. A frame is not marked as key if later frames are
+shown before it.
 
-Frames that are decoded behind a key frame and shown before it (an open group of pictures) also take the group before:
-that is read, too, where one of them is wanted.
+Frames that are decoded after a key frame and shown before it (an open group of pictures) also need the group before. If
+one of them is wanted, that group is read, too.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from headrace.formats.mp4.boxes import box
 from headrace.formats.mp4.table import Track, VideoTable
 from headrace.types import Buffer, Ints
 
-_GAP_BYTES = 32 * 1024  # of other tracks: with so few of them in between, frames are read at once
+_GAP_BYTES = 32 * 1024  # frames with at most so many bytes of other tracks in between are read together
 _DELAYED = frozenset((b"avc1", b"avc2", b"avc3", b"avc4"))
-"""Where decoding begins at a key frame that does not empty the decoder (of an open group), FFmpeg's decoder of H.264
-leaves out what it has not given by the end. So it is also fed the frames that push out the last one."""
+"""If decoding begins at a key frame of an open group, which does not empty the decoder, FFmpeg's H.264 decoder
+discards its delayed frames at the end. The file therefore includes the frames that push out the last one."""
 _FTYP = box(b"ftyp", b"isom", bytes(4), b"isommp41")
 _UNITY = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Frames of a video in a row, from a key frame on, of which some are wanted.
+    """Consecutive frames of a video, from a key frame on. Some of them are wanted.
 
     Attributes:
-        track: what they have in common.
-        size, delta, composition, is_key, description: of each frame, in the order in which they are decoded: its bytes;
-            how much later the next one is decoded, and how much later it is shown, in ticks; whether one can begin
-            there, and all that follows is shown later; and which description it has.
-        span, at: in which of the ranges that are read each lies, and where in it.
-        wanted: the numbers of those that are wanted, as they are shown.
-        places: which frames of the clip these are.
-        times: when they are shown in their video, in seconds.
+        track: Metadata of the track.
+        size, delta, composition, is_key, description: Per frame, in decoding order: bytes; ticks until the next is
+            decoded; ticks from decoding to presentation; True if decoding can begin there and all later frames are
+            shown later; number of the sample description.
+        span, at: Index of the read range of each frame, and offset in it.
+        wanted: Numbers of the wanted frames, in presentation order.
+        places: Their positions in the clip.
+        times: Their presentation times in the video, in seconds.
     """
 
     track: Track
@@ -61,16 +61,16 @@ class Piece:
 
     @property
     def ticks(self) -> Ints:
-        """When each of those that are wanted is shown in a file of these frames alone, in ticks."""
+        """Presentation times of the wanted frames in a file of these frames alone, in ticks."""
         shown = np.sort(np.cumsum(self.delta) - self.delta + self.composition)
         return np.asarray(shown[self.wanted], np.int64)
 
 
 def pieces_of(table: VideoTable, chosen: Ints) -> tuple[list[Piece], list[tuple[int, int]]]:
-    """What it takes to decode some frames, and which ranges (start, stop) of the file must be read for that.
+    """Return the pieces that decode some frames, and the ranges (start, stop) to read.
 
     Args:
-        chosen: their numbers among those that are shown. A ValueError says that one of them cannot be decoded.
+        chosen: Numbers of the frames among those shown. A ValueError reports one that cannot be decoded.
     """
     frames = table.shown[chosen]
     runs = _runs(table, frames)
@@ -84,7 +84,7 @@ def pieces_of(table: VideoTable, chosen: Ints) -> tuple[list[Piece], list[tuple[
         pts = table.pts[some]
         rank = np.empty(end - first, np.int64)
         rank[np.argsort(pts, kind="stable")] = np.arange(end - first)
-        # The latest clock by which none is decoded after it is shown: players look for key frames by it.
+        # The latest decoding times that do not exceed presentation times: players search key frames by them.
         dts = np.minimum.accumulate(pts[::-1])[::-1]
         delta = np.append(np.diff(dts), table.delta[end - 1])
         if max(int((pts - dts).max()), int(delta.max())) >= 2**31:
@@ -108,7 +108,7 @@ def pieces_of(table: VideoTable, chosen: Ints) -> tuple[list[Piece], list[tuple[
 
 
 def _runs(table: VideoTable, frames: Ints) -> list[tuple[int, int]]:
-    """The numbers [first, end) of all frames that it takes to decode these; the first of each run is a key frame."""
+    """Return runs [first, end) of the frames that decoding needs. Each begins at a key frame."""
     keys, pts = table.keys, table.pts
     group = np.searchsorted(keys, frames, side="right") - 1
     back = pts[frames] < pts[keys[group]]
@@ -130,12 +130,12 @@ def _runs(table: VideoTable, frames: Ints) -> list[tuple[int, int]]:
 
 
 def _ends_early(table: VideoTable, frames: Ints) -> bool:
-    """Whether the file ends before what would push the last of these frames out of the decoder."""
+    """True if the file ends before the frames that push the last of these out of the decoder."""
     return table.track.codec in _DELAYED and int(table.given_by[frames].max()) >= len(table.pts)
 
 
 def _spans(offset: Ints, size: Ints) -> tuple[list[tuple[int, int]], Ints, Ints]:
-    """Ranges of a file that hold all of these bytes, and for each in which range, and where in it, they lie."""
+    """Return ranges that cover all frames, and for each frame its range and the offset in it."""
     order = np.argsort(offset, kind="stable")
     start, stop = offset[order], np.maximum.accumulate((offset + size)[order])
     begins = np.flatnonzero(np.concatenate([[True], start[1:] - stop[:-1] > _GAP_BYTES]))
@@ -146,7 +146,7 @@ def _spans(offset: Ints, size: Ints) -> tuple[list[tuple[int, int]], Ints, Ints]
 
 
 def file_of(piece: Piece, bodies: Sequence[Buffer]) -> bytes:
-    """A file of the frames of a piece alone, of the ranges that were read."""
+    """Return an MP4 file of a piece's frames alone."""
     spans, number = np.unique(piece.span, return_inverse=True)
     cuts, firsts = list[memoryview](), np.zeros(len(spans), np.int64)
     for k, span in enumerate(spans.tolist()):
@@ -160,7 +160,7 @@ def file_of(piece: Piece, bodies: Sequence[Buffer]) -> bytes:
 
 
 def _head(piece: Piece, places: Ints) -> bytes:
-    """The box with the tables: each frame is a chunk."""
+    """Return the box with the tables. Each frame is a chunk."""
     boxes, track = dict(piece.track.boxes), piece.track
     count, duration = len(piece.size), min(int(piece.delta.sum()), 2**32 - 1)
     numbers = np.arange(1, count + 1)
@@ -186,5 +186,5 @@ def _head(piece: Piece, places: Ints) -> bytes:
 
 
 def _table(kind: bytes, rows: Ints, *, version: int = 0) -> bytes:
-    """A box of rows of numbers of 32 bits, with their count before them."""
+    """Return a box of rows of 32-bit numbers, preceded by their count."""
     return box(kind, struct.pack(">II", version << 24, len(rows)), (rows & 0xFFFFFFFF).astype(">u4").tobytes())

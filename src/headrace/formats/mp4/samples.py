@@ -1,4 +1,4 @@
-"""Where the frames of a video lie, when they are shown, and where one can begin: by the tables of a plain file."""
+"""The frames of a plain file, from its tables: offsets, times and key frames."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from headrace.formats.mp4.boxes import Box
 from headrace.types import Ints
 
 FRAMES_MOST = 2**26
-"""A file of a month; of frames of one size a few bytes could claim any number."""
+"""Frames of about a month. With a constant frame size, a few bytes could claim any number."""
 
 REMUX = "`ffmpeg -i IN.mp4 -c copy -movflags +faststart OUT.mp4` makes a plain file of it"
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Frames one behind the other, as they are decoded.
+    """Consecutive frames in decoding order.
 
     Attributes:
-        offset, size: where the bytes of each lie in the file.
-        dts, pts: when it is decoded and shown, in ticks of the track.
-        end: when what follows them is decoded.
-        is_key: whether one can begin to decode there.
-        description: by which of the track's sample descriptions it is decoded, from 1.
+        offset, size: Bytes of each frame in the file.
+        dts, pts: Decoding and presentation time, in ticks of the track.
+        end: Decoding time of the next frame after them.
+        is_key: True if decoding can begin there.
+        description: Number of the track's sample description, from 1.
     """
 
     offset: Ints
@@ -39,12 +39,12 @@ class Samples:
 
     @property
     def delta(self) -> Ints:
-        """How much later the next one is decoded, in ticks."""
+        """Ticks until the next frame is decoded."""
         return np.diff(self.dts, append=self.end)
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """All of some, one part behind the other; a ValueError if a part begins before the one before it."""
+    """Concatenate parts. Raises a ValueError if one begins before the end of the part before it."""
     if len(parts) == 1:
         return parts[0]
     names = ("offset", "size", "dts", "pts", "is_key", "description")
@@ -58,7 +58,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
 
 
 def plain_samples(stbl: Box, nbytes: int) -> Samples | None:
-    """The frames that the tables of a track in a file of `nbytes` have; None where it has none."""
+    """Return the frames in the tables of a track. None if there are none."""
     size = _sizes(stbl, nbytes)
     count = len(size)
     if not count:
@@ -72,7 +72,6 @@ def plain_samples(stbl: Box, nbytes: int) -> Samples | None:
 
 
 def _sizes(stbl: Box, nbytes: int) -> Ints:
-    """How many bytes each frame has."""
     stsz = stbl.find(b"stsz")
     if stsz is None:
         raise ValueError(f"it has no table 'stsz' of its frames' sizes; {REMUX}")
@@ -91,7 +90,7 @@ def _sizes(stbl: Box, nbytes: int) -> Ints:
 
 
 def _offsets(stbl: Box, sizes: Ints, nbytes: int) -> tuple[Ints, Ints]:
-    """Where each frame lies, and the number of its description."""
+    """Return the offset of each frame, and the number of its description."""
     stco = stbl.find(b"stco")
     chunks = stbl.need(b"co64").table(1, dtype=">u8")[:, 0] if stco is None else stco.table(1)[:, 0]
     runs = stbl.need(b"stsc").table(3)
@@ -113,18 +112,18 @@ def _offsets(stbl: Box, sizes: Ints, nbytes: int) -> tuple[Ints, Ints]:
 
 
 def _per_frame(box: Box, count: int, *, is_signed: bool = False) -> Ints:
-    """A table of (how many frames, value), for each frame."""
+    """Expand a table of (number of frames, value) to one value per frame."""
     runs = box.table(2)
     if int(runs[:, 0].sum()) != count:
         raise ValueError(f"its table {box} is of {int(runs[:, 0].sum())} frames, and there are {count}")
     values = runs[:, 1]
-    if is_signed:  # in version 0, too: that is what is written, whatever the standard says
+    if is_signed:  # in version 0, too, as writers do, against the standard
         values = np.where(values < 2**31, values, values - 2**32)
     return np.repeat(values, runs[:, 0])
 
 
 def _keys(stss: Box | None, count: int) -> NDArray[np.bool_]:
-    """At which frames one can begin to decode; at all where nothing is said."""
+    """Return a mask of key frames. All frames if there is no table."""
     if stss is None:
         return np.ones(count, np.bool_)
     numbers = stss.table(1)[:, 0]

@@ -1,4 +1,4 @@
-"""The frames of an MP4 file's video, as its tables have them."""
+"""The frames of an MP4 file's video, from its tables."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headrace.formats.mp4.fragments import fragment_samples, track_of
 from headrace.formats.mp4.samples import REMUX, joined, plain_samples
 from headrace.types import Ints
 
-_HELD_MOST = 16  # as H.264 has it
+_HELD_MOST = 16  # H.264's maximum
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What a decoder must know of a video besides its frames: boxes of its file, as they are there.
+    """Metadata of a video for decoders: boxes of its file.
 
     Attributes:
-        codec: the kind of its first sample description, such as b"avc1".
-        timescale: ticks of a second.
-        width, height: in pixels, as they are coded.
-        is_turned: whether it is to be shown turned or mirrored.
-        boxes: "tkhd", "hdlr", "vmhd" and "stsd", with their bodies.
+        codec: Kind of the first sample description, such as b"avc1".
+        timescale: Ticks per second.
+        width, height: Coded size in pixels.
+        is_turned: True if the video is shown rotated or mirrored.
+        boxes: (kind, body) of "tkhd", "hdlr", "vmhd" and "stsd".
     """
 
     codec: bytes
@@ -41,17 +41,16 @@ class Track:
 
 @dataclass(frozen=True)
 class VideoTable:
-    """The frames of a video, in the order in which they are decoded.
+    """The frames of a video, in decoding order.
 
     Attributes:
-        track: what they have in common.
-        offset, size: where the bytes of each lie in the file.
-        delta: how much later the next one is decoded, in ticks.
-        pts: when it is shown, in ticks of the track.
-        is_key: whether one can begin to decode there.
-        description: by which of the track's sample descriptions it is decoded, from 1.
-        shown: the numbers of those that are shown, in the order in which they are.
-        begin_s: which time, in seconds, a frame has whose `pts` is 0.
+        offset, size: Bytes of each frame in the file.
+        delta: Ticks until the next frame is decoded.
+        pts: Presentation time, in ticks of the track.
+        is_key: True if decoding can begin there.
+        description: Number of the track's sample description, from 1.
+        shown: Numbers of the shown frames, in presentation order.
+        begin_s: Time in seconds of a frame whose `pts` is 0.
     """
 
     track: Track
@@ -69,19 +68,20 @@ class VideoTable:
 
     @property
     def nbytes(self) -> int:
-        """What it takes of memory, about."""
+        """Approximate memory use."""
         return 80 * len(self.offset) + 4096
 
     @cached_property
     def keys(self) -> Ints:
-        """The numbers of the frames where one can begin to decode."""
+        """Numbers of the key frames."""
         return np.flatnonzero(self.is_key)
 
     @cached_property
     def given_by(self) -> Ints:
-        """For each frame the number of the one by which a decoder has surely given it.
+        """For each frame, the number of the input frame after which a decoder has returned it.
 
-        It gives frames as they are shown, and holds as many as are ever decoded before one that is shown before them.
+        A decoder returns frames in presentation order. Its delay is the maximum number of frames that are decoded
+        before one that is shown before them.
         """
         order = np.argsort(self.pts, kind="stable")
         rank, numbers = np.empty(len(order), np.int64), np.arange(len(order))
@@ -91,20 +91,21 @@ class VideoTable:
 
     @cached_property
     def shown_ticks(self) -> Ints:
-        """When each frame that is shown is, in ticks, ascending."""
+        """Presentation times of the shown frames, in ticks, ascending."""
         return self.pts[self.shown]
 
     @property
     def end_ticks(self) -> int:
-        """When the last one is no longer shown."""
+        """End of the last frame's presentation."""
         last = int(self.shown[-1])
         return int(self.pts[last]) + max(int(self.delta[last]), 1)
 
     def shown_at(self, times: Sequence[float]) -> Ints:
-        """Which frames are shown at these times, in seconds, by their numbers among those shown; a ValueError if
-        none is.
+        """Return the numbers, among those shown, of the frames at these times in seconds.
+
+        Raises a ValueError if no frame is shown then.
         """
-        # as exact as the file's own clock, of which seconds in decimals are no whole ticks
+        # rounded, as decimal seconds are no whole ticks of the file's clock
         ticks = np.floor((np.array(times) - self.begin_s) * self.track.timescale + 1e-3)
         chosen: Ints = np.searchsorted(self.shown_ticks, ticks, side="right") - 1
         late = np.flatnonzero((chosen < 0) | (ticks >= self.end_ticks))
@@ -114,9 +115,9 @@ class VideoTable:
         return chosen
 
     def nearest(self, times: Sequence[float], most_s: float) -> Ints:
-        """The frames that are shown from next to these times on, in seconds, by their numbers among those shown.
+        """Return the numbers, among those shown, of the frames that begin nearest to these times.
 
-        A ValueError says which one begins further than `most_s` seconds away.
+        Raises a ValueError if one begins more than `most_s` seconds away.
         """
         ticks = (np.array(times) - self.begin_s) * self.track.timescale
         behind = np.clip(np.searchsorted(self.shown_ticks, ticks), 1, max(len(self) - 1, 1))
@@ -132,12 +133,12 @@ class VideoTable:
         return chosen
 
     def seconds(self, chosen: Ints) -> NDArray[np.float64]:
-        """The times of frames, by their numbers among those that are shown."""
+        """Return presentation times of frames, by their numbers among those shown."""
         return self.shown_ticks[chosen] / self.track.timescale + self.begin_s
 
 
 def read_table(tables: Tables, size: int, limits: Limits) -> VideoTable:
-    """The frames of the video of a file of `size` bytes. A ValueError says what is damaged, or not read."""
+    """Return the frames of the video in a file of `size` bytes. Damage raises a ValueError."""
     movie = Box(b"moov", memoryview(tables.moov))
     trak = video_track(movie)
     mdia = trak.need(b"mdia")
@@ -189,7 +190,7 @@ def _timescale(box: Box) -> int:
 
 
 def _edit(trak: Box, movie_scale: int, scale: int, *, is_fragmented: bool) -> tuple[int, int | None, float]:
-    """What is shown of a track: from which tick on, how many ticks (None: all), and when that begins, in seconds."""
+    """Return the shown part of a track: (first tick, ticks or None for all, start in seconds)."""
     elst = trak.find(b"edts", b"elst")
     if elst is None:
         return 0, None, 0.0
@@ -211,7 +212,7 @@ def _edit(trak: Box, movie_scale: int, scale: int, *, is_fragmented: bool) -> tu
     if len(found) != 1 or count > 64:
         raise ValueError(f"its edit list has {count} parts: it must be cut, and written anew, to be read")
     media_time, duration = found[0]
-    if not duration and is_fragmented:  # which has no duration yet when that is written
+    if not duration and is_fragmented:  # the duration is not known yet when a fragmented file is written
         return media_time, None, begin / movie_scale
     if not duration:
         raise ValueError("its edit list shows it for no time")

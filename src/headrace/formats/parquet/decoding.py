@@ -1,4 +1,4 @@
-"""The columns of a row group, decoded by pyarrow from the bytes that were read."""
+"""Decodes the columns of a row group with pyarrow."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from headrace.pickled import packed_once
 from headrace.types import Buffer, Ints
 
 Member = tuple[int, int, str]
-"""Where a part of the file begins that is read, its bytes, and of which field it is."""
+"""(offset in the file, number of bytes, field)."""
 
 _FILLER_MOST = 2**30
 _TAIL_BYTES = 64 * 1024
-_TAIL_AT = 2**62  # where no column of any file lies
+_TAIL_AT = 2**62  # beyond the columns of any file
 
 
 @packed_once(tuple)
 class GroupFacts(NamedTuple):
-    """What a worker must know of a row group to open it.
+    """Metadata that a worker needs to decode a row group.
 
     Attributes:
-        number: of the group in its file.
-        raw: its bytes in a footer, of the columns that are read.
-        runs: the rows that are read.
-        columns: the pages that are read.
-        where: what must hold for rows that are kept.
+        number: Number of the group in its file.
+        raw: The group's footer entry, with the columns that are read.
+        runs: The rows that are read.
+        columns: The pages that are read.
+        where: The remaining predicate.
     """
 
     file: FileFacts
@@ -48,19 +48,19 @@ class GroupFacts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of rows that are read."""
+        """Number of rows that are read."""
         return sum(stop - first for first, stop in self.runs)
 
     @property
     def numbers(self) -> Ints:
-        """The numbers in the group of the rows that are read."""
+        """Numbers in the group of the rows that are read."""
         return np.concatenate([np.arange(first, stop) for first, stop in self.runs])
 
     @property
     def members(self) -> list[Member]:
-        """What is read, in order.
+        """The byte ranges to read, in order.
 
-        The first bytes of the file are read with the column that follows them: they are checked without a request.
+        The first bytes of the file are read with the column that follows them, so that checking them needs no request.
         """
         pieces = [(start, start + size, part.column) for part in self.columns for start, size in part.pieces]
         places = [(0 if start == len(MAGIC) else start, stop, name) for start, stop, name in pieces]
@@ -69,10 +69,10 @@ class GroupFacts(NamedTuple):
         return sorted((start, stop - start, name) for start, stop, name in places)
 
     def bodies(self, names: Sequence[str], bodies: Sequence[bytes]) -> Mapping[str, Sequence[bytes]]:
-        """The pieces that were read of each column, in the order of the file.
+        """Return the pieces of each column, in file order.
 
         Raises:
-            ValueError: the file does not begin as Parquet does.
+            ValueError: The file does not begin with Parquet's magic.
         """
         given: dict[str, list[bytes]] = {}
         for name, body in zip(names, bodies, strict=True):
@@ -88,15 +88,14 @@ class GroupFacts(NamedTuple):
 def decoded(
     facts: GroupFacts, parts: Sequence[ColumnPages], bodies: Mapping[str, Sequence[bytes]], limits: Limits
 ) -> dict[str, Arrow]:
-    """Decode columns of a row group: the rows `facts.runs` of each.
+    """Decode the rows `facts.runs` of some columns.
 
     Args:
-        parts: the columns.
-        bodies: the pieces of each column, in the order of the file.
+        bodies: The pieces of each column, in file order.
 
     Raises:
-        ValueError: they are damaged. The message names the column, where that is known.
-        LimitError: they ask for more memory than `limits` allow.
+        ValueError: The columns are damaged. The message names the column if it is known.
+        LimitError: The columns need more memory than `limits` allow.
     """
     if not parts:
         return {}
@@ -137,11 +136,7 @@ def decoded(
 
 
 class ChunkFile(io.RawIOBase):
-    """A file of some column chunks and a footer. Any other read is a ValueError.
-
-    Args:
-        chunks: by the byte at which each begins.
-    """
+    """A file of some column chunks, by offset, and a footer. All other reads raise a ValueError."""
 
     def __init__(self, chunks: Mapping[int, Buffer], footer: bytes) -> None:
         self._chunks, self._at = chunks, 0
@@ -171,13 +166,13 @@ class ChunkFile(io.RawIOBase):
 
 
 def _padded(data: bytes, size: int) -> Buffer:
-    """Pages as a column chunk of `size` bytes: in place of the other pages come zeros that readers skip."""
+    """Return pages as a chunk of `size` bytes. Readers skip the zeros that replace other pages."""
     missing = size - len(data)
     if not missing:
         return data
     if missing < FILLER_BYTES:
         raise ValueError(f"its pages leave out {missing} bytes, which is less than a page has")
-    whole, at = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), len(data)  # clear, and no memory yet
+    whole, at = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), len(data)  # zeros, not yet backed by memory
     whole[:at] = data
     while at < size:
         nbytes = size - at if size - at <= _FILLER_MOST else _FILLER_MOST - FILLER_BYTES
@@ -212,7 +207,7 @@ def _read(file: Arrow, leaves: Sequence[ParquetLeaf], runs: Sequence[Run]) -> Ar
 
 
 def _of_runs(table: Arrow, have: Sequence[Run], wanted: Sequence[Run]) -> Arrow:
-    """The rows `wanted` of a table that has the rows `have`."""
+    """Return the rows `wanted` of a table that has the rows `have`."""
     if have == wanted:
         return table
     parts, at, k = [], 0, 0
@@ -225,16 +220,16 @@ def _of_runs(table: Arrow, have: Sequence[Run], wanted: Sequence[Run]) -> Arrow:
 
 
 def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
-    """A column of INT96 timestamps: in nanoseconds if all values fit into int64, else in microseconds.
+    """Return INT96 timestamps in nanoseconds if all fit into int64, else in microseconds.
 
-    pyarrow wraps nanoseconds outside of 1677-2262 without an error. Spark writes such timestamps, with microseconds.
+    pyarrow silently wraps nanoseconds outside of 1677-2262. Spark writes such timestamps, with microseconds.
 
     Args:
-        fine: the column in nanoseconds, as pyarrow reads it.
-        coarse: the column in microseconds, as pyarrow reads it.
+        fine: The column in nanoseconds, as pyarrow reads it.
+        coarse: The column in microseconds, as pyarrow reads it.
 
     Raises:
-        ValueError: neither unit holds all values exactly.
+        ValueError: Neither unit holds all values exactly.
     """
     pa = library()
     try:

@@ -1,4 +1,4 @@
-"""What is read of a file beside its columns: its end, and what lies before that."""
+"""Reads the end of a file and other metadata outside of its columns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from headrace.protocols import Reads, Span
 END_BYTES = 8  # the footer's length and the magic
 TAIL_BYTES = 64 * 1024
 _ENCRYPTED = b"PARE"
-_GAP_BYTES = 64 * 1024  # between what is read at once
+_GAP_BYTES = 64 * 1024  # largest gap within one read
 
 
 class FileEnd:
-    """The last bytes of a file, and what lies before them and was asked for.
+    """The last bytes of a file, and earlier parts once they were read.
 
     Args:
-        data: the last bytes.
-        span: which they are.
+        data: The last bytes.
+        span: Their range.
     """
 
     def __init__(self, reads: Reads, url: str, data: bytes, span: Span) -> None:
@@ -32,17 +32,17 @@ class FileEnd:
 
     @staticmethod
     async def of(reads: Reads, shard: ShardEntry) -> FileEnd:
-        """The end of a file, of which its footer is a part, or all.
+        """Read the last bytes of a file, with all of its footer or a part.
 
         Raises:
-            ValueError: it is cut off.
-            StorageError: it could not be read.
+            ValueError: The read was truncated.
+            StorageError: The file could not be read.
         """
         listed = None if shard.version is None else shard.version.size
         start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
         room = memoryview(bytearray(TAIL_BYTES if listed is None else max(1, listed - start)))
         span = await reads.read_into(shard.url, start, room)
-        if listed not in (None, span.size):  # whoever has listed it will be told
+        if listed not in (None, span.size):  # a later check raises the error
             room = memoryview(bytearray(TAIL_BYTES))
             span = await reads.read_into(shard.url, -TAIL_BYTES, room, etag=span.etag)
         if span.stop < span.size:
@@ -50,12 +50,12 @@ class FileEnd:
         return FileEnd(reads, shard.url, bytes(room[: span.stop - span.start]), span)
 
     async def footer(self, limits: Limits) -> bytes:
-        """The footer.
+        """Return the footer. Read its missing part.
 
         Raises:
-            ValueError: this is no file of Parquet, or not all of one.
-            LimitError: it is larger than it may be.
-            StorageError: it could not be read.
+            ValueError: This is not a complete Parquet file.
+            LimitError: The footer exceeds the limit.
+            StorageError: The file could not be read.
         """
         ((start, tail),) = self._parts
         is_short = self.size < len(MAGIC) + END_BYTES
@@ -77,11 +77,11 @@ class FileEnd:
         return self.at(self.size - END_BYTES - length, length)
 
     async def read(self, places: Iterable[Place]) -> None:
-        """Have the bytes at some places here; what lies together is read at once.
+        """Read the bytes at some places. Adjacent places are read together.
 
         Raises:
-            ValueError: the file is shorter than it was.
-            StorageError: it could not be read.
+            ValueError: The file is shorter than before.
+            StorageError: The file could not be read.
         """
         missing: list[Place] = []
         for start, nbytes in sorted(place for place in places if self._part_of(*place) is None):
@@ -102,7 +102,7 @@ class FileEnd:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     def at(self, start: int, nbytes: int) -> bytes:
-        """The bytes at a place that is here."""
+        """Return bytes that were read."""
         part = self._part_of(start, nbytes)
         assert part is not None, "it was read"
         first, data = part

@@ -1,6 +1,7 @@
-"""The footer of a Parquet file: its columns, and where those of each row group lie.
+"""The footer of a Parquet file: its columns, and the locations of those of each row group.
 
-pyarrow parses the schema. Row groups are parsed here: pyarrow's accessors of metadata end the process on damaged ones.
+pyarrow parses the schema. Row groups are parsed here, as pyarrow's metadata accessors abort the process on damaged
+footers.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ MAGIC = b"PAR1"
 
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 _DEPTH_MOST = 64
-_ROW_BYTES = 32  # that a row takes in the table of samples
+_ROW_BYTES = 32  # size of a row in the table of samples
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _VALUE_BYTES = (1, 4, 8, 12, 4, 8, 4)
 
 Place = tuple[int, int]
-"""Where bytes begin in the file, and their number."""
+"""(offset in the file, number of bytes)."""
 
 
 class ColumnChunk(NamedTuple):
     """The values of one leaf in one row group.
 
     Attributes:
-        codec: its number in `CODECS`.
-        values: how many there are, with missing ones.
-        start, size: the place of its pages.
-        unpacked: the bytes that the pages have once they are decompressed.
-        page_index: the place of the index of the pages; 0 bytes if there is none.
-        bounds_index: the place of the bounds of the pages; 0 bytes if there are none, or their order is unknown.
-        statistics: (lowest, highest, number of missing values), each None if it is unknown.
+        codec: Index in `CODECS`.
+        values: Number of values, with missing ones.
+        start, size: Location of the pages.
+        unpacked: Decompressed bytes of the pages.
+        page_index: Location of the page index. The size is 0 if there is none.
+        bounds_index: Location of the bounds of the pages. The size is 0 if there are none, or their order is unknown.
+        statistics: (minimum, maximum, number of missing values), each None if unknown.
     """
 
     codec: int
@@ -54,16 +55,16 @@ class ColumnChunk(NamedTuple):
 
 
 class ParquetLeaf(NamedTuple):
-    """A primitive column: a column without structs and lists is one leaf.
+    """A primitive column. A column without structs and lists is one leaf.
 
     Attributes:
-        number: among all leaves of the file.
-        position: among the leaves that are read.
-        path: its names, with dots between them.
-        physical: its physical type.
-        levels: how many kinds of levels precede its values on a page: of missing and of repeated ones.
-        is_flat: whether each row has exactly one value.
-        value_bytes: of each value; text and bytes have 4 and more.
+        number: Index among all leaves of the file.
+        position: Index among the leaves that are read.
+        path: Names joined by dots.
+        physical: Physical type.
+        levels: Number of kinds of levels before the values of a page: for missing and for repeated values.
+        is_flat: True if each row has exactly one value.
+        value_bytes: Size of a value. For text and bytes: the minimum, 4.
     """
 
     number: int
@@ -84,7 +85,7 @@ class ParquetColumn(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A row group: the chunks of the leaves that are read, by leaf number, and its bytes in a footer of just these."""
+    """A row group: the chunks of the leaves that are read, and a footer entry of these alone."""
 
     rows: int
     chunks: Mapping[int, ColumnChunk]
@@ -94,12 +95,12 @@ class Group(NamedTuple):
 @packed_once(attrgetter("head", "tail", "features_json", "constants"))
 @dataclass(frozen=True, eq=False)
 class FileFacts:
-    """What all row groups of a file share, as parts of a footer of the columns that are read.
+    """Metadata shared by all row groups of a file, with parts of a footer of the read columns.
 
     Attributes:
-        head, tail: the bytes before and after the row groups.
-        features_json: what Hugging Face's `datasets` says of columns.
-        constants: (name, value) of fields that are the same in all rows.
+        head, tail: The bytes before and after the row groups.
+        features_json: Feature metadata of Hugging Face's `datasets`.
+        constants: (name, value) of fields that are equal in all rows.
     """
 
     head: bytes
@@ -108,14 +109,14 @@ class FileFacts:
     constants: tuple[tuple[str, object], ...] = ()
 
     def footer(self, *groups: bytes) -> bytes:
-        """The end of a file that has just these row groups: one, or none."""
+        """Return a footer with these row groups only: one, or none."""
         field = bytes([LIST, 4 << 1, len(groups) << 4 | STRUCT])  # field 4: a list of structs
         footer = b"".join([self.head, field, *groups, self.tail])
         return footer + len(footer).to_bytes(4, "little") + MAGIC
 
     @property
     def features(self) -> Mapping[str, object]:
-        """The features of Hugging Face's `datasets`, by column."""
+        """Features of Hugging Face's `datasets`, by column."""
         return features_of(self.features_json)
 
 
@@ -138,12 +139,12 @@ def read_footer(
     """Parse the footer `data`, which begins at byte `end` of its file.
 
     Args:
-        chosen: gives, of the names of all columns, those that are read.
-        constants: fields that are the same in all rows, unless a column has the name.
+        chosen: Returns the columns to read, from the names of all columns.
+        constants: Fields that are equal in all rows. Columns of the same name override them.
 
     Raises:
-        ValueError: the footer is damaged, or the file uses a feature that is not supported.
-        LimitError: the file asks for more memory than `limits` allow.
+        ValueError: The footer is damaged, or the file uses an unsupported feature.
+        LimitError: The file needs more memory than `limits` allow.
     """
     parts = _split(data)
     opened = opened_footer(FileFacts(parts.head, parts.tail).footer())
@@ -173,17 +174,19 @@ def read_footer(
 
 
 class _ListedGroup(NamedTuple):
-    """A row group: its fields, and each column chunk with its bytes."""
+    """The fields of a row group, and each column chunk with its bytes."""
 
     said: Struct
     chunks: Sequence[tuple[Struct, bytes]]
 
 
 class _Parts(NamedTuple):
-    """A footer: the bytes around its row groups, these, its rows, and the leaves whose order is that of their type.
+    """The parts of a footer.
 
     Attributes:
-        elements: of the schema, by column.
+        head, tail: The bytes before and after the row groups.
+        elements: Elements of the schema, by column.
+        ordered: Leaves whose bounds follow the order of their type.
     """
 
     head: bytes
@@ -243,15 +246,15 @@ def _listed(reader: ThriftReader, data: bytes) -> _ListedGroup:
 
 
 def _elements(reader: ThriftReader, data: bytes, kind: int) -> list[list[bytes]]:
-    """The elements of a schema, by column: a column is followed by its parts.
+    """Return the elements of a schema by column, each followed by its children.
 
     Raises:
-        ValueError: it is so deep that a parser that calls itself could run out of stack.
+        ValueError: The schema is so deep that a recursive parser could overflow the stack.
     """
     inner, count = reader.list_head() if kind == LIST else (0, 0)
     if inner != STRUCT:
         raise ValueError("its schema is damaged")
-    missing, columns = list[int](), list[list[bytes]]()  # children still to come, of each element around the next one
+    missing, columns = list[int](), list[list[bytes]]()  # remaining children of each enclosing element
     for number in range(count):
         start, children = reader.at, reader.struct().get(5, 0)
         while missing and not missing[-1]:
@@ -274,7 +277,7 @@ def _facts(
     columns: Sequence[ParquetColumn],
     constants: tuple[tuple[str, object], ...],
 ) -> FileFacts:
-    """A footer of the columns that are read: all of them would be parsed again for each row group."""
+    """Build a footer of the columns that are read. Each row group parses it again."""
     schema, said = opened.schema_arrow, opened.metadata.metadata or {}
     kept = [elements[schema.get_field_index(column.name)] for column in columns]
     root = [4 << 4 | BINARY, 0, 1 << 4 | I32]  # no name, and the number of columns
@@ -302,10 +305,10 @@ def _varint(number: int) -> list[int]:
 
 
 def opened_footer(end: bytes) -> Arrow:
-    """A file of a footer alone, opened by pyarrow.
+    """Open a footer without data in pyarrow.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: The footer is damaged.
     """
     pa = library()
     import pyarrow.parquet as pq
@@ -321,7 +324,7 @@ def opened_footer(end: bytes) -> Arrow:
 def _columns(
     opened: Arrow, count: int, chosen: Callable[[Sequence[str]], Sequence[str]]
 ) -> tuple[tuple[ParquetColumn, ...], int]:
-    """(the columns that are read, the number of leaves of all columns) of a file of so many columns."""
+    """Return (the columns that are read, the number of leaves of all columns)."""
     try:
         schema, leaves = opened.schema_arrow, opened.metadata.schema
         names = schema.names
@@ -431,7 +434,7 @@ def _chunk(one: Struct, leaf: ParquetLeaf, end: int, *, is_ordered: bool) -> Col
 
 
 def _count(one: Struct, field: int, text: str) -> int:
-    """A number of at least 0; 0 if the field is absent."""
+    """Return a number of at least 0. An absent field counts as 0."""
     value = one.get(field, 0)
     if type(value) is not int or value < 0:
         raise ValueError(text.format(value))

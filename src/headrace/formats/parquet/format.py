@@ -1,4 +1,4 @@
-"""Parquet as a format: row groups are blocks, and columns, or some of their pages, are their members."""
+"""The Parquet format: row groups are blocks; columns, or some of their pages, are members."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from headrace.rows import Rows
 
 
 class Parquet(TableFormat):
-    """Files of Parquet; their samples are rows.
+    """Parquet files. Each row is a sample.
 
     Args:
-        columns: those that are read; by default all whose names do not begin with "__".
-        where: which rows are kept, as pyarrow's `filters=` says it: a list of (column, operator, value), all of which
-            must hold, or a list of such lists, one of which must. Operators are "=", "==", "!=", "<", "<=", ">", ">=",
-            "in" and "not in"; a missing value is kept by "not in" alone. Columns need not be among `columns`; folders
-            named "key=value" are columns, too. What folders say leaves out files unread, what statistics in footers
-            say groups of rows, what page indexes say pages of these; the other rows are asked themselves, as by
-            `.filter()`.
+        columns: Columns to read. By default all columns whose names do not begin with "__".
+        where: Predicate for the rows to keep, in the form of pyarrow's `filters=`: a list of (column, operator, value)
+            that must all hold, or a list of such lists, of which one must hold. Operators are "=", "==", "!=", "<",
+            "<=", ">", ">=", "in" and "not in". A missing value only passes "not in". The columns need not be in
+            `columns`. Folders named "key=value" are columns, too. Values of folders exclude whole files, statistics in
+            footers exclude row groups, and page indexes exclude pages. The predicate is evaluated on all other rows, as
+            by `.filter()`.
 
     Raises:
-        OptionError: `columns`, or `where`, is no such list.
+        OptionError: `columns` or `where` is invalid.
 
     Examples:
         >>> import headrace as hr
@@ -92,7 +92,7 @@ class Parquet(TableFormat):
         group = footer.groups[facts.number]
         have = {column.name for column in footer.columns} | {name for name, _ in footer.file.constants}
         if wanted is not None and any(one.isdisjoint(have) for one in wanted):
-            return None  # it will be said what it has
+            return None  # the caller raises an error that lists the fields
         names = have if wanted is None else frozenset[str]().union(*wanted)
         columns = [column for column in footer.columns if column.name in names]
         chunks = [group.chunks[leaf.number] for column in columns for leaf in column.leaves]
@@ -126,7 +126,7 @@ class Parquet(TableFormat):
         return TableRows(library().table(shown), facts.file.features, constants, kept)
 
     def _read(self, data: bytes, shard: ShardEntry, size: int, limits: Limits) -> tuple[Footer, list[Asking]]:
-        """The footer `data`, and the predicate that is left for each row group."""
+        """Parse the footer `data`. Return it with the remaining predicate of each row group."""
         constants = constants_of(shard.url)
 
         def chosen(names: Sequence[str]) -> list[str]:
@@ -145,11 +145,11 @@ class Parquet(TableFormat):
 PARQUET = Parquet()
 
 _FOOTER = -1
-"""Under this key lies the footer in what is kept of a shard, beside the page indexes by the start of their chunk."""
+"""Key of the footer in `ShardIndex.kept`. The other keys are starts of chunks and map to their page indexes."""
 
 
 def _rows(footer: Footer, left: Sequence[Left], indexes: Mapping[int, PageIndex]) -> tuple[Rows, int]:
-    """The table of samples of all groups of which some are left, and about the bytes of all when they are opened."""
+    """Return the table of remaining samples, and the approximate decoded bytes of all groups."""
     found, keys, first, opened_bytes = [], [np.zeros(0, np.int64)], 0, 0
     for number, (group, (asked, runs)) in enumerate(zip(footer.groups, left, strict=True)):
         if group.rows and asked.where != NONE:
@@ -172,7 +172,7 @@ def _rows(footer: Footer, left: Sequence[Left], indexes: Mapping[int, PageIndex]
 
 
 def _table(keys: NDArray[np.bytes_], blocks: Sequence[GroupFacts], members: Sequence[Sequence[Member]]) -> Rows:
-    """The table of samples of blocks that have these members; all of one block are its first."""
+    """Return a table with `members` per block. Each sample is row 0 of block 0."""
     names = tuple(dict.fromkeys(name for some in members for _, _, name in some))
     number = {name: k for k, name in enumerate(names)}
     table = np.array([(at, size, number[name]) for some in members for at, size, name in some], np.int64).reshape(-1, 3)

@@ -1,7 +1,7 @@
-"""Page headers, checked before pyarrow decodes the pages: damage, and how much memory the values will take.
+"""Checks page headers for damage and memory use, before pyarrow decodes the pages.
 
-Few bytes of a page can stand for any number of long values: by a dictionary, or because each value says how many bytes
-of the previous one it begins with (DELTA_BYTE_ARRAY).
+A few bytes of a page can represent any number of long values: by a dictionary, or because each value states how many
+bytes of the previous one it begins with (DELTA_BYTE_ARRAY).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _KNOWN = (0, 2, 3, 4, 5, 6, 7, 8, 9)
 _WIDTH_MOST = 64
 
 FILLER_BYTES = 11
-"""The bytes of the header of a page that is skipped."""
+"""Size of the header of a skipped page."""
 
 
 class _Page(NamedTuple):
-    """A page, as it lies in the file.
+    """A page of the file.
 
     Attributes:
-        unpacked: its bytes once they are decompressed.
-        level_bytes: of levels before the values that are not compressed; None: the levels are part of `body`.
+        unpacked: Decompressed bytes.
+        level_bytes: Bytes of uncompressed levels before the values. None: the levels are part of `body`.
     """
 
     body: memoryview
@@ -44,12 +44,12 @@ class _Page(NamedTuple):
 
 
 class PageSummary(NamedTuple):
-    """What the page headers of a column chunk say.
+    """A summary of the page headers of a column chunk.
 
     Attributes:
-        values: of all data pages.
-        as_dictionary: whether the values are text or bytes that are to be held as a dictionary with indices: all are
-            written so, or would take too much memory otherwise.
+        values: Number of values of all data pages.
+        as_dictionary: True if text or bytes should be decoded as a dictionary with indices: all pages use one, or plain
+            values would take too much memory.
     """
 
     values: int
@@ -57,14 +57,14 @@ class PageSummary(NamedTuple):
 
 
 def check_pages(data: bytes, leaf: ParquetLeaf, codec: str, limits: Limits) -> PageSummary:
-    """Check the pages of a column chunk, and compare their checksums.
+    """Check the pages of a column chunk and their checksums.
 
     Args:
-        codec: the compression of the pages.
+        codec: Compression of the pages.
 
     Raises:
-        ValueError: the pages are damaged, or have an unknown encoding. The message names the byte.
-        LimitError: the values would take more memory than `limits` allow.
+        ValueError: The pages are damaged, or have an unknown encoding. The message names the byte.
+        LimitError: The values would take more memory than `limits` allow.
     """
     view, at, values, unpacked, by_dictionary = memoryview(data), 0, 0, 0, 0
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
@@ -109,7 +109,7 @@ def check_pages(data: bytes, leaf: ParquetLeaf, codec: str, limits: Limits) -> P
 
 
 def filler(nbytes: int) -> bytes:
-    """The header of a page of `nbytes`, header included, that readers skip."""
+    """Return the header of a page of `nbytes`, header included, that readers skip."""
     packed = nbytes - FILLER_BYTES << 1
     number = [packed >> 7 * k & 127 | (128 if k < 4 else 0) for k in range(5)]
     return bytes([0x15, _INDEX << 1, 0x15, 0, 0x15, *number, 0])  # kind, unpacked bytes, packed bytes
@@ -132,7 +132,7 @@ def _number(head: Struct, field: int) -> int:
 
 
 def _of_values(said: Value | None, encoding: int) -> Struct:
-    """The part of a header about values, whose encoding is the field `encoding`."""
+    """Return the part of a header about values. `encoding` is the field of their encoding."""
     if type(said) is not dict:
         raise ValueError("its head is damaged")
     if _number(said, encoding) not in _KNOWN:
@@ -141,10 +141,10 @@ def _of_values(said: Value | None, encoding: int) -> Struct:
 
 
 def _check_deltas(pages: Sequence[_Page], codec: str, levels: int, most: int) -> None:
-    """Raise a LimitError if values that begin like the previous ones take more than `most` bytes.
+    """Raise a LimitError if delta-encoded values take more than `most` bytes.
 
     Args:
-        levels: how many kinds of levels precede the values.
+        levels: Number of kinds of levels before the values.
     """
     if sum(page.unpacked * page.values for page in pages) <= most:
         return
@@ -160,7 +160,7 @@ def _check_deltas(pages: Sequence[_Page], codec: str, levels: int, most: int) ->
 
 
 def _longest(dictionary: _Page, codec: str) -> int:
-    """The bytes of the longest value of a dictionary of text or bytes."""
+    """Return the bytes of the longest value of a dictionary of text or bytes."""
     data, at, longest = _unpacked(dictionary, codec), 0, 0
     for _ in range(dictionary.values):
         size = int.from_bytes(data[at : at + 4], "little")
@@ -172,7 +172,7 @@ def _longest(dictionary: _Page, codec: str) -> int:
 
 
 def _unpacked(page: _Page, codec: str) -> memoryview:
-    """The values of a page, decompressed."""
+    """Return the decompressed values of a page."""
     body, size = page.body[page.level_bytes or 0 :], page.unpacked - (page.level_bytes or 0)
     if codec == "uncompressed" or not page.is_packed:
         return body
@@ -186,10 +186,10 @@ def _unpacked(page: _Page, codec: str) -> memoryview:
 
 
 def delta_numbers(data: memoryview, most: int) -> NDArray[np.int64]:
-    """Decode DELTA_BINARY_PACKED: numbers as differences from the previous one, in blocks; `most` of them at most.
+    """Decode DELTA_BINARY_PACKED: blocks of differences. At most `most` numbers.
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: The numbers are damaged.
     """
     reader = ThriftReader(data)
     block, parts, count, first = reader.unsigned(), reader.unsigned(), reader.unsigned(), reader.signed()

@@ -1,6 +1,6 @@
-"""Page indexes: the pages of a column chunk, their rows and the bounds of their values; and the pages of some rows.
+"""Page indexes: the pages of a column chunk, their rows, and the bounds of their values.
 
-An index that is absent or damaged excludes nothing: its column is read whole.
+An absent or damaged index excludes nothing: its column is read completely.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from headrace.formats.parquet.footer import ColumnChunk, Group, ParquetColumn, P
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
 
 SMALL_BYTES = 32 * 1024
-"""A chunk with no more bytes is read whole: its page index would cost as much."""
+"""Chunks up to this size are read completely, as reading a page index would cost as much."""
 
 Run = tuple[int, int]
-"""Some rows of a group: the first, and the one behind the last."""
+"""Rows [start, stop) of a group."""
 
 
 class PageIndex(NamedTuple):
-    """The places of the pages of a column chunk in the file, and the first row of each."""
+    """The locations of the pages of a column chunk, and the first row of each."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -32,9 +32,9 @@ class PageBounds(NamedTuple):
     """The bounds of the values of each page.
 
     Attributes:
-        lows, highs: no value is lower, or higher; None: unknown. Those of text and bytes may be cut off.
-        missing: how many values are missing; None: unknown.
-        are_missing: whether all are.
+        lows, highs: Bounds of the values. None: unknown. Bounds of text and bytes may be truncated.
+        missing: Number of missing values. None: unknown.
+        are_missing: True if all values are missing.
     """
 
     lows: tuple[bytes | None, ...]
@@ -47,10 +47,10 @@ class LeafPages(NamedTuple):
     """The pages of a leaf that are read.
 
     Attributes:
-        codec: the number of its compression.
-        start, size: the place of the whole chunk.
-        values: how many these pages have; -1: unknown.
-        pieces: where they lie, in the order of the file.
+        codec: Index in `CODECS`.
+        start, size: Location of the whole chunk.
+        values: Number of values of these pages. -1: unknown.
+        pieces: Locations of the pages, in file order.
     """
 
     leaf: ParquetLeaf
@@ -62,7 +62,7 @@ class LeafPages(NamedTuple):
 
 
 class ColumnPages(NamedTuple):
-    """The pages of a column that are read, and the rows that they have: the same for all leaves."""
+    """The pages of a column that are read, and their rows, which are equal for all leaves."""
 
     column: str
     runs: tuple[Run, ...]
@@ -70,15 +70,15 @@ class ColumnPages(NamedTuple):
 
     @property
     def pieces(self) -> list[Place]:
-        """The pieces of all leaves, in the order of the file."""
+        """The pieces of all leaves, in file order."""
         return sorted(piece for leaf in self.leaves for piece in leaf.pieces)
 
 
 def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
-    """Parse the index of the pages of a chunk.
+    """Parse the page index of a chunk.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: The index is damaged.
     """
     pages = ThriftReader(data).struct().get(1)
     if type(pages) is not list or not pages:
@@ -104,7 +104,7 @@ def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds
     """Parse the bounds of the pages of a chunk.
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: The bounds are damaged.
     """
     said, count = ThriftReader(data).struct(), len(index.rows)
     empty, lows, highs, missing = (_list(said, field, count) for field in (1, 2, 3, 5))
@@ -115,7 +115,7 @@ def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds
         raise ValueError("its pages miss other values than the column does")
     return PageBounds(
         tuple(low if type(low) is bytes else None for low in lows),
-        tuple(high if type(high) is bytes and high else None for high in highs),  # no bytes may stand for no bound
+        tuple(high if type(high) is bytes and high else None for high in highs),  # b"" may mean no bound
         tuple(known) if known else (None,) * count,
         tuple(one is True for one in empty),
     )
@@ -124,10 +124,10 @@ def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds
 def pages_of(
     columns: Sequence[ParquetColumn], group: Group, indexes: Mapping[int, PageIndex], runs: tuple[Run, ...]
 ) -> tuple[ColumnPages, ...]:
-    """The pages of `columns` that hold some rows of a group.
+    """Return the pages of `columns` that hold some rows of a group.
 
     Args:
-        indexes: of chunks, by their start. A column without is read whole.
+        indexes: Page indexes by the start of the chunk. A column with a missing index is read completely.
     """
     return tuple(_pages_of(column, group, indexes, runs) for column in columns)
 
@@ -155,13 +155,13 @@ def _pages_of(
 
 
 def covering(indexes: Sequence[PageIndex], runs: Sequence[Run], rows: int) -> tuple[tuple[Run, ...], list[list[Run]]]:
-    """The pages that hold some rows, of several leaves of one column, so that all leaves have the same rows.
+    """Return the pages that hold some rows, such that all leaves have the same rows.
 
     Args:
-        rows: of the group.
+        rows: Number of rows of the group.
 
     Returns:
-        The rows of these pages, and for each leaf its pages: the first, and the one behind the last, of each stretch.
+        The rows of these pages, and for each leaf its pages as ranges [start, stop).
     """
     found = tuple(runs)
     while True:
@@ -177,7 +177,7 @@ def covering(indexes: Sequence[PageIndex], runs: Sequence[Run], rows: int) -> tu
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The same stretches in ascending order, with those that touch merged."""
+    """Sort ranges and merge those that touch."""
     found: list[Run] = []
     for first, stop in sorted(runs):
         if found and first <= found[-1][1]:
@@ -188,7 +188,7 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def _list(said: Struct, field: int, count: int) -> list[Value] | None:
-    """A list of so many elements; None if it is absent."""
+    """Return a list of `count` elements. None if it is absent."""
     found = said.get(field)
     if found is not None and (type(found) is not list or len(found) != count):
         raise ValueError(f"it does not speak of {count} pages")

@@ -1,4 +1,4 @@
-"""Rows of row groups that page indexes exclude, where statistics in the footer cannot exclude the whole group."""
+"""Uses page indexes to exclude rows of row groups that footer statistics cannot exclude."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headrace.formats.parquet.where import Asking, is_decided, pages_left
 
 T = TypeVar("T")
 
-_QUICK_BYTES = 16 * 1024  # of Thrift, which are parsed in some milliseconds
+_QUICK_BYTES = 16 * 1024  # of Thrift; parsing these takes some milliseconds
 
 
 class Left(NamedTuple):
-    """What is left of a row group: the predicate that its rows are asked, and the rows that are read."""
+    """The remaining predicate of a row group, and the rows to read."""
 
     asked: Asking
     runs: tuple[Run, ...]
@@ -31,15 +31,15 @@ class Left(NamedTuple):
 async def pruned(
     end: FileEnd, footer: Footer, asked: Sequence[Asking], limits: Limits, indexes: dict[int, PageIndex]
 ) -> list[Left]:
-    """The rows that are left of each group.
+    """Return the remaining rows of each group.
 
     Args:
-        asked: the predicate of each group, after its statistics were used.
-        indexes: filled with the indexes that were read, by the start of their chunk.
+        asked: The predicate of each group, after its statistics were used.
+        indexes: Receives the page indexes that were read, by the start of their chunk.
 
     Raises:
-        ValueError: the file is shorter than it was.
-        StorageError: it could not be read. Rows must not differ between processes, so this is no reason to keep all.
+        ValueError: The file is shorter than before.
+        StorageError: The file could not be read. All processes need the same rows, so the error cannot be ignored.
     """
     left = [Left(one, ((0, group.rows),)) for one, group in zip(asked, footer.groups, strict=True)]
     open_groups = [k for k, group in enumerate(footer.groups) if group.rows and not is_decided(asked[k], group)]
@@ -76,7 +76,7 @@ async def pruned(
 async def page_indexes(
     chunks: Sequence[ColumnChunk], rows: int, read: Callable[[int, int], Awaitable[bytes]]
 ) -> dict[int, PageIndex]:
-    """The page indexes of chunks, by their start, as far as there are any and they are whole."""
+    """Return the undamaged page indexes of chunks, by the start of the chunk."""
     wanted = [chunk for chunk in chunks if _has_index(chunk)]
     bodies = await asyncio.gather(*(read(at, at + size) for at, size in (chunk.page_index for chunk in wanted)))
     found = {}
@@ -87,7 +87,7 @@ async def page_indexes(
 
 
 async def quickly(compute: Callable[[], T], nbytes: int) -> T:
-    """Compute from so many bytes of Thrift: in a thread, where that takes long."""
+    """Call `compute`, in a thread if `nbytes` of Thrift take long to parse."""
     return compute() if nbytes <= _QUICK_BYTES else await anyio.to_thread.run_sync(compute)
 
 

@@ -1,4 +1,4 @@
-"""A reader of Thrift's compact protocol, in which footers, page headers and page indexes of Parquet are written."""
+"""A reader of Thrift's compact protocol, the encoding of Parquet's metadata."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _VARINT_BYTES_MOST = 10
 
 
 class ThriftReader:
-    """Reads structs out of untrusted bytes.
+    """Reads structs from untrusted bytes.
 
     Attributes:
-        at: the position of the next byte to read.
+        at: Position of the next byte.
 
     Raises:
-        ValueError: by every method: the bytes are damaged or cut off.
+        ValueError: The bytes are damaged or truncated. Raised by every method.
     """
 
     def __init__(self, data: Buffer, at: int = 0) -> None:
         self._data, self.at = bytes(data), at
 
     def struct(self) -> Struct:
-        """Read a struct: its values by their field numbers."""
+        """Read a struct: its values by field number."""
         found = self.value(STRUCT)
         assert isinstance(found, dict)
         return found
@@ -44,14 +44,13 @@ class ThriftReader:
             yield number, head & 15
 
     def value(self, kind: int) -> Value:
-        """Read a value."""
         try:
             return self._value(kind, 0)
         except IndexError:
             raise ValueError("it is cut off") from None
 
     def list_head(self) -> tuple[int, int]:
-        """Read the head of a list: (the kind of its elements, their number)."""
+        """Read the head of a list: (kind of the elements, their number)."""
         head = self._byte()
         count = head >> 4 if head >> 4 < 15 else self.unsigned()
         if count > len(self._data) - self.at:  # each element takes at least a byte
@@ -59,7 +58,7 @@ class ThriftReader:
         return head & 15, count
 
     def unsigned(self) -> int:
-        """Read a number of variable length."""
+        """Read an unsigned varint."""
         data, at, number, shift = self._data, self.at, 0, 0
         try:
             byte = data[at]
@@ -75,7 +74,7 @@ class ThriftReader:
         return number | byte << shift
 
     def signed(self) -> int:
-        """Read a number whose lowest bit is its sign."""
+        """Read a zigzag-encoded varint."""
         number = self.unsigned()
         number = number >> 1 ^ -(number & 1)
         if not -(2**63) <= number < 2**63:
@@ -89,7 +88,6 @@ class ThriftReader:
         return self._data[self.at - 1]
 
     def take(self, count: int) -> bytes:
-        """Read so many bytes."""
         if count > len(self._data) - self.at:
             raise ValueError("it is cut off")
         self.at += count
@@ -123,7 +121,7 @@ class ThriftReader:
             self.at += 1
             kind, step = head & 15, head >> 4
             number = number + step if step else self.signed()
-            if kind in (I16, I32, I64):  # as most fields are
+            if kind in (I16, I32, I64):  # most fields
                 fields[number] = self.signed()
             else:
                 fields[number] = self._value(kind, depth + 1)

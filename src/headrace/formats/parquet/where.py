@@ -1,6 +1,6 @@
-"""Predicates compared with the bounds of row groups and of pages, to skip those that no kept row can be in.
+"""Compares predicates with bounds of row groups and pages, to skip those without kept rows.
 
-A bound whose meaning is uncertain is ignored: then the rows are read, and the predicate is evaluated on each.
+A bound of uncertain meaning is ignored: the rows are read, and the predicate is evaluated on each.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _UNIT_US = {"ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}  # a unit in microse
 _NOT = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "in": "not in", "not in": "in"}
 
 Reads = Callable[[bytes], Any]
-"""Makes a comparable value of the bytes of a bound; it may raise, or return None."""
+"""Parses the bytes of a bound into a comparable value. May raise, or return None."""
 
 
 class Comparison(NamedTuple):
     """How the bounds of a column are compared.
 
     Attributes:
-        bound: reads a bound; None: bounds are ignored.
-        of_value: makes a value of a predicate comparable with bounds.
-        has_nan: whether rows may have values outside of the bounds.
+        bound: Parses a bound. None: bounds are ignored.
+        of_value: Makes a value of a predicate comparable with bounds.
+        has_nan: True if rows may have values outside of the bounds.
     """
 
     bound: Reads | None = None
@@ -41,7 +41,7 @@ class Comparison(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A term of a predicate, for the bounds of a leaf. Its values are comparable with them, and ascend."""
+    """A term of a predicate for the bounds of a leaf. Its values ascend."""
 
     op: str
     leaf: int
@@ -50,21 +50,21 @@ class Question(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """A predicate, or the alternatives of it that are left for some rows, and the questions of each term."""
+    """A predicate, or its remaining alternatives, and the questions of each term."""
 
     where: Where
     questions: Sequence[Sequence[Question]]
 
     def only(self, kept: Sequence[bool]) -> Asking:
-        """The alternatives that are marked."""
+        """Return the marked alternatives."""
         return Asking(tuple(compress(self.where, kept)), list(compress(self.questions, kept)))
 
 
 def asked_of(where: Where, columns: Sequence[ParquetColumn]) -> Asking:
-    """The questions of each term of `where`.
+    """Return `where` with the questions of each term.
 
     Raises:
-        OptionError: a column has values of another kind than it is compared with.
+        OptionError: A column is compared with a value of another kind.
     """
     by_name = {column.name: column for column in columns}
     check_kinds(where, {name: column.type for name, column in by_name.items()})
@@ -79,19 +79,19 @@ def asked_of(where: Where, columns: Sequence[ParquetColumn]) -> Asking:
 
 
 def left_of(asked: Asking, group: Group) -> Asking:
-    """What is left to ask of the rows of a group; `NONE` where its statistics say that none is kept."""
+    """Return the predicate that remains after a group's statistics. `NONE` if no row is kept."""
     if not group.rows:
         return Asking(NONE, ())
     return asked.only([all(_may_hold_in_group(one, group) for one in these) for these in asked.questions])
 
 
 def is_decided(asked: Asking, group: Group) -> bool:
-    """Whether the statistics of a group say that all its rows are kept."""
+    """True if a group's statistics show that all of its rows are kept."""
     return any(all(_must_hold(one, group) for one in these) for these in asked.questions)
 
 
 def pages_left(asked: Question, bounds: PageBounds) -> list[bool]:
-    """In which pages of its column it may hold for a row."""
+    """Return a mask of the pages that may have a row for which the term holds."""
     return [_may_hold(asked, *said) for said in zip(*bounds, strict=True)]
 
 
@@ -108,15 +108,15 @@ def _must_hold(asked: Question, group: Group) -> bool:
 
 
 def _may_hold(asked: Question, low: Any, high: Any, missing: int | None, are_missing: bool) -> bool:
-    """Whether it may hold for a row of some that have these bounds."""
+    """True if the term may hold for a row within these bounds."""
     op, column, values = asked.op, asked.column, asked.values
     if are_missing:
         return op == "not in"
     low, high = _bound(column, low), _bound(column, high)
     if low is None or high is None or low > high:
         return True
-    value, least = values[0], bisect.bisect_left(values, low)  # where the first is that is not under the bounds
-    is_one = low == high and not column.has_nan and type(low) is not bytes  # bounds of bytes may be cut off
+    value, least = values[0], bisect.bisect_left(values, low)  # the first value that is not below the bounds
+    is_one = low == high and not column.has_nan and type(low) is not bytes  # bounds of bytes may be truncated
     match op:
         case "==" | "in":
             return least < len(values) and bool(values[least] <= high)
@@ -144,7 +144,7 @@ def _bound(column: Comparison, said: Value | None) -> Any:
 
 
 def _comparison(column: ParquetColumn) -> Comparison:
-    """How the bounds of a column are compared; its type is one that `check_kinds` admits."""
+    """Return how the bounds of a column are compared. `check_kinds` has accepted its type."""
     types, kind, physical = library().types, column.type, column.leaves[0].physical
     while types.is_dictionary(kind) or hasattr(kind, "storage_type"):
         kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type

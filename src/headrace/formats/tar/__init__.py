@@ -1,6 +1,6 @@
-"""Tar archives: where their samples lie.
+"""Scans tar archives for the byte ranges of samples.
 
-scanner.py   reads an archive in successive buffers      headers.py   what one header says
-regular.py   many plain members at once, by numpy        samples.py   which members make a sample
-member_check.py   headers compared with an index
+scanner.py   reads an archive in successive buffers      headers.py   parses one header
+regular.py   parses many plain headers with numpy        samples.py   groups members to samples
+member_check.py   compares headers with an index
 """

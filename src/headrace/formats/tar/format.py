@@ -1,4 +1,4 @@
-"""Tar archives as a format."""
+"""The tar format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.formats.tar.scanner import TarScanner
 
 
 class TarFormat(Format):
-    """Members whose names agree up to the first dot behind the last slash are a sample; see `tar.samples`."""
+    """Tar archives in WebDataset's layout; see `tar.samples`."""
 
     name = "tar"
     suffixes = (".tar",)

@@ -1,6 +1,6 @@
-"""What one header of a tar archive says: ustar, pax (POSIX.1-2008) and GNU tar.
+"""Parses one header of a tar archive: ustar, pax (POSIX.1-2008) and GNU tar.
 
-Damage is raised as FormatError with its offset; the scanner adds the address.
+Damage raises a FormatError with its offset; the scanner adds the URL.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOKS = (
 
 
 class Header(NamedTuple):
-    """A header block whose checksum is right; the size is left as bytes, because a pax record may replace it."""
+    """A header block with a correct checksum. A pax record may replace the unparsed `size`."""
 
     kind: bytes
     name: bytes
@@ -45,9 +45,9 @@ class Header(NamedTuple):
 
 
 class Pax(NamedTuple):
-    """What an extended header says of the member behind it; None where it says nothing.
+    """The records of an extended header about the next member. None: not specified.
 
-    `sparse` is set where the member's body is not its content: the name that belongs to it, which may be empty.
+    `sparse` is set if the body of the member is not its content. It is the member's real name, which may be empty.
     """
 
     path: bytes | None
@@ -56,20 +56,20 @@ class Pax(NamedTuple):
 
 
 def shown(name: bytes) -> str:
-    """`name` for a message: printable, and short."""
+    """Return `name` for a message, escaped and shortened."""
     text = name if len(name) <= 200 else name[:200] + b"..."
     return repr(text.decode("utf-8", "backslashreplace"))
 
 
 def key_of(name: bytes) -> str | None:
-    """The key of the sample that the member `name` belongs to; None where it belongs to none."""
+    """Return the key of the sample of the member `name`. None if it belongs to no sample."""
     slash = name.rfind(b"/") + 1
     dot = name.find(b".", slash)
     return name[:dot].decode("utf-8", "surrogateescape") if dot > slash else None
 
 
 def read_header(block: bytes, offset: int) -> Header:
-    """The header in `block`, which lies at `offset` and is not all zeros."""
+    """Parse the header `block` at `offset`. It must not be all zeros."""
     if not _has_right_checksum(block):
         if offset == 0:
             raise FormatError(f"this is not a tar archive{looks_like(block)}", offset=0)
@@ -89,13 +89,13 @@ def _has_right_checksum(block: bytes) -> bool:
     check, total = int(digits, 8), sum(block) - sum(said) + 256
     if check == total:
         return True
-    # historical tars summed signed bytes
+    # historical tar programs summed signed bytes
     high = len(block[:148].translate(None, _HIGH)) + len(block[156:].translate(None, _HIGH))
     return check == total - 256 * high
 
 
 def find_header(view: memoryview, start: int) -> int | None:
-    """Where the first ustar header lies in `view`, at a multiple of 512 bytes behind `start`; None where none does."""
+    """Return the first ustar header in `view`, at a multiple of 512 bytes from `start`, or None."""
     rest = bytes(view[start:])
     at = -1
     while (at := rest.find(b"ustar", at + 1)) >= 0:
@@ -106,7 +106,7 @@ def find_header(view: memoryview, start: int) -> int | None:
 
 
 def header_name(block: bytes) -> bytes:
-    """The name in a header block, with the prefix that ustar (but not GNU's format) keeps apart."""
+    """Return the name in a header block, with ustar's prefix. GNU headers have no prefix."""
     name = block[:100].partition(b"\0")[0]
     if block[345] and block[257:263] == b"ustar\0":
         return block[345:500].partition(b"\0")[0] + b"/" + name
@@ -114,10 +114,10 @@ def header_name(block: bytes) -> bytes:
 
 
 def looks_like(start: bytes, *, is_text: bool = False) -> str:
-    """The end of a sentence that says what an object looks like by its first bytes; empty where they are unknown.
+    """Return the end of a message that guesses an object's type by its first bytes, or "".
 
     Args:
-        is_text: any text is meant, so that only what is none, or stands for another object, is named.
+        is_text: The object may be any text; only other types are recognized.
     """
     head = start[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for magic, kind in _NO_TEXT if is_text else _LOOKS:
@@ -127,14 +127,14 @@ def looks_like(start: bytes, *, is_text: bool = False) -> str:
 
 
 def read_size(said: bytes, is_pax: bool, limit: int, offset: int, name: bytes | None = None) -> int:
-    """The size in bytes that a header's field, or a pax record in its place, gives; at most `limit`.
+    """Parse a size in bytes from a header field or a pax record.
 
     Args:
-        said: the field or the record's value.
-        is_pax: which of them it is: the record is decimal.
-        limit: in bytes.
-        offset: where the header lies, for errors.
-        name: of the member; None for an extended header.
+        said: The field or the value of the record.
+        is_pax: True for a pax record, which is decimal.
+        limit: Maximum, in bytes.
+        offset: Offset of the header, for errors.
+        name: Name of the member. None for an extended header.
     """
     size: int | None = None
     if is_pax:
@@ -156,9 +156,9 @@ def read_size(said: bytes, is_pax: bool, limit: int, offset: int, name: bytes | 
 
 
 def read_pax(body: bytes, offset: int) -> Pax:
-    """The records of an extended header that concern a reader of samples; `body` lies at `offset`.
+    """Parse the records of an extended header at `offset` that matter for samples.
 
-    Work is linear in the length of the body, whatever it holds (unlike CVE-2024-6232).
+    The work is linear in the length of the body (unlike CVE-2024-6232).
     """
     path: bytes | None = None
     size: bytes | None = None
@@ -177,7 +177,7 @@ def read_pax(body: bytes, offset: int) -> Pax:
         if name == b"path":
             if b"\0" in value:
                 raise FormatError("the path in a pax header holds a zero byte", offset=offset + position)
-            path = value or None  # an empty value takes back what was said before
+            path = value or None  # an empty value cancels an earlier one
         elif name == b"size":
             size = value or None
         elif name.startswith((b"GNU.sparse.", b"SUN.holesdata")):

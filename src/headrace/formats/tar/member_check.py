@@ -1,4 +1,4 @@
-"""The headers in front of members, compared with what an index says of these members."""
+"""Compares the headers of members with an index."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from headrace.types import Ints
 _SHORT = "S101"
 _FEWEST_MEMBERS = 32  # measured: below, a loop takes less time than arrays
 _MOST = 2**53
-# what is compared lies in memory already, and was within the limits when it was indexed
+# the data are already in memory, and were checked against the limits when they were indexed
 _NO_LIMITS = Limits(member_bytes=_MOST, header_bytes=_MOST, name_bytes=_MOST, extension_chain=_MOST, fields=_MOST)
 
 
 class MemberNames(NamedTuple):
-    """The names that an index gives some members of a tar archive. They are not joined: an index may claim long ones.
+    """The names of some members according to an index.
+
+    They are not joined: an index may claim long names.
 
     Attributes:
-        keys: of samples.
-        sample: the number of each member's sample among these.
-        fields: of samples.
-        field: the number of each member's field among these.
+        keys: Keys of samples.
+        sample: Index in `keys` of each member's sample.
+        fields: Fields of samples.
+        field: Index in `fields` of each member's field.
     """
 
     keys: NDArray[np.bytes_]
@@ -39,7 +41,7 @@ class MemberNames(NamedTuple):
 
     @staticmethod
     def of(rows: Rows, members: Ints) -> MemberNames:
-        """Return the names of some members of a table; their numbers ascend."""
+        """Return the names of some members of a table. `members` ascend."""
         sample = np.searchsorted(rows.starts, members, side="right") - 1
         first, last = (int(sample[0]), int(sample[-1])) if len(sample) else (0, -1)
         return MemberNames(rows.keys[first : last + 1], sample - first, rows.fields, rows.field[members])
@@ -51,7 +53,7 @@ class MemberNames(NamedTuple):
         return bytes(self.keys[self.sample[member]]) + _suffix(self.fields[self.field[member]])
 
     def short(self, members: Ints) -> NDArray[np.bytes_]:
-        """Return the names of several members, cut to what a header without extensions holds."""
+        """Return the names of several members, truncated to the size of a header without extensions."""
         fields = np.array([_suffix(name) for name in self.fields], _SHORT)
         return np.strings.add(self.keys.astype(_SHORT)[self.sample[members]], fields[self.field[members]]).astype(
             _SHORT
@@ -63,15 +65,16 @@ def _suffix(field: str) -> bytes:
 
 
 def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -> dict[int, str]:
-    """What is wrong with those members whose headers say something else, by their numbers.
+    """Return a description of each member whose header differs from the index, by its number.
 
-    Members whose header is not in `view` are not compared. Nor is the first one, whose header may begin before `view`.
+    Members whose header is not in `view` are not compared. The first member is not either, as its header may begin
+    before `view`.
 
     Args:
-        view: a part of an archive.
-        names: of the members.
-        bodies: where in `view` each body begins, in ascending order.
-        sizes: of the bodies, in bytes.
+        view: A part of an archive.
+        names: Names of the members.
+        bodies: Offset of each body in `view`, ascending.
+        sizes: Sizes of the bodies, in bytes.
     """
     heads = bodies - BLOCK
     is_doubtful = (heads >= 0) & (bodies <= len(view)) & (np.arange(len(heads)) > 0)
@@ -86,7 +89,7 @@ def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -
         if alone == wanted:
             continue
         behind_last = int(bodies[k - 1] + sizes[k - 1]) + BLOCK - 1 & -BLOCK
-        extended = _member_at(view, behind_last, body)  # by all headers that lie between them
+        extended = _member_at(view, behind_last, body)  # with all extended headers in between
         if wanted not in (extended, _member_at(view, body - BLOCK, body)):
             what = "no header of a member" if alone is None else f"{shown(alone[0])} of {alone[1]} bytes"
             wrong[k] = f"in front of {shown(wanted[0])} of {wanted[1]} bytes lies {what}"
@@ -94,7 +97,7 @@ def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -
 
 
 def _plain_member(header: memoryview) -> tuple[bytes, int] | None:
-    """Name and size in the header of a regular member; None if it is another header, or none."""
+    """Return (name, size) of the header of a regular member. None for any other header."""
     block = bytes(header)
     digits = block[124:136].strip(b" \0")
     if block[156:157] not in (b"0", b"\0") or not digits or digits.strip(b"01234567"):
@@ -103,7 +106,10 @@ def _plain_member(header: memoryview) -> tuple[bytes, int] | None:
 
 
 def _member_at(view: memoryview, begin: int, body: int) -> tuple[bytes, int] | None:
-    """Name and size of the member whose body lies at `body`, by the headers from `begin` on; None if there is none."""
+    """Return (name, size) of the member with its body at `body` and headers from `begin` on.
+
+    None if there is no such member.
+    """
     if begin >= body or (body - begin) % BLOCK:
         return None
     scanner = TarScanner("", _NO_LIMITS)

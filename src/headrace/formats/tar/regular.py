@@ -1,7 +1,6 @@
-"""The fast way through a tar archive: many plain members looked at together, by numpy.
+"""The fast path for tar archives: parses many plain members at once with numpy.
 
-It takes only what it can prove plain; everything else is left to the general way, which decides what it means.
-A property test holds the two together.
+It only accepts headers that are provably plain. The general path parses all others. A property test compares both.
 """
 
 from __future__ import annotations
@@ -34,9 +33,11 @@ _FEWEST_NAMES = 256
 
 
 class Run(NamedTuple):
-    """Regular members that follow one another; `bodies` and `stop` (the next header) count from the buffer's start.
+    """Consecutive regular members.
 
-    `tried` is where the run would have ended had all its headers been plain.
+    `bodies` and `stop` (the next header) count from the buffer's start.
+
+    `tried` is the end of the run if all of its headers had been plain.
     """
 
     names: NDArray[np.bytes_]
@@ -47,8 +48,8 @@ class Run(NamedTuple):
 
 
 def regular_run(view: memoryview, start: int, most: int, member_bytes: int) -> Run:
-    """Up to `most` members whose headers lie one behind the other in `view` from `start` on and are plain."""
-    # headers are followed on trust here, and proved below
+    """Return up to `most` consecutive members from `start` on whose headers are plain."""
+    # sizes are trusted here, and verified below
     hops, tried = _hop(view, start, most)
     if len(hops) < _FEWEST_HEADERS:
         return Run(np.zeros(0, "S1"), np.zeros(0, np.int64), np.zeros(0, np.int64), start, start)
@@ -58,21 +59,21 @@ def regular_run(view: memoryview, start: int, most: int, member_bytes: int) -> R
     plain = _are_plain(rows) & (sizes >= 0) & (sizes <= member_bytes)
     is_old = rows["kind"] == 0
     if is_old.any():
-        plain &= ~(is_old & np.char.endswith(rows["name"], b"/"))  # a directory, whose size is no body's
+        plain &= ~(is_old & np.char.endswith(rows["name"], b"/"))  # a directory; its size is not that of a body
     count = len(heads) if plain.all() else int(plain.argmin())
     stop = int(heads[count]) if count < len(heads) else tried
     return Run(_names(rows[:count]), heads[:count] + BLOCK, sizes[:count], stop, tried)
 
 
 def plain_members(view: memoryview, heads: Ints) -> tuple[NDArray[np.bytes_], Ints]:
-    """The names and sizes in the headers at `heads`; a size of -1 where one is not plain."""
+    """Return the names and sizes in the headers at `heads`. The size is -1 if one is not plain."""
     rows = np.frombuffer(view, _HEADER, len(view) // BLOCK).take(heads // BLOCK)
     is_regular = (rows["kind"] == ord("0")) & (rows["prefix"] == 0)
     return rows["name"], np.where(is_regular, _octal(rows["size"]), -1)
 
 
 def _hop(view: memoryview, at: int, most: int) -> tuple[list[int], int]:
-    """Where up to `most` regular headers from `at` on lie, by the size that each of them says; and what follows."""
+    """Return the offsets of up to `most` regular headers from `at` on, and the next offset."""
     heads: list[int] = []
     length, step, regular = len(view) - BLOCK, _STEP.unpack_from, _REGULAR
     while at <= length and len(heads) < most:
@@ -91,17 +92,20 @@ def _hop(view: memoryview, at: int, most: int) -> tuple[list[int], int]:
 
 
 def _octal(text: NDArray[np.uint8]) -> Ints:
-    """The number that each row's octal digits make; -1 where one is no digit."""
+    """Parse octal digits of each row. -1 if a character is not a digit."""
     digits = text - np.uint8(ord("0"))
     numbers = digits @ 8 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
     return np.where((digits < 8).all(axis=1), numbers, -1)
 
 
 def _are_plain(rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which headers have a right checksum of six octal digits; behind it and the size is nothing but space."""
+    """Return a mask of headers with a correct checksum of six octal digits.
+
+    Only a space or a zero byte may follow the checksum and the size.
+    """
     letters = rows.view(np.uint8).reshape(-1, BLOCK)
     total = letters.sum(axis=1, dtype=np.uint32) - letters[:, 148:156].sum(axis=1, dtype=np.uint32) + 8 * ord(" ")
-    # the one bit by which a space is not a zero byte
+    # clears the one bit in which a space differs from a zero byte
     ends_well = (rows["size_end"] & 0xDF == 0) & (rows["checksum_end"] & 0xDFDF == 0)
     return np.asarray((_octal(rows["checksum"]) == total) & ends_well)
 
@@ -120,13 +124,13 @@ def _names(rows: NDArray[np.void]) -> NDArray[np.bytes_]:
 
 
 def regular_samples(names: NDArray[np.bytes_], bodies: Ints, sizes: Ints, limits: Limits) -> Rows:
-    """The samples of members that follow one another; none where they are few, or one of them needs a closer look.
+    """Return the samples of consecutive members. Empty if the general path must handle them.
 
-    That is: it belongs to no sample, it is over a limit, or its sample may not have it.
+    That is the case if there are few members, or if one belongs to no sample, exceeds a limit, or is a duplicate.
     """
     if len(names) < _FEWEST_NAMES or names.itemsize > limits.name_bytes:
         return Rows.empty()
-    width = names.itemsize + 1  # a zero behind every name
+    width = names.itemsize + 1  # a zero after every name
     letters = names.astype(f"S{width}").view(np.uint8).reshape(-1, width)
     columns = np.arange(width)
     slashes = letters == ord("/")
@@ -137,7 +141,7 @@ def regular_samples(names: NDArray[np.bytes_], bodies: Ints, sizes: Ints, limits
     keys = _strings((letters * (columns < dot[:, None]))[:, : dot.max()])
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
     counts = np.diff(starts)
-    # the fields moved to the left; what they leave empty comes from the last column, the zeros
+    # fields are moved to the left, and filled up with zeros from the last column
     behind_dot = np.minimum(dot[:, None] + np.arange(1, width - dot.min()), width - 1)
     raw, number = np.unique(_strings(np.take_along_axis(letters, behind_dot, axis=1)), return_inverse=True)
     fields = [name.decode("utf-8", "surrogateescape").lower() for name in raw.tolist()]

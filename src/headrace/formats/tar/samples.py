@@ -1,9 +1,8 @@
-"""Members of a tar archive put together to samples, as WebDataset does it.
+"""Groups the members of a tar archive to samples, as WebDataset does.
 
-A member belongs to the sample whose key is its name up to the first dot after the last slash; what follows the dot,
-in lower case, is its field. Members with one key that follow one another are a sample. Members whose base name has no
-dot or begins with one, and what is called like `__this__` at the top or lies in a folder there that is, belong to no
-sample and are passed over.
+The key of a member's sample is its name up to the first dot after the last slash. The rest after the dot, in lower
+case, is the field. Consecutive members with one key are a sample. Members are skipped if their base name has no dot or
+begins with one, and if they, or their top-level folder, are named like `__this__`.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from headrace.types import Ints
 
 
 class Grouper:
-    """Collects members and gives the samples that are complete: those behind which another key has begun."""
+    """Collects members, and returns samples once a member with another key follows."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.drop()
 
     def drop(self) -> None:
-        """Forget all members that were not taken."""
-        self._closed: list[Rows] = []  # complete samples; those below come behind them
-        self._is_ended = False  # the last one is complete too
+        """Discard all members that were not taken."""
+        self._closed: list[Rows] = []  # complete samples; the lists below follow them
+        self._is_ended = False  # the last sample is complete, too
         self._begin()
 
     def _begin(self) -> None:
@@ -41,21 +40,21 @@ class Grouper:
         self._offsets: list[int] = []
         self._sizes: list[int] = []
         self._fields: list[str] = []
-        self._seen: list[int] = []  # the sample in which each field was seen last, for duplicates
-        self._numbers: dict[str, int] = {}  # of fields, and
-        self._raw_numbers: dict[bytes, int] = {}  # of what names say, before it is decoded and lowered
+        self._seen: list[int] = []  # number of the last sample with each field, to find duplicates
+        self._numbers: dict[str, int] = {}  # by field
+        self._raw_numbers: dict[bytes, int] = {}  # by undecoded field, before conversion to lower case
 
     @property
     def low(self) -> int | None:
-        """Where the first body lies that was added and not taken."""
+        """Offset of the first body that was added and not taken."""
         if self._closed:
             return int(self._closed[0].offset[0])
         return self._offsets[0] if self._offsets else None
 
     def add_run(self, names: NDArray[np.bytes_], bodies: Ints, sizes: Ints) -> None:
-        """As `add`, of arrays, which takes less time where there are many."""
+        """Add members as `add` does, faster for many."""
         rows = regular_samples(names, bodies, sizes, self._limits)
-        # the first sample may be the rest of the one before it, and the last one may go on: they are not known whole
+        # the first sample may continue the one before it, and the last one may be incomplete
         first, last = (int(rows.starts[1]), int(rows.starts[-2])) if len(rows) > 2 else (len(names), len(names))
         self.add(names[:first].tolist(), bodies[:first].tolist(), sizes[:first].tolist())
         if first < last:
@@ -64,10 +63,10 @@ class Grouper:
         self.add(names[last:].tolist(), bodies[last:].tolist(), sizes[last:].tolist())
 
     def add(self, names: Sequence[bytes], bodies: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add the regular members `names`, whose bodies lie at `bodies`.
+        """Add the regular members `names` with bodies at the offsets `bodies`.
 
         Raises:
-            FormatError, LimitError: a member makes no sample; those before it were added.
+            FormatError, LimitError: A member is invalid. Members before it were added.
         """
         keys, starts, field, offsets = self._keys, self._starts, self._field, self._offsets
         key = keys[-1] if keys else None
@@ -107,7 +106,7 @@ class Grouper:
             self._sizes.append(size)
 
     def refuse(self, name: bytes) -> None:
-        """A regular member of this name is over a limit: where it would begin a sample, the one before is complete."""
+        """Report a regular member over a limit. If it starts a sample, the last one is complete."""
         slash = name.rfind(b"/") + 1
         dot = name.find(b".", slash)
         if dot > slash and not _is_reserved(name) and self._keys:  # others are passed over, and that sample may go on
@@ -129,7 +128,7 @@ class Grouper:
         return number
 
     def take(self, *, ended: bool) -> Rows:
-        """The complete samples that were not yet taken; with `ended`, the last one is complete too."""
+        """Return the complete samples that were not taken yet. `ended` completes the last one."""
         self._close(len(self._keys) if ended or self._is_ended else len(self._keys) - 1)
         rows = Rows.concat(self._closed)
         self._closed = []
@@ -160,6 +159,6 @@ class Grouper:
 
 
 def _is_reserved(name: bytes) -> bool:
-    """Whether a member is called like `__this__` at the top, or lies in such a folder."""
+    """True if a member, or its top-level folder, is named like `__this__`."""
     top = name.partition(b"/")[0]
     return top[:2] == b"__" and top[2:].endswith(b"__")

@@ -1,4 +1,4 @@
-"""Where the samples of a tar archive lie, found while it is read."""
+"""Finds the samples of a tar archive while it is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.types import Buffer
 
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
-_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: their size, if any, is no body
+_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: they have no body, whatever their size
 _PASSED_OVER = (*_BODILESS, b"V", b"D")
 _REFUSED = {b"S": "sparse members are not supported", b"M": "members split over volumes are not supported"}
 
@@ -39,23 +39,23 @@ class _Extended:
 
 
 class TarScanner:
-    """Finds the samples of a tar archive in successive buffers of it.
+    """Finds the samples of a tar archive in successive buffers.
 
-    It holds numbers and names, never bodies, and pickles between calls: the next buffer may be fed in another process.
-    A sample is given once it is known whole: when a member with another key begins, or when the end of the archive is
-    proved, by two zero blocks, or by one at the very end of the object. What follows two zero blocks is ignored, unless
-    members are found in it: archives joined end to end, or a hole in one. That is an error, no silent loss.
-    Names are keys, never paths. See `tar_samples` for which members make a sample.
+    It holds numbers and names but no bodies, and may be pickled between calls, so that another process can scan the
+    next buffer. A sample is returned once it is complete: when a member with another key begins, or at a proven end of
+    the archive. The end is two zero blocks, or one at the very end of the object. Data after two zero blocks are
+    ignored, unless they contain members, which means joined archives or a hole in one. That is an error. Names are
+    keys, never paths. See `tar.samples` for the grouping of members.
 
     Attributes:
-        error: the damage that was found; nothing is read after it. The sample before it is not known whole, unless
-            the member that breaks a limit has another key.
-        done: all of the archive was read, or `error` is set.
-        member: name, offset and size of the body of the last member; None behind an extended header.
+        error: Damage that was found. Nothing is scanned after it. The sample before it is incomplete, unless the member
+            that exceeds a limit has another key.
+        done: True once all of the archive was scanned or `error` is set.
+        member: (name, offset, size) of the body of the last member. None after an extended header.
     """
 
     longest_run = 4096
-    """Members that the fast way takes at once; 0 turns it off."""
+    """Maximum number of members that the fast path parses at once. 0 disables it."""
 
     def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
         self.error: FormatError | None = None
@@ -64,10 +64,10 @@ class TarScanner:
         self.url = url
         self._limits = limits
         self._samples = Grouper(limits)
-        self._end = 0  # of what was fed
-        self._next = 0  # header
+        self._end = 0  # offset after the last fed byte
+        self._next = 0  # offset of the next header
         self._extended: _Extended | None = None
-        self._chain = 0  # extended headers that were read for the next member, and what they say of it
+        self._chain = 0  # number of extended headers of the next member; the values follow
         self._name: bytes | None = None
         self._size: bytes | None = None
         self._sparse: bytes | None = None
@@ -77,7 +77,7 @@ class TarScanner:
 
     @property
     def low(self) -> int:
-        """The lowest offset whose bytes are still needed, for samples not yet returned or to read on."""
+        """The lowest offset that is still needed, for samples not yet returned or to continue."""
         if self.done:
             return self._end
         low = self._samples.low
@@ -87,34 +87,34 @@ class TarScanner:
 
     @property
     def next_header(self) -> int:
-        """Where the next header lies, as far as that is known."""
+        """Offset of the next header, as far as it is known."""
         return self._next
 
     @property
     def has_ended(self) -> bool:
-        """True if an end mark follows at least one member, so that nothing but padding may come."""
+        """True if an end mark follows at least one member, so that only padding may follow."""
         return self._ended and self.member is not None
 
     def skip(self, offset: int) -> None:
-        """Go on at `offset`, which is not beyond the next header: what lies before it is of a body, and tells nothing.
+        """Continue at `offset`, at most the next header. The skipped bytes are part of a body.
 
         Raises:
-            ValueError: bytes before `offset` are needed.
+            ValueError: Bytes before `offset` are needed.
         """
         if self._extended is not None or not self._end <= offset <= self._next:
             raise ValueError(f"bytes {self._end} to {offset} cannot be left out: the next header is at {self._next}")
         self._end = offset
 
     def feed(self, buffer: Buffer, offset: int, last: bool) -> Rows:
-        """The samples that became complete with `buffer`, the part of the archive at `offset`.
+        """Scan the buffer at `offset` of the archive. Return the samples that it completes.
 
         Offsets in the rows count from the start of the archive. Damage does not raise: the samples before it are
         returned and `error` is set.
 
         Args:
-            buffer: follows the one fed before; its length is a multiple of 512 unless it is the last.
-            offset: where it begins, in bytes.
-            last: the archive ends with this buffer, which may be empty.
+            buffer: The bytes after the previous buffer. The length is a multiple of 512 unless it is the last one.
+            offset: Offset of the buffer, in bytes.
+            last: True if the archive ends with this buffer, which may be empty.
         """
         view = memoryview(buffer).cast("B")
         if offset != self._end or (len(view) % BLOCK and not last):
@@ -138,7 +138,7 @@ class TarScanner:
         return rows
 
     def _located(self, damage: FormatError) -> FormatError:
-        # made anew, not raised again: a traceback would keep the buffer alive
+        # a new error: the traceback of a raised one would keep the buffer alive
         where = f"{masked(self.url)}, byte {damage.offset}"
         return type(damage)(f"{damage.args[0]} ({where})", url=self.url, key=damage.key, offset=damage.offset)
 
@@ -153,7 +153,7 @@ class TarScanner:
                 return
             if self._run and at >= one_by_one_until and self._zero is None and not self._chain:
                 run = regular_run(view, start, self._run, self._limits.member_bytes)
-                # after a header that only the general way reads, try fewer at once: no quadratic work
+                # after a header that only the general path parses, try fewer at once, to avoid quadratic work
                 self._run = min(self.longest_run, self._run * 2) if run.stop == run.tried else 16
                 one_by_one_until = offset + run.tried
                 if len(run.names):
@@ -172,7 +172,7 @@ class TarScanner:
         self._next = max(self._next, self._end // BLOCK * BLOCK)
 
     def _step(self, block: bytes, at: int) -> None:
-        """Read one header, in the general way."""
+        """Parse one header in the general path."""
         self._next = at + BLOCK
         if block == ZEROS:
             if self._chain:
@@ -221,7 +221,7 @@ class TarScanner:
         self.member = None
 
     def _collect(self, extended: _Extended, view: memoryview, offset: int) -> bool:
-        """Gather the body of an extended header; whether it is complete."""
+        """Append to the body of an extended header. Return True if it is complete."""
         start = extended.offset + BLOCK + len(extended.body) - offset
         extended.body += view[start : start + extended.size - len(extended.body)]
         if len(extended.body) < extended.size:
@@ -237,7 +237,7 @@ class TarScanner:
             if extended.kind != b"g":
                 self._name = _agreed("names", self._name, pax.path, extended.offset)
                 self._size = _agreed("sizes", self._size, pax.size, extended.offset)
-                if pax.sparse is not None:  # it may be empty, and is not taken back by a header that says nothing of it
+                if pax.sparse is not None:  # it may be empty; headers without it do not cancel it
                     self._sparse = self._sparse or pax.sparse
             elif pax != (None, None, None):
                 what = "path" if pax.path is not None else "size" if pax.size is not None else "map of holes"
@@ -245,7 +245,7 @@ class TarScanner:
         return True
 
     def _finish(self, view: memoryview) -> None:
-        """Prove that the archive may end where it does, without two zero blocks."""
+        """Check that the archive may end here without two zero blocks."""
         end = self._end
         if end == 0:
             raise FormatError("the archive is empty: it has not even an end mark", offset=0)
@@ -271,7 +271,7 @@ class TarScanner:
 
 
 def _agreed(what: str, before: bytes | None, now: bytes | None, offset: int) -> bytes | None:
-    """What extended headers say of the member behind them; of readers that met two answers, each took another one."""
+    """Return the value that a member's extended headers agree on. Readers differ on conflicts."""
     if before and now and before != now:
         raise FormatError(f"a member has two {what}: {shown(before)} and {shown(now)}", offset=offset)
     return now or before

@@ -1,4 +1,4 @@
-"""Zip archives, whose members are known from the directory at the end, and the arrays of .npz files.
+"""Reads zip archives by their directory, and the arrays of .npz files.
 
-Functions raise a ValueError for damage. `format.py` makes a FormatError of it that names the shard.
+Damage raises a ValueError, which `format.py` converts to a FormatError with the shard.
 """

@@ -1,4 +1,4 @@
-"""The arrays of .npz files, and of .npy files, by their rows."""
+"""The rows of arrays in .npz and .npy files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from headrace.formats.zip.format import BEHIND_MOST, DEFLATED, HEAD, Member, bod
 from headrace.protocols import Reads, Version
 from headrace.types import Buffer
 
-_HEADER_MOST = 16 * 1024  # of an .npy header; the longest that is read has 10,000 bytes
+_HEADER_MOST = 16 * 1024  # of an .npy header; NumPy reads at most 10,000 bytes
 _ANY_BYTES = 2**53
 _ALONE = "value"
 
 
 class WholeArray(StoredArray):
-    """An array that must be unpacked, or lies by columns: all of its rows are read together.
+    """A compressed or column-major array. All of its rows are read together.
 
     Args:
-        part: where the bytes from its member's header on lie, and how many.
+        part: (offset, size) of its member, from the header on.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WholeArray(StoredArray):
 
 
 async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
-    """The rows of the array in an .npy file, which is called "value"."""
+    """Return the rows of the array in an .npy file. Its field is "value"."""
     head, span = await read_head(reads, url, _HEADER_MOST)
     with errors_named(url):
         begin, shape, dtype, by_column = npy_header(head)
@@ -75,8 +75,8 @@ async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tup
 
 
 async def npz_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
-    """The rows of the arrays in an .npz file."""
-    # members may be of any length: what is read of them at once is held against the limit by the table
+    """Return the rows of the arrays in an .npz file."""
+    # members may have any size: the table checks the size of each read
     found = await directory_of(reads, url, replace(limits, member_bytes=_ANY_BYTES))
     members = {member.name.decode().removesuffix(".npy"): member for member in found.members if _is_array(member)}
     arrays = {}
@@ -97,7 +97,7 @@ def _is_array(member: Member) -> bool:
 
 
 async def _array(reads: Reads, url: str, name: str, member: Member, etag: str | None, limits: Limits) -> StoredArray:
-    """What the headers of a member say, that of zip and that of NumPy."""
+    """Parse the headers of a member, that of zip and that of NumPy."""
     target = memoryview(bytearray(HEAD.size + 2 * len(member.name) + _HEADER_MOST))
     span = await reads.read_into(url, member.offset, target, etag=etag)
     head = bytes(target[: span.stop - span.start])

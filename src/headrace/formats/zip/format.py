@@ -1,4 +1,4 @@
-"""Zip archives as a format: the directory at the end, and the bytes of members; and .npz files."""
+"""The zip and .npz formats: parses the directory and members of zip archives."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ END_64 = struct.Struct("<4sQ2H2I4Q")
 ENTRY = struct.Struct("<4s6H3I5H2I")
 HEAD = struct.Struct("<4s5H3I2H")
 TAIL_BYTES = END.size + 0xFFFF + LOCATOR.size + END_64.size
-"""So many bytes at the end have all but the directory itself."""
+"""Size of the archive's end that has everything but the directory itself."""
 
 _ALL_16, _ALL_32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED, _UTF8 = 1, 1 << 11
 _STRONG = 1 << 6
-_LATER = 1 << 3  # checksum and sizes follow the bytes
+_LATER = 1 << 3  # flag: checksum and sizes follow the bytes
 _LATER_MAGIC = b"PK\7\x08"
 STORED, DEFLATED = 0, 8
 EXTRA_MOST = 0xFFFF
-BEHIND_MOST = 24  # bytes that may follow a member's own
+BEHIND_MOST = 24  # size of the data descriptor after a member's bytes
 
 
 class Member(NamedTuple):
-    """What the directory says of a member; `offset` is where its header begins."""
+    """The directory's entry of a member. `offset` is that of its header."""
 
     name: bytes
     packed: int
@@ -50,7 +50,7 @@ class Member(NamedTuple):
 
 
 class ZipDirectory(NamedTuple):
-    """Where the directory lies, and how many entries it has."""
+    """The location of the directory, and its number of entries."""
 
     start: int
     stop: int
@@ -58,7 +58,7 @@ class ZipDirectory(NamedTuple):
 
 
 def find_directory(tail: bytes, size: int) -> ZipDirectory:
-    """Where the directory of an archive of `size` bytes lies, whose last bytes are `tail`."""
+    """Locate the directory of an archive of `size` bytes by its last bytes `tail`."""
     first = size - len(tail)
     at = tail.rfind(b"PK\5\6")
     while at >= 0 and (at + END.size > len(tail) or at + END.size + END.unpack_from(tail, at)[7] != len(tail)):
@@ -86,7 +86,7 @@ def find_directory(tail: bytes, size: int) -> ZipDirectory:
 
 
 def members_in(data: bytes, directory: ZipDirectory, limits: Limits) -> Iterator[Member]:
-    """The members that are files, in the order of the directory, whose bytes are `data`."""
+    """Iterate over the members that are files, in the order of the directory `data`."""
     at = 0
     for number in range(directory.entries):
         if at + ENTRY.size > len(data) or data[at : at + 4] != b"PK\1\2":
@@ -109,7 +109,7 @@ def members_in(data: bytes, directory: ZipDirectory, limits: Limits) -> Iterator
 
 
 def _wide(extra: bytes, said: tuple[int, int, int], name: bytes) -> tuple[int, int, int]:
-    """(packed size, size, offset), of which those that are too large for 32 bits are in `extra`."""
+    """Return (packed size, size, offset). Values beyond 32 bits are read from `extra`."""
     values = list(said)
     missing = [k for k, value in enumerate(values) if value == _ALL_32]
     if missing:
@@ -122,7 +122,7 @@ def _wide(extra: bytes, said: tuple[int, int, int], name: bytes) -> tuple[int, i
 
 
 def _zip64(extra: bytes) -> bytes:
-    """The field of `extra` that has what is too large for 32 bits; empty where there is none."""
+    """Return the zip64 field of `extra`, or b""."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
@@ -133,7 +133,7 @@ def _zip64(extra: bytes) -> bytes:
 
 
 def _text(name: bytes, flags: int) -> bytes:
-    """A name in UTF-8: where it is not said to be, it is that all the same, or of the first IBM PCs."""
+    """Return a name in UTF-8. Names without the UTF-8 flag are UTF-8 or cp437."""
     if not flags & _UTF8:
         try:
             name.decode()
@@ -161,11 +161,11 @@ def _check(member: Member, flags: int, method: int, end: int, limits: Limits) ->
 
 
 def body_of(data: bytes, field: str, limits: Limits) -> bytes:
-    """What a member holds, checked: damage is a ValueError, and so is a member of another name.
+    """Return the verified content of a member. Damage, or another name, raises a ValueError.
 
     Args:
-        data: from its header on; more may follow.
-        field: its name's end.
+        data: The bytes from the header on; more may follow.
+        field: End of the member's name.
     """
     if len(data) < HEAD.size or data[:4] != b"PK\3\4":
         raise ValueError("there is no member where the directory says one")
@@ -206,7 +206,7 @@ def _inflated(data: bytes, limits: Limits) -> tuple[bytes, int]:
 
 
 def _checks(data: bytes, wide: bool) -> tuple[int, int, int] | None:
-    """Checksum, packed size and size, which follow a member's bytes; None where that is not so."""
+    """Parse the (checksum, packed size, size) that follow a member's bytes. None: too short."""
     at = 4 if data.startswith(_LATER_MAGIC) else 0
     layout = struct.Struct("<I2Q" if wide else "<3I")
     if at + layout.size > len(data):
@@ -216,7 +216,7 @@ def _checks(data: bytes, wide: bool) -> tuple[int, int, int] | None:
 
 
 def _stored_before(data: bytes) -> bytes:
-    """The stored bytes that `data` begins with, whose length is said behind them, at its end."""
+    """Return the stored bytes at the start of `data`. Their length follows them, at the end."""
     for behind in (16, 24, 12, 20):
         count = len(data) - behind
         if count >= 0 and _checks(data[count:], behind in (24, 20)) == (zlib.crc32(data[:count]), count, count):
@@ -225,7 +225,7 @@ def _stored_before(data: bytes) -> bytes:
 
 
 class Zip(Format):
-    """Members whose names agree up to the first dot behind the last slash are a sample, as in a tar."""
+    """Zip archives: members with equal names up to the first dot are a sample, as in tar."""
 
     name = "zip"
     suffixes = (".zip",)
@@ -234,7 +234,7 @@ class Zip(Format):
         return 0.7 if head.startswith((b"PK\3\4", b"PK\5\6")) else 0.0
 
     def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
-        at = tail.rfind(b"PK\5\6")  # the end record, and a comment of as many bytes as it says
+        at = tail.rfind(b"PK\5\6")  # the end record, and a comment of the length that it states
         return 0.7 if at >= 0 and len(tail) - at - 22 == int.from_bytes(tail[at + 20 : at + 22], "little") else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
@@ -253,7 +253,7 @@ class Zip(Format):
 
 
 class Npz(Format):
-    """NumPy's archives of arrays: each file is a sample, with an array for each field."""
+    """NumPy .npz files: each file is a sample, each array a field."""
 
     name = "npz"
     suffixes = (".npz",)
@@ -272,7 +272,7 @@ ZIP, NPZ = Zip(), Npz()
 
 
 class FoundDirectory(NamedTuple):
-    """The members of an archive, and what is known of it: where its directory lies, its bytes, its version."""
+    """The members of an archive, and its directory, size and version."""
 
     members: list[Member]
     place: ZipDirectory
@@ -281,7 +281,7 @@ class FoundDirectory(NamedTuple):
 
 
 async def directory_of(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
-    """The members of the archive at `url`. Errors name it."""
+    """Read the directory of the archive at `url`. Errors name the archive."""
     with errors_named(url, "cannot be read"):
         return await _directory(reads, url, limits)
 
@@ -306,7 +306,7 @@ async def _directory(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
 
 
 def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
-    """The samples of an archive, in the order in which they lie."""
+    """Return the samples of an archive, in the order of their offsets."""
     members.sort(key=lambda member: member.offset)
     names = [member.name for member in members]
     if len(set(names)) < len(names):
