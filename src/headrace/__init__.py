@@ -210,7 +210,6 @@ __all__ = [
 
 
 def _version() -> str:
-    """Return the installed version; a placeholder for sources that are not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

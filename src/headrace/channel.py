@@ -62,11 +62,7 @@ class Sender:
         return self._shared.granted
 
     def send(self, message: object) -> None:
-        """Send a message.
-
-        Raises:
-            anyio.WouldBlock: no further message is granted now.
-        """
+        """Send a message, or raise anyio.WouldBlock if none is granted now."""
         if self._sent >= self._shared.granted:
             raise anyio.WouldBlock
         self._sent += 1
@@ -171,12 +167,7 @@ def _drained(shared: _ChannelState) -> list[Any]:
 
 
 def open_channel(depth: int, post: Callable[..., None]) -> tuple[Sender, Receiver]:
-    """Create both ends of a channel within one process.
-
-    Args:
-        depth: Messages granted in advance.
-        post: Schedules a call on the sender's loop.
-    """
+    """Create both ends of a channel. `post` schedules a call on the sender's loop."""
     arrived = Wakeup()
     shared = _ChannelState(depth, post, arrived)
     return Sender(shared), Receiver(shared, arrived)

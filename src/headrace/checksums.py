@@ -8,5 +8,4 @@ from headrace.types import Buffer
 
 
 def crc32c_of(data: Buffer) -> int:
-    """Return the CRC-32C (Castagnoli) of `data`."""
     return int(google_crc32c.value(bytes(data)))

@@ -94,7 +94,6 @@ class PackedError:
     """A pickled exception on its way to the trainer.
 
     Attributes:
-        blob: Input of `headrace.torch_compat.errors.unpack_error` in other processes.
         original: The exception object, for the first that unpacks it. Not sent to other processes.
     """
 
@@ -116,11 +115,7 @@ class ErrorPacker(Protocol):
 
 
 class Placeholder:
-    """An object in the place of a sample.
-
-    Attributes:
-        is_final: True if nothing remains to be done to the sample.
-    """
+    """An object in the place of a sample. `is_final`: nothing remains to be done to the sample."""
 
     __slots__ = ()
 

@@ -10,12 +10,7 @@ from typing import NamedTuple
 
 
 class InputCursor(NamedTuple):
-    """Progress of a lane in one input of a mixture by tokens.
-
-    Attributes:
-        round: Number of the lane's positions drawn from the input. A position may have several documents, or none.
-        tokens: Number of tokens of their documents.
-    """
+    """Progress of a lane in an input: number of positions drawn, and tokens of their documents."""
 
     round: int = 0
     tokens: int = 0
@@ -69,9 +64,8 @@ class Document(NamedTuple):
         position: Position in the epoch of the sample that the document was made from.
         round: Index of that position among the lane's positions.
         part: Index among the documents made from that position.
-        has_failed: True if the document failed. It has no tokens, and its sequence gets the error.
-        is_left_out: True if the document is skipped: it counts as one without tokens.
-        input: Index of its input in a mixture by tokens.
+        has_failed: True if it failed. It has no tokens, and its sequence gets the error.
+        is_left_out: True if it is skipped: it counts as one without tokens.
     """
 
     name: int
@@ -94,11 +88,7 @@ class PackedPiece(NamedTuple):
 
 
 class PackedSequence(NamedTuple):
-    """A sequence packed from pieces of documents.
-
-    Attributes:
-        position: Number among all sequences of the epoch. Each lane has one sequence per step.
-    """
+    """A packed sequence. Each lane has one position per step."""
 
     position: int
     pieces: Sequence[PackedPiece]

@@ -14,11 +14,7 @@ MAX_SKIPS = None, 100  # default of max_skips: in total, in a row
 
 
 def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
-    """Return the policy for failed samples. None: none is skipped.
-
-    Raises:
-        OptionError: an option has a value that cannot be used.
-    """
+    """Return the policy for failed samples, None for none, or raise OptionError."""
     is_known = on_error in ("raise", "skip") if isinstance(on_error, str) else callable(on_error)
     if not is_known:
         raise OptionError(f"on_error={on_error!r}: 'raise', 'skip' or a function of an exception is meant")
@@ -35,11 +31,7 @@ def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
 
 
 def exclusion(given: Exclude | str | os.PathLike[str] | None) -> Exclude | None:
-    """Return the exclusion given by the option. A path is a file that `quarantine` has written.
-
-    Raises:
-        OptionError: the value is something else.
-    """
+    """Return the exclusion, or raise OptionError. A path is a file written by `quarantine`."""
     if isinstance(given, str | os.PathLike):
         return Exclude(files=[given])
     if given is not None and not isinstance(given, Exclude):
@@ -50,11 +42,7 @@ def exclusion(given: Exclude | str | os.PathLike[str] | None) -> Exclude | None:
 
 
 def quarantine_file(given: str | os.PathLike[str] | None, on_error: object) -> str | None:
-    """Return the path of the file that lists skipped samples.
-
-    Raises:
-        OptionError: no sample is skipped, or the file cannot be written.
-    """
+    """Return the path, or raise OptionError if nothing is skipped or the file is not writable."""
     if given is None:
         return None
     path = os.fspath(given)
@@ -71,7 +59,7 @@ def open_file(path: str, flags: int) -> int:
     """Open a regular file, for `opener` of Python's `open`. Never blocks on a pipe or device.
 
     Raises:
-        OSError: the path is no regular file, or cannot be opened.
+        OSError: it is no regular file, or cannot be opened.
     """
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

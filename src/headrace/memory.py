@@ -45,11 +45,7 @@ def close_all(descriptors: list[int]) -> None:
 
 
 class Segment:
-    """Memory that any process with its descriptor can map.
-
-    Attributes:
-        number: Identifies the segment among the processes of one loader.
-    """
+    """Memory that any process with its descriptor can map. `number` is unique per loader."""
 
     __slots__ = ("__weakref__", "fd", "number", "size", "view")
 
@@ -127,11 +123,7 @@ class Lease:
 
 
 class Claim:
-    """Bytes of a budget held outside the arena, with a reference count.
-
-    Args:
-        count: Called with each change of `nbytes`, in bytes.
-    """
+    """Bytes of a budget held outside the arena. `count` is called with each change in bytes."""
 
     __slots__ = ("_count", "holders", "nbytes")
 
@@ -214,11 +206,7 @@ class Arena:
         return len(self._spare) * self._size
 
     def lease(self, size: int) -> Lease:
-        """Return a lease of `size` bytes.
-
-        Raises:
-            MemoryError: the machine does not have the bytes.
-        """
+        """Return a lease of `size` bytes, or raise MemoryError if the machine lacks them."""
         segment, offset = self._place(size)
         self._live[segment.number] += 1
         self.leased_bytes += size

@@ -9,11 +9,7 @@ from pathlib import Path, PurePosixPath
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Return the machine's memory, or the lowest limit of the control groups of this process.
-
-    Args:
-        root: Folder that contains /proc and /sys.
-    """
+    """Return the machine's memory, or the lowest limit of the control groups of this process."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _limit_files(root):
         with contextlib.suppress(OSError, ValueError):  # "max", or no such file

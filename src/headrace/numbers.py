@@ -45,12 +45,7 @@ def is_time(value: Any) -> bool:
 
 
 def holds(dtype: str, number: float, largest: float) -> bool:
-    """True if a dtype represents `number` without wrapping or rounding off.
-
-    Args:
-        dtype: Name in numpy and torch.
-        largest: Largest finite number of a floating-point dtype.
-    """
+    """True if a dtype, by name, represents `number` without wrapping or rounding off."""
     if dtype == "bool":
         return number in (0, 1)
     if "int" not in dtype:

@@ -76,10 +76,7 @@ _packed, _unpacked = _Latest(), _Latest()
 def packed_once(fields_of: Callable[[T], tuple[object, ...]]) -> Callable[[type[T]], type[T]]:
     """Decorate a class whose objects occur in many messages: each is pickled and loaded once.
 
-    The objects must not change. In each process, recent messages share one object.
-
-    Args:
-        fields_of: Returns the arguments that rebuild an object.
+    The objects must not change. `fields_of` returns the arguments that rebuild an object.
     """
 
     def packed(value: Any) -> bytes:

@@ -10,12 +10,9 @@ _MASK = (1 << _BITS) - 1
 
 
 def part_position(position: int, part: int, place: int) -> int:
-    """Return the position of the sample number `part` made by a step from the one at `position`.
+    """Return the position of the `part`-th sample made by step `place` from one at `position`.
 
     The first sample keeps that position. The others have a hash in the upper half, so that their random numbers differ.
-
-    Args:
-        place: Index of the step in its chain.
     """
     if not part:
         return position

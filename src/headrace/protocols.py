@@ -22,7 +22,6 @@ class Told(NamedTuple):
 
     @staticmethod
     def of(version: str) -> Told:
-        """Return the response metadata with this `version`."""
         date = version.removeprefix(_DATED)
         return Told(version) if date == version else Told(None, date[:-1])
 
@@ -106,9 +105,7 @@ class Reads(Protocol):
         *,
         check: Check | None = None,
         version: Version | None = None,
-    ) -> bytes:
-        """Read bytes [start, stop) of the object at `url`."""
-        ...
+    ) -> bytes: ...
 
     async def read_into(
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None

@@ -101,8 +101,7 @@ async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> s
 class OwnReaders:
     """Provides the running loader's reader if its store options match, else one per event loop.
 
-    Args:
-        closing: Awaited on the loop before an own reader is closed.
+    `closing` is awaited on the loop before an own reader is closed.
     """
 
     def __init__(self, storage_options: Mapping[str, object] | None, closing: Callable[[], Awaitable[None]]) -> None:

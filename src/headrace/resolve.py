@@ -138,11 +138,7 @@ def _check_economic(loader: Any, kind: str) -> None:
 
 
 class GroupSize(Protocol):
-    """Batches that a stream makes itself.
-
-    Attributes:
-        collate: Makes a batch from samples. None: the loader's collate function.
-    """
+    """Batches that a stream makes itself. `collate` None: the loader's collate function."""
 
     @property
     def text(self) -> str: ...
@@ -162,7 +158,6 @@ class Grouping(Protocol):
 
     Attributes:
         group: Batches that the loader makes as the stream specifies. None: unspecified.
-        is_batched: True if the stream emits batches.
         after: Operators applied to batches in workers.
         gives_many: Operator that may make many samples from one, or one from many.
         puts_together: Operator that groups samples before they are batched.
@@ -201,14 +196,7 @@ class Grouping(Protocol):
 
 
 def resolve(loader: Any, pipeline: Grouping) -> Settings:
-    """Return the settings of a loader over a headrace data set.
-
-    Args:
-        loader: Has its arguments as attributes.
-
-    Raises:
-        OptionError: an option has a value that cannot be used.
-    """
+    """Return the settings of a loader over a headrace data set, or raise OptionError."""
     batch_size, drop_last = loader.batch_size, loader.drop_last
     processes = loader.num_workers if loader.workers == "process" else 0
     function: Callable[[Any], object] = loader.collate_fn

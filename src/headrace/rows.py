@@ -88,14 +88,12 @@ class Rows:
         return np.asarray(np.arange(len(first)) + first, np.int64)
 
     def only(self, members: NDArray[np.bool_]) -> Rows:
-        """Return the rows with only the marked members."""
         total = np.concatenate([[0], np.cumsum(members)])
         starts = np.asarray(total[self.starts], np.int64)
         offset, size, field = self.offset[members], self.size[members], self.field[members]
         return replace(self, starts=starts, field=field, offset=offset, size=size)
 
     def shifted(self, base: int) -> Rows:
-        """Return the rows with `base` added to every offset."""
         return replace(self, offset=self.offset + base)
 
     def as_read(self, numbers: BlockNumbers | None = None, shard: Hashable = None) -> Rows:
@@ -200,7 +198,6 @@ def _shared(
 
 
 def texts_of(keys: NDArray[np.bytes_]) -> list[str]:
-    """Decode keys to text."""
     try:
         texts: list[str] = keys.astype(np.str_).tolist()
     except UnicodeDecodeError:  # not ASCII

@@ -45,10 +45,6 @@ class Runtime:
     """The running parts of a loader.
 
     A runtime refers to neither the loader nor the user's functions, as its thread would keep them alive.
-
-    Args:
-        workers: "process", "thread" or an executor. Without workers a thread is used.
-        with_torch: True to preload torch in processes.
     """
 
     def __init__(
@@ -89,11 +85,7 @@ class Runtime:
         self._chains = self._workers.chains
 
     def reader(self, storage_options: Mapping[str, object] | None, data_set: Callable[[], str] = str) -> Reader:
-        """Return the loader's reader.
-
-        Args:
-            data_set: Returns an identifier of the data set for the read cache. Default: no identifier.
-        """
+        """Return the loader's reader. `data_set` returns an identifier for the read cache."""
         if self._reader is None:
             settings = self._settings
             self._reader = Reader(

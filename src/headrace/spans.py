@@ -11,11 +11,7 @@ from headrace.rows import Rows
 
 
 def spans_of(rows: Rows, starts: Sequence[int]) -> Sequence[int]:
-    """Return the indices of the spans that hold members of a table with members.
-
-    Args:
-        starts: Start offset of each span, ascending.
-    """
+    """Return the indices of spans, by ascending start, that hold members of a non-empty table."""
     low = bisect.bisect_right(starts, int(rows.offset.min())) - 1
     high = bisect.bisect_right(starts, int((rows.offset + np.maximum(rows.size, 1)).max()) - 1) - 1
     return range(low, high + 1) if low >= 0 and high <= low + 1 else spans_of_each(rows, starts)

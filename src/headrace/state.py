@@ -57,11 +57,7 @@ class Fingerprint:
         }
 
     def compare(self, state: Mapping[str, object]) -> None:
-        """Compare with the fingerprint in a state.
-
-        Raises:
-            StateMismatchError: a property differs; the message names it.
-        """
+        """Raise StateMismatchError, which names the property, if a state has another fingerprint."""
         facts = self.pack()
         for name in ("data", "count", "order", "steps", "seed"):
             mine, saved = facts[name], state.get(name)
@@ -199,11 +195,7 @@ class State:
 
     @staticmethod
     def unpack(packed: Mapping[str, Any]) -> State:
-        """Parse a saved state.
-
-        Raises:
-            StateMismatchError: it is not a state, or belongs to another regime or release.
-        """
+        """Parse a saved state, or raise StateMismatchError."""
         check_kind(packed, "headrace")
         order = packed.get("order_version")
         if order != ORDER_VERSION:
@@ -255,11 +247,7 @@ class State:
 
 
 def check_kind(packed: Mapping[str, Any], regime: str) -> None:
-    """Check that a state belongs to this regime and to a supported release.
-
-    Raises:
-        StateMismatchError: it does not.
-    """
+    """Raise StateMismatchError if a state is of another regime or an unsupported release."""
     if not hasattr(packed, "get") or "version" not in packed:
         raise StateMismatchError(f"{packed!r:.200} is no state of a headrace loader", field="version")
     version = packed["version"]

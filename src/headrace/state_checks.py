@@ -14,10 +14,7 @@ from headrace.types import Ints
 
 
 def check_of(packed: Mapping[str, Any], last: Ints) -> str:
-    """Hash a state and the numbers of the samples directly before it.
-
-    The mark is not included; it has a separate check.
-    """
+    """Hash a state, without its mark, and the numbers of the samples directly before it."""
     checked = {name: value for name, value in packed.items() if name not in ("check", "mark")}
     digest = hashlib.blake2b(json.dumps(checked, sort_keys=True).encode(), digest_size=8)
     digest.update(np.ascontiguousarray(last, "<i8").tobytes())

@@ -99,15 +99,12 @@ class Task:
     """Work for one worker. Must not change before the reply, as another worker may repeat it.
 
     Attributes:
-        chain: Number of the chain of steps, as registered with the workers.
         key: Seed of the samples' random numbers, combined with the positions.
         batch: Batch that the task contributes to. Tasks of earlier batches go first.
-        position: Position of the first sample.
         positions: Position of each sample, if they are not consecutive.
         first_number: Number of the first sample among those that the stages before have made in the epoch. None: it is
             the position.
         slot: Slot of the first sample in its batch.
-        capacity: Number of slots in the slab.
         place: Memory for the result, if already known.
         scan: (the shard's scanner, offset of the buffer in the shard, True if it is the last buffer) for Finish.SCAN,
             whose buffer is at `place`.

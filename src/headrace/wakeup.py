@@ -47,7 +47,6 @@ class Wakeup:
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait up to `timeout_s` seconds (None: no limit) until `fd` is readable."""
     return is_ready(fd, timeout_s)
 
 

@@ -46,27 +46,13 @@ _LOOK_AHEAD = 2  # samples that may be ready beyond those to send, per concurren
 class Workplace(Protocol):
     """Registers chains and opens data sets where a job's epochs run."""
 
-    def learn(self, number: int, chain: Chain) -> None:
-        """Register a chain with the workers."""
-        ...
+    def learn(self, number: int, chain: Chain) -> None: ...
 
-    async def open(self, dataset: Opens) -> None:
-        """Open a data set, which is closed with the loader."""
-        ...
+    async def open(self, dataset: Opens) -> None: ...
 
 
 class Blueprint:
-    """The parts that a job's epochs share.
-
-    Args:
-        meter: Counts how long coroutines block the loop.
-
-    Attributes:
-        chains: Chains of the workers, by number.
-        batches: How samples become batches.
-        learned: Statistics collected by epochs.
-        sources: Makes the source of each epoch.
-    """
+    """The parts that a job's epochs share. `meter` counts how long coroutines block the loop."""
 
     def __init__(self, job: Job, wrap: Wrap, meter: Meter) -> None:
         pipeline, settings = job.pipeline, job.settings
@@ -92,7 +78,6 @@ class Blueprint:
 
     @property
     def storage_options(self) -> Mapping[str, object] | None:
-        """Options of the source's store."""
         return self._job.pipeline.source.storage_options
 
     def data_set(self) -> str:
@@ -238,7 +223,6 @@ def _stages(
 
 
 def _by_color(steps: Sequence[Step], meter: Meter) -> list[tuple[bool, tuple[Step, ...]]]:
-    """Group consecutive steps by place: (True if on the loop, steps)."""
     return [
         (color, tuple(_watched(step, meter) if color else step for step in some))
         for color, some in itertools.groupby(steps, lambda step: is_async(step.fn))

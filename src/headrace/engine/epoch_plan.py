@@ -94,7 +94,6 @@ class EpochPlan:
 
     @property
     def number(self) -> int:
-        """Number of the epoch."""
         return self.begin.epoch
 
     @property
@@ -136,11 +135,7 @@ class EpochPlan:
         return self.world > 1 and self.steps.tail == "uneven"
 
     def check_end(self, received: ProgressSnapshot) -> None:
-        """Check that this rank received all its batches of a shared epoch of uncounted samples.
-
-        Raises:
-            OptionError: the epoch had fewer samples than announced.
-        """
+        """Raise OptionError if this rank received too few batches of a shared, uncounted epoch."""
         if self.share is None or self.is_uneven:
             return
         _, full, last = self.share.sizes()
@@ -161,7 +156,6 @@ class EpochPlan:
             )
 
     def boundaries(self) -> BatchBoundaries:
-        """Return the division of samples into batches."""
         if self.batches is None:
             return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
         return EvenBoundaries(*self.steps.sizes())
@@ -177,11 +171,7 @@ class EpochPlan:
         return LaneRun(self.packing, lanes, size, self.order.count, self.begin.progress, self.is_left_out)
 
     def position_map(self, mark: Callable[[int], object] | None, lanes: LaneRun | None) -> PositionMap:
-        """Return the position map of the epoch.
-
-        Args:
-            mark: Returns resume marks of the source.
-        """
+        """Return the position map of the epoch. `mark` returns resume marks of the source."""
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
         if lanes is not None and kept_from is not None:
@@ -234,7 +224,6 @@ class EpochPlan:
 
     @property
     def _origins(self) -> list[Origins]:
-        """Origins of the samples of each level."""
         levels, begin = self.levels, self.begin
         known, passed = begin.parts or (0,) * len(levels), ((), *(begin.passed or ((),) * (len(levels) - 1)))
         return [
@@ -406,11 +395,7 @@ class EpochPlan:
         return self.numbers(self.order, last_positions(state))
 
     def check(self, packed: dict[str, object]) -> None:
-        """Check that the samples before the loaded state are those of this plan.
-
-        Raises:
-            StateMismatchError: they are not.
-        """
+        """Raise StateMismatchError if the samples before the loaded state differ from this plan."""
         check = packed.get("check")
         if not check:
             return
@@ -429,7 +414,6 @@ class EpochPlan:
 
 
 def levels_of(pipeline: Pipeline) -> tuple[LevelPlan, ...]:
-    """Return the levels of counted samples of a pipeline."""
     limits = (*(regroup.limit for regroup in pipeline.regroups), pipeline.limit)
     are_grouped = (False, *(regroup.grouping is not None for regroup in pipeline.regroups))
     are_numbered = (False, *(any(step.is_numbered for step in regroup.steps) for regroup in pipeline.regroups))
@@ -437,7 +421,6 @@ def levels_of(pipeline: Pipeline) -> tuple[LevelPlan, ...]:
 
 
 def as_ranges(holes: Ints) -> Ranges:
-    """Convert an array of ranges to tuples of ints."""
     return tuple((int(start), int(stop)) for start, stop in holes)
 
 

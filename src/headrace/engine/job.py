@@ -16,9 +16,7 @@ class Job:
     Attributes:
         settings: Options of the loader, without the user's `on_error`.
         planning: Orders of the epochs. None: samples have no numbers.
-        asks: True if `on_error` is a function. It stays in the trainer, as it may refer to anything there, and is
-            called
-        through `headrace.engine.calls.TrainerCalls`.
+        asks: True if `on_error` is a function. It stays in the trainer and is called by `TrainerCalls`.
         part: (number of ranks that share the samples, this rank).
     """
 

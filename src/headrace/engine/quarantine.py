@@ -55,9 +55,6 @@ class Quarantine:
 def numbers_in(paths: Iterable[str | os.PathLike[str]], data: str) -> Ints:
     """Read the numbers of the listed samples, in any order.
 
-    Args:
-        data: Fingerprint of the data, as in states.
-
     Raises:
         OptionError: a file cannot be read, or its samples have no numbers or belong to other data.
     """

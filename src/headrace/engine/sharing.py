@@ -17,11 +17,7 @@ _AHEAD = 1024  # positions computed at once
 
 
 class Sharing:
-    """Makes the iterators of an iterable data set for one rank and epoch.
-
-    Args:
-        samples: Makes an iterator over all samples that the data set yields here.
-    """
+    """Makes the iterators of an iterable data set for one rank and epoch."""
 
     def __init__(self, pipeline: Pipeline, plan: EpochPlan, samples: Callable[[], AsyncIterator[object]]) -> None:
         source = pipeline.source
@@ -88,7 +84,6 @@ class AtPositions(_Around):
 
     Args:
         samples: Continues after the sample before this rank's `number`-th.
-        number: Number of the first sample on this rank.
         key: Seed of the data set's random numbers, equal on all ranks.
     """
 
@@ -114,5 +109,4 @@ class AtPositions(_Around):
 
 
 def name_of(source: object) -> str:
-    """Return the name for errors."""
     return type(source).__name__.lstrip("_")

@@ -43,12 +43,7 @@ _PLANNED_AT_ONCE = 4096
 
 
 class Sources:
-    """Makes the producers of a job's epochs.
-
-    Args:
-        prefix: Asynchronous steps that the source runs directly after reading a sample.
-        meter: Counts how long coroutines of a data set block the loop.
-    """
+    """Makes the producers of a job's epochs. `prefix` are steps run by the source itself."""
 
     def __init__(self, job: Job, prefix: Sequence[Step], meter: Meter) -> None:
         self.job, self.prefix, self.meter = job, prefix, meter
@@ -62,7 +57,6 @@ class Sources:
         return WINDOW_BYTES if pipeline.source.traits.sharded and pipeline.order.shuffle is not None else 0
 
     def of(self, epoch: EpochIn) -> Producer:
-        """Return the producer of an epoch."""
         return self.job.pipeline.source.open(_EpochIO(self, epoch))
 
 
@@ -72,7 +66,7 @@ class EpochIn(NamedTuple):
     Attributes:
         gathered: Estimated number of samples made per batch.
         chunk: Number of samples passed on together.
-        lanes: Determine the samples to read next, if documents are packed. None: the plan's steps do.
+        lanes: Determine the samples to read next, if documents are packed.
     """
 
     plan: EpochPlan
@@ -244,11 +238,7 @@ class _EpochIO:
 
 
 def described_as_read(order: Ordering) -> list[str]:
-    """Describe the order of samples without numbers, for states.
-
-    Raises:
-        OptionError: the order needs numbers, and the index does not have them.
-    """
+    """Describe the order of samples without numbers, or raise OptionError if it needs numbers."""
     order.check_as_read()
     shuffle, text = order.shuffle, ""
     if shuffle is not None:

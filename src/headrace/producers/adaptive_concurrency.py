@@ -11,13 +11,6 @@ class AdaptiveConcurrency:
     Remote storage supports hundreds of concurrent reads. Near storage, or a saturated machine, gets no faster by them,
     and each costs a connection and memory. A round lasts for as many responses as the level. It counts if more reads
     were wanted during a good part of this round and of the one before.
-
-    Args:
-        first: Initial level.
-        most: Maximum level.
-
-    Attributes:
-        level: Number of concurrent reads.
     """
 
     def __init__(self, first: int, most: int) -> None:
@@ -32,11 +25,7 @@ class AdaptiveConcurrency:
         self._since, self._was_full = now, False
 
     def answered(self, now: float, *, is_full: bool) -> bool:
-        """Count a response. True if the level has grown.
-
-        Args:
-            is_full: True if the level limited the number of reads.
-        """
+        """Count a response. True if the level has grown. `is_full`: the level limited the reads."""
         self._count += 1
         self._full += is_full
         if self._count < self.level or self.level >= self._most:

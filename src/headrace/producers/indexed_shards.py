@@ -34,13 +34,7 @@ class ShardVisit(NamedTuple):
 
 
 class ReadWindow(NamedTuple):
-    """Samples that are read together and then put in order.
-
-    Attributes:
-        start: Number of the first sample in this epoch.
-        visits: Shards to read, and their samples.
-        order: Indices into the samples as read, in the final order. None: as read.
-    """
+    """Samples that are read together and then put in order (None: as read)."""
 
     start: int
     visits: Sequence[ShardVisit]
@@ -115,11 +109,7 @@ class IndexedShardProducer:
     async def _read(
         self, flow: Flow, ordinal: int, visit: ShardVisit, reading: Reading[Part], *, is_again: bool
     ) -> None:
-        """Emit the samples of a visit.
-
-        Args:
-            is_again: True if other windows may read the same blocks.
-        """
+        """Emit the samples of a visit. `is_again`: other windows may read the same blocks."""
         with closing(reading):
             ranges: ShardRanges | None = None
             try:

@@ -22,10 +22,8 @@ class IterProducer:
     No snapshot is taken at the end, as an exhausted data set may have prepared for the next epoch.
 
     Args:
-        samples: Makes the iterator.
         snapshot: Returns the state of the iteration, or None if there is none.
         take: Maximum number of samples, skipped ones included.
-        buffer: Shuffle buffer, if any.
         begin: Position in the epoch of the first sample.
         done: Samples to skip, numbered from `begin`.
         chunk: Samples per chunk. Chunks end where batches end.

@@ -25,10 +25,7 @@ _NOT_YET = object()
 class ChunkSizes(NamedTuple):
     """Number of samples per chunk. Chunks end where batches end.
 
-    Attributes:
-        batch: Samples per batch.
-        most: Maximum samples per chunk.
-        grows: True to start with sizes 1, 1, 2, 4, …, if the number of samples in the first batch is not known.
+    `grows`: sizes start with 1, 1, 2, 4, …, as the number of samples in the first batch is not known.
     """
 
     batch: int
@@ -46,10 +43,7 @@ class KeyProducer:
 
     Args:
         keys: Returns (keys, positions in the epoch) of samples [start, stop).
-        get: Reads one sample.
-        get_many: Reads several samples at once, if the data set supports that.
         again: True to read samples one by one after `get_many` has failed, so that only the bad ones fail.
-        adaptive: Number of samples read at once.
     """
 
     def __init__(
@@ -272,11 +266,7 @@ class _Chunk:
 
 
 class KeyFeed:
-    """Keys drawn elsewhere, batch by batch. Workers read the samples.
-
-    Args:
-        part_of: Makes a part for workers from keys.
-    """
+    """Keys drawn elsewhere, batch by batch. Workers read the samples."""
 
     def __init__(self, part_of: Callable[[list[object]], Part]) -> None:
         self._part_of = part_of

@@ -31,7 +31,6 @@ class Members(NamedTuple):
         rows: Their byte ranges, in the order of the shard.
         crc: CRC-32C of each member. None: not known.
         size: Bytes of the shard.
-        version: Expected version of the shard.
         has_headers: True if tar headers before the members contain the keys and fields as names.
     """
 
@@ -79,11 +78,7 @@ class Checker:
 
 
 class MemberReads:
-    """Reads the chosen samples of one shard.
-
-    Args:
-        numbers: Numbering of blocks that may be read again.
-    """
+    """Reads the chosen samples of one shard. `numbers` is for blocks that may be read again."""
 
     def __init__(
         self,

@@ -17,11 +17,7 @@ P = TypeVar("P", bound=Part)
 
 
 class Reading(Generic[P]):
-    """The parts from one reader, as an iterator, and the failure that ended them.
-
-    Attributes:
-        failure: Reason for an early end. None: no early end so far.
-    """
+    """The parts from one reader, as an iterator, and the failure that ended them early."""
 
     def __init__(self) -> None:
         self._send, self._receive = anyio.create_memory_object_stream[P](float("inf"))
@@ -56,11 +52,7 @@ ReadsInto = Callable[[Reading[P]], Coroutine[object, object, None]]
 
 
 class ReadingAhead(Generic[P]):
-    """Runs readers ahead of the one whose parts are consumed.
-
-    Args:
-        at_once: Returns the number of concurrent readers.
-    """
+    """Runs readers ahead of the one whose parts are consumed."""
 
     def __init__(self, readers: Iterator[ReadsInto[P]], at_once: Callable[[], int]) -> None:
         self._readers, self._at_once = readers, at_once

@@ -51,11 +51,7 @@ class ResumeToken:
 
 
 class Expected(NamedTuple):
-    """Known properties of a shard that must be scanned.
-
-    Attributes:
-        samples: Number of samples. None: not known.
-    """
+    """Known version and number of samples (None: not known) of a shard that must be scanned."""
 
     version: Version
     samples: int | None
@@ -66,7 +62,6 @@ class ShardReading:
     """How shards are read.
 
     Attributes:
-        scanner: Makes a scanner for a shard.
         unpacks: Makes a decompressor for a shard. None: not compressed.
         expected: Returns properties from an index or a listing. None: there is neither.
         range_bytes: Bytes per request.

@@ -16,15 +16,11 @@ from headrace.types import Buffer
 
 
 class ShardRanges:
-    """Reads ranges of one shard into leases.
+    """Reads ranges of one shard into leases. The first range determines `size`.
 
     Args:
         ordinal: Number of the shard in the order of the epoch. Earlier shards get memory first.
-        version: Expected version of the shard.
         are_packed: True for compressed ranges, which are useless until memory for their content is admitted.
-
-    Attributes:
-        size: Bytes of the shard. Set by the first range.
     """
 
     def __init__(
@@ -51,11 +47,7 @@ class ShardRanges:
         self._in_order = False  # the server sends the whole object for each range
 
     async def all(self, length: Callable[[int], int]) -> AsyncGenerator[tuple[int, Lease, bool], None]:
-        """Yield (offset, bytes, True if the last) of consecutive ranges, to the shard's end.
-
-        Args:
-            length: Returns the number of bytes to request at an offset.
-        """
+        """Yield (offset, bytes, True if the last) of consecutive ranges, to the shard's end."""
         self._rest = Rest()
         first = await self._lease(0, length(0))
         self.size = (await self._read(0, first)).size

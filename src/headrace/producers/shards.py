@@ -261,11 +261,7 @@ class ShardProducer:
         return self._position < self._done_end
 
     def _check_none_failed(self, part: Part, count: int) -> None:
-        """Check that no failure was in the place of the next samples, if some were received.
-
-        Raises:
-            StateMismatchError: there was one. The part is released.
-        """
+        """Raise StateMismatchError, and release the part, if its samples replace an earlier failure."""
         failed = self._failed_before.intersection(range(self._position, self._position + count))
         if failed and self._is_begun:
             part.release()
@@ -339,12 +335,7 @@ def _changed(why: str) -> StateMismatchError:
 
 
 class Without:
-    """A flow that skips some samples of a source and renumbers the others.
-
-    Args:
-        flow: Receives the others.
-        gone: Samples to skip, by source number.
-    """
+    """A flow that skips some samples of a source, by source number, and renumbers the others."""
 
     def __init__(self, flow: Flow, gone: Ranges) -> None:
         self._flow, self._gone = flow, gone

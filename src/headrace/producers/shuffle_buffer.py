@@ -11,10 +11,6 @@ class ShuffleBuffer:
     """Determines the sample that leaves a full buffer when another one comes.
 
     Samples are represented by numbers: waiting ones are 0, 1, …, and new ones follow.
-
-    Args:
-        size: Maximum number of waiting samples.
-        key: Seed.
     """
 
     def __init__(self, size: int, key: int) -> None:

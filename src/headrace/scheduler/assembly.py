@@ -84,13 +84,11 @@ class Assembly:
         return bool(self._pile)
 
     def drop(self) -> None:
-        """Release every batch that was not delivered."""
         self._pile.drop()
         for batch in self._batches.values():
             self._drop_batch(batch)
 
     def run_in(self, group: TaskGroup) -> None:
-        """Run the tasks in this group."""
         self._work.pool = TaskPool(group)
 
     def _begin_admitted(self) -> None:
@@ -218,7 +216,6 @@ class Assembly:
         return self._error_delivery(batch, raised.error, raised.note)
 
     def _deliver(self) -> None:
-        """Send finished batches that are due, with their slabs."""
         while True:
             if self._spec.in_order:
                 batch = self._batches.get(self._next_delivery)

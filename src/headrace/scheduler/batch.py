@@ -22,12 +22,7 @@ class BatchState(Enum):
 
 
 class OpenBatch:
-    """One batch, from its first sample to its delivery.
-
-    Args:
-        size: Number of samples. The last batch of an epoch may be shortened later.
-        capacity: Number of slots, if the batch has any.
-    """
+    """One batch, from its first sample to its delivery."""
 
     def __init__(self, number: int, position: int, size: int, capacity: int) -> None:
         self.number = number
@@ -82,8 +77,7 @@ class OpenBatch:
     def end_with(self, slot: int, error: PackedError | None = None) -> None:
         """End the batch at a failed sample. Only an earlier failure would be reported instead.
 
-        Args:
-            error: Given if the samples may be made again and may not fail then.
+        `error` is given if the samples may be made again and may not fail then.
         """
         if slot >= self.wanted:
             return

@@ -51,7 +51,6 @@ class BatchWork:
         return self._spec.is_quick(batch.expected, self._learned.sample_s)
 
     def fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Write samples into their slots, from `slot` on."""
         self._hand_out(batch, slot, part, self._fill)
 
     def make(self, batch: OpenBatch, slot: int, part: Part) -> None:

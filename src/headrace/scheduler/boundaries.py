@@ -26,12 +26,7 @@ class BatchBoundaries(Protocol):
 
 
 class EvenBoundaries:
-    """Batches of one size, with other sizes for the last ones if the epoch's end is known.
-
-    Args:
-        count: Number of batches of that size. None: all.
-        last: Sizes of the batches after these.
-    """
+    """Batches of one size: `count` of them (None: all), then batches of the sizes in `last`."""
 
     def __init__(self, size: int, count: int | None = None, last: Sequence[int] = ()) -> None:
         self._size, self._count, self._last = size, count, tuple(last)

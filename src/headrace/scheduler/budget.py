@@ -34,12 +34,8 @@ class Budget:
     """Admission by bytes, lowest rank first, without deadlocks.
 
     Args:
-        limit: Maximum bytes of inputs, slabs and claims together.
         held: Returns the bytes of inputs and slabs.
         inputs: Returns the bytes of inputs.
-
-    Attributes:
-        claimed: Bytes of claims.
     """
 
     def __init__(self, limit: int, held: Callable[[], int], inputs: Callable[[], int]) -> None:
@@ -52,7 +48,6 @@ class Budget:
 
     @property
     def in_use(self) -> int:
-        """Bytes of inputs, slabs and claims."""
         return self._held() + self.claimed
 
     @property
@@ -132,7 +127,6 @@ class Budget:
             self.changed()
 
     def _next(self) -> _BytesRequest | None:
-        """Return the request to admit now, if any."""
         first = self._waiting[0]
         if first.future.done() or first.is_urgent():
             return first

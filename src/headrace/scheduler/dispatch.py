@@ -16,15 +16,7 @@ _ALIKE = 0.02  # share: sizes closer than this differ by their pickles only
 
 
 class Dispatch:
-    """The tasks of one epoch that workers have.
-
-    Args:
-        budget: Notified of releases and of idle workers.
-        arena: Memory for samples that are made and not in a batch yet.
-
-    Attributes:
-        under_way: Number of tasks that workers have.
-    """
+    """The tasks of one epoch that workers have."""
 
     def __init__(self, works: Works, budget: Budget, arena: Arena) -> None:
         self._works, self._budget, self._arena = works, budget, arena
@@ -34,15 +26,13 @@ class Dispatch:
         self.has_waiting: Callable[[], bool] = lambda: False  # except if samples wait that are not requested yet
 
     def learn_spec(self, chain: int, spec: bytes) -> None:
-        """Register the spec of a chain's samples, by which slots are written."""
         self._works.learn_spec(chain, spec)
 
     async def work(self, task: Task, find_place: Callable[[Reply], Awaitable[Lease | None]] | None = None) -> Reply:
         """Run a task to its end.
 
-        Args:
-            find_place: Returns memory for a result that was made without. None: the result is not needed any more, and
-                the reply is "mismatch".
+        `find_place` returns memory for a result that was made without, or None to discard it (the reply is then
+        "mismatch").
         """
         self.under_way += 1
         try:
@@ -69,11 +59,7 @@ class Dispatch:
     async def samples(
         self, task: Task, is_urgent: Callable[[], bool]
     ) -> tuple[Reply, PackedPart | ApartPart | TablePart | None]:
-        """Make samples and store them for the next stage. The part is None if the whole task failed.
-
-        Args:
-            is_urgent: True if the oldest batch waits for the samples, so that they get memory over the budget.
-        """
+        """Make samples and store them for the next stage. The part is None if the whole task failed."""
         room: list[Lease] = []
         count = 1 if task.finish is Finish.GROUP else task.count
         expected = int(count * self._sizes.get(task.chain, 0.0))

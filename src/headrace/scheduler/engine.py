@@ -41,7 +41,6 @@ class Mailbox:
         self._is_woken = False  # set after a call is added, cleared before calls are taken: none is missed
 
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Call `call(*args)` on the loop soon."""
         self.put(call, *args)
         if not self._is_woken:
             self._is_woken = True
@@ -60,7 +59,6 @@ class Mailbox:
         return self._wakeup.fileno()
 
     def serve(self) -> None:
-        """Run the calls posted so far."""
         self._wakeup.clear()
         self._is_woken = False
         while True:
@@ -111,7 +109,6 @@ class Engine:
             self.mailbox.serve()
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine function on the loop and wait for its result."""
         result: Future[T] = Future()
 
         async def run() -> None:

@@ -67,7 +67,6 @@ class GroupLevel(TogetherLevel):
         self._begun_with = deque(self._origins.begun_with)
 
     def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (other levels need it)
-        """Add the next samples of the level before."""
         if self.is_over:
             outcome.part.release()
             return
@@ -153,11 +152,7 @@ class GroupLevel(TogetherLevel):
 
 
 class _Clock:
-    """Measures how long the first sample without a group has waited.
-
-    Args:
-        max_wait_s: Limit of the wait. None: no limit.
-    """
+    """Measures how long the first sample without a group has waited."""
 
     def __init__(self, max_wait_s: float | None) -> None:
         self._max_wait_s = max_wait_s
@@ -195,12 +190,7 @@ class _Clock:
 
 
 class SharedPart:
-    """A part that is released when none of its samples waits any more.
-
-    Args:
-        start: Number of its first sample.
-        users: Initial reference count.
-    """
+    """A part with a reference count of the samples that wait. `start` is its first number."""
 
     def __init__(self, part: Part, start: int, users: int = 1) -> None:
         self._part, self._start, self._users = part, start, users
@@ -235,12 +225,7 @@ def divided(numbers: Sequence[int], failed: Sequence[int]) -> Iterator[tuple[Seq
 
 
 def in_parts(shared: Sequence[SharedPart], numbers: Sequence[int]) -> list[Part]:
-    """Return samples in as few parts as possible, with their own leases.
-
-    Args:
-        shared: Part that contains each sample.
-        numbers: Number of each sample.
-    """
+    """Return samples, by part and number, in as few parts as possible, with their own leases."""
     parts, done = list[Part](), 0
     while done < len(numbers):
         stop = done + 1

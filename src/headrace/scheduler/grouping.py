@@ -14,12 +14,7 @@ _WAITING_MOST = 2**20  # limit of waiting samples: no group will ever come
 
 
 class FoundGroup(NamedTuple):
-    """Samples of a group.
-
-    Attributes:
-        numbers: Numbers of the samples, in their order in the group.
-        error: Raised in place of the group.
-    """
+    """Numbers of a group's samples in order, or the error to raise in place of the group."""
 
     numbers: Sequence[int]
     error: Exception | None = None
@@ -31,10 +26,6 @@ class GroupFinder:
     A new batcher finds each group from the waiting samples, in order. A lasting batcher finds the same groups. The next
     group thus depends on these samples only, and a run that resumes from a state without the earlier samples finds it
     too.
-
-    Args:
-        begin: Returns a new batcher.
-        name: Name of the operator, for errors.
     """
 
     def __init__(self, begin: Callable[[], Batcher], name: str) -> None:
@@ -75,7 +66,6 @@ class GroupFinder:
         return self._anew(range(len(self._numbers)))
 
     def drop(self) -> None:
-        """Discard the waiting samples."""
         self._anew(range(len(self._numbers)))
 
     def _found(self) -> Iterator[FoundGroup]:

@@ -44,13 +44,7 @@ class Units(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Samples made from some units.
-
-    Attributes:
-        units: Unit of each sample.
-        positions: Position of each sample.
-        measures: Measure of each sample, if the next level groups by it.
-    """
+    """Samples made from some units. The other fields have one entry per sample."""
 
     part: Part
     units: Sequence[int]
@@ -61,9 +55,7 @@ class Outcome(NamedTuple):
 class InnerHost(Protocol):
     """The epoch that a level belongs to."""
 
-    def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Return the positions of source samples."""
-        ...
+    def positions(self, start: int, stop: int) -> Sequence[int]: ...
 
     def batch_of(self, level: Level, start: int) -> int:
         """Estimate the batch that a unit is for, which is the priority of tasks. Never decreases."""
@@ -110,8 +102,7 @@ class InnerHost(Protocol):
 class Level:
     """Runs units through stages, many at once, and emits their results in order.
 
-    Args:
-        number: Number of the level. The input of level 0 is the source's samples.
+    The input of level number 0 is the source's samples.
     """
 
     def __init__(
@@ -152,7 +143,6 @@ class Level:
         return self.under_way > 0 or self._has_waiting
 
     def add(self, start: int, part: Part) -> None:
-        """Add samples by their numbers."""
         if self.is_over:
             part.release()
             return
@@ -193,7 +183,6 @@ class Level:
             scope.cancel()
 
     def drop(self) -> None:
-        """Release all samples."""
         self._pile.drop()
         for _, outcome in self._made.values():
             outcome.part.release()
@@ -311,7 +300,6 @@ class Level:
                 self._host.passed(self, self.frontier - 1, is_of_use=is_of_use)
 
     def _size_of(self, units: Units) -> int:
-        """Number of samples in the units."""
         return units.number
 
     def _without_known(self, outcome: Outcome) -> Outcome:
@@ -334,7 +322,6 @@ class Level:
         return Outcome(left, units if given > known else units[first:], positions[first:], measures[first:])
 
     def _within_limit(self, outcome: Outcome, left: int) -> Outcome:
-        """Keep the first `left` samples."""
         part, units, positions, measures = outcome
         over = part.count - left
         if over <= 0:

@@ -33,7 +33,6 @@ class LaneLevel(TogetherLevel):
         self._in_vain_most = None if spec.pass_count is None else max(2 * spec.pass_count, LEFT_OUT_LEAST)
 
     def put(self, outcome: Outcome, stop: int) -> None:
-        """Add the next documents."""
         if self.is_over or self._has_failed:
             outcome.part.release()
             return
@@ -116,5 +115,4 @@ class LaneLevel(TogetherLevel):
 
 
 def _note(piece: PackedPiece) -> tuple[int, ...]:
-    """Return the details of a piece for workers."""
     return piece.document.position, piece.start, piece.stop, piece.document.tokens

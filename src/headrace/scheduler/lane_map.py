@@ -32,12 +32,7 @@ class Lanes(Protocol):
 
 
 class LaneMap(PositionMap):
-    """The sequences of one epoch on one rank.
-
-    Args:
-        positions: Returns positions of documents, in the order of reading.
-        kept_from: Position of the first sequence.
-    """
+    """The sequences of one epoch on one rank. `kept_from` is the position of the first one."""
 
     def __init__(self, positions: Positions, kept_from: int, lanes: Lanes) -> None:
         super().__init__(positions, kept_from, levels=(Origins(), Origins()))

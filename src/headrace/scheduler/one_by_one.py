@@ -56,7 +56,6 @@ class OneByOne:
         self._go_on()
 
     def end(self, count: int) -> None:
-        """Report that all `count` samples of the epoch were added."""
         self._count = count
         self._end_if_done()
 
@@ -74,7 +73,6 @@ class OneByOne:
         return bool(self._pile)
 
     def drop(self) -> None:
-        """Release every sample that was not delivered."""
         self._pile.drop()
         for chunk in self._chunks:
             chunk.release_parts()
@@ -82,7 +80,6 @@ class OneByOne:
         self._chunks.clear()
 
     def run_in(self, group: TaskGroup) -> None:
-        """Run the tasks in this group."""
         self._group = group
 
     @property
@@ -92,7 +89,6 @@ class OneByOne:
 
     @property
     def _credits(self) -> int:
-        """Number of messages that may be sent now."""
         return self._sender.granted - self._sent
 
     @property
@@ -124,7 +120,6 @@ class OneByOne:
             self._finished()
 
     def _cut(self) -> None:
-        """Make a chunk of available samples."""
         size, chunk = self._pace.size, _Chunk(self._chunked)
         while chunk.count < size and self._is_next_there:
             _, part = self._pile.take(size - chunk.count)
@@ -183,7 +178,6 @@ class OneByOne:
         chunk.state = _State.READY
 
     def _send(self, chunk: _Chunk) -> None:
-        """Send the samples of a chunk that are not skipped, with its slab."""
         skips, position_map = self._skips, self._position_map
         late = position_map.late(self._boundaries, self._skipped)
         outcomes: Sequence[tuple[int, ...] | RaisedError] = chunk.sizes
@@ -245,7 +239,6 @@ class _Chunk:
         start: Number of the first sample.
         parts: Inputs, until the samples are made.
         is_divided: True if each sample is to be made alone.
-        sizes: See `headrace.tasks.Reply`.
         errors: Errors by index in the chunk.
     """
 

@@ -138,7 +138,6 @@ class NumberSet:
 
     @property
     def behind(self) -> Ranges:
-        """Ranges of the set above `first_not`."""
         return tuple(self._ranges[1:])
 
     def copy(self) -> NumberSet:
@@ -158,7 +157,6 @@ class NumberSet:
 
 
 def _ranges(numbers: Sequence[int]) -> Ranges:
-    """Convert distinct numbers to ascending ranges."""
     result: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if result and result[-1][1] == number:

@@ -13,7 +13,6 @@ class Pace:
     """Grows the task size from one sample, for a fast start, to as many as are worth a task.
 
     Args:
-        most: Maximum samples per task.
         is_awaited: True if results go directly to the trainer and not to further tasks.
     """
 

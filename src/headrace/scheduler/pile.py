@@ -42,7 +42,6 @@ class Pile:
         return entry.part.count - entry.taken
 
     def add(self, start: int, part: Part) -> None:
-        """Add samples at positions from `start` on."""
         if part.count:
             heapq.heappush(self._entries, (start, next(self._numbers), _PiledPart(start, part)))
         else:
@@ -74,7 +73,6 @@ class Pile:
             yield self.take(stop - self.start)
 
     def drop(self) -> None:
-        """Release all samples."""
         for _, _, entry in self._entries:
             entry.part.release()
         self._entries.clear()

@@ -72,7 +72,6 @@ class PositionMap:
         self._unknown: list[tuple[int, int, int]] = []  # batches delivered before all their samples were known
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Return the positions of source samples."""
         return range(start, stop) if self._positions is None else self._positions(start, stop)
 
     def place(self, task: Task, start: int, count: int) -> None:

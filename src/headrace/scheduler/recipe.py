@@ -44,11 +44,7 @@ class SlabAllocator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkStage:
-    """Steps run by workers: the number of their chain.
-
-    Attributes:
-        gives_many: True if one sample may become many.
-    """
+    """Steps run by workers, as a chain. `gives_many`: one sample may become many."""
 
     chain: int
     gives_many: bool = False
@@ -58,10 +54,7 @@ class WorkStage:
 class LoopStage:
     """Steps run on the event loop, for all samples of a part at once.
 
-    Attributes:
-        run: Takes a part, the samples' positions and their RNG key. Returns the result and the input index of each
-            sample.
-        gives_many: True if one sample may become many.
+    `run` takes a part, positions and RNG key, and returns the result and the input index of each sample.
     """
 
     run: Callable[[Part, Sequence[int], int], Awaitable[tuple[Part, Sequence[int]]]]
@@ -74,7 +67,6 @@ class GroupStage:
 
     Attributes:
         batcher: Returns a new batcher. None: lanes determine the groups.
-        name: Name in errors.
         is_measured: True if workers measure each sample; else the measure is 1.
         max_wait_s: Time limit for the first sample of a group. None: no limit.
     """
@@ -157,9 +149,6 @@ class BatchSpec:
         """Return the maximum number of a batch's samples per task.
 
         Each worker gets two or more tasks of a batch, or fewer if a task would not be worth its message.
-
-        Args:
-            sample_s: Seconds of a worker per sample. 0: not known yet.
         """
         if self.is_quick(batch_size, sample_s):
             return batch_size
@@ -188,7 +177,6 @@ class Learned:
         use_slots: True if samples are written into slots; False once that has proved impossible.
         sample_s: Seconds of a worker per sample. 0: not known yet.
         form: Spec of a sample, once a worker has reported it.
-        form_size, form_capacity: Bytes and slots of a slab of that spec.
         batch_bytes: Size of the largest batch collated by one worker that is allocated in advance.
     """
 

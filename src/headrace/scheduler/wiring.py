@@ -48,9 +48,7 @@ class EpochSpec:
 class Resources:
     """Resources shared by all epochs of a loader.
 
-    Attributes:
-        wrap: Makes a part of Python objects.
-        copies: Copies of the objects' bytes that exist during `wrap`.
+    `copies` is the number of copies of the objects' bytes during `wrap`, which makes a part of Python objects.
     """
 
     works: Works
@@ -68,7 +66,6 @@ class Outlet:
     """Connections between an epoch and its batches.
 
     Attributes:
-        sender: Where batches are sent. Its credits limit the batches that may start.
         moved: Called when another batch becomes the oldest.
         finished: Called when the last batch of the epoch was delivered.
     """

@@ -35,9 +35,6 @@ def has_counts(pipeline: Pipeline, world: int) -> bool:
 def divided(stream: Stream, world: int, tail: Tail) -> Stream:
     """Return the stream, with an index if several ranks need one to share it.
 
-    Args:
-        tail: How an epoch ends.
-
     Raises:
         OptionError: ranks cannot share it; the message describes the alternatives.
     """

@@ -20,9 +20,6 @@ _POWERS = {"tokens": 1, "tokens^2": 2}
 class Balancing:
     """Assigns the samples of a step to ranks. The number per rank does not change.
 
-    Args:
-        balance: See `headrace.DataLoader`.
-
     Raises:
         OptionError: the balance is by tokens, and the lengths are known only after reading.
     """
@@ -41,11 +38,7 @@ class Balancing:
             ) from error
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
-        """Return the rank of each position of a step.
-
-        Args:
-            sizes: Number of positions per rank.
-        """
+        """Return the rank of each position of a step. `sizes` are the numbers per rank."""
         return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
 
     def _work(self, numbers: Ints) -> Work:

@@ -37,7 +37,6 @@ class DirectCalls:
         return policy is not None and policy.decide is not None and policy.decide(error)
 
     def samples_of(self, data: IteratedData) -> Callable[[], AsyncIterator[object]]:
-        """Return a factory of iterators that run on the caller's loop."""
         if self._loop is None:
             raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
         return partial(from_caller, data, self._loop)

@@ -31,10 +31,6 @@ class Excluding:
     def begun(self, begin: State, step: int, order: Order | None) -> State:
         """Remove excluded samples from a start state, so that states of the epoch record it.
 
-        Args:
-            step: Samples per global batch.
-            order: Order of the epoch, if known.
-
         Raises:
             OptionError: the positions of samples cannot be determined.
             StateMismatchError: the state belongs to one of several ranks, which would disagree.
@@ -65,7 +61,6 @@ class Excluding:
 
     @cached_property
     def _samples(self) -> Ints:
-        """Numbers of excluded samples, ascending."""
         source, named = self.planning.pipeline.source, numbers_in(self._exclude.files, self.planning.fingerprint)
         last = max(self._exclude.samples, default=-1)
         if source.keeps_numbers and last >= source.starts[-1]:

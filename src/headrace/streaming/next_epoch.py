@@ -40,7 +40,6 @@ class NextEpoch:
 
     Attributes:
         stream: With an index, once several ranks have needed one.
-        ranks: This rank, as last determined.
         planning: Orders of a stream whose samples have numbers, once needed.
         turn: Number and start of the epoch.
         skip: Number of batches to skip at the start.

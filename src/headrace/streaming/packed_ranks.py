@@ -14,15 +14,7 @@ from headrace.torch_compat.ranks import Ranks
 
 
 def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, *, has_numbers: bool) -> None:
-    """Check that ranks can pack documents whose lengths are known only after reading.
-
-    Args:
-        shared: This rank's part of an epoch with a given number of samples. None: its end is not known, or there is one
-            rank.
-
-    Raises:
-        OptionError: they cannot.
-    """
+    """Raise OptionError if ranks cannot pack documents whose lengths are not known in advance."""
     if pipeline.packing is None:
         return
     call = f".pack({pipeline.packing.length}) of documents that are read first"
@@ -45,14 +37,7 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
 
 
 def own_lanes(begin: State, size: int, ranks: Ranks) -> State:
-    """Reduce a state of all ranks to this rank's lanes.
-
-    Args:
-        size: Current number of lanes on all ranks.
-
-    Raises:
-        StateMismatchError: the state has other lanes.
-    """
+    """Reduce a state of all ranks to this rank's lanes, or raise StateMismatchError."""
     if begin.progress is None:
         return begin
     if len(begin.progress.cursors) != size:
@@ -64,11 +49,7 @@ def own_lanes(begin: State, size: int, ranks: Ranks) -> State:
 
 
 def check_lanes(begin: State, size: int, ranks: Ranks) -> None:
-    """Check that a state of this rank's lanes has the current number of lanes.
-
-    Raises:
-        StateMismatchError: it has another number.
-    """
+    """Raise StateMismatchError if a state of this rank has another number of lanes."""
     if begin.progress is None:
         return
     low, high = share(size, ranks.rank, ranks.world)

@@ -55,8 +55,6 @@ class Streaming:
     Args:
         dataset: Data set given to the loader. Its `set_epoch` may have been called.
         stream: The data set, shuffled and batched by the loader's options.
-        workers: "process", "thread" or an executor.
-        ranks: Determines this rank.
         name: Name of `next` in profiles.
     """
 
@@ -91,7 +89,6 @@ class Streaming:
 
     @property
     def options(self) -> dict[str, object]:
-        """All options with every "auto" resolved."""
         names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch", "tail")
         skips, planning, ranks = self._settings.skips, self._next.planning, self._next.ranks
         options: dict[str, object] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
@@ -104,12 +101,7 @@ class Streaming:
         return {name: getattr(self._settings, name) for name in names} | options
 
     def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
-        """Return an iterator over the next epoch's batches.
-
-        Args:
-            loader: Not kept.
-            caller: Loop of an `async for`.
-        """
+        """Return an iterator over the next epoch's batches. `caller` is the loop of an `async for`."""
         del loader
         with self._lock:
             self._hear()
@@ -123,18 +115,10 @@ class Streaming:
         return iterator
 
     def length(self) -> int:
-        """Return the batches in an epoch. TypeError if not known before its end."""
         return self._next.length()
 
     def check_even(self, tail: object) -> None:
-        """Check that ranks' batches have equal sizes in each step, as collectives need.
-
-        Args:
-            tail: The user's option for a short last step. If set, different sizes are accepted.
-
-        Raises:
-            OptionError: sizes differ, and the user has not set the option.
-        """
+        """Raise OptionError if ranks' batches of a step may differ in size and `tail` is not set."""
         if tail is None and self._current is not None and not self._current.is_even:
             raise OptionError(
                 f"{self._current.world} ranks have batches of different sizes at the end of an epoch, over which "
@@ -149,12 +133,10 @@ class Streaming:
 
     @property
     def goes_on(self) -> bool:
-        """True if the next `iterate` resumes from a state."""
         return self._next.goes_on
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next `iterate` starts."""
         with self._lock:
             self._hear()
             return self._next.turn.number
@@ -174,7 +156,6 @@ class Streaming:
             self.set_epoch(*announced)
 
     def skip(self, batches: int) -> None:
-        """Make the next `iterate` start `batches` batches later."""
         if batches < 0:
             raise OptionError(f"skip({batches}): 0 or more")
         with self._lock:
@@ -204,12 +185,7 @@ class Streaming:
         return Position(received.batches, received.samples, plan.begin.samples)
 
     def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> dict[str, object]:
-        """Return the state after the batches that the trainer has received, or after `batches`.
-
-        Args:
-            loader: Not kept.
-            holder: The training loop that receives the batches.
-        """
+        """Return the state after the batches that the trainer has received, or after `batches`."""
         del loader
         with self._lock:
             self._hear()
@@ -240,7 +216,7 @@ class Streaming:
         """Return the first batch of the next `iterate` without consuming it.
 
         Raises:
-            LoaderBusyError: an iterator of an iterable data set is in use; all iterators share its state.
+            LoaderBusyError: an iterator of an iterable data set is in use; all its iterators share one state.
         """
         with self._lock:
             self._hear()
@@ -262,7 +238,6 @@ class Streaming:
         return replace(stats, tokens=dict(zip(packing.mixing.names, lanes.tokens, strict=True)))
 
     def close(self) -> None:
-        """End everything that runs, and wait for it."""
         self._peeked = None
         self._runtime.close()
         self._finalizer.detach()
@@ -336,7 +311,6 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
 
 
 def _may_use_torch(pipeline: Pipeline, settings: Settings) -> bool:
-    """True if the workers of a stream may need torch."""
     traits = pipeline.source.traits
     is_known = (traits.sharded or traits.objects) and not pipeline.regroups and settings.init is None
     if not is_known or not settings.num_workers:

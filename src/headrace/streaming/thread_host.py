@@ -31,11 +31,6 @@ class ThreadHost:
     ) -> BatchIterator[Any]:
         """Return an iterator over the batches of an epoch.
 
-        Args:
-            owner: Kept alive as long as the iterator.
-            watch: Notified of the batches that the trainer receives.
-            is_in_use: True if an iterator may still request batches of an earlier epoch.
-
         Raises:
             CannotCarryError: a function, or an object it refers to, cannot be sent to workers any more.
             LoaderClosedError: the loader was closed, or the process was forked since.

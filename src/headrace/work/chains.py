@@ -104,13 +104,8 @@ class Taught(Protocol):
 class Chains:
     """The chains that workers receive when they start, and when a chain changes.
 
-    `pack` and `pack_changed` may be called in any thread, all other methods on the engine's loop.
-
-    Args:
-        links: Returns the current workers.
-        shares_memory: See `headrace.work.executor.Executor`.
-        shares_objects: See `headrace.work.executor.Executor`.
-        modules: Filled with the module files that chains need, and their modification times.
+    `pack` and `pack_changed` may be called in any thread, all other methods on the engine's loop. `modules` is filled
+    with the module files that chains need, and their modification times.
     """
 
     def __init__(
@@ -127,11 +122,7 @@ class Chains:
         self._specs: dict[int, bytes] = {}
 
     def pack(self, chain: Chain) -> SharedChain:
-        """Convert a chain for `learn`.
-
-        Raises:
-            CannotCarryError: an object in the chain cannot be sent to another process.
-        """
+        """Convert a chain for `learn`, or raise CannotCarryError."""
         return KnownChain(chain) if self._shares_objects else PackedChain(*self._parts(chain))
 
     def pack_changed(self, number: int, chain: Chain) -> SharedChain | None:

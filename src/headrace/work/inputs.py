@@ -22,25 +22,19 @@ _LONG_BYTES = 1024
 
 
 class LeasedBodies:
-    """The members of samples, in the fetched ranges.
-
-    Args:
-        first: Start address of each range, ascending.
-    """
+    """The members of samples, in the fetched ranges, whose addresses ascend."""
 
     def __init__(self, views: Sequence[memoryview], first: Sequence[int]) -> None:
         self._views, self._first = views, first
         self._ends = [address + len(view) for address, view in zip(first, views, strict=True)]
 
     def one(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes at `offset`."""
         if not size:
             return b""  # may be outside of all ranges
         pieces = member_pieces(self._first, self._ends, offset, size)
         return b"".join(self._views[k][a:b] for k, a, b in pieces)
 
     def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
-        """Return the bytes of each (offset, size)."""
         if not self._views:
             return [b""] * len(offsets)  # all are empty
         ends = (offsets + sizes).tolist()
@@ -119,7 +113,6 @@ class Inputs:
         return bool(self._segments)
 
     def view(self, place: Place) -> memoryview:
-        """Return the memory of a place."""
         if isinstance(place, tuple):
             number, offset, size = place
             return self._segments[number][offset : offset + size]
@@ -134,7 +127,6 @@ class Inputs:
         return [(offset, bytes(room[offset : offset + size])) for offset, size in ranges]
 
     def bodies(self, places: Sequence[tuple[int, Place]]) -> LeasedBodies:
-        """Return the bytes of ranges (first address, place)."""
         return LeasedBodies([self.view(place) for _, place in places], [address for address, _ in places])
 
     def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
@@ -183,7 +175,6 @@ class Inputs:
                 yield map(list.pop, [samples]) if len(samples) == 1 else samples
 
     def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
-        """Return the samples of a row table, with their bytes."""
         return _opened(rows, shards, urls, bodies)
 
 
@@ -215,11 +206,7 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
 
 
 def member_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> MemberRows | None:
-    """Return samples with one member each, all of one name, such as lines. Else None.
-
-    Args:
-        urls: Address of each sample's shard.
-    """
+    """Return samples with one member each, all of one name, such as lines. Else None."""
     if (
         not len(rows)
         or len(rows.field) != len(rows)
@@ -235,11 +222,7 @@ def _some(rows: Rows, bodies: MemberBytes, start: int, stop: int) -> list[bytes]
 
 
 def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRows:
-    """Return the samples of a table whose samples are rows of blocks.
-
-    Args:
-        urls: Address of each sample's shard.
-    """
+    """Return the samples of a table whose samples are rows of blocks."""
     assert rows.block is not None
     assert rows.row is not None
     assert rows.reads is not None

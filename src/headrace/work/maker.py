@@ -67,8 +67,7 @@ class Maker:
     ) -> Generator[list[object], None, None]:
         """Run the steps on each sample. A Failure replaces a sample that could not be made.
 
-        Args:
-            at_once: Maximum number of samples made in advance. Samples are yielded in lists of at most this size.
+        At most `at_once` samples are made in advance, and lists of at most this size are yielded.
         """
         if chain.many is not None:
             yield from _apart(self._make_many(chain, chain.many, order, busy), at_once)
@@ -318,11 +317,7 @@ class Maker:
     def measured(
         self, samples: list[object], kept: Sequence[int], chain: Chain, order: TaskMessage, busy: Busy
     ) -> list[int]:
-        """Return the measure of each sample, if any. Samples without one become Failures.
-
-        Args:
-            kept: Index in the task of each sample.
-        """
+        """Return the measure of each sample, if any. Samples without one become Failures."""
         if chain.measure is None:
             return []
         began, measures = time.perf_counter(), [0] * len(samples)

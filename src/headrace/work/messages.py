@@ -38,8 +38,7 @@ class Runner(Protocol):
 class TaskMessage:
     """A task as sent to a worker, with places instead of leases. See `headrace.tasks.Task`.
 
-    Attributes:
-        one_by_one: True to process samples one at a time, to find the sample that ends workers.
+    `one_by_one`: process samples one at a time, to find the sample that ends workers.
     """
 
     task: int
@@ -63,7 +62,6 @@ class TaskMessage:
 
     @classmethod
     def of(cls, number: int, task: Task, parts: Sequence[SentPart], place: Place | None) -> TaskMessage:
-        """Make the message of a task, with its parts and place as the worker sees them."""
         return cls(
             number,
             task.chain,
@@ -93,7 +91,6 @@ class TaskMessage:
         return self.position_of(0)
 
     def position_of(self, index: int) -> int:
-        """Return the position of a sample."""
         positions = self.positions
         return self.position + index if positions is None or not len(positions) else int(positions[index])
 
@@ -180,7 +177,6 @@ Message = Asked | LetGo | ForgetSegment | SpecMessage | ChainMessage
 
 
 def exit_text(code: int | None) -> str:
-    """Describe an exit code."""
     if code is None:
         return "its exit status is not known"
     if code >= 0:

@@ -27,7 +27,6 @@ class OpenBlocks:
         return sum(samples for _, samples in self._asked.values())
 
     def given(self, task: int, blocks: Sequence[int], samples: int, now_s: float) -> None:
-        """Record a task sent to the worker."""
         if not self._asked:
             self._heard_s = now_s
         self._asked[task] = sum(not self._numbers.get(number) for number in blocks), samples

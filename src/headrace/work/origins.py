@@ -67,5 +67,4 @@ def key_of(sample: object) -> object:
 
 
 def _names(sample: object) -> tuple[object, object]:
-    """Return (key, address) of a sample from a shard."""
     return (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)

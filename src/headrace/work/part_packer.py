@@ -13,12 +13,7 @@ _PLAIN = {int, str}
 
 
 class PartPacker:
-    """Makes parts from objects. Objects that cannot be sent to workers become Failures.
-
-    Args:
-        arena: Memory for pickled samples.
-        shares_objects: See `headrace.work.executor.Executor`. True: nothing is pickled.
-    """
+    """Makes parts from objects. Objects that cannot be sent to workers become Failures."""
 
     def __init__(self, arena: Arena, *, shares_objects: bool) -> None:
         self._arena, self._shares_objects = arena, shares_objects

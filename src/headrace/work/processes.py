@@ -100,10 +100,6 @@ class _Process:
 class ProcessExecutor:
     """Starts worker processes by the fork server.
 
-    Args:
-        count: Maximum number of concurrent workers.
-        modules: Module files for the fork server to import, and their modification times. May be extended later.
-
     Attributes:
         by_pid: Running processes.
         progress: For each worker the number of its current task, and the index of the current sample.

@@ -37,13 +37,7 @@ _Passed = list[tuple[float, _Ready, _First]]
 class TaskQueue:
     """Runs tasks on the workers of an executor. To be used on the engine's loop.
 
-    Args:
-        count: Number of workers.
-        meters: Counts deaths and busy times.
-        modules: Filled with the module files that chains need, and their modification times.
-
-    Attributes:
-        chains: Chains of the workers.
+    `modules` is filled with the module files that chains need, and their modification times.
     """
 
     def __init__(
@@ -69,12 +63,10 @@ class TaskQueue:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the current workers."""
         return [link.pid for link in self._links() if link.pid]
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no task."""
         return not self._entries
 
     async def open(self) -> None:
@@ -128,7 +120,6 @@ class TaskQueue:
             self._hand_out()
 
     def forget_segment(self, number: int) -> None:
-        """Make workers unmap a segment."""
         for worker in self._workers.values():
             if number in worker.segments and worker.link is not None:
                 worker.segments.discard(number)

@@ -51,11 +51,7 @@ def decoded(chain: Chain, order: TaskMessage, inputs: Inputs, busy: Busy) -> Row
 
 
 def table_of(samples: Sequence[object], made_of: RowsOfTables | None, inputs: Inputs) -> SampleTable | None:
-    """Return a table of samples for the next stage. None: each is pickled separately.
-
-    Args:
-        made_of: The table that the samples are views of, if any.
-    """
+    """Return a table of samples, perhaps from `made_of`. None: each is pickled separately."""
     if not inputs.shares_memory or failures_among(samples):  # without shared memory a table would be sent for each use
         return None
     table = None if made_of is None else made_of.only

@@ -60,12 +60,7 @@ class _Result:
 
 
 class TaskRunner:
-    """Runs tasks, with the segments and chains registered before.
-
-    Args:
-        everywhere: True to seed the global random number generators for each sample (in a worker process).
-        progress: Receives the index of the current sample, or -1.
-    """
+    """Runs tasks, with the segments and chains registered before."""
 
     def __init__(self, *, everywhere: bool, progress: ProgressPlace, number: int = 0) -> None:
         self._everywhere, self._progress, self.number = everywhere, progress, number
@@ -92,11 +87,7 @@ class TaskRunner:
         self._specs.pop(number, None)
 
     def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None:
-        """Register a pickled chain.
-
-        Args:
-            descriptors: Closed once the chain is loaded or forgotten.
-        """
+        """Register a pickled chain. Its descriptors are closed once it is loaded or forgotten."""
         self.learn(number, cache(partial(self._load, view, lengths, _Descriptors(descriptors))))
 
     def _load(self, view: memoryview, lengths: Sequence[int], descriptors: _Descriptors) -> Chain:
