@@ -77,13 +77,11 @@ class ProgressDelta:
         skipped: Number of failed samples skipped: (in total, directly before this point).
         used: Number of samples these batches were cut from, failed ones included.
         parts: Number of samples already emitted of the first source sample that is not consumed, and of each group made
-        from them. Empty if none is partly emitted.
+            from them. Empty if none is partly emitted.
         passed: For each group level: those of its first input samples whose groups are not made again. Empty if there
-            are
-        no such samples.
+            are no such samples.
         given: For each level but the last: samples emitted before those that are repeated on resume. Empty if none of
-            these
-        levels has a limit.
+            these levels has a limit.
         lanes: Progress of the lanes that documents are packed into.
         repeated: Number of the samples that belong to a second or later pass over the rank's data, if counted.
     """

@@ -288,7 +288,7 @@ class DecodeError(StageError):
     Attributes:
         field: Name of the field.
         offset: Offset of the sample in the shard, in bytes. In a compressed shard: in the decompressed bytes. None if
-        samples have no offset.
+            samples have no offset.
     """
 
     def __init__(

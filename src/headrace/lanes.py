@@ -26,7 +26,7 @@ class LaneCursor(NamedTuple):
         taken: Consumed documents among those after the first: a bit for each, from the lowest on.
         inputs: For a mixture by tokens: progress in each input before that position was drawn. Else empty.
         check: Checksum, one byte, of the documents that `part`, `offset` and `taken` refer to. In a mixture by tokens,
-        others may be drawn if a document's length has changed.
+            others may be drawn if a document's length has changed.
     """
 
     round: int = 0

@@ -35,11 +35,9 @@ class FetchOptions:
         backoff_s: Maximum wait before the second attempt. It doubles with each attempt; the wait is drawn below it.
         backoff_cap_s: Maximum wait before any attempt, unless the store asks for a longer one (at most 60 s).
         hedge_share: Maximum share of hedged requests. A request is hedged if its first byte is later than 95 % of the
-            first
-        bytes of that host. 0: no hedging.
+            first bytes of that host. 0: no hedging.
         gap_bytes: Concurrent ranges of one object are merged if at most this many bytes are between them. 0: only
-            adjacent
-        ranges.
+            adjacent ranges.
         cache_dir: Folder of a read cache shared by all processes of this machine. None: no cache.
         cache_bytes: Size limit of the cache. The least recently used entries that no loader has open are removed first.
         allow_pipe: True if `pipe:` addresses may run their shell commands.
@@ -87,12 +85,10 @@ class Exclude:
 
     Attributes:
         samples: Numbers of samples in the data set, before any shuffle, excluded from each epoch. In interleaved or
-            mixed
-        streams the samples of the first stream have the first numbers, then those of the next. `quarantine=` writes
-        these numbers too.
+            mixed streams the samples of the first stream have the first numbers, then those of the next. `quarantine=`
+            writes these numbers too.
         steps: (first, past the last) global batches of one epoch, counted in its order from 0 as if nothing were
-            excluded:
-        `[(5000, 5010)]` are ten steps.
+            excluded: `[(5000, 5010)]` are ten steps.
         epoch: Number of the epoch of `steps`.
         files: Files written by a loader's `quarantine=`. Their samples are excluded from each epoch.
     """

@@ -110,12 +110,10 @@ class State:
         skip: Number of batches to discard on resume.
         since: How several ranks share samples that are counted as they come.
         parts: Number of samples already emitted of the first source sample to come, and of each group made from them.
-            Empty
-        if none is partly emitted.
+            Empty if none is partly emitted.
         passed: For each group level: input samples that repeat although their groups do not. Empty if there are none.
         given: For each level but the last: samples emitted before those that repeat. Empty without limits on these
-            levels,
-        and at the start.
+            levels, and at the start.
         progress: Progress of the lanes that documents are packed into: this rank's, or all. None: at the start.
     """
 
@@ -292,8 +290,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         states: States of every rank, in any order.
 
     Raises:
-        StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have
-        ended the epoch with `tail="uneven"`, and others have not.
+        StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have ended
+            the epoch with `tail="uneven"`, and others have not.
     """
     packed = list(states)
     if not packed:

@@ -27,11 +27,11 @@ class Step:
         kind: "map" returns the next sample, "filter" True to keep it, "many" a list of samples.
         fn: A coroutine function runs on the event loop, any other function in a worker.
         random: True if the generators of Python, numpy and torch are seeded for each sample before it runs, beside
-        `hr.rng()`. None: it draws nothing, and none is seeded.
+            `hr.rng()`. None: it draws nothing, and none is seeded.
         is_implied: True if the step follows from the source and was not written by the user.
         open_rows: For the first step: runs it on the rows [start, stop) of `headrace.formats.opening.BlockRows`
-            together.
-        Returns the results, with None for rows that must go through the step, and their bytes. Never raises.
+            together. Returns the results, with None for rows that must go through the step, and their bytes. Never
+            raises.
         open_many: As `open_rows`, for `headrace.formats.opening.MemberRows`.
         is_numbered: True if workers pass `fn` a tuple: the sample's position in the epoch, and the sample. After other
             samples were made, the position counts those.
@@ -141,8 +141,7 @@ class Reply:
 
     Attributes:
         kind: "written"; "held" (made, but without memory for the result, or with less than `size`); "mismatch" (the
-            samples
-        do not have the spec of the slots); "failed" (one exception for the whole task).
+            samples do not have the spec of the slots); "failed" (one exception for the whole task).
         size: "held": bytes needed. "written", except SLOTS: bytes written.
         spec: "held" with Finish.SLOTS: the spec of a sample, None if slots are impossible.
         lengths: "written" with BATCH and SAMPLES: bytes of the pickle and its buffers.
@@ -150,16 +149,15 @@ class Reply:
         failed: SAMPLES and GROUP: indices of failures in the list, ascending.
         measures: SAMPLES and GROUP, if the chain has a measure: that of each in the list; 0 for failures.
         errors: (slot, error). SAMPLES also has a Failure in the list. SLOTS, if the chain skips: the other samples are
-        written without gaps from the task's first slot on, so that its last slots stay empty.
+            written without gaps from the task's first slot on, so that its last slots stay empty.
         left_out: GROUP, if the chain skips and gets notes: (index in the task, error) of failed samples missing in the
-        result.
+            result.
         columns: Values that are not written into slots: a list per leaf.
         value: Result of Finish.SCAN.
         pieces: SAMPLES that are pickled one by one: see `headrace.parts.ApartPart`.
         is_table: True if SAMPLES are a table: see `headrace.parts.TablePart`.
         sizes: EACH: bytes of the pickle and buffers of each sample, empty if it has failed. May be shorter than the
-            task:
-        the worker stopped after many bytes or a long time.
+            task: the worker stopped after many bytes or a long time.
         copies: "written" without shared memory: (offset, bytes) for the task's place.
         busy_s: Seconds per step of the chain. Collation and writing come last.
         made_s: Seconds for the samples, earlier replies to this task included.

@@ -60,12 +60,11 @@ class Answer:
     Attributes:
         start, stop: Range of the object that `chunks` contains, in bytes.
         size: Size of the whole object. `size` and `stop` are None if the store does not report them in advance. Then
-        `chunks` ends without an error only if the body is known to be complete.
+            `chunks` ends without an error only if the body is known to be complete.
         etag: Version of the object, if the store has one.
         chunks: The body, in order. A body that implements `Fills` is read by `read_into`.
         gives_ranges: For a whole object: the store also supports ranges, and this response may be aborted. A long
-            object is
-        then read in several ranges at once.
+            object is then read in several ranges at once.
         in_order: True if the store sends the whole object for every range. Concurrent requests would send it
             repeatedly.
         modified: Last modification, unparsed, if the store reports it.

@@ -66,7 +66,7 @@ class EpochPlan:
         source: Name of the data set.
         packing: How documents are packed in lanes. None: not packed.
         pass_count: Positions per pass, if ranks share an epoch counted as samples come. None: not known, or counted
-        elsewhere.
+            elsewhere.
         is_left_out: True for positions of excluded documents. None: nothing is excluded.
         why_no_state: Reason for refusing states. None: states are possible.
     """

@@ -36,7 +36,7 @@ class ResumeToken:
         row: Number of its samples before the point.
         window: Number of the window that starts there.
         failures: Numbers of samples after the point that shards failed at. A failure ends a window, and the numbers of
-        later samples depend on the missing rest of that shard.
+            later samples depend on the missing rest of that shard.
     """
 
     shard: int = 0

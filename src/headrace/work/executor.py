@@ -53,7 +53,7 @@ class WorkerLink(Protocol):
 
         Args:
             segments: Shared memory that the message refers to and that was not sent to this worker before. Empty if the
-            executor shares none.
+                executor shares none.
         """
         ...
 
@@ -74,8 +74,7 @@ class Executor(Protocol):
 
     Attributes:
         shares_memory: True if workers see the memory of this process's segments. Otherwise inputs are sent with
-            messages as
-        bytes, and results with replies.
+            messages as bytes, and results with replies.
         shares_objects: True if workers are threads of this process, so that objects need no pickling.
     """
 
