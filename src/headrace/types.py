@@ -31,8 +31,8 @@ class Batcher(Protocol):
         """Offer the next waiting sample.
 
         Returns:
-            The samples that form a group now, numbered from 0 in the order in which this batcher was offered them. None, or
-            an empty list, if more samples are needed.
+            The samples that form a group now, numbered from 0 in the order in which they were offered to this batcher.
+            None, or an empty list, if more samples are needed.
         """
         ...
 
