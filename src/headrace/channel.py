@@ -69,7 +69,6 @@ class Sender:
         self._push(message)
 
     def fail(self, failure: PackedError) -> None:
-        """Make the receiver raise `failure` after all messages."""
         self._end(failure)
 
     def close(self) -> None:
@@ -148,7 +147,6 @@ class Receiver:
         return self._arrived.fileno()
 
     def close(self) -> Sequence[Any]:
-        """Close this end. Return the messages that were sent and not received."""
         self._shared.is_closed = True
         self._arrived.set()  # wake threads that wait
         return _drained(self._shared)

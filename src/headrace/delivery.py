@@ -45,8 +45,6 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RaisedError:
-    """An error that replaces a batch, and a note to add to the exception."""
-
     error: PackedError
     note: str = ""
 
@@ -108,8 +106,6 @@ class Afters(Protocol):
 
 
 class AfterThese(tuple[ProgressDelta, ...]):
-    """One change per batch."""
-
     __slots__ = ()
 
     def said(self, start: int, stop: int) -> Sequence[ProgressDelta]:

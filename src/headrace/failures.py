@@ -63,7 +63,6 @@ NOWHERE = Origin()
 
 
 def shown(key: object) -> str:
-    """Return the display form of a sample key."""
     return f"{key!r:.{_SHOWN_MOST}}"
 
 
@@ -151,12 +150,10 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-class AllMade(Sequence[Any]):
-    """Samples without failures and placeholders, so that no search for these is needed."""
+class AllMade(Sequence[Any]): ...
 
 
 def failures_among(samples: Sequence[object]) -> list[tuple[int, Failure]]:
-    """Return (index, failure) of each failure among the samples."""
     if _are_made(samples) or Failure not in map(type, samples):  # fast check
         return []
     return [(k, sample) for k, sample in enumerate(samples) if type(sample) is Failure]

@@ -24,7 +24,6 @@ class Original:
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the exit status that Python uses for `error`."""
     return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 

@@ -29,7 +29,6 @@ def is_async(function: Callable[..., object]) -> bool:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """Return the name of a function for errors and reports."""
     function = unwrapped(function)
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name.rpartition("<locals>.")[2]

@@ -79,8 +79,6 @@ class Document(NamedTuple):
 
 
 class PackedPiece(NamedTuple):
-    """Tokens [start, stop) of a document, and whether they are its last ones."""
-
     document: Document
     start: int
     stop: int

@@ -62,7 +62,6 @@ _tensor_types: tuple[type[torch.Tensor], ...] = ()
 
 
 def tensor_types() -> tuple[type[torch.Tensor], ...]:
-    """Return the tensor type, or nothing if torch is not imported."""
     global _tensor_types
     if not _tensor_types and torch_is_loaded():
         import torch

@@ -81,7 +81,6 @@ class Segment:
             close(self.fd)
 
     def close(self) -> None:
-        """Close the descriptor. The memory is freed with its last view."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -213,7 +212,6 @@ class Arena:
         return Lease(segment, offset, size, self._take_back)
 
     def trim(self, lease: Lease, size: int) -> None:
-        """Shrink a lease to its first `size` bytes."""
         self.leased_bytes -= lease.size - size
         if lease.segment is self._open and lease.offset + _aligned(lease.size) == self._filled:
             self._filled = lease.offset + _aligned(size)
@@ -230,7 +228,6 @@ class Arena:
             self._discard(self._spare.pop())
 
     def close(self) -> None:
-        """Close every segment. Existing views keep their memory."""
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()

@@ -78,7 +78,6 @@ class Rows:
         return chosen if self.block is None else np.unique(self.block[chosen])
 
     def members(self, chosen: Ints) -> Ints:
-        """Return the member numbers of the samples `chosen`, block by block."""
         return self._members_of(self.blocks(chosen))
 
     def _members_of(self, blocks: Ints) -> Ints:

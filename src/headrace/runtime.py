@@ -218,7 +218,6 @@ class Runtime:
         self._opened = dataset
 
     def read_ahead(self, nbytes: int) -> None:
-        """Raise the read-ahead limit of sources to at least `nbytes`."""
         self._budget.widen(nbytes)
 
     def close_soon(self) -> None:
@@ -230,7 +229,6 @@ class Runtime:
             self._release_fork_server()
 
     def close(self) -> None:
-        """Close, and wait until no thread, process or descriptor is left."""
         self.close_soon()
         if self._engine is not None and self._pid == os.getpid():
             self._engine.close()

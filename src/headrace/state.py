@@ -97,18 +97,13 @@ class State:
     Attributes:
         cursor: Samples of the epoch to come, after the last step that all ranks have received.
         done: Samples that this rank has received since the cursor, as ranges of numbers counted from there.
-        end: Position of the end of the epoch.
-        step: Samples per global batch.
         batch_size: Samples per rank, if the loader was given it. 0: the global batch size was given.
         carried: Samples of the previous epoch that this epoch began with.
-        lanes, tail: See `headrace.plan.Steps`.
         rank, world: The rank of the state. None: valid for all ranks.
         batches: Batches received in this epoch, per rank.
         samples: Samples received, on all ranks together. In a state of one rank: on this rank.
-        mark: Resume mark of a source without sample numbers.
         skipped: Failed samples that were skipped: (in total, directly before this point).
         skip: Number of batches to discard on resume.
-        since: How several ranks share samples that are counted as they come.
         parts: Number of samples already emitted of the first source sample to come, and of each group made from them.
             Empty if none is partly emitted.
         passed: For each group level: input samples that repeat although their groups do not. Empty if there are none.

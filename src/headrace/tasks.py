@@ -23,7 +23,6 @@ class Step:
     """One function of a chain, run for each sample (or, after collation, for each batch).
 
     Attributes:
-        name: Name in errors and reports, such as "map(augment)".
         kind: "map" returns the next sample, "filter" True to keep it, "many" a list of samples.
         fn: A coroutine function runs on the event loop, any other function in a worker.
         random: True if the generators of Python, numpy and torch are seeded for each sample before it runs, beside
@@ -37,7 +36,6 @@ class Step:
             samples were made, the position counts those.
         passed: Operators before this one, from the source on, for errors.
         is_shardable: True if each rank may apply it to its samples alone.
-        is_separate: True if it runs in worker processes only.
         is_without_torch: True if it is known not to need torch.
         reads: True if it reads the sample by its key. Async functions may follow such a step anywhere.
     """
@@ -63,7 +61,6 @@ class Step:
 
     @property
     def told(self) -> str:
-        """Text for the note of an error."""
         return f"{self.name}; operators: {self.passed}" if self.passed else self.name
 
 
@@ -153,7 +150,6 @@ class Reply:
         left_out: GROUP, if the chain skips and gets notes: (index in the task, error) of failed samples missing in the
             result.
         columns: Values that are not written into slots: a list per leaf.
-        value: Result of Finish.SCAN.
         pieces: SAMPLES that are pickled one by one: see `headrace.parts.ApartPart`.
         is_table: True if SAMPLES are a table: see `headrace.parts.TablePart`.
         sizes: EACH: bytes of the pickle and buffers of each sample, empty if it has failed. May be shorter than the

@@ -199,7 +199,6 @@ def _stages(
                 inner.append(WorkStage(number, _give_many(steps)))
 
     def have_measured(measure: Step) -> None:
-        """Add the measure to the last worker stage before a level of groups."""
         if not inner or _FINAL + len(inner) not in chains:
             add([(False, ())])
         number = _FINAL + len(inner)

@@ -49,22 +49,16 @@ class EpochPlan:
     """The plan of one epoch, for one iterator.
 
     Attributes:
-        begin: State at the start.
-        facts: Fingerprint for saved states.
         order: Order of the samples. None: samples have no numbers.
         numbers: Maps positions of the order to sample numbers.
         steps: This rank's positions.
         rank, world: This process's part of the data. Without sample numbers `steps` covers only this rank's samples.
-        batch_size: Samples per batch.
         keeps_count: True if each source sample becomes one sample of a batch.
         is_shared: True if all ranks receive the same steps, so that one state is valid for all.
         is_resumed: True if a state was loaded. Else `begin` is used for states only, and the source keeps its position.
-        levels: Levels of counted samples, from the source on.
         leave_out: Number of first batches to discard.
         share: This rank's samples of an epoch with a given number of samples that are counted as they come.
         counts: Samples per shard, if each rank reads a contiguous part of the epoch from shards read from their start.
-        source: Name of the data set.
-        packing: How documents are packed in lanes. None: not packed.
         pass_count: Positions per pass, if ranks share an epoch counted as samples come. None: not known, or counted
             elsewhere.
         is_left_out: True for positions of excluded documents. None: nothing is excluded.
@@ -161,7 +155,6 @@ class EpochPlan:
         return EvenBoundaries(*self.steps.sizes())
 
     def lane_run(self) -> LaneRun | None:
-        """Return the rank's lanes, if documents are packed."""
         if self.packing is None or self.order is None:
             return None
         size = self.steps.size
@@ -248,7 +241,6 @@ class EpochPlan:
         return as_ranges(self.steps.done)
 
     def received(self) -> ProgressSnapshot:
-        """Return the progress at the start of the plan."""
         samples = self.begin.samples
         if self.is_shared:
             samples = samples // self.world
@@ -296,7 +288,6 @@ class EpochPlan:
         return state.pack(self.facts, self.last_numbers(state))
 
     def after(self, received: ProgressSnapshot) -> State:
-        """Return the state after some batches."""
         steps = self.steps
         state = replace(
             self.begin,
@@ -425,7 +416,6 @@ def as_ranges(holes: Ints) -> Ranges:
 
 
 def as_array(ranges: Iterable[tuple[int, int]]) -> Ints:
-    """Convert ranges to an array [k, 2], without empty ones."""
     return np.array([(start, stop) for start, stop in ranges if start < stop], np.int64).reshape(-1, 2)
 
 

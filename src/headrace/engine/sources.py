@@ -252,7 +252,6 @@ def described_as_read(order: Ordering) -> list[str]:
 
 
 def _is_users(source: object) -> bool:
-    """True if the user wrote the class of a data set."""
     return not type(source).__module__.startswith("headrace.")
 
 

@@ -26,8 +26,6 @@ _VISITS_AT_ONCE = 32
 
 
 class ShardVisit(NamedTuple):
-    """Samples of one shard, by their numbers in it, ascending."""
-
     url: str
     shard: int
     rows: Ints

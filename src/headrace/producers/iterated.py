@@ -131,7 +131,6 @@ class IterProducer:
             self._waiting[slot] = sample
 
     def _last(self, samples: list[object]) -> list[object]:
-        """Return the samples and those that remain in the buffer."""
         if self._buffer is None:
             return samples
         order = self._buffer.end()

@@ -33,7 +33,6 @@ class ChunkSizes(NamedTuple):
     grows: bool = False
 
     def at(self, position: int) -> int:
-        """Return the size of the chunk that starts at `position`."""
         most = min(self.most, max(1, position)) if self.grows else self.most
         return min(most, self.batch - position % self.batch)
 
@@ -110,7 +109,6 @@ class KeyProducer:
             group.cancel_scope.cancel()
 
     def _staff(self, flow: Flow, group: TaskGroup) -> None:
-        """Start getters up to the current level."""
         level = self._adaptive.level
         for _ in range(self._getters, min(self._count, level if self._get_many is None else level // self._chunk or 1)):
             self._getters += 1

@@ -27,7 +27,6 @@ class Reading(Generic[P]):
         self._send.send_nowait(part)
 
     def fail(self, error: Exception, pack_error: ErrorPacker) -> None:
-        """End early by an error, or by the first of a group."""
         first = first_of(error)
         self.failure = first.failure if isinstance(first, PackedFailureError) else Failure(pack_error(first))
 
@@ -41,7 +40,6 @@ class Reading(Generic[P]):
         return await self._receive.__anext__()
 
     def release(self) -> None:
-        """Release the parts that were not consumed."""
         while self._receive.statistics().current_buffer_used:
             self._receive.receive_nowait().release()
         self._receive.close()
@@ -59,7 +57,6 @@ class ReadingAhead(Generic[P]):
         self._ahead: deque[Reading[P]] = deque()
 
     async def readings(self, group: TaskGroup) -> AsyncGenerator[Reading[P], None]:
-        """Yield the readings in the order of the readers."""
         is_more = True
         while True:
             while is_more and len(self._ahead) < self._at_once():

@@ -45,7 +45,6 @@ class ResumeToken:
     failures: Sequence[int] = ()
 
     def described(self) -> list[object]:
-        """Convert to JSON."""
         token: list[object] = [self.shard, self.row, self.window]
         return [*token, list(self.failures)] if self.failures else token
 

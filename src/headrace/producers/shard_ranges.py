@@ -62,7 +62,6 @@ class ShardRanges:
             offset, lease = stop, await self._next(stop)
 
     async def some(self, ranges: Sequence[tuple[int, int]]) -> AsyncGenerator[tuple[int, Lease], None]:
-        """Yield (offset, bytes) of each (offset, size)."""
         self._group.start_soon(self._request, ranges)
         for offset, size in ranges:
             lease = await self._next(offset)
@@ -88,7 +87,6 @@ class ShardRanges:
         lease.view[:] = data
 
     def release(self) -> None:
-        """Release ranges that were read and not used."""
         if self._rest is not None:
             self._rest.release()
         for lease in self._leased:

@@ -215,14 +215,12 @@ class ShardProducer:
         return -(-size // _BLOCK) * _BLOCK
 
     def _address(self, size: int) -> int:
-        """Reserve a range in the epoch's address space."""
         address = self._next_address
         self._next_address += size
         return address
 
     @property
     def _has_all(self) -> bool:
-        """True if the maximum number of samples was pushed."""
         return self._take is not None and self._position >= self._take
 
     def _give(self, flow: Flow, part: RawPart) -> None:
@@ -268,7 +266,6 @@ class ShardProducer:
             raise _changed(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
 
     def _shuffle(self, flow: Flow, window: ShuffleWindow) -> None:
-        """Push every complete window."""
         self._pending = [RawPart.concat(self._pending)]
         while True:
             (part,) = self._pending

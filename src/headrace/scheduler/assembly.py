@@ -49,7 +49,6 @@ class Assembly:
         return self._sender.granted + self._not_sent
 
     def begin(self, number: int) -> None:
-        """Register a batch announced by the source. It may be empty."""
         if not self._boundaries.size(number):
             self._empty.add(number)
             self._admit()
@@ -142,7 +141,6 @@ class Assembly:
         self.worked(batch)
 
     def _let_go(self, number: int, part: Part) -> None:
-        """Discard samples of a batch that ended early."""
         self._missing[number] -= part.count
         if self._missing[number] <= 0:
             del self._missing[number]
@@ -154,7 +152,6 @@ class Assembly:
         return batch.number <= self._next_delivery
 
     def worked(self, batch: OpenBatch) -> None:
-        """Start the next step of a batch, if due."""
         if not batch.is_whole or batch.state is not BatchState.FILLING:
             return
         if batch.use_slots and batch.is_left_out and not batch.errors:

@@ -47,7 +47,6 @@ class BatchWork:
         self.pool: TaskPool | None = None
 
     def is_quick(self, batch: OpenBatch) -> bool:
-        """True if the batch takes so little time that one task should make it."""
         return self._spec.is_quick(batch.expected, self._learned.sample_s)
 
     def fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
@@ -58,7 +57,6 @@ class BatchWork:
         self._hand_out(batch, slot, part, self._make)
 
     def collate(self, batch: OpenBatch) -> None:
-        """Let one worker make the whole batch, from source samples or from made ones."""
         assert self.pool is not None
         self.pool.start_soon(self._collate, batch)
 

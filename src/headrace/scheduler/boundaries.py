@@ -12,9 +12,7 @@ from typing import Protocol
 class BatchBoundaries(Protocol):
     """Batches by number, samples by position. Both count from 0."""
 
-    def find(self, position: int) -> tuple[int, int]:
-        """Return (batch of the sample at `position`, its slot there)."""
-        ...
+    def find(self, position: int) -> tuple[int, int]: ...
 
     def start(self, number: int) -> int:
         """Return the position of a batch's first sample, or the end of the last known batch."""
@@ -58,7 +56,6 @@ class GivenBoundaries:
         self._starts = array("q", [0])  # and the end of the last one
 
     def add(self, size: int) -> int:
-        """Add a batch of `size` samples and return its number."""
         self._starts.append(self._starts[-1] + size)
         return len(self._starts) - 2
 

@@ -55,7 +55,6 @@ class Budget:
         return self.in_use >= self.limit
 
     def claim(self, nbytes: int) -> Claim:
-        """Count bytes held outside the arena, without waiting for admission."""
         return Claim(nbytes, self._count)
 
     def widen(self, ahead: int) -> None:

@@ -55,7 +55,6 @@ class Mailbox:
         self._calls.append((call, args))
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while posted calls wait."""
         return self._wakeup.fileno()
 
     def serve(self) -> None:
@@ -127,12 +126,10 @@ class Engine:
         return result.result()
 
     def close_soon(self) -> None:
-        """Start to close, from any thread, without waiting."""
         if self.state is not EngineState.CLOSED:
             self.mailbox.post(self._end.set)
 
     def close(self) -> None:
-        """Close, and wait for the thread."""
         self.close_soon()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)

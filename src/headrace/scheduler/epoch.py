@@ -93,7 +93,6 @@ class Epoch:
             self._budget.changed()
 
     def stop(self) -> None:
-        """End the epoch early. To be called on the engine's loop."""
         self._finished.set()
 
     # Flow

@@ -161,7 +161,6 @@ class _Clock:
         self._is_over = False  # the watched sample has timed out
 
     def is_due(self, waiting: Sequence[int]) -> bool:
-        """True if the first waiting sample has timed out."""
         return self._is_over and bool(waiting) and waiting[0] == self._first
 
     def watch(self, waiting: Sequence[int], group: TaskGroup | None, due: Callable[[], None]) -> None:

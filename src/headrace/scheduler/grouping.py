@@ -38,7 +38,6 @@ class GroupFinder:
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Numbers of the samples without a group."""
         return self._numbers
 
     def offer(self, numbers: Iterable[int], measures: Iterable[int]) -> Iterator[FoundGroup]:

@@ -94,9 +94,7 @@ class InnerHost(Protocol):
         """Report progress: more units may start, or all are finished."""
         ...
 
-    def failure(self, error: BaseException) -> Failure:
-        """Return a failure that belongs to no single sample."""
-        ...
+    def failure(self, error: BaseException) -> Failure: ...
 
 
 class Level:
@@ -176,7 +174,6 @@ class Level:
         """End the input."""
 
     def end(self) -> None:
-        """Stop the level: discard its samples and cancel its tasks."""
         self.is_over, self.inside, self.under_way = True, 0, 0
         self.drop()
         for scope in self._scopes:

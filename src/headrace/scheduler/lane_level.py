@@ -91,7 +91,6 @@ class LaneLevel(TogetherLevel):
             self._add_unit(self._parts(sequence), [sequence.position], notes)
 
     def _fail(self, why: Part) -> None:
-        """Make the next sequence, the last one, an error."""
         self._has_failed = True
         self._add_unit([why], [self._begun])
 

@@ -84,7 +84,6 @@ class OneByOne:
 
     @property
     def _next(self) -> int:
-        """The oldest sample that was not sent."""
         return self._chunks[0].start if self._chunks else self._chunked
 
     @property
@@ -96,7 +95,6 @@ class OneByOne:
         return bool(self._pile) and self._pile.start == self._chunked
 
     def _advance(self) -> None:
-        """Update everything that depends on held samples or on the oldest one."""
         self._go_on()
         ready = sum(chunk.state is _State.READY for chunk in self._chunks)
         self._meters.set_depths(ready=ready, open_batches=len(self._chunks))
@@ -168,7 +166,6 @@ class OneByOne:
         self._advance()
 
     def _take_in(self, chunk: _Chunk, reply: Reply) -> None:
-        """Store the result of a chunk, or of its first samples."""
         is_whole = reply.kind == "failed"
         chunk.sizes = reply.sizes or [reply.lengths]
         chunk.errors = {slot: error.widened() if is_whole else error for slot, error in reply.errors}
@@ -255,7 +252,6 @@ class _Chunk:
         return sum(part.count for part in self.parts) if self.parts else len(self.sizes)
 
     def cut_off(self, count: int) -> _Chunk:
-        """Move the samples after the first `count` to a new chunk and return it."""
         kept, rest = list[Part](), _Chunk(self.start + count, is_divided=self.is_divided)
         for part in self.parts:
             here = min(part.count, count)

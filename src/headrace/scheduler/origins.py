@@ -28,7 +28,6 @@ class Origins:
         self._kept: list[tuple[int, Sequence[int]]] = []  # (number of the first sample, units), ascending
 
     def arrived(self, units: Sequence[int]) -> None:
-        """Add the units of the next samples, in order."""
         if len(units):
             self._kept.append((self.stop, units))
             self.stop += len(units)
@@ -133,7 +132,6 @@ class NumberSet:
 
     @property
     def first_not(self) -> int:
-        """The lowest number not in the set."""
         return self._ranges[0][1]
 
     @property
@@ -146,7 +144,6 @@ class NumberSet:
         return other
 
     def add(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Add ranges that are disjoint from the set."""
         joined = list[tuple[int, int]]()
         for start, stop in sorted([*self._ranges, *ranges]):  # both ascend, so sorting takes one pass
             if joined and joined[-1][1] == start:

@@ -24,7 +24,6 @@ class Pace:
 
     @property
     def size(self) -> int:
-        """Maximum number of samples of the next task."""
         if self._sample_bytes > _LARGE_BYTES:
             return 1
         size = self._grown

@@ -32,7 +32,6 @@ class Pile:
 
     @property
     def start(self) -> int:
-        """The lowest position. The buffer must not be empty."""
         return self._entries[0][0]
 
     @property
@@ -68,7 +67,6 @@ class Pile:
         return start, some
 
     def below(self, stop: int) -> Iterator[tuple[int, Part]]:
-        """Take all samples at positions below `stop`."""
         while self._entries and self.start < stop:
             yield self.take(stop - self.start)
 

@@ -96,7 +96,6 @@ class PositionMap:
         return ()
 
     def arrived(self, level: int, units: Sequence[int]) -> None:
-        """Record the units of the next samples of a level."""
         if self._kept_from is not None:
             self.levels[level].arrived(units)
             self._known = max(0, self.levels[-1].stop)
@@ -125,7 +124,6 @@ class PositionMap:
         return RunAgain(number, tuple(known[::-1]), tuple(passed[-2::-1]), tuple(given[:0:-1]))
 
     def put(self, stop: int) -> None:
-        """Record that the source has pushed all samples before `stop`."""
         if self._kept_from is None:
             self._known = stop
 

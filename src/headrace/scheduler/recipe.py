@@ -94,10 +94,8 @@ class BatchSpec:
     """How samples become batches. Fixed for a loader, except for the rank's batch size.
 
     Attributes:
-        inner: Stages before the last one.
         chain: Chain of the last stage, which collates.
         batch_size: Samples per batch. None: the source determines each.
-        drop_last: Drop a short last batch.
         keeps_count: True if each source sample becomes one sample of a batch.
         look_ahead: Number of samples that may be ready beyond the batches that may be sent.
         is_spread: True if all workers make the samples of a batch without slots, and one collates them. False: one
@@ -188,6 +186,5 @@ class Learned:
     batch_bytes: int = 0
 
     def learn_time(self, seconds: float, count: int) -> None:
-        """Update the average time by `count` samples made in `seconds`."""
         last = seconds / max(1, count)
         self.sample_s = last if not self.sample_s else 0.9 * self.sample_s + 0.1 * last

@@ -55,7 +55,6 @@ class Skips:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Skipped samples: (in total, directly before the next delivery)."""
         return self._in_all, self._in_a_row
 
     def rule(
@@ -160,7 +159,6 @@ def _shown(text: Callable[[], str], otherwise: str) -> str:
 
 
 def _name_of(error: BaseException, origin: Origin) -> str:
-    """Return the key of the sample, or the address of its shard. Empty if unknown."""
     if isinstance(error, StageError):
         if error.key is not None:
             return repr(error.key)

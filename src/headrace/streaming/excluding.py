@@ -47,7 +47,6 @@ class Excluding:
         return replace(begin, cursor=cursor)
 
     def left(self, cursor: Cursor, epoch: int, step: int, order: Order | None = None) -> Cursor:
-        """Return the samples to come without excluded ones."""
         order = order or self.planning.order(epoch)
         ranges = [(a * step, b * step) for a, b in self._exclude.steps] if epoch == self._exclude.epoch else []
         end = order.count
@@ -56,7 +55,6 @@ class Excluding:
         return cursor.without_ranges(np.array(united(ranges), np.int64).reshape(-1, 2))
 
     def of_document(self, order: Order, position: int) -> bool:
-        """True if the document at a position is excluded."""
         return bool(np.isin(self.planning.numbers(order, np.array([position])), self._samples)[0])
 
     @cached_property

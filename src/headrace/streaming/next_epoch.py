@@ -57,7 +57,6 @@ class NextEpoch:
 
     @property
     def is_whole(self) -> bool:
-        """True if the next epoch starts at its beginning."""
         return self._loaded is None and not self.skip
 
     @property
@@ -100,7 +99,6 @@ class NextEpoch:
         return Steps(cursor, planning.count(), size, self._settings.tail, ranks.rank, ranks.world).batches
 
     def state(self, batches: int | None) -> dict[str, object]:
-        """Return the state at the start."""
         self.find_out()
         plan = self.plan()
         received = plan.received()

@@ -128,7 +128,6 @@ class Streaming:
             )
 
     def is_in(self, epoch: int) -> bool:
-        """True if an iterator over this epoch is in use."""
         return self._is_in_use and self._current is not None and self._current.number == epoch
 
     @property
@@ -279,7 +278,6 @@ class Streaming:
         return _Opened(iterator, plan, progress)
 
     def _host_job(self) -> None:
-        """Pass the job to the engine if it has changed."""
         stream, planning = self._next.stream, self._next.planning
         if self._hosted is None or self._hosted[0] is not stream or self._hosted[1] is not planning:
             ranks = self._next.ranks or Ranks()
@@ -288,8 +286,6 @@ class Streaming:
 
 
 class _Opened(NamedTuple):
-    """An iterator with its plan and progress."""
-
     iterator: BatchIterator[Any]
     plan: EpochPlan
     progress: Progress

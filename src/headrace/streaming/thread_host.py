@@ -23,7 +23,6 @@ class ThreadHost:
         self._blueprint: Blueprint | None = None
 
     def take(self, job: Job) -> None:
-        """Set the job of later epochs."""
         self._blueprint = Blueprint(job, self._runtime.parts.of_samples, self._runtime.fetch_meter)
 
     def iterate(

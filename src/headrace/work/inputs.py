@@ -60,7 +60,6 @@ class LeasedBodies:
         return out
 
     def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
-        """Copy the bytes at each offset into the rows of `out`."""
         length = out.shape[1]
         if not length or not len(offsets):
             return
@@ -155,7 +154,6 @@ class Inputs:
         return RowsOfTables.of(self.in_table(part.place, part.lengths, part.chosen) for part in tables)
 
     def unpack(self, blob: bytes) -> list[object]:
-        """Unpickle a list of samples from bytes."""
         samples: list[object] = serialize.unpack_bytes(blob)
         return samples
 

@@ -37,8 +37,6 @@ def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
 
 
 class OfOne:
-    """Applies a function to the only sample of a list."""
-
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function
 
@@ -57,7 +55,6 @@ class Begin:
 
     @property
     def named(self) -> dict[str, object]:
-        """The user's objects by names of the loader's arguments."""
         return {"dataset": self._dataset, "worker_init_fn": self._init}
 
     def __call__(self, number: int) -> None:

@@ -207,7 +207,6 @@ class Maker:
         return position if self._first_number is None else self._first_number + self._at[1]
 
     def _failed(self, chain: Chain, at: Step, error: BaseException, source: object, position: int) -> Failure:
-        """Return the Failure for a sample that a step could not make from `source`."""
         self._original.check()
         if isinstance(error, DecodeError):
             error.place(offset_in(*self._at))
@@ -224,7 +223,6 @@ class Maker:
         position: int,
         busy: Busy,
     ) -> _Several:
-        """Run the remaining steps on each of the samples that a step made from one."""
         several = _Several()
         for number, part in enumerate(parts):
             made = self._apply(chain, steps, part, key, part_position(position, number, len(steps)), busy)
@@ -365,8 +363,7 @@ class Maker:
         return sample
 
 
-class _Several(list[object]):
-    """The samples made from one."""
+class _Several(list[object]): ...
 
 
 def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:

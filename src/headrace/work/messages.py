@@ -83,7 +83,6 @@ class TaskMessage:
 
     @property
     def number(self) -> int:
-        """Number of the reply."""
         return self.task
 
     @property
@@ -132,8 +131,6 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSegment:
-    """Unmap a segment."""
-
     number: int
 
     is_answered: ClassVar[Literal[False]] = False
@@ -212,7 +209,6 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
 
 
 def _origin(task: Task, sample: int) -> tuple[object, str | None]:
-    """Return key and address of a sample, if known without unpickling it."""
     index = max(sample, 0)
     for part in task.parts:
         if index < part.count:

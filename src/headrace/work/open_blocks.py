@@ -23,7 +23,6 @@ class OpenBlocks:
 
     @property
     def samples(self) -> int:
-        """Number of samples that the worker has to make."""
         return sum(samples for _, samples in self._asked.values())
 
     def given(self, task: int, blocks: Sequence[int], samples: int, now_s: float) -> None:

@@ -17,7 +17,6 @@ _FORMS_MOST = 400  # characters
 def note_origin(
     error: BaseException, step: Step, sample: object, position: int, worker: int | None, key: object = None
 ) -> Origin:
-    """Add a note with the origin to the exception, and return the origin."""
     url: object = None
     if key is None:
         key, url = _names(sample)

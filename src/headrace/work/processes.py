@@ -29,8 +29,6 @@ log = logging.getLogger("headrace")
 
 
 class _Process:
-    """One worker, see `headrace.work.executor.WorkerLink`."""
-
     def __init__(
         self, executor: ProcessExecutor, number: int, pid: int, sock: socket.socket, on_reply: OnReply, on_lost: OnLost
     ) -> None:
@@ -82,7 +80,6 @@ class _Process:
             self._on_lost(loss)
 
     def close(self) -> None:
-        """Close without further callbacks."""
         self._is_dead, self.is_open, self.owes = True, False, 0
         self._wire.close()
         if self._pidfd >= 0:

@@ -154,7 +154,6 @@ class TaskQueue:
         return reply
 
     def _release(self, entry: QueueEntry) -> None:
-        """Release the leases of a finished task, once."""
         if self._entries.pop(entry.task, None) is not None:
             for part in entry.task.parts:
                 part.release()
@@ -248,7 +247,6 @@ class TaskQueue:
         return bytes(place.view) if is_read else place.size
 
     def _new(self, worker: QueueWorker, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments that a worker does not have yet."""
         if not self._executor.shares_memory:
             return []
         new = {segment.number: segment for segment in segments if segment.number not in worker.segments}

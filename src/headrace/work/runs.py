@@ -24,7 +24,6 @@ OpensRows = Callable[[Any, int, int], tuple[Sequence[object], int]]
 
 
 def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
-    """Yield the samples of a task, in order, some at a time."""
     parts = order.parts
     first = chain.steps[0] if chain.steps and not order.one_by_one else None
     if any(part.has_large and not part.shares_blocks for part in parts):
@@ -73,7 +72,6 @@ def _opened(name: str, opens: OpensRows, rows: BlockRows | MemberRows, busy: dic
 
 
 def _next(count: int, nbytes: int) -> int:
-    """Return the number of samples for the next block, after `count` samples of `nbytes`."""
     return max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * count // max(nbytes, 1)))
 
 

@@ -207,13 +207,11 @@ class TaskRunner:
         return None if result.made else Reply("written", errors=result.errors, sizes=result.sizes, busy_s=busy)
 
     def place(self, task: int, place: Place) -> Reply:
-        """Write a held result."""
         result = self._held.pop(task)
         result.order.place = place
         return self._write(result, {})
 
     def let_go(self, task: int) -> None:
-        """Discard a held result, if any."""
         self._held.pop(task, None)
 
     def tidy(self) -> None:

@@ -71,8 +71,6 @@ class _Jobs:
 
 
 class _Thread:
-    """One worker, see `headrace.work.executor.WorkerLink`."""
-
     pid = 0
     is_open = True
 
@@ -108,7 +106,6 @@ class _Thread:
         self._tell(self.ended.set)
 
     def carry_out(self, job: _Job) -> None:
-        """Run a job of this worker, in any thread."""
         reply = self._carried_out(job)
         if job.is_answered and reply is not None:
             self._tell(self._answer, job.number, reply)
