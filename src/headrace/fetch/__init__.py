@@ -1,13 +1,13 @@
-"""Stage 2 of 4: takes addresses and byte ranges, gives bytes.
+"""Stage 2 of 4: reads byte ranges of objects in any store.
 
-    reader.py     the face: reads, checks of their bytes, the cache
-    coalescer.py  reads become requests of a good length             ranges.py      which ones (pure)
-    policy/       attempts, waits, second requests, time limits, how many at once
+    reader.py     the interface: reads, checks of the bytes, the cache
+    coalescer.py  merges and splits reads into requests              ranges.py      which requests (pure)
+    policy/       attempts, waits, hedged requests, time limits, concurrency
     stores/       S3, files, any scheme                              web/           HTTP(S)
-    cache.py cache_folder.py    what was read before
-    threads.py    blocking calls                                     meter.py held.py    what is counted
+    cache.py cache_folder.py    the disk cache
+    threads.py    blocking calls                                     meter.py held.py    counters
 
-A store answers or raises, the reader checks and asks again: what a fault does is decided once, for all stores.
+A store answers or raises. The reader checks answers and retries, so faults are handled in one place for all stores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was read before, kept in a folder for all processes of a machine."""
+"""A disk cache of byte ranges, shared by all processes of a machine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _CLOSING_S = 5.0
 _READING_S = 10.0
 _OTHERS_S = 5.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ESTALE)  # another time it may be there
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ESTALE)  # may be readable later
 
-# Files, and what a process holds in its memory, are no other process's objects.
+# Local files and in-memory objects differ between processes.
 _REMOTE = re.compile(r"(?!file:|local:|memory:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-# Parameters that tell the kind of a signature, and all that belong to it. Other parameters, `key=` and `token=` among
-# them, may be what names the object.
+# Parameters that identify a kind of signature, and the pattern of all its parameters. Other parameters (also `key=`
+# and `token=`) may identify the object.
 _SIGNATURES = tuple(
     (frozenset(markers.split()), re.compile(parameters))
     for markers, parameters in (
@@ -51,31 +51,31 @@ _SIGNATURES = tuple(
 
 
 class Cache:
-    """What was read before, byte for byte as it was then, or nothing; never an error.
+    """A disk cache of reads: returns the bytes of an earlier read or nothing, never an error.
 
-    It is right for objects that do not change under their name, and where all who use the folder mean the same objects
-    by the same addresses. The folder has the bytes, for its user alone to read, but no address and no secret. Objects
-    of this machine (files, `memory:`) are never kept.
+    Correct for objects that do not change under their address, if all users of the folder mean the same objects by the
+    same addresses. The folder stores the bytes, readable by its user only, but no addresses and no secrets. Local
+    objects (files, `memory:`) are not cached.
 
-    A folder that cannot be written to is only read from, one that cannot be read is left alone; a RuntimeWarning says
-    so once. Belongs to one event loop, which never waits for the disk.
+    A folder that is not writable is only read; a folder that is not readable is not used. One RuntimeWarning reports
+    this. Belongs to one event loop, which never waits for the disk.
 
-    Where the folder is full, nothing of a data set that some process uses is removed for the sake of what comes; what
-    has no room is read again in each epoch. So of an epoch as much comes from the folder as fits in.
+    If the folder is full, entries of data sets in use are kept, and new entries are dropped. So in each epoch the part
+    that fits comes from the folder, and the rest is read from the store.
 
     Args:
-        folder: made when it is first written to; other processes may use it at the same time.
-        limit_bytes: what all entries together may take, in whole blocks of 4 KiB; of what is not in use, that which was
-            used longest ago goes first. Each process may be over it by the one entry that it writes.
-        storage_options: of the stores that are read: another endpoint has other entries.
-        data_set: tells the data set that is read from others; "": none, whose entries are never in use.
-        clock: seconds of the day, as the times of files are.
+        folder: Created at the first write. Several processes may share it.
+        limit_bytes: Maximum size of all entries, in blocks of 4 KiB. The least recently used of the entries that are
+            not in use are removed first. Each process may exceed the limit by the entry that it writes.
+        storage_options: Options of the stores. Other endpoints have other entries.
+        data_set: Identifies the data set that is read. "": none; entries of none are never in use.
+        clock: Seconds since 1970, as in file times.
 
     Attributes:
-        hits, misses: what `get` found and did not find.
-        damaged: misses because the entry was not what had been written; it is removed.
-        written: what `put` has kept.
-        dropped: what `put` has not kept: the disk is too slow, full or out of order, or the entry over the limit.
+        hits, misses: Lookups that found and did not find an entry.
+        damaged: Misses because the entry was damaged; it is removed.
+        written: Entries written.
+        dropped: Entries not written: the disk is slow, full or failing, or the entry exceeds the limit.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class Cache:
         self._folder = CacheFolder(Path(folder).expanduser().absolute(), limit_bytes, clock, name)
         self._endpoints = repr(sorted(_endpoints(storage_options or {})))
         self._readers = Threads("headrace-cache-reads", _READING_THREADS)
-        # One thread: writes do not hold up reads, and need no lock among themselves.
+        # One thread: writes do not delay reads, and need no lock.
         self._writer = Threads("headrace-cache-writes", 1)
         self._waiting_bytes = 0
-        self._begun: dict[str, asyncio.Future[None]] = {}  # by name, what is read from a store to be put here
+        self._begun: dict[str, asyncio.Future[None]] = {}  # reads from a store for this cache, by entry name
         self._writing: dict[str, asyncio.Future[bool]] = {}
         self._reads = self._writes = True
         self._closed = False
 
     async def get(self, url: str, start: int | None, stop: int | None, etag: str | None = None) -> Cached | None:
-        """What was put for this address and range, unless it is of another version than `etag`; None without such."""
+        """Return the entry of this range, or None if it is missing or not of version `etag`."""
         names = self._names(url, start, stop)
         if not names or not self._reads:
             return None
@@ -110,9 +110,9 @@ class Cache:
     async def get_or_begin(
         self, url: str, start: int | None, stop: int | None, etag: str | None = None
     ) -> tuple[Cached | None, bool]:
-        """The same, for who is going to read it from the store where it is not here; and whether to `end` that.
+        """Return the entry or None, and True if the caller must read the range and call `end`.
 
-        Until then other readers of this machine wait here for what is put, for 5 seconds at the most.
+        Until `end`, other readers of this machine wait for the entry, for at most 5 seconds.
         """
         names = self._names(url, start, stop)
         if not names or not self._reads:
@@ -121,7 +121,7 @@ class Cache:
         begun, keeps = self._begun.get(name), self._writes and not self._folder.is_full
         if begun is not None:
             await asyncio.wait([begun], timeout=_OTHERS_S)
-        if begun is not None or not keeps:  # who keeps nothing has nobody wait for it
+        if begun is not None or not keeps:  # nothing is written, so nobody need wait
             return await self.get(url, start, stop, etag), False
         until_s, pause_s = time.monotonic() + _OTHERS_S, _PAUSE_S
         self._begun[name] = asyncio.get_running_loop().create_future()
@@ -132,14 +132,14 @@ class Cache:
                 is_ours = looked is not None and looked[1]
                 if looked is None or looked[0] is not None or is_ours or time.monotonic() > until_s:
                     return self._counted(looked, stop, etag), is_ours
-                await asyncio.sleep(pause_s)  # no other process can tell when it is done
+                await asyncio.sleep(pause_s)  # other processes cannot notify this one
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
             if not is_ours:
                 self._begun.pop(name).set_result(None)
 
     def end(self, url: str, start: int | None, stop: int | None) -> None:
-        """What was begun was read, or has failed; where it was put, others wait until it is written."""
+        """End a read that `get_or_begin` started. Waiting readers continue when its entry is ready."""
         name = self._names(url, start, stop)[0]
         writing = self._writing.get(name)
         if writing is None:
@@ -152,7 +152,7 @@ class Cache:
         self._folder.unclaim(name)
 
     async def _look(self, names: Sequence[str], *, claims: bool = False) -> tuple[Cached | None, bool] | None:
-        """(the entry, whether nobody else begins to read it); None where the folder does not say."""
+        """Return (entry or None, whether this process claims the read); None if unreadable."""
         loop = asyncio.get_running_loop()
         look = self._readers.call(partial(self._folder.read, claims=claims), names)
         is_taken = False
@@ -173,7 +173,6 @@ class Cache:
         return None
 
     def _let_go(self, name: str, look: asyncio.Future[tuple[Cached | None, bool]]) -> None:
-        """Nobody has waited for what was looked for."""
         if not look.cancelled() and look.exception() is None and look.result()[1]:
             self._folder.unclaim(name)
 
@@ -183,14 +182,14 @@ class Cache:
             self.misses += 1
             return None
         self.hits += 1
-        if stop is not None and found.span.stop > stop:  # it goes to the object's end
+        if stop is not None and found.span.stop > stop:  # the entry extends to the object's end
             return Cached(found.data[: stop - found.span.start], found.span._replace(stop=stop))
         return found
 
     async def put(self, url: str, start: int | None, stop: int | None, span: Span, data: Buffer) -> None:
-        """Keep `data`, soon: the caller waits for no disk, and may use the memory again at once (it is copied).
+        """Write `data` in the background. It is copied, so the caller may reuse the memory at once.
 
-        At most 64 MiB wait to be written, or one read that is larger; what comes beyond that is dropped.
+        At most 64 MiB wait to be written, or one larger read. Further entries are dropped.
         """
         names = self._names(url, start, stop)
         if not names:
@@ -209,11 +208,10 @@ class Cache:
         work.add_done_callback(partial(self._settle, names[0], size))
 
     async def flush(self) -> None:
-        """Wait until all that was put is written or dropped."""
         await self._writer.call(int)
 
     async def aclose(self) -> None:
-        """Write what waits, for five seconds at most, and let the threads go. May be called again."""
+        """Write waiting entries for at most five seconds, then close. May be called repeatedly."""
         if self._closed:
             return
         self._closed = True
@@ -228,10 +226,10 @@ class Cache:
             self._folder.close()
 
     def _names(self, url: str, start: int | None, stop: int | None) -> Sequence[str]:
-        """Of what has the range: itself, and all from its start to the object's end; nothing where it is not kept.
+        """Return the entry names of the range, and of the range that extends to the object's end.
 
-        How much is asked for beyond an object's end is another time another number. They are hashes, from which nobody
-        learns the address.
+        Callers that read to the end of an object do not request the same `stop` each time. The names are hashes, so
+        they do not reveal the address. Ranges that are not cached have no names.
         """
         if not _REMOTE.match(url):
             return ()
@@ -258,7 +256,7 @@ class Cache:
 
 
 def _identity(url: str) -> str:
-    """The address without what only proves the right to read it, which is another one each time it is signed."""
+    """Return the address without signature and credentials, which differ at each signing."""
     if not url.lower().startswith("http") or ("?" not in url and "@" not in url):
         return url
     try:

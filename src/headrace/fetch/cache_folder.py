@@ -1,13 +1,13 @@
-"""Entries of the cache as files, which several processes read, write and remove at once.
+"""Cache entries as files that several processes read, write and remove at once.
 
-An entry is written to a temporary name and renamed, so reading and writing need no lock; lengths and CRCs tell what is
-damaged. Only how much the folder holds must be known to all: it is the length of the file `tally`, to which a process
-appends a byte for each block that it adds; whoever holds the lock of that file counts anew, and removes what was used
-longest ago. An entry's time of change is the time of its last use.
+An entry is written to a temporary file and renamed, so reading and writing need no lock. Lengths and CRCs detect
+damage. The total size must be known to all processes: it is the length of the file `tally`, to which a process appends
+one byte for each block that it adds. A process that holds the lock of `tally` recounts the entries and removes the
+least recently used. An entry's modification time is its time of last use.
 
-Each data set has a folder of its own below, which is locked as long as a process uses it: from such nothing is removed.
-An epoch asks for all samples equally often, so to exchange one for another saves nothing; exchanged by their last use,
-those would go that are asked for next.
+Each data set has a subfolder, which processes lock while they use the data set. Entries of a locked subfolder are not
+removed: an epoch reads all samples equally often, so replacing one by another saves nothing, and least recently used
+entries would be those that are needed next.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _TOUCH_S, _ABANDONED_S = 60.0, 3600.0
 _ENTRY, _PART = ".range", ".part"
 _IN_USE, _CLAIMS = "in_use", "claims"
 _DATA_SET = re.compile("[0-9a-f]{16}")
-_LOOK_S = 60.0  # how often it is seen which other data sets there are
-_FULL_S, _PATIENCE = 60.0, 20  # how long a full folder is taken to be so; at least so many times what it takes to look
+_LOOK_S = 60.0  # interval of looking for other data sets
+_FULL_S, _PATIENCE = 60.0, 20  # a full folder is checked again after 60 seconds, or 20 times the duration of a check
 _MAGIC = b"HRcache1"
-_PREFIX = struct.Struct("<8sII")  # magic and version; length of the head; CRC of the entry's name and the head
+_PREFIX = struct.Struct("<8sII")  # magic and version; length of the header; CRC of the entry's name and the header
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What the cache has of a read.
+    """A cached read.
 
     Attributes:
-        data: the bytes.
-        span: which bytes of which version of the object they are.
+        data: The bytes.
+        span: Their position, and the object's version.
     """
 
     data: bytes
@@ -60,17 +60,16 @@ class Cached:
 
 
 class DamagedError(Exception):
-    """An entry is not what was written."""
+    """An entry is not as it was written."""
 
 
 class CacheFolder:
-    """What is on the disk. `read` and `claim` may be called by several threads at once, `write` by one.
+    """The entries on disk. Several threads may call `read` at once, but only one `write`.
 
     Args:
-        path: the folder.
-        limit_bytes: what all entries may take.
-        clock: seconds of the day.
-        data_set: letters and digits that name the data set which is read; "": none, and entries go by their last use.
+        limit_bytes: Maximum size of all entries.
+        clock: Seconds since 1970.
+        data_set: Hex digits that identify the data set. "": none; its entries are replaced by last use.
     """
 
     def __init__(self, path: Path, limit_bytes: int, clock: Callable[[], float], data_set: str = "") -> None:
@@ -78,9 +77,12 @@ class CacheFolder:
         self._limit = limit_bytes // _BLOCK_BYTES  # in blocks
         self._clock = clock
         self._own = path / data_set
-        self._others: tuple[float, Sequence[Path]] = 0.0, ()  # when other data sets were looked for, and their folders
+        self._others: tuple[float, Sequence[Path]] = (
+            0.0,
+            (),
+        )  # time of the last search, and folders of other data sets
         self._lock = threading.Lock()
-        self._use: int | None = None  # the descriptor by which the own one is locked
+        self._use: int | None = None  # descriptor that locks the own subfolder
         self._is_tried = self._is_closed = False
         self._claims = Claims(path / _CLAIMS)
         self._tidied = False
@@ -88,25 +90,25 @@ class CacheFolder:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing can be written for some time: all that is there is in use."""
+        """True if nothing can be written for some time, as all entries are in use."""
         return self._clock() < self._full_until
 
     def read(self, names: Sequence[str], *, claims: bool = False) -> tuple[Cached | None, bool]:
-        """The first of these entries that there is, and note that it was used; and whether one is claimed now.
+        """Return the first existing entry of `names`, and True if one was claimed instead.
 
         Args:
-            claims: where there is none, claim the first, unless somebody else has. Of processes that want the same
-                entry one reads it from the store, and the others wait.
+            claims: If there is no entry, claim the first name unless another process has. Of the processes that need an
+                entry, one reads it from the store, and the others wait.
 
         Raises:
-            DamagedError: it is not what was written; it is gone now.
-            OSError: the disk is out of order or not to be read.
+            DamagedError: the entry was damaged; it is removed.
+            OSError: the disk is failing or not readable.
         """
         found = self._found(names)
         if found is not None or not claims or not self._claims.take(names[0]):
             return found, False
         try:
-            found = self._found(names)  # it may have been written just now
+            found = self._found(names)  # another process may have written it meanwhile
         except BaseException:
             self._claims.give_back(names[0])
             raise
@@ -115,14 +117,13 @@ class CacheFolder:
         return found, found is None
 
     def unclaim(self, name: str) -> None:
-        """Let others write it."""
         self._claims.give_back(name)
 
     def write(self, name: str, span: Span, data: Buffer) -> bool:
-        """Put an entry in place of any that is there; gives whether there is room for it.
+        """Write or replace an entry. Return False if there is no room.
 
         Raises:
-            OSError: the disk is full, out of order or not to be written to.
+            OSError: the disk is full, failing or not writable.
         """
         head = json.dumps((span.start, span.stop, span.size, span.etag, zlib.crc32(data))).encode()
         head = _PREFIX.pack(_MAGIC, len(head), _check(name, head)) + head
@@ -134,14 +135,14 @@ class CacheFolder:
             with self._tally() as tally:
                 if not self._make_room(tally, blocks):
                     return False
-                os.write(tally, bytes(blocks))  # first: who is killed in between has counted too much, not too little
+                os.write(tally, bytes(blocks))  # first: a kill in between must not leave too low a count
                 self._add(path, head, data)
-        except FileNotFoundError:  # somebody empties the folder at this moment
+        except FileNotFoundError:  # the folder is being emptied
             return False
         return True
 
     def close(self) -> None:
-        """Have the data set be no longer in use by this process."""
+        """End the use of the data set by this process."""
         self._claims.close()
         with self._lock:
             self._is_closed = True
@@ -159,7 +160,7 @@ class CacheFolder:
                     self._adopt(folder, name)
                 elif not self._is_tried:
                     self._is_tried = True
-                    with suppress(OSError):  # a folder that is only read keeps what it has
+                    with suppress(OSError):  # not writable: nothing is removed
                         self._hold()
                 return found
         return None
@@ -178,12 +179,12 @@ class CacheFolder:
             raise
         now = self._clock()
         if now - status.st_mtime > _TOUCH_S:
-            with suppress(OSError):  # a folder that is only read has no order of use
+            with suppress(OSError):  # not writable: the time of use is not stored
                 os.utime(path, (now, now))
         return found
 
     def _other_folders(self) -> Sequence[Path]:
-        """Of other data sets: two may have objects in common, or be one whose list of objects has changed."""
+        """Folders of other data sets, which may share objects with this one."""
         looked_s, found = self._others
         if self._own != self.path and not 0 <= self._clock() - looked_s < _LOOK_S:
             found = [folder for folder in self._data_sets() if folder != self._own]
@@ -191,37 +192,36 @@ class CacheFolder:
         return found
 
     def _data_sets(self) -> list[Path]:
-        """The folders of all data sets; entries that are in none are in the folder itself."""
+        """Folders of all data sets. Entries of none are in the main folder."""
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             return [self.path, *(Path(entry) for entry in entries if _DATA_SET.fullmatch(entry.name))]
         return []
 
     def _adopt(self, other: Path, name: str) -> None:
-        """Have an entry be of the own data set, where that is not taken from one that is in use."""
+        """Move an entry to the own data set, unless its data set is in use."""
         place = _place(self._own, name)
         with suppress(OSError):
             self._make(place.parent)
-            self._hold()  # before the other one is locked: two processes may do this to each other's
+            self._hold()  # before locking the other one: two processes may adopt from each other
             with _unused(other, self.path) as is_unused:
                 if is_unused:
                     _place(other, name).rename(place)
 
     def _hold(self) -> None:
-        """Have the own data set be in use, until this is closed."""
         with self._lock:
             while self._use is None and self._own != self.path and not self._is_closed:
                 path = self._own / _IN_USE
                 descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)  # whoever removes what is in it has it for a moment
-                    if os.path.samestat(os.fstat(descriptor), path.stat()):  # and not the whole folder
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits briefly while another process removes entries
+                    if os.path.samestat(os.fstat(descriptor), path.stat()):  # the folder was not removed meanwhile
                         self._use, descriptor = descriptor, -1
                 finally:
                     if descriptor >= 0:
                         os.close(descriptor)
 
     def _make(self, part: Path) -> None:
-        """Have a folder of the own data set be there, for this user alone whatever the umask is."""
+        """Create a folder of the own data set with mode 0700, whatever the umask is."""
         above = [folder for folder in self.path.parents if not folder.exists()]
         for folder in (*reversed(above), self.path, self._own, part):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -248,7 +248,7 @@ class CacheFolder:
             os.close(descriptor)
 
     def _make_room(self, tally: int, blocks: int) -> bool:
-        """Whether `blocks` more are within the limit, now that what was used longest ago is gone if need be."""
+        """Remove the least recently used entries if needed. Return True if `blocks` more fit."""
         if blocks > self._limit:
             return False
         if self._tidied and self._has_room(tally, blocks):
@@ -258,7 +258,7 @@ class CacheFolder:
         self._tidied = True
         try:
             fcntl.flock(tally, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is at it
+        except BlockingIOError:  # another process is removing entries
             return self._has_room(tally, blocks)
         began = time.perf_counter()
         try:
@@ -266,7 +266,7 @@ class CacheFolder:
         finally:
             fcntl.flock(tally, fcntl.LOCK_UN)  # closing is not enough if a child was forked meanwhile
         has_room = self._has_room(tally, blocks)
-        if not has_room:  # to look through all entries takes seconds where there are millions
+        if not has_room:  # a scan of millions of entries takes seconds
             self._full_until = self._clock() + max(_FULL_S, _PATIENCE * (time.perf_counter() - began))
         return has_room
 
@@ -274,7 +274,7 @@ class CacheFolder:
         return os.fstat(tally).st_size + blocks <= self._limit
 
     def _tidy(self, tally: int, blocks: int) -> None:
-        """Count what is there; if `blocks` more are too many, remove what is not in use: down to nine tenths."""
+        """Count the entries. If `blocks` more do not fit, remove entries down to 90 % of the limit."""
         before = os.fstat(tally).st_size
         abandoned = self._clock() - _ABANDONED_S
         total, times, sizes = 0, array("d"), array("q")  # numbers only: there may be millions
@@ -298,14 +298,14 @@ class CacheFolder:
             for folder in unused:
                 if folder != self.path and not any(_files(folder)):
                     shutil.rmtree(folder, ignore_errors=True)
-        # What others have added meanwhile may be counted twice, until the next time.
+        # Entries that other processes added meanwhile may be counted twice until the next scan.
         os.ftruncate(tally, total + max(0, os.fstat(tally).st_size - before))
 
 
 @contextmanager
 def _unused(folder: Path, root: Path) -> Iterator[bool]:
-    """Whether no process uses the data set in this folder; then none begins to, within."""
-    if folder == root:  # entries of none
+    """Yield True if no process uses the data set in `folder`. None can start inside the block."""
+    if folder == root:  # entries of no data set
         yield True
         return
     descriptor, is_unused = -1, False
@@ -321,7 +321,7 @@ def _unused(folder: Path, root: Path) -> Iterator[bool]:
 
 
 def _remove(folders: Sequence[Path], excess: int, until: float) -> int:
-    """Remove entries not used after `until`, of `excess` blocks if there are as many; gives how many."""
+    """Remove entries last used up to `until`, up to `excess` blocks. Return the number removed."""
     removed = 0
     for folder in folders:
         for file, status in _files(folder):
@@ -349,7 +349,6 @@ def _place(folder: Path, name: str) -> Path:
 
 
 def _checked(file: FileIO, name: str, size: int) -> Cached:
-    """The entry in `file`, if it is all there and all as it was written."""
     prefix = file.read(_PREFIX.size)
     if len(prefix) != _PREFIX.size:
         raise DamagedError
@@ -375,19 +374,19 @@ def _blocks(size: int) -> int:
     return -(-size // _BLOCK_BYTES)
 
 
-_FLOCK = struct.Struct("hhqqi4x")  # the kernel's: kind, whence, start, length, process; of 64 bits
-_DIGITS = 15  # of a name that say which byte is meant: two names may mean the same, and one waits for the other
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, process
+_DIGITS = 15  # of a name, as the byte to lock; names that share a byte wait for each other
 
 
 def open_own(path: Path, flags: int, *, is_regular: bool = True) -> int:
-    """Open a file of this user alone; a file that is made is for nobody else.
+    """Open a file that only this user can write to. A new file is private to this user.
 
     Args:
-        is_regular: refuse pipes and devices, and wait for none.
+        is_regular: Refuse pipes and devices, and do not wait for them.
 
     Raises:
-        PermissionError: it is another user's, who is not root, or others may write to it.
-        OSError: it is a link, or cannot be opened.
+        PermissionError: the file belongs to another user except root, or others may write to it.
+        OSError: the path is a symbolic link, or cannot be opened.
     """
     flags |= os.O_NONBLOCK if is_regular else 0
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -400,13 +399,13 @@ def open_own(path: Path, flags: int, *, is_regular: bool = True) -> int:
 
 
 class Claims:
-    """Locks by names, each of which one process of a machine has at most; they end with it. Any thread may call.
+    """Locks by name, each held by at most one process of a machine until it exits. Thread-safe.
 
-    They are locks of single bytes of a file (Linux's, of open files). Where there are none, as on some file systems of
-    networks or in a folder that is only read, everybody has every claim: what one process would do, each does.
+    They are Linux's open file description locks of single bytes of a file. Where these are missing (some network file
+    systems, a read-only folder), each process gets every claim, so work may be duplicated.
 
     Args:
-        path: of the file, which is made when it is first needed.
+        path: The lock file, created at first use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -416,10 +415,10 @@ class Claims:
         self._is_closed = not hasattr(fcntl, "F_OFD_SETLK")
 
     def take(self, name: str) -> bool:
-        """Whether this process has it, now or already.
+        """Return True if this process holds the claim, newly or already.
 
         Args:
-            name: a hash, in hexadecimal digits.
+            name: A hash in hexadecimal digits.
         """
         with self._lock, suppress(OSError):
             if self._descriptor is None and not self._is_closed:
@@ -434,12 +433,10 @@ class Claims:
         return True
 
     def give_back(self, name: str) -> None:
-        """Let another process have it."""
         with suppress(OSError):
             self._set(fcntl.F_UNLCK, name)
 
     def close(self) -> None:
-        """Give all back."""
         with self._lock:
             self._is_closed = True
             if self._descriptor is not None:

@@ -1,4 +1,4 @@
-"""Reads become requests: what lies together is asked for at once, and what is long in several parts."""
+"""Reads as requests: adjacent reads are merged, long reads are split."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from headrace.protocols import Span
 from headrace.running import Charges
 
 _PARTS_AT_ONCE = 4
-_LONG_PART = 4  # times `range_bytes`; shorter ones of a very long object would wait for first bytes most of the time
+_LONG_PART = 4  # times `range_bytes`; with shorter parts of a very long object most time would be spent on first bytes
 
 
 class Coalescer:
-    """Reads of any length by requests of a good length.
+    """Merges and splits reads of any length into requests of an efficient length.
 
-    Ranges of one object that are asked for in the same turn of the event loop come by one request where they lie
-    together. They share its error too, and it is cancelled once all who wait for it are. A range that nothing joins is
-    asked for in its caller's own task, one turn later.
+    Adjacent ranges of one object that are requested in the same turn of the event loop are merged into one request.
+    They share its error. The request is cancelled when all its readers are cancelled. A range that is not merged is
+    requested in its caller's task, one turn later.
 
-    What is longer than two `range_bytes` comes in several requests, all of one version of the object.
+    A read longer than two `range_bytes` is split into several requests, all of one version of the object.
 
     Args:
-        fetch: reaches a goal, with all its attempts.
-        options: `gap_bytes` and `range_bytes` bound what is asked for together.
-        meter: where to count.
+        fetch: Completes a request, with all its attempts.
+        options: `gap_bytes` and `range_bytes` bound merged requests.
     """
 
     def __init__(self, fetch: Callable[[RangeRequest], Awaitable[None]], options: FetchOptions, meter: Meter) -> None:
@@ -46,17 +45,18 @@ class Coalescer:
         charge: Charges | None = None,
         etag: str | None = None,
     ) -> tuple[bytes, Span | None]:
-        """The bytes [start, stop) of the object at `url`, fewer where it ends before; all of it without a range.
+        """Return bytes [start, stop) of the object at `url`, fewer if it ends earlier.
 
         Args:
-            charge: called and awaited with the number of bytes that come, before this range has memory of its own.
-            etag: the version that the bytes must be of.
+            charge: Called and awaited with the number of bytes, before memory is allocated for this range.
+            etag: The required version of the object.
 
         Returns:
-            The bytes, and which they are, if the store says how long the object is.
+            The bytes, and their span if the store reports the object's size.
 
         Raises:
-            StorageError: the read failed for good; it names this range, also where the request was for several.
+            StorageError: the read failed after all attempts. The error names this range, even if the request was
+                merged.
         """
         begin = start or 0
         try:
@@ -65,7 +65,7 @@ class Coalescer:
             else:
                 data, request = await self._read_long(url, begin, stop, charge, etag)
         except (StorageError, ExceptionGroup) as error:
-            raise _about(error, url, start, stop)  # noqa: B904 - it has its cause
+            raise _about(error, url, start, stop)  # noqa: B904 - the cause is set
         if request.size is None:
             return data, None
         begin = min(begin, request.size)
@@ -78,7 +78,7 @@ class Coalescer:
         turn = self._asked.setdefault(version, [])
         turn.append(wanted)
         try:
-            await asyncio.sleep(0)  # whoever else asks in this turn is there when this goes on
+            await asyncio.sleep(0)  # collect the other ranges of this turn
         except asyncio.CancelledError:
             if wanted.shared is not None:
                 await wanted.shared.leave()
@@ -96,7 +96,6 @@ class Coalescer:
         return request.result(), request
 
     def _share(self, url: str, etag: str | None, turn: list[_WantedRange]) -> None:
-        """Begin a request for those ranges that lie together."""
         starts, stops, number = coalesce(
             np.array([wanted.start for wanted in turn]),
             np.array([wanted.stop for wanted in turn]),
@@ -118,7 +117,7 @@ class Coalescer:
     async def _read_long(
         self, url: str, start: int, stop: int | None, charge: Charges | None, etag: str | None
     ) -> tuple[bytes, RangeRequest]:
-        """The first bytes by one request; if they are not all, the others by several at once."""
+        """Read the first bytes by one request, and the rest by several requests at once."""
         most = start + 2 * self._options.range_bytes
         if stop is None and not start:
             request = RangeRequest(url, None, None, etag=etag, charge=charge, most=most)
@@ -126,7 +125,7 @@ class Coalescer:
             request = RangeRequest(url, start, most if stop is None else min(stop, most), etag=etag, charge=charge)
         await self._fetch(request)
         first = request.result()
-        await _paid(request.charge, len(first))  # where its answer did not say how long it is
+        await _paid(request.charge, len(first))  # if the answer did not report its length
         size = request.size if stop is not None else request.span().size
         end = min(end for end in (stop, size) if end is not None)
         if request.position >= end:
@@ -139,7 +138,6 @@ class Coalescer:
         return whole.getvalue(), request
 
     async def _fill_rest(self, first: RangeRequest, room: memoryview) -> None:
-        """Fill `room` with what follows the first bytes."""
         part, quarter = self._options.range_bytes, -(-len(room) // _PARTS_AT_ONCE)
         todo = iter(split(0, len(room), min(max(part, quarter), _LONG_PART * part)))
 
@@ -162,7 +160,7 @@ class Coalescer:
 
 
 class _WantedRange:
-    """A range that is asked for in this turn; `shared` is its request, if that is for others too."""
+    """A range requested in this turn. `shared` is set if its request was merged with others."""
 
     __slots__ = ("shared", "start", "stop")
 
@@ -172,8 +170,6 @@ class _WantedRange:
 
 
 class _SharedRead:
-    """A request that several wait for."""
-
     __slots__ = ("_request", "_task", "_waiting")
 
     def __init__(self, request: RangeRequest, task: asyncio.Task[bytes], waiting: int) -> None:
@@ -191,7 +187,7 @@ class _SharedRead:
         return bytes(part), self._request
 
     async def leave(self) -> None:
-        """One less waits for it; after the last one nothing of it is left."""
+        """Remove one reader. The last one cancels the request."""
         self._waiting -= 1
         if not self._waiting:
             self._task.cancel()
@@ -199,7 +195,7 @@ class _SharedRead:
 
 
 def _about(error: Exception, url: str, start: int | None, stop: int | None) -> Exception:
-    """A new error that says the same of the range that was asked for."""
+    """Return a copy of `error` for the range [start, stop)."""
     if isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if not isinstance(error, StorageError):
@@ -218,7 +214,7 @@ def _about(error: Exception, url: str, start: int | None, stop: int | None) -> E
 
 
 async def _paid(charge: Charges | None, nbytes: int) -> None:
-    """Wait until so many bytes may be held."""
+    """Wait until the memory budget admits `nbytes`."""
     admitted = None if charge is None else charge(nbytes)
     if admitted is not None:
         await admitted

@@ -1,6 +1,6 @@
-"""How long users' own code holds the event loop, step by step, or computes in threads beside it.
+"""Time for which user coroutines hold the event loop, or functions compute in threads.
 
-Most of a coroutine's time is spent waiting, in which it holds nobody up. What counts is the time between two waits.
+A coroutine holds the loop only between two waits, so only that time is counted.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-_EACH_CALL = 64  # calls that are all timed
-_EVERY = 17  # of those that follow: a step that is timed costs a microsecond more, all others next to nothing
+_EACH_CALL = 64  # all of the first calls are timed
+_EVERY = 17  # then one call in 17: timing costs a microsecond for each step
 
 
 class TimedFunction:
-    """What one function has taken. Written by one event loop, read from anywhere.
+    """Time taken by one function. Written by one event loop, read from any thread.
 
     Attributes:
-        where: "loop": its steps hold the event loop; "threads": it computes in threads of the same process.
-        calls: how often it was called.
-        seconds: how long its steps took; of most calls that is estimated, by some of them.
-        waited: The seconds that calls in threads did not compute.
+        where: "loop": it runs on the event loop. "threads": it computes in threads of this process.
+        calls: Number of calls.
+        seconds: Time of computing. After the first calls it is extrapolated from a sample of the calls.
+        waited: Seconds in which calls in threads did not compute.
     """
 
     __slots__ = ("calls", "seconds", "waited", "where")
@@ -34,8 +34,6 @@ class TimedFunction:
         self.calls, self.seconds, self.waited = 0, 0.0, 0.0
 
     def watched(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """The same function, whose calls count here."""
-
         def call(*args: Any) -> Awaitable[Any]:
             self.calls = calls = self.calls + 1
             if calls % _EVERY and calls > _EACH_CALL:
@@ -45,17 +43,12 @@ class TimedFunction:
         return call
 
     def timed(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
-        """What came of the last call, to be awaited in the place of it; for the first calls, and one in some others."""
+        """Return an awaitable that measures the last call, with the call's weight in the sample."""
         return _timed(awaitable, self, 1 if self.calls <= _EACH_CALL else _EVERY)
 
 
 class WatchedIterator:
-    """An asynchronous iterator whose samples count as calls.
-
-    Args:
-        samples: the iterator.
-        held: where they count.
-    """
+    """An asynchronous iterator whose samples count as calls of `held`."""
 
     def __init__(self, samples: AsyncIterator[Any], held: TimedFunction) -> None:
         if not hasattr(samples, "__anext__"):
@@ -71,20 +64,20 @@ class WatchedIterator:
         return self._next() if calls % _EVERY and calls > _EACH_CALL else held.timed(self._next())
 
     async def aclose(self) -> None:
-        """Close it, if it can be closed."""
+        """Close the iterator, if it can be closed."""
         close = getattr(self._samples, "aclose", None)
         if close is not None:
             await close()
 
 
 def unwatched(awaitable: Awaitable[T]) -> Awaitable[T]:
-    """What a function of ours does for the user's that has called it: that is not the user's time."""
+    """Exclude `awaitable`, work that the user's function requested, from the user's time."""
     step = _running.step
     return awaitable if step is None else _timed(awaitable, step[0], -step[1])
 
 
 class _Running(threading.local):
-    step: tuple[TimedFunction, int] | None = None  # whose step runs in this thread, and for how many calls it counts
+    step: tuple[TimedFunction, int] | None = None  # the function that runs in this thread, and the weight of its call
 
 
 _running = _Running()
@@ -92,9 +85,9 @@ _running = _Running()
 
 @types.coroutine
 def _timed(awaitable: Awaitable[Any], held: TimedFunction, weight: int) -> Generator[Any, Any, Any]:
-    """Awaits, with the clock running while the awaitable does not wait itself."""
+    """Await `awaitable` and add the time between its waits, times `weight`, to `held`."""
     steps: Any = awaitable.__await__()
-    if not hasattr(steps, "throw"):  # not made of a coroutine
+    if not hasattr(steps, "throw"):  # not a coroutine
         return (yield from steps)
     resume, is_own = steps.send, weight > 0
     value: Any = None
@@ -111,5 +104,5 @@ def _timed(awaitable: Awaitable[Any], held: TimedFunction, weight: int) -> Gener
         try:
             value = yield waits_for
             resume = steps.send
-        except BaseException as error:  # also that this is closed
+        except BaseException as error:  # includes GeneratorExit
             resume, value = steps.throw, error

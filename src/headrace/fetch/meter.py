@@ -1,4 +1,4 @@
-"""What the fetch stage counts: plain numbers, changed by one event loop and read from anywhere."""
+"""Counters of the fetch stage, written by one event loop and read from any thread."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class Meter:
     """Counters of one reader.
 
     Attributes:
-        requests: requests begun.
-        retries: requests that were made again, or went on where another one was cut.
-        errors: reads that failed for good.
-        bytes: bytes of bodies received.
-        in_flight: requests under way now.
-        waiting_s: seconds in which at least one request was under way.
-        hedges: second requests made because a first byte was late; they count among `requests`.
-        hedges_won: how many of them were answered first.
-        coalesced: ranges that were read with another one's request.
-        cached: reads that the cache has answered.
-        shards_whole, shards_in_part: shards with an index of which all was asked for, or only what was wanted of them.
-        throttled: answers by which a store asked for fewer requests.
-        level: how many requests at once the host gets that failed last; 0: none was held back yet.
-        lowest_level: the lowest `level` so far.
-        functions: the user's own that run on the loop or beside it, by name.
+        requests: Requests started, with `hedges`.
+        retries: Repeated requests, and requests that continued a body that broke off.
+        errors: Reads that failed after all attempts.
+        bytes: Bytes of bodies received.
+        in_flight: Requests running now.
+        waiting_s: Seconds in which at least one request was running.
+        hedges: Second requests, started because a first byte was late.
+        hedges_won: Hedges that answered first.
+        coalesced: Ranges read by another range's request.
+        cached: Reads answered by the cache.
+        shards_whole, shards_in_part: Indexed shards that were read completely, or only the needed ranges.
+        throttled: Answers by which a store demanded fewer requests.
+        level: Concurrency limit of the host that failed last. 0: no host was limited yet.
+        lowest_level: The lowest `level` so far.
+        functions: Functions of the user on the loop or in threads, by name.
     """
 
     __slots__ = (
@@ -44,26 +44,24 @@ class Meter:
         self._busy_since = 0.0
 
     def held(self, name: str, where: Literal["loop", "threads"] = "loop") -> TimedFunction:
-        """Where a function counts."""
+        """Return the function's counters, created at first use."""
         if name not in self.functions:
             self.functions[name] = TimedFunction(where)
         return self.functions[name]
 
     def begin(self, now: float) -> None:
-        """A request begins."""
         self.requests += 1
         if not self.in_flight:
             self._busy_since = now
         self.in_flight += 1
 
     def count_shard(self, nbytes: int, size: int) -> None:
-        """A shard of `size` bytes is read by requests for `nbytes` of them."""
+        """Count a shard of `size` bytes, read by requests for `nbytes`."""
         is_whole = nbytes >= (1 - UNWANTED_SHARE) * size
         self.shards_whole += is_whole
         self.shards_in_part += not is_whole
 
     def end(self, now: float) -> None:
-        """A request has ended, well or not."""
         self.in_flight -= 1
         if not self.in_flight:
             self.waiting_s += now - self._busy_since

@@ -1,4 +1,4 @@
-"""Panics of libraries in Rust: no `Exception` in Python, and no reason to end more than the read that met one."""
+"""Panics of Rust libraries: not an `Exception` in Python, but each should fail one read only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _KINDS = ("pyo3_runtime.PanicException", "pyo3_async_runtimes.RustPanic")
 
 
 def panic_in(error: BaseException, url: str, store: object) -> StorageError | None:
-    """The error of ours for a panic in a store; None where it is none.
+    """Return a StorageError for a Rust panic in a store, or None if `error` is not a panic.
 
-    Each extension has a class of its own for them, which is nowhere to be imported from.
+    Each extension has its own panic class, which cannot be imported. So classes are compared by name.
     """
     if not any(f"{kind.__module__}.{kind.__name__}" in _KINDS for kind in type(error).__mro__):
         return None

@@ -1,4 +1,4 @@
-"""Which requests get the wanted byte ranges of one object: pure functions."""
+"""Choice of requests for the wanted byte ranges of one object: pure functions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headrace.rows import Rows
 from headrace.types import Ints
 
 UNWANTED_SHARE = 0.25
-"""Of a request at most, where ranges are asked for together."""
+"""Maximum share of unwanted bytes in a merged request."""
 
 _TAR_BLOCK = 512
-_HEADERS_BYTES = 4 * _TAR_BLOCK  # of a member, with the extended ones that most writers know
+_HEADERS_BYTES = 4 * _TAR_BLOCK  # headers of a member, with the extended headers of most writers
 
 
 class Requests(NamedTuple):
-    """Requests that get wanted ranges of one object.
+    """Requests for wanted ranges of one object.
 
     Attributes:
-        starts, stops: the bytes of each request, in ascending order.
-        number: for each wanted range the number of the one request that gets all of it; -1 where none is needed.
+        starts, stops: Bytes of each request, in ascending order.
+        number: For each wanted range the number of the request that contains it; -1 for an empty range.
     """
 
     starts: Ints
@@ -31,17 +31,17 @@ class Requests(NamedTuple):
 
 
 def coalesce(starts: Ints, stops: Ints, *, gap: int, waste: float, longest: int) -> Requests:
-    """The requests to make for the wanted ranges [starts, stops), given in any order; they may overlap.
+    """Merge the wanted ranges [starts, stops), in any order, into requests. They may overlap.
 
-    A wanted range joins the request before it while no bound is broken. It is never cut: its bytes are of one answer,
-    and so of one version of the object. A million ranges take about 0.6 seconds.
+    A wanted range joins the previous request if all bounds hold. It is never split: its bytes come from one answer, and
+    so from one version of the object. A million ranges take about 0.6 seconds.
 
     Args:
-        gap: how many unwanted bytes cost no more than another request does; latency times bandwidth, at most.
-        waste: the share of a request, at most, that is bytes which nobody wants.
-        longest: bytes of a request, at most; only a single wanted range makes it longer.
+        gap: Unwanted bytes that cost no more than another request: at most latency times bandwidth.
+        waste: Maximum share of unwanted bytes in a request.
+        longest: Maximum bytes of a request. Only a single wanted range may exceed it.
     """
-    order = np.lexsort((-stops, starts))  # the longer one first, so that what it holds joins it
+    order = np.lexsort((-stops, starts))  # longer ranges first, so that ranges inside them join
     order = order[starts[order] < stops[order]]
     firsts: list[int] = []  # where in `order` each request begins
     ends: list[int] = []
@@ -64,20 +64,19 @@ def coalesce(starts: Ints, stops: Ints, *, gap: int, waste: float, longest: int)
 
 
 def split(start: int, stop: int, part: int) -> list[tuple[int, int]]:
-    """The range [start, stop) in parts of `part` bytes; the last one may be shorter."""
+    """Split the range [start, stop) into parts of `part` bytes; the last one may be shorter."""
     return [(at, min(at + part, stop)) for at in range(start, stop, part)]
 
 
 def member_requests(rows: Rows, *, gap: int, longest: int) -> Requests:
-    """The requests to make for the members of an archive's samples, which lie in ascending order.
+    """Return the requests for the archive members of samples, in ascending order of offset.
 
-    Members between which no more than `gap` bytes lie, headers or what nobody wants, come by one request: another one
-    would cost more. So what is wanted completely is read like a stream, by requests of about `longest` bytes that end
-    with a member.
+    Members with at most `gap` bytes between them, or only headers, are merged into one request. So a completely wanted
+    archive is read by requests of about `longest` bytes that end with a member.
 
     Args:
-        gap: see `coalesce`.
-        longest: see `coalesce`.
+        gap: See `coalesce`.
+        longest: See `coalesce`.
     """
     starts = rows.offset - max(gap, _HEADERS_BYTES)
     stops = rows.offset + -(-rows.size // _TAR_BLOCK) * _TAR_BLOCK
@@ -93,7 +92,7 @@ def member_requests(rows: Rows, *, gap: int, longest: int) -> Requests:
     first, last = runs[:-1], runs[1:] - 1
     begins, ends = rows.offset[first], rows.offset[last] + rows.size[last]
     if len(first):
-        ends = np.where(np.add.reduceat(rows.size, first) > 0, ends, begins)  # headers alone are not worth a request
+        ends = np.where(np.add.reduceat(rows.size, first) > 0, ends, begins)  # headers alone need no request
     has_bytes = ends > begins
     number = np.repeat(np.where(has_bytes, np.cumsum(has_bytes) - 1, -1), np.diff(runs))
     return Requests(begins[has_bytes], ends[has_bytes], number)

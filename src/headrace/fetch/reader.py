@@ -1,4 +1,4 @@
-"""The fetch stage's face: byte ranges of objects in any store."""
+"""The interface of the fetch stage: byte ranges of objects in any store."""
 
 from __future__ import annotations
 
@@ -39,28 +39,26 @@ if TYPE_CHECKING:
 
 
 _ANY_VERSION = Version()
-_NO_ENDS = (400, 416, 501)  # what servers answer that know ranges, and none of these
+_NO_ENDS = (400, 416, 501)  # statuses of servers that support ranges, but not suffix ranges
 
 
 class Reader:
-    """Byte ranges of objects in any store, each exactly what the store holds, or one clear error.
+    """Byte ranges of objects in any store: exactly the stored bytes, or one clear error.
 
-    At most `concurrency` requests are under way at once; fewer to a host for which that is too much. An answer counts
-    only when it is the range that was asked for, of the same version of the object as the range's other answers, and
-    complete; a body that is cut is continued at the byte reached. Not seen without a check: bytes that a store or proxy
-    changed and labelled as right.
+    At most `concurrency` requests run at once, and fewer to a host that throttles. An answer is accepted only if it is
+    complete, is the requested range, and has the same object version as the range's other answers. A body that breaks
+    off is continued at the byte reached. Without a `check`, bytes that a store or proxy corrupted and labelled as
+    correct are not detected.
 
-    A reader belongs to one event loop. Cancelling a read gives its slot and its connection back.
+    A reader belongs to one event loop. Cancelling a read releases its slot and its connection.
 
     Args:
-        options: time-outs and attempts.
-        concurrency: requests under way at once.
-        storage_options: settings for the stores; obstore's names for S3, GCS, Azure and HTTP, fsspec's otherwise.
-        data_set: tells the data set that is read from others, where what is read is kept.
-        meter: where to count.
-        clock: monotonic seconds; decides when a range's time is over.
-        rng: draws the waits between attempts.
-        stores: where addresses are looked up.
+        options: Timeouts and attempts.
+        concurrency: Maximum number of requests at once.
+        storage_options: Settings of the stores: obstore's names for S3, GCS, Azure and HTTP, otherwise fsspec's.
+        data_set: Identifies the data set in the cache.
+        clock: Monotonic seconds, for time limits.
+        rng: Source of the random waits between attempts.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class Reader:
         self._closed = False
 
     def count_call(self, name: str, seconds: float, waited: float) -> None:
-        """Count a call of a data set's function in a thread, which computed for `seconds` and waited for `waited`."""
+        """Count a call of a data set's function in a thread: seconds of computing and of waiting."""
         held = self.meter.held(name, "threads")
         held.calls += 1
         held.seconds += seconds
@@ -103,17 +101,17 @@ class Reader:
         check: Check | None = None,
         version: Version | None = None,
     ) -> bytes:
-        """The bytes [start, stop) of the object at `url`, fewer where it ends before; all of it without a range.
+        """Return bytes [start, stop) of the object at `url`, fewer if it ends earlier.
 
         Args:
-            check: bytes for which it is False are asked for once more.
-            version: the version of the object that is meant.
+            check: Returns False for wrong bytes, which are requested once more.
+            version: The required version of the object.
 
         Raises:
-            ObjectChangedError: the object is of another version.
+            ObjectChangedError: the object has another version.
             ChecksumError: the bytes were wrong both times.
-            StorageError: the read failed for good.
-            OptionError: the range or the address cannot be asked for.
+            StorageError: the read failed after all attempts.
+            OptionError: the range or the address is invalid.
         """
         if (start or 0) < 0 or (stop is not None and stop < (start or 0)):
             raise OptionError(f"start={start}, stop={stop} is no byte range: 0 <= start <= stop must hold")
@@ -172,21 +170,22 @@ class Reader:
         check: Check | None = None,
         rest: Rest | None = None,
     ) -> Span:
-        """Fill `target` with the object's bytes from `start` on, fewer where it ends before; the span says which.
+        """Fill `target` with the object's bytes from `start`. Return the span, which may be shorter.
 
-        A `start` at or beyond the end gives an empty span at the end. A negative one is so many bytes before the end,
-        or all of a shorter object, by one request to most stores. What `target` holds after an error is undefined.
+        A `start` at or beyond the end gives an empty span at the end. A negative `start` counts from the end, by one
+        request to most stores; of a shorter object all bytes are read. After an error the content of `target` is
+        undefined.
 
         Args:
-            etag: the version the bytes must be of; of an earlier span of the same object.
-            check: bytes for which it is False are asked for once more.
-            rest: that of all reads of somebody who goes through the object: where a server only gives the whole, each
-                one goes on where the one before has ended. The span says by `in_order` that it is so.
+            etag: The required version, from an earlier span of the same object.
+            check: Returns False for wrong bytes, which are requested once more.
+            rest: Shared by all reads of a caller that reads the object in order. If a server sends whole objects only,
+                each read continues where the one before ended; the span then has `in_order`.
 
         Raises:
-            ObjectChangedError: the object is of another version than `etag`, or changed during the read.
+            ObjectChangedError: the object has another version than `etag`, or changed during the read.
             ChecksumError: the bytes were wrong both times.
-            StorageError: the read failed for good.
+            StorageError: the read failed after all attempts.
         """
         if not target.nbytes or -start > target.nbytes:
             raise OptionError(f"start={start} and a target of {target.nbytes} bytes: both must be in range")
@@ -232,14 +231,14 @@ class Reader:
         raise _wrong_bytes(url, start, stop)
 
     async def listing(self, url: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
-        """The objects in the folder at `url`, and below it, in pages; each by its address. See `Lists.listing`.
+        """List the objects in the folder at `url` and below, in pages. See `Lists.listing`.
 
         Args:
-            url: ends with a slash.
+            url: Ends with a slash.
 
         Raises:
-            OptionError: that store cannot say what it has.
-            StorageError: it did not.
+            OptionError: the store cannot list objects.
+            StorageError: listing failed.
         """
         store, prefix = self._stores.of(url)
         if not isinstance(store, Lists):
@@ -253,7 +252,7 @@ class Reader:
             yield [Listed(base + path, size, etag) for path, size, etag in page] if base else page
 
     async def pinned(self, url: str) -> str | None:
-        """The folder at `url` at the revision that it is now; None where there are no revisions, or nobody says it.
+        """Return the folder's address at its current revision; None without revisions or folder.
 
         Raises:
             StorageError: the store failed.
@@ -267,7 +266,7 @@ class Reader:
             return None
 
     async def aclose(self) -> None:
-        """Let connections and threads go; no read may be under way. May be called again."""
+        """Close connections and threads. No read may be running. May be called repeatedly."""
         self._closed = True
         await self._attempts.aclose()
         if self._cache is not None:
@@ -285,7 +284,7 @@ class Reader:
     async def _kept(
         self, cache: Cache, url: str, start: int | None, stop: int | None, etag: str | None, check: Check | None
     ) -> tuple[Cached | None, bool]:
-        """What the cache has of it, where that is right; and whether it is to be told of the end of what is read."""
+        """Return the cached read that passes `check`, and whether `cache.end` must be called later."""
         found, is_begun = await cache.get_or_begin(url, start, stop, etag)
         if found is None or (check is not None and not check(found.data)):
             return None, is_begun
@@ -297,10 +296,10 @@ class Reader:
         return self._attempts.fetch(store, path, request)
 
     async def _fetch_end(self, request: RangeRequest) -> Span | None:
-        """Fetch the last bytes of an object, in a range that is none of its own.
+        """Fetch the last bytes of an object by a suffix range.
 
         Returns:
-            None where they came; else what is known of the object, of which some other range may be asked for.
+            None if the bytes have come. Else the object's size and version, for a read by absolute positions.
         """
         store = self._stores.of(request.url)[0]
         if gives_ends(store) and host_of(store) not in self._without_ends:
@@ -320,7 +319,6 @@ class Reader:
         return first.span()
 
     def _cache_for(self, url: str) -> Cache | None:
-        """The cache, where reading from it is faster than reading from the store."""
         if self._closed:
             raise LoaderClosedError("this reader was closed; make a new one")
         return None if self._cache is None or is_local(self._stores.of(url)[0]) else self._cache

@@ -1,4 +1,4 @@
-"""What is still to come of an answer that has more than was asked for: the next read goes on with it."""
+"""The unread rest of an answer that is longer than the requested range, for the next read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _SKIPPED_BYTES = 256 * 1024
 
 
 class Rest:
-    """The open answer of a server that gives objects as a whole only, for who reads one object from begin to end.
+    """The open answer of a server that sends whole objects only, for reading an object in order.
 
-    Each part is taken off the same body, so that the server sends every byte once. Where the connection broke, or what
-    is asked for lies before, the object is asked for anew, and what comes before the part is thrown away.
+    Each part is read from the same body, so the server sends every byte once. If the connection broke, or a part
+    precedes the position, the object is requested again and the bytes before the part are discarded.
     """
 
     def __init__(self) -> None:
         self._body: Body | None = None
         self._at = 0
         self._size: int | None = None
-        self._told: Told | None = None  # of its version, by the first answer
+        self._told: Told | None = None  # version of the first answer
 
     def go_on(self, start: int, stop: int, name: str) -> Answer | None:
-        """Bytes [start, stop) of the answer that is open; None: there is none, or it is beyond them already."""
+        """Return bytes [start, stop) of the open answer; None without one or if it is past `start`."""
         body, self._body = self._body, None
         if body is None:
             return None
@@ -34,11 +34,11 @@ class Rest:
         return self._part(body, start, stop, name)
 
     def begin(self, body: Body, start: int, stop: int, name: str, *, size: int | None, told: Told) -> Answer:
-        """Bytes [start, stop) of an answer that has come anew, and what it says of its version.
+        """Return bytes [start, stop) of a new answer.
 
         Raises:
-            ObjectChangedError: the answer before was another version.
-            BadResponseError: nobody knows whether it was.
+            ObjectChangedError: the previous answer had another version.
+            BadResponseError: the versions cannot be compared.
         """
         if self._told is not None:
             self._told.check(told, name)
@@ -46,13 +46,12 @@ class Rest:
         return self._part(body, start, stop, name)
 
     def keep(self, body: Body, at: int) -> None:
-        """Have `body` for the next part: it has been read up to `at`."""
+        """Keep `body`, read up to `at`, for the next part."""
         self.release()
         if body.is_open:
             self._body, self._at = body, at
 
     def release(self) -> None:
-        """Nobody reads on."""
         body, self._body = self._body, None
         if body is not None:
             body.abort()
@@ -65,12 +64,12 @@ class Rest:
 
 
 class _Part:
-    """Bytes [start, stop) of a body, in front of which `skip` bytes are thrown away; it `Fills`."""
+    """Bytes [start, stop) of a body, after `skip` bytes that are discarded. Implements `Fills`."""
 
     def __init__(self, rest: Rest, body: Body, skip: int, start: int, stop: int, name: str) -> None:
         self._rest, self._body, self._name = rest, body, name
         self._to_skip, self._left, self._stop = skip, stop - start, stop
-        self._before = self._base = body.received  # what it had received before this part, and before what is wanted
+        self._before = self._base = body.received  # bytes received before this part, and before its wanted bytes
 
     @property
     def received(self) -> int:

@@ -1,4 +1,4 @@
-"""Blocking calls for an event loop, in threads that never hold up the interpreter's exit."""
+"""Blocking calls of an event loop in threads that never delay the interpreter's exit."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
 
 
 class Threads:
-    """A few threads of one event loop, started when calls wait and none is idle.
+    """A few threads of one event loop, started when calls wait and no thread is idle.
 
-    They are daemons, and nobody joins them: a call may be stuck for ever in a file system that has gone away. (Threads
-    of `concurrent.futures` are joined at exit.) Calls that end together wake the loop once.
+    They are daemon threads and never joined, as a call may hang forever in an unreachable file system. (Threads of
+    `concurrent.futures` are joined at exit.) Calls that end at about the same time wake the loop once.
 
     Args:
-        name: what the threads are called.
-        limit: how many there are at most.
+        name: Name of the threads.
+        limit: Maximum number of threads.
     """
 
     def __init__(self, name: str, limit: int) -> None:
         self._name, self._limit = name, limit
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._started = 0
-        self._waiting = 0  # calls that were made and whose results have not come
+        self._waiting = 0  # calls without a result yet
         self._results: deque[tuple[asyncio.Future[object], object, BaseException | None]] = deque()
         self._is_woken = False
         self._is_closed = False
 
     def call(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """What `function` gives; it runs even if nobody waits any more, unless that is so before it begins."""
+        """Call `function` in a thread. Cancelling the future has no effect once the call started."""
         if self._is_closed:
             raise RuntimeError(f"the threads {self._name} were ended")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -47,7 +47,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """End each thread as soon as its call ends; what those calls give is for nobody."""
+        """End each thread after its current call. Results of these calls are discarded."""
         self._is_closed = True
         for _ in range(self._started):
             self._calls.put(None)
@@ -62,19 +62,19 @@ class Threads:
                     if self._is_closed:
                         raise RuntimeError(f"the threads {self._name} were ended")
                     result = function(*args)
-                except (StopIteration, GeneratorExit) as failure:  # which no future takes, or no task
+                except (StopIteration, GeneratorExit) as failure:  # futures and tasks do not accept these
                     error = RuntimeError(f"{function!r} raised {failure!r}")
                 except BaseException as failure:
                     error = failure
             self._results.append((future, result, error))
             if not self._is_woken:
                 self._is_woken = True
-                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                with contextlib.suppress(RuntimeError):  # the loop was closed
                     future.get_loop().call_soon_threadsafe(self._settle)
-            del call, future, function, args, result, error  # nothing is kept while there is nothing to do
+            del call, future, function, args, result, error  # an idle thread holds no references
 
     def _settle(self) -> None:
-        self._is_woken = False  # first: what comes from now on wakes the loop again
+        self._is_woken = False  # first, so that later results wake the loop again
         while self._results:
             future, result, error = self._results.popleft()
             self._waiting -= 1
@@ -87,6 +87,6 @@ class Threads:
 
 
 def retrieved(future: asyncio.Future[Any]) -> None:
-    """A callback for calls whose callers may have gone: an error is no news to the event loop then."""
+    """Done callback that marks an error as retrieved, for calls whose callers may be gone."""
     if not future.cancelled():
         future.exception()

@@ -1,8 +1,10 @@
-"""What is asked of a store, how often and for how long: one place for all stores; clock and random numbers are given.
+"""Requests to a store: attempts, time limits, concurrency. One place for all stores.
 
-attempts.py     one range until it is all there     range_request.py    what is known of it, and its bytes
-endpoint.py     one endpoint: second requests when a first byte is late, and all below
-limits.py semaphore.py      how many requests at once, and per second
-retry.py        which failures are worth another attempt, when, and how many in all
+Clock and random numbers are arguments.
+
+attempts.py     one range until it is complete      range_request.py    its state and its bytes
+endpoint.py     one host: hedged requests, and all below
+limits.py semaphore.py      concurrency and rate limits
+retry.py        which failures are retried, when and how often
 deadlines.py    time limits of all requests, by one timer
 """

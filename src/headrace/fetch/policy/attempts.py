@@ -1,4 +1,4 @@
-"""Requests for one range until it is all there: attempts, waits between them, and the error when they are over."""
+"""Requests for one range until it is complete: attempts, waits, and the final error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MANY_HOSTS = 512
 
 
 class _OurMemory:
-    """What a read waits for that has to be paid for first: its own side, and never the store."""
+    """Memory that a read waits for. Such a wait never counts against the store."""
 
     succeeded_at = float("inf")
 
@@ -34,11 +34,8 @@ class Attempts:
     """The requests of one reader.
 
     Args:
-        options: time limits and attempts.
-        concurrency: requests under way at once.
-        meter: where to count.
-        clock: monotonic seconds; decides when a range's time is over.
-        rng: draws the waits between attempts.
+        clock: Monotonic seconds, for time limits.
+        rng: Source of the random waits between attempts.
     """
 
     def __init__(
@@ -57,10 +54,10 @@ class Attempts:
         self._hosts: dict[str | int, Endpoint] = {}
 
     async def fetch(self, store: Store, path: str, request: RangeRequest) -> None:
-        """Reach `request`.
+        """Complete `request`, with all attempts.
 
         Raises:
-            StorageError: no further attempt is of use, or left.
+            StorageError: no further attempt is left, or would help.
         """
         endpoint = self._endpoint(store)
         if not endpoint.try_enter():
@@ -75,12 +72,12 @@ class Attempts:
                     self._meter.errors += 1
                     raise _final(failure, request, attempt) from failure
             finally:
-                # Its traceback holds this frame, and so the target: kept here it would be a cycle.
+                # Its traceback refers to this frame, and so to the target: a variable here would make a cycle.
                 del failure
             attempt += 1
 
     async def aclose(self) -> None:
-        """End timers and second requests; no fetch may be under way."""
+        """End timers and hedged requests. No fetch may be running."""
         self._watch.close()
         for endpoint in self._hosts.values():
             await endpoint.aclose()
@@ -104,9 +101,10 @@ class Attempts:
     async def _attempt(
         self, endpoint: Endpoint, store: Store, path: str, request: RangeRequest, attempt: int
     ) -> ReadFailure | None:
-        """One request, which leaves the host's gate in the end; gives what failed.
+        """Make one request. Return its failure, or None.
 
-        The failure is in no variable of this frame, which its traceback holds: the cycle would keep the target.
+        No variable of this frame holds the failure: its traceback refers to the frame, and the cycle would keep the
+        target.
         """
         meter, watch = self._meter, self._watch
         began = self._clock()
@@ -149,7 +147,7 @@ class Attempts:
                 endpoint.leave()
 
     async def _pay(self, endpoint: Endpoint, request: RangeRequest) -> None:
-        """Have the bytes charged for; a wait for that holds nobody else up."""
+        """Wait until the memory budget admits the bytes. A request that has to wait leaves the host's limit."""
 
         def step_out() -> None:
             request.is_inside = False
@@ -176,7 +174,7 @@ class Attempts:
     async def _may_try_again(
         self, endpoint: Endpoint, request: RangeRequest, failure: ReadFailure, attempt: int, alike: int
     ) -> bool:
-        """Wait for the next attempt's turn; then we are inside the host's gate."""
+        """Wait for the next attempt. If True, the request counts in the host's limit again."""
         left_s = request.began + request.paused_s + request.time_s(self._options) - self._clock()
         wait_s = self._policy.wait_s(failure, attempt, alike, left_s, self._rng)
         if wait_s is None:
@@ -203,7 +201,7 @@ class Attempts:
 
 
 def _final(error: ReadFailure, request: RangeRequest, attempts: int) -> StorageError:
-    """The error for the caller: of the same kind, and with the range and the number of attempts."""
+    """Return the error for the caller, with the range and the number of attempts."""
     kind: type[StorageError] = StorageError
     status = retry_after_s = None
     if isinstance(error, StorageError):

@@ -1,4 +1,4 @@
-"""Time limits of all requests of one reader, by one timer: a timer for each would cost as much as a read does."""
+"""Time limits of all requests of one reader, by one timer: one for each request is too slow."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ _LEAST_S = 0.001
 
 
 class TransferProgress(Protocol):
-    """Something that others get on with.
+    """Progress that a read waits for.
 
     Attributes:
-        succeeded_at: when somebody did last.
+        succeeded_at: Time of the last progress.
     """
 
     succeeded_at: float
 
 
 class Watched:
-    """What the watch sees of a read, and how it ends it: by cancelling the task, as `asyncio.timeout` does.
+    """A read with time limits. It is interrupted by cancelling its task, as `asyncio.timeout` does.
 
     Attributes:
-        position: the byte of the object that was reached.
-        body: what is being read, where it `Fills`: what it has received comes on top.
-        waits_for: what it waits for before it goes on, where that is not the store; the time in which that went
-            forward does not count.
-        stopped_by: why it was ended; None while it goes on.
-        paused_s: seconds that do not count.
+        position: Byte of the object that was reached.
+        body: Body being read, if it implements `Fills`. Its received bytes are added to `position`.
+        waits_for: What the read waits for instead of the store. Time in which that makes progress does not count.
+        stopped_by: Reason of the interruption, or None.
+        paused_s: Seconds that do not count.
     """
 
     __slots__ = (
@@ -48,7 +47,7 @@ class Watched:
         self.began = self.paused_s = 0.0
 
     def start_now(self, now: float) -> None:
-        """The task that runs now is the one to end, and time counts from now on."""
+        """Start the time limit. `interrupt` will cancel the current task."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -56,36 +55,35 @@ class Watched:
         self.began = now
 
     def look(self, now: float) -> None:
-        """Begin to measure anew: a request begins, or goes on after a pause."""
+        """Restart the measurement, as a request starts or continues after a pause."""
         self._since = now
         self._from = self._seen = self.reached
 
     @property
     def reached(self) -> int:
-        """The byte that was reached by now."""
         body = self.body
         return self.position if body is None else self.position + body.received + getattr(body, "skipped", 0)
 
     def time_s(self, options: FetchOptions) -> float:
-        """Seconds for all of it, attempts and waits included."""
+        """Time limit in seconds, for all attempts and waits."""
         raise NotImplementedError
 
     def interrupt(self, why: str) -> None:
-        """End what the task is waiting for, unless that was done already."""
+        """Cancel the task, unless it was interrupted before."""
         if self.stopped_by is None:
             self.stopped_by = why
             self._task.cancel()
 
     def settle(self) -> str | None:
-        """Why it was ended, if it was by `interrupt` alone; to be called once the task goes on after that.
+        """Return the reason if `interrupt` alone cancelled the task. Called when the task runs again.
 
-        None: it was not, or somebody else has cancelled the task too, and the cancellation must go on.
+        None: the task was not interrupted, or was also cancelled by others, so the cancellation must continue.
         """
         why, self.stopped_by = self.stopped_by, None
         return why if why is not None and self._task.uncancel() <= self._cancelling else None
 
     def judge(self, now: float, options: FetchOptions) -> str | None:
-        """Which limit it has broken, in words."""
+        """Return a description of the exceeded limit, or None."""
         reached = self.reached
         waits_for = self.waits_for
         if waits_for is not None:
@@ -111,20 +109,15 @@ class Watched:
 
 
 class Hedged(Protocol):
-    """A host whose late requests get a second one."""
+    """A host with hedged requests."""
 
     def hedge(self, now: float) -> float:
-        """Make those that are due; gives when to look again, infinity where nothing is asked for."""
+        """Start the hedges that are due. Return the time of the next check; infinity if no request runs."""
         ...
 
 
 class DeadlineTimer:
-    """The one timer. It runs only while there is something to watch.
-
-    Args:
-        options: the limits.
-        clock: monotonic seconds.
-    """
+    """The timer of a reader. Runs only while there are requests."""
 
     def __init__(self, options: FetchOptions, clock: Callable[[], float]) -> None:
         self._options, self._clock = options, clock
@@ -137,7 +130,6 @@ class DeadlineTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, watched: Watched, now: float) -> None:
-        """Watch from now on."""
         watched.look(now)
         self._watched[watched] = None
         if self._timer is None:
@@ -145,17 +137,15 @@ class DeadlineTimer:
             self._arm(now, self._look_at)
 
     def end(self, watched: Watched) -> None:
-        """Watch no more."""
         self._watched.pop(watched, None)
 
     def hedge(self, endpoint: Hedged, now: float, due: float) -> None:
-        """Have `endpoint.hedge` called at `due`, or before."""
+        """Make the timer call `endpoint.hedge` at `due` or earlier."""
         self._hosts[endpoint] = None
         if due < self._due or self._timer is None:
             self._arm(now, due)
 
     def close(self) -> None:
-        """End the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -169,8 +159,8 @@ class DeadlineTimer:
         now = self._clock()
         self._timer = None
         if now >= self._look_at:
-            # After a loop that stood still (a stopped process, a long callback) bytes may lie in the sockets: they are
-            # read first.
+            # If the loop was blocked (a stopped process, a long callback), the sockets may hold bytes.
+            # They are read first.
             self._was_late = now - self._look_at > self._each_s and not self._was_late
             self._look_at = now + self._each_s
             if not self._was_late:

@@ -1,4 +1,4 @@
-"""One host as a reader knows it: how much it takes, how fast it is, and what is being asked of it."""
+"""One host of a reader: its limits, its latency, and the running requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEVER = float("inf")
 
 
 class GoesOn(Protocol):
-    """`WebStore.go_on`: as `Store.get`, where a server that only gives objects as a whole goes on with the last."""
+    """`WebStore.go_on`: as `Store.get`, but continues the last answer of a server without ranges."""
 
     async def __call__(
         self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest
@@ -33,15 +33,13 @@ class GoesOn(Protocol):
 
 
 class Endpoint:
-    """One host: requests to the stores that lie there, with their second ones, and what their ends teach.
+    """One host: requests to its stores with their hedges, and the limits learned from results.
 
     Args:
-        is_far: whether it is another machine: a disk is not made faster by being asked twice.
-        everyone: the gate of all the reader's requests.
-        bound: requests at once while all is well.
-        options: how many second requests may be made.
-        meter: where to count.
-        clock: monotonic seconds.
+        is_far: False for a local store, which gets no hedges.
+        everyone: Limit of all requests of the reader.
+        bound: Concurrency limit of a healthy host.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -64,11 +62,11 @@ class Endpoint:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is lost when it is forgotten."""
+        """True if the endpoint may be discarded without losing state."""
         return not self.level.inside and self.level.is_free
 
     def try_enter(self) -> bool:
-        """Be among the requests under way, if that needs no waiting."""
+        """Enter the limits if no wait is needed."""
         if not self._everyone.try_enter():
             return False
         if not self.level.try_enter():
@@ -77,7 +75,7 @@ class Endpoint:
         return True
 
     async def enter(self, *, again: bool = False) -> None:
-        """Be among the requests under way."""
+        """Enter the limits, waiting if needed."""
         await self.level.enter(again=again)
         try:
             await self._everyone.enter(again=again)
@@ -86,18 +84,17 @@ class Endpoint:
             raise
 
     def leave(self) -> None:
-        """A request has ended."""
         self.level.leave()
         self._everyone.leave()
 
     def succeeded(self, *, again: bool) -> None:
-        """A request was answered in full, at once or after attempts that failed."""
+        """Record a complete answer. `again`: after failed attempts."""
         self.succeeded_at = now = self._clock()
         self.level.succeeded(now)
         self.retry_budget.give(1.0 if again else 0.1)
 
     def failed(self, error: ReadFailure, began: float) -> ReadFailure:
-        """A request that began at `began` failed; gives the error back."""
+        """Record the failure of a request started at `began`, and return it."""
         throttled = isinstance(error, ThrottledError)
         if throttled or isinstance(error, TimeoutError):
             self.level.overloaded(began, throttled=throttled)
@@ -108,7 +105,7 @@ class Endpoint:
         return error
 
     async def ask(self, store: Store, path: str, request: RangeRequest, began: float) -> Answer:
-        """The answer for what is missing of `request`, or for a second request that was faster."""
+        """Return the answer for the missing bytes of `request`, from the request or a faster hedge."""
         if self.hedges is None:
             return await _get(store, path, request)
         hedged = HedgedRequest(store, path, request, began)
@@ -122,12 +119,12 @@ class Endpoint:
             self._meter.hedges_won += 1
         except (StorageError, OSError) as error:
             if hedged.second is None or not hedged.is_asked_again:
-                raise  # the second request may be waiting for our own place
+                raise  # the hedge may be waiting for this request's slot
             hedged.first_failed = True
             await asyncio.wait([hedged.second])
             if hedged.answer is None:
                 if isinstance(hedged.failure, StorageError) and hedged.failure.retry_after_s:
-                    raise hedged.failure from error  # of the two the one that says when to come back
+                    raise hedged.failure from error  # the one of the two with Retry-After
                 raise
             self.failed(error, began)
             answer = hedged.take()
@@ -142,11 +139,11 @@ class Endpoint:
         return answer
 
     def due(self, began: float) -> float:
-        """When a request that began at `began` is late."""
+        """Time at which a request started at `began` is late."""
         return _NEVER if self.hedges is None else began + self.hedges.delay_s
 
     def hedge(self, now: float) -> float:
-        """Make the second requests that are due; gives when to look again."""
+        """Start the hedges that are due. Return the time of the next check."""
         assert self.hedges is not None
         late = []
         again = _NEVER
@@ -166,7 +163,7 @@ class Endpoint:
         return again
 
     async def aclose(self) -> None:
-        """Wait until the second requests that lost are gone, and end the timers."""
+        """Cancel the losing hedges, wait for their end, and end the timers."""
         self.level.close()
         self.retry_budget.close()
         for second in self._seconds:
@@ -202,7 +199,7 @@ class Endpoint:
 
 
 class HedgedRequest:
-    """A request whose first byte has not come yet, and its second one."""
+    """A request that waits for its first byte, and its hedge."""
 
     __slots__ = ("answer", "began", "failure", "first_failed", "is_asked_again", "path", "request", "second", "store")
 
@@ -214,13 +211,13 @@ class HedgedRequest:
         self.first_failed = self.is_asked_again = False
 
     def take(self) -> Answer:
-        """The second request's answer, which is the one that counts."""
+        """Return the hedge's answer."""
         answer, self.answer = self.answer, None
         assert answer is not None
         return answer
 
     async def dispose(self) -> None:
-        """Nobody wants the second request's answer."""
+        """Close the hedge's answer, if any."""
         answer, self.answer = self.answer, None
         if answer is not None:
             await close(answer)
@@ -229,14 +226,14 @@ class HedgedRequest:
 def _get(store: Store, path: str, request: RangeRequest) -> Awaitable[Answer]:
     start, stop = request.asked_start, request.asked_stop
     if request.rest is not None:
-        go_on: GoesOn | None = getattr(store, "go_on", None)  # others know ranges, or are no servers
+        go_on: GoesOn | None = getattr(store, "go_on", None)  # other stores support ranges, or are no servers
         if go_on is not None:
             return go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
     return store.get(path, start, stop, if_match=request.if_match)
 
 
 async def close(answer: Answer) -> None:
-    """Read no more of it."""
+    """Close the answer's body."""
     aclose = getattr(answer.chunks, "aclose", None)
     if aclose is not None:
         await aclose()
@@ -250,17 +247,17 @@ _BURST = 5.0
 
 
 class Hedges:
-    """One host's times to the first byte, and its right to second requests.
+    """First-byte latencies of one host, and its budget of hedges.
 
-    The 95th percentile is that of the last 256 times, sorted anew after every 32: 0.3 µs a request, exact, and it
-    follows a host that changes within some hundred requests. (A streaming estimate costs as much in Python, and needs
-    a step size that fits both 1 ms and 1 s.)
+    The 95th percentile is that of the last 256 latencies, sorted after every 32: 0.3 µs per request and exact. It
+    adapts to a changed host within some hundred requests. (A streaming estimate is as slow in Python, and needs a step
+    size that suits both 1 ms and 1 s.)
 
     Args:
-        share: second requests per request; above 0.
+        share: Hedges per request, above 0.
 
     Attributes:
-        delay_s: how late a first byte must be; infinite while too little is known.
+        delay_s: Latency after which a request is late. Infinite while too little is known.
     """
 
     __slots__ = ("_share", "_since", "_times", "_tokens", "delay_s")
@@ -273,7 +270,7 @@ class Hedges:
         self.delay_s = float("inf")
 
     def learn(self, seconds: float) -> None:
-        """A first byte took so long; or more, where a second request was faster."""
+        """Record a first-byte latency; after a hedge that was faster, a lower bound."""
         times = self._times
         times.append(seconds)
         self._tokens = min(_BURST, self._tokens + self._share)
@@ -284,7 +281,7 @@ class Hedges:
                 self.delay_s = max(_LEAST_S, sorted(times)[len(times) * 95 // 100])
 
     def take(self) -> bool:
-        """Whether one more second request may be made; then it counts."""
+        """Return True if one more hedge is allowed, and count it."""
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0

@@ -1,4 +1,4 @@
-"""How much a host is asked for at once and per second: as much as it takes, found by trying."""
+"""Concurrency and rate limits of a host, found by trying."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 from headrace.fetch.policy.semaphore import Semaphore
 
 _LESS = 0.7
-_CUBE = 0.4  # of CUBIC (RFC 9438): how fast the pace climbs
-_SLOWEST = 5.0  # single refusals, as stores strew them in, must not cost seconds
+_CUBE = 0.4  # constant of CUBIC (RFC 9438): how fast the rate grows
+_SLOWEST = 5.0  # occasional refusals must not cost seconds
 _WINDOW_S = 0.5
 _UNUSED_WINDOWS = 10
-_LEAST_WAIT_S = 0.001  # what timers are good for
+_LEAST_WAIT_S = 0.001  # resolution of timers
 
 
 class ConcurrencyLimit(Semaphore):
-    """One host's gate: at most `bound` requests at once, fewer and at a pace when it is too much for the host.
+    """Concurrency limit of one host: at most `bound` requests at once, fewer if it is overloaded.
 
-    A failure that shows overload takes the level to 0.7 of what is under way, once for each round of requests; as many
-    successes as the level is high raise it by one, up to the bound.
+    A failure that indicates overload reduces the limit to 0.7 of the running requests, once for each round of requests.
+    As many successes as the limit raise it by one, up to `bound`. A throttled host also gets a rate limit.
 
     Args:
-        bound: requests at once while all is well.
-        clock: monotonic seconds.
+        bound: Maximum of the limit.
+        clock: Monotonic seconds.
     """
 
     __slots__ = ("_clock", "_lowered_at", "_rate", "_timer", "_unused", "bound", "lowest", "pace")
@@ -40,11 +40,10 @@ class ConcurrencyLimit(Semaphore):
 
     @property
     def is_free(self) -> bool:
-        """Whether the host gets all that is wanted."""
+        """True if nothing is limited below `bound`."""
         return self.pace is None and self.limit >= self.bound
 
     def try_enter(self) -> bool:
-        """See `Semaphore.try_enter`."""
         if self._turns.waiting or self.inside + 1 > self.limit:
             return False
         if self.pace is not None and self.pace.take(self._clock()) > 0.0:
@@ -53,9 +52,9 @@ class ConcurrencyLimit(Semaphore):
         return True
 
     def succeeded(self, now: float) -> None:
-        """A request was answered in full."""
+        """Record a complete answer."""
         if self._rate.add(now) and self.pace is not None:
-            # A pace that is far above what is being asked for holds nobody back any more.
+            # A rate limit far above the actual rate is removed.
             self._unused = self._unused + 1 if self.pace.at(now) > 2.0 * self._rate.of(now) else 0
             if self._unused >= _UNUSED_WINDOWS:
                 self.pace = None
@@ -65,7 +64,7 @@ class ConcurrencyLimit(Semaphore):
                 self._wake()
 
     def overloaded(self, began: float, *, throttled: bool) -> None:
-        """A request that began at `began` took too long, or the store asked for fewer."""
+        """Record a timeout or a refusal of a request that started at `began`."""
         now = self._clock()
         if throttled:
             if self.pace is None:
@@ -78,7 +77,6 @@ class ConcurrencyLimit(Semaphore):
             self.lowest = min(self.lowest, int(self.limit))
 
     def close(self) -> None:
-        """End the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -95,10 +93,10 @@ class ConcurrencyLimit(Semaphore):
 
 
 class RateLimiter:
-    """Requests per second, for a host that answers too fast to be held back by the number of requests at once.
+    """Rate limit of a host whose answers are too fast for a concurrency limit to slow requests.
 
-    As CUBIC: 0.7 of what got through when the host asked for fewer; back to that in some seconds, slowly while near
-    it, and from there on faster and faster. At most once in half a second less.
+    As CUBIC: 0.7 of the rate at the last refusal. The rate returns to that in some seconds, slowly near it, then grows
+    faster and faster. It is reduced at most once in half a second.
     """
 
     __slots__ = ("_climb_s", "_filled_at", "_lowered_at", "_room", "_top")
@@ -113,15 +111,15 @@ class RateLimiter:
         return max(_SLOWEST, self._top + _CUBE * (now - self._lowered_at - self._climb_s) ** 3)
 
     def lower(self, began: float, now: float, used: float) -> None:
-        """A request that began at `began` was too many, while `used` per second got through."""
+        """Reduce the rate after a refused request started at `began`, while `used` per second passed."""
         if began < self._lowered_at or now - self._lowered_at < _WINDOW_S:
             return
         rate = min(self.at(now), used)
-        # Who did not get back to where it was leaves room for others (RFC 9438 §4.7, fast convergence).
+        # If the rate had not recovered, leave room for other clients (RFC 9438 §4.7, fast convergence).
         self._set(rate, rate if rate >= self._top else rate * (1.0 + _LESS) / 2.0, now)
 
     def take(self, now: float) -> float:
-        """Seconds to wait for the next request; 0: it is taken."""
+        """Take the next request's turn and return 0, or return the seconds to wait."""
         rate = self.at(now)
         self._room = min(max(1.0, rate / 50.0), self._room + (now - self._filled_at) * rate)
         self._filled_at = now
@@ -137,7 +135,7 @@ class RateLimiter:
 
 
 class RateMeter:
-    """Events per second over the last half second to second."""
+    """Events per second, over the last 0.5 to 1 seconds."""
 
     __slots__ = ("_before", "_count", "_since", "_since_before")
 
@@ -146,7 +144,7 @@ class RateMeter:
         self._count = self._before = 0
 
     def add(self, now: float) -> bool:
-        """One more; True where a new window begins with it."""
+        """Count an event. Return True if it starts a new window."""
         begins = now - self._since >= _WINDOW_S
         if begins:
             self._before, self._since_before = self._count, self._since

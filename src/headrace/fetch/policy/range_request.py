@@ -1,4 +1,4 @@
-"""One range on its way: what was asked for, what is known of the object, how far it got, and where the bytes go."""
+"""One requested range: the object's known facts, the progress, and the target memory."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from headrace.protocols import Span, Told
 from headrace.running import Charges
 from headrace.types import Answer, Buffer, Fills
 
-_MOST_UNTOLD_BYTES = 2**30  # of a body whose length nobody says: it may have no end
+_MOST_UNTOLD_BYTES = 2**30  # of a body of unknown length, which may be endless
 
 
 class RangeRequest(Watched):
-    """One range: every answer is checked against it, and continues it at the byte reached.
+    """One range. Every answer is checked against it and continues it at the byte reached.
 
     Args:
-        start: where it begins; negative, without a stop: so many bytes before the end.
-        target: where the bytes go; None: into memory of its own, see `result`.
-        etag: the version that the bytes must be of.
-        charge: called once, with the number of bytes that come, and awaited.
-        most: of a longer object no more bytes than these are read, if the others can be asked for in ranges.
-        rest: where a store may keep what follows, for the next goal.
-        told: what an answer has said of the version whose other bytes these are to stand beside.
+        start: First byte. Negative, without a stop: this many bytes before the end.
+        target: Memory for the bytes. None: allocated, see `result`.
+        etag: The required version.
+        charge: Called and awaited once, with the number of bytes.
+        most: Maximum bytes of a longer object, if the store supports ranges for the rest.
+        rest: Holds the open answer between requests, for a store without ranges.
+        told: Version in an earlier answer for other bytes of the same read.
 
     Attributes:
-        asked_stop: where the range ends; that is known from the first answer on, unless the store does not say.
-        size: of the object, as far as it is known.
-        told: what the answers say of its version, once there is one.
-        in_order: the store sends the whole for every part.
-        skipped: bytes that had to come before those that were wanted.
-        is_inside: it counts among the host's requests under way.
+        asked_stop: End of the range. Known after the first answer, unless the store does not report it.
+        size: The object's size, if known.
+        told: Version in the answers, once there is one.
+        in_order: The store sends the whole object for every range.
+        skipped: Bytes received before the wanted ones.
+        is_inside: True while the request counts in the host's limit.
     """
 
     __slots__ = (
@@ -60,7 +60,7 @@ class RangeRequest(Watched):
         told: Told | None = None,
     ) -> None:
         super().__init__(max(start or 0, 0))
-        self._back = max(-(start or 0), 0)  # how many of the last bytes are meant, until it is known which these are
+        self._back = max(-(start or 0), 0)  # number of last bytes, until their position is known
         self.rest, self.in_order, self.skipped = rest, False, 0
         self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
         self._most = most
@@ -88,28 +88,28 @@ class RangeRequest(Watched):
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
     def time_s(self, options: FetchOptions) -> float:
-        """Seconds for all attempts; what is longer than one range gets as much more time."""
+        """Time limit in seconds. A read longer than `range_bytes` gets proportionally more."""
         wanted = (self.reached if self.asked_stop is None else self.asked_stop) - (self.start or 0)
         skipped = self.skipped + getattr(self.body, "skipped", 0)
         return options.total_timeout_s * max(1.0, (wanted + skipped) / options.range_bytes)
 
     def accept(self, answer: Answer) -> None:
-        """Take up what the answer says of the object, if it is the one that was asked for."""
+        """Check an answer's range and version, and store its facts about the object."""
         size, told = answer.size, Told(answer.etag, answer.modified)
-        is_empty = answer.start == answer.stop  # such as an error's page, which has no ETag of the object
+        is_empty = answer.start == answer.stop  # such as an error page, without the object's ETag
         is_checked = answer.etag is not None or not is_empty
         known = self.told or (None if self.etag is None else Told.of(self.etag))
         if is_checked and known is not None:
             known.check(told, self.url)
         if self.size is not None and size is not None and size != self.size:
-            # Of an object that changed the store would have said so, given If-Match: one of the sizes is a lie.
+            # With If-Match the store reports a change of the object, so one of the sizes is wrong.
             kind = ObjectChangedError if self.if_match is None else BadResponseError
             raise kind(f"the object's size was {self.size}, now it is {size}", url=self.url)
         first, last = self.position, self.asked_stop
         if self._back:
             if size is None:
                 raise BadResponseError("the answer does not say how long the object is", url=self.url)
-            first = size if answer.start == size else max(0, size - self._back)  # or that alone, and no bytes
+            first = size if answer.start == size else max(0, size - self._back)  # or only the size, and no bytes
         elif size is not None:
             first = min(first, size)
         if size is not None:
@@ -133,7 +133,7 @@ class RangeRequest(Watched):
             self.asked_stop = min(self._most, self.asked_stop)
 
     async def receive(self, answer: Answer, meter: Meter) -> None:
-        """Put the answer's body in its place, all of it or up to where it fails."""
+        """Store the answer's body, up to its end or failure."""
         if self.position == self.asked_stop:
             return
         chunks = answer.chunks
@@ -162,36 +162,36 @@ class RangeRequest(Watched):
                 return
 
     def check_end(self) -> None:
-        """Whether a body that has ended was all of it."""
+        """Check that the body that ended was complete."""
         if self._is_open and (self.asked_stop is None or self.position < self.asked_stop):
             self.size = self.asked_stop = self.position
         if self.asked_stop is not None and self.position < self.asked_stop:
             raise ShortReadError(f"the body ended at byte {self.position}, not {self.asked_stop}", url=self.url)
 
     def result(self) -> bytes:
-        """The bytes, where no target was given; once."""
+        """Return the bytes, if no target was given. Callable once."""
         if self._buffer is not None:
-            self._room = None  # as long as it is there, `getvalue` copies
+            self._room = None  # while it exists, `getvalue` copies
             return self._buffer.getvalue()
         pieces = self._pieces
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
     def data(self) -> memoryview:
-        """What lies in the target."""
+        """The bytes in the target."""
         return memoryview(self._room)[: self.position - self._first]
 
     def span(self) -> Span:
-        """What was read.
+        """Return the span that was read.
 
         Raises:
-            BadResponseError: the store did not say how long the object is.
+            BadResponseError: the store did not report the object's size.
         """
         if self.size is None:
             raise BadResponseError("the answer does not say how long the object is", url=self.url)
         return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order, self.told)
 
     def _open_room(self) -> bool:
-        """Whether there is room for a body that fills it; it is made as soon as its size is known."""
+        """Allocate memory for a body if its size is known. True if there is memory."""
         if self._room is None and not self._pieces and self.asked_stop is not None:
             self._buffer = room_for(self.asked_stop - self.position, self.url)
             self._room = np.frombuffer(self._buffer.getbuffer(), np.uint8)
@@ -208,7 +208,7 @@ class RangeRequest(Watched):
         except ShortReadError:
             got = body.received
             if got < len(target):
-                raise  # and otherwise only the end of the body is missing, not a byte of it
+                raise  # else all bytes are there, and only the end marker is missing
         except BaseException:
             got = body.received
             raise
@@ -221,10 +221,10 @@ class RangeRequest(Watched):
 
 
 def room_for(size: int, url: str) -> io.BytesIO:
-    """Memory for `size` bytes, not touched yet, that becomes `bytes` without a copy: `getvalue` gives it away.
+    """Allocate `size` bytes that become `bytes` without a copy, by `getvalue`. Pages are untouched.
 
     Raises:
-        StorageError: there is not so much memory.
+        StorageError: there is not enough memory.
     """
     try:
         return io.BytesIO(bytes(size))

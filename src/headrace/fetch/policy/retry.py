@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, after what wait, and how many further attempts a host gets in all."""
+"""Which failures are retried, after which wait, and how many retries a host gets."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _LONGEST_ASKED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Full jitter: before attempt n + 1 the wait is drawn between 0 and `backoff_s` · 2ⁿ⁻¹, at most `backoff_cap_s`.
+    """Full jitter: before attempt n + 1 the wait is random in 0 to min(backoff_s · 2ⁿ⁻¹, backoff_cap_s).
 
-    Why full jitter: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015: of the kinds compared there
-    it made the fewest calls, and readers that failed together do not come back together. What the store asks for
-    (Retry-After, up to a minute) comes on top for the same reason: it tells all readers the same time.
+    Of the kinds compared in Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015, full jitter made
+    the fewest calls. Readers that failed together do not retry together. So Retry-After (at most a minute), which is
+    the same for all readers, is added to the random wait.
     """
 
     attempts: int
@@ -38,17 +38,16 @@ class RetryPolicy:
 
     @classmethod
     def of(cls, options: FetchOptions) -> RetryPolicy:
-        """The policy that `options` ask for."""
         return cls(options.attempts, options.backoff_s, options.backoff_cap_s)
 
     def requests_for(self, error: BaseException) -> int:
-        """How many requests may be made when all have failed with such an `error`."""
+        """Maximum number of requests if all fail with such an `error`."""
         if isinstance(error, ObjectChangedError) and not error.is_certain:
             return min(_BAD_RESPONSES, self.attempts)
         if isinstance(error, _FINAL) or not isinstance(error, (StorageError, OSError)):
             return 1
         if isinstance(error, BadResponseError):
-            # A proxy's slip passes, a server that knows no ranges stays so: one more request tells them apart.
+            # A proxy's mistake is temporary, missing support of ranges is not: one more request distinguishes them.
             return min(_BAD_RESPONSES, self.attempts)
         status = getattr(error, "status", None)
         if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
@@ -56,11 +55,11 @@ class RetryPolicy:
         return self.attempts
 
     def wait_s(self, error: BaseException, attempt: int, alike: int, left_s: float, rng: random.Random) -> float | None:
-        """Seconds to wait after attempt number `attempt` (from 1) failed with `error`; None: give up.
+        """Return the wait in seconds after attempt `attempt` (from 1) failed; None: give up.
 
         Args:
-            alike: how many attempts in a row have failed in this way.
-            left_s: seconds left of the range's time; no attempt is begun after them.
+            alike: Number of consecutive attempts that failed in this way.
+            left_s: Seconds left of the range's time limit. No attempt starts after them.
         """
         if attempt >= self.attempts or alike >= self.requests_for(error):
             return None
@@ -73,10 +72,10 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """How many further attempts a host gets: each takes one, successes and time give back.
+    """Retry budget of a host: each retry takes one, successes and time give back.
 
-    While a host answers as a rule, nobody notices. When it fails for everybody, attempts wait here for their turn: a
-    store that is down gets two a second instead of a storm, and the first that succeed let the others go.
+    A host that usually answers never exhausts it. A host that is down gets two attempts a second instead of a storm,
+    and the first successes release the waiting attempts.
     """
 
     FULL = 100.0
@@ -92,18 +91,17 @@ class RetryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> None:
-        """Wait until one more attempt may be made."""
+        """Wait until one more attempt is allowed."""
         await self._turns.wait(self._wake, lambda: self.give(1.0))
 
     def give(self, share: float) -> None:
-        """A request has succeeded (or will not be made)."""
+        """Give back `share` attempts, after a success or for an attempt that will not be made."""
         if self._left < self.FULL or self._turns.waiting:
             self._left = min(self.FULL, self._left + share)
             if self._turns.waiting:
                 self._wake()
 
     def close(self) -> None:
-        """End the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -116,5 +114,5 @@ class RetryBudget:
             self._left -= 1.0
         self.close()
         if self._turns.waiting:
-            wait_s = max(0.001, (1.0 - self._left) / self.PER_S)  # timers are good for 1 ms
+            wait_s = max(0.001, (1.0 - self._left) / self.PER_S)  # timers have a resolution of 1 ms
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)

@@ -1,4 +1,4 @@
-"""Waiting in line: the one place where futures are handed out, so that no wake-up is lost to a cancellation."""
+"""Fair waiting. Futures are granted in this one place, so that a cancellation loses no wakeup."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 class WaitingLine:
-    """Who waits for a turn: first come, first served, and those who come `again` before the others.
+    """Waiters in first-come order. Those that come `again` precede the others.
 
     Attributes:
-        waiting: how many stand in line.
+        waiting: Number of waiters.
     """
 
     __slots__ = ("_again", "_new", "waiting")
@@ -22,11 +22,11 @@ class WaitingLine:
         self._new: deque[asyncio.Future[None]] = deque()
 
     async def wait(self, wake: Callable[[], None], hand_on: Callable[[], None], *, again: bool = False) -> None:
-        """Wait until `grant` has come to us.
+        """Wait for a `grant`.
 
         Args:
-            wake: called once we stand in line: grants what can be granted now.
-            hand_on: called if we are cancelled after our turn was granted.
+            wake: Called after the waiter is queued. Grants what can be granted now.
+            hand_on: Called if the waiter is cancelled after its grant.
         """
         future = asyncio.get_running_loop().create_future()
         line = self._again if again else self._new
@@ -45,7 +45,7 @@ class WaitingLine:
             raise
 
     def grant(self) -> bool:
-        """Let the next one go on; False where nobody waits."""
+        """Release the next waiter. False if there is none."""
         for line in (self._again, self._new):
             while line:
                 future = line.popleft()
@@ -57,7 +57,7 @@ class WaitingLine:
 
 
 class Semaphore:
-    """At most `limit` are inside at once."""
+    """At most `limit` holders at once. `limit` may change and need not be an integer."""
 
     __slots__ = ("_turns", "inside", "limit")
 
@@ -67,19 +67,18 @@ class Semaphore:
         self._turns = WaitingLine()
 
     def try_enter(self) -> bool:
-        """Be inside, if that needs no waiting."""
+        """Enter if no wait is needed."""
         if self._turns.waiting or self.inside + 1 > self.limit:
             return False
         self.inside += 1
         return True
 
     async def enter(self, *, again: bool = False) -> None:
-        """Be inside; who was inside before (`again`) waits before those who were not."""
+        """Enter, waiting if needed. With `again`, precede waiters that enter for the first time."""
         if not self.try_enter():
             await self._turns.wait(self._wake, self.leave, again=again)
 
     def leave(self) -> None:
-        """Be outside again."""
         self.inside -= 1
         if self._turns.waiting:
             self._wake()
