@@ -121,7 +121,7 @@ class Cache:
         begun, keeps = self._begun.get(name), self._writes and not self._folder.is_full
         if begun is not None:
             await asyncio.wait([begun], timeout=_OTHERS_S)
-        if begun is not None or not keeps:  # nothing is written, so nobody need wait
+        if begun is not None or not keeps:  # nothing is written, so other readers need not wait
             return await self.get(url, start, stop, etag), False
         until_s, pause_s = time.monotonic() + _OTHERS_S, _PAUSE_S
         self._begun[name] = asyncio.get_running_loop().create_future()

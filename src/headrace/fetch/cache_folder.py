@@ -192,13 +192,11 @@ class CacheFolder:
         return found
 
     def _data_sets(self) -> list[Path]:
-        """Folders of all data sets. Entries of none are in the main folder."""
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             return [self.path, *(Path(entry) for entry in entries if _DATA_SET.fullmatch(entry.name))]
         return []
 
     def _adopt(self, other: Path, name: str) -> None:
-        """Move an entry to the own data set, unless its data set is in use."""
         place = _place(self._own, name)
         with suppress(OSError):
             self._make(place.parent)
@@ -248,7 +246,6 @@ class CacheFolder:
             os.close(descriptor)
 
     def _make_room(self, tally: int, blocks: int) -> bool:
-        """Remove the least recently used entries if needed. Return True if `blocks` more fit."""
         if blocks > self._limit:
             return False
         if self._tidied and self._has_room(tally, blocks):

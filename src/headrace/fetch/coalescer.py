@@ -117,7 +117,6 @@ class Coalescer:
     async def _read_long(
         self, url: str, start: int, stop: int | None, charge: Charges | None, etag: str | None
     ) -> tuple[bytes, RangeRequest]:
-        """Read the first bytes by one request, and the rest by several requests at once."""
         most = start + 2 * self._options.range_bytes
         if stop is None and not start:
             request = RangeRequest(url, None, None, etag=etag, charge=charge, most=most)
@@ -195,7 +194,6 @@ class _SharedRead:
 
 
 def _about(error: Exception, url: str, start: int | None, stop: int | None) -> Exception:
-    """Return a copy of `error` for the range [start, stop)."""
     if isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if not isinstance(error, StorageError):

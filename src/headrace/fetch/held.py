@@ -64,7 +64,6 @@ class WatchedIterator:
         return self._next() if calls % _EVERY and calls > _EACH_CALL else held.timed(self._next())
 
     async def aclose(self) -> None:
-        """Close the iterator, if it can be closed."""
         close = getattr(self._samples, "aclose", None)
         if close is not None:
             await close()

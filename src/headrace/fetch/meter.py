@@ -44,7 +44,6 @@ class Meter:
         self._busy_since = 0.0
 
     def held(self, name: str, where: Literal["loop", "threads"] = "loop") -> TimedFunction:
-        """Return the function's counters, created at first use."""
         if name not in self.functions:
             self.functions[name] = TimedFunction(where)
         return self.functions[name]
@@ -56,7 +55,6 @@ class Meter:
         self.in_flight += 1
 
     def count_shard(self, nbytes: int, size: int) -> None:
-        """Count a shard of `size` bytes, read by requests for `nbytes`."""
         is_whole = nbytes >= (1 - UNWANTED_SHARE) * size
         self.shards_whole += is_whole
         self.shards_in_part += not is_whole

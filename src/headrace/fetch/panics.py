@@ -1,4 +1,4 @@
-"""Panics of Rust libraries: not an `Exception` in Python, but each should fail one read only."""
+"""Panics of Rust libraries: no `Exception` in Python, but each should fail only one read."""
 
 from __future__ import annotations
 

@@ -64,7 +64,6 @@ def coalesce(starts: Ints, stops: Ints, *, gap: int, waste: float, longest: int)
 
 
 def split(start: int, stop: int, part: int) -> list[tuple[int, int]]:
-    """Split the range [start, stop) into parts of `part` bytes; the last one may be shorter."""
     return [(at, min(at + part, stop)) for at in range(start, stop, part)]
 
 

@@ -86,7 +86,6 @@ class Reader:
         self._closed = False
 
     def count_call(self, name: str, seconds: float, waited: float) -> None:
-        """Count a call of a data set's function in a thread: seconds of computing and of waiting."""
         held = self.meter.held(name, "threads")
         held.calls += 1
         held.seconds += seconds

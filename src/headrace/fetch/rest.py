@@ -46,7 +46,6 @@ class Rest:
         return self._part(body, start, stop, name)
 
     def keep(self, body: Body, at: int) -> None:
-        """Keep `body`, read up to `at`, for the next part."""
         self.release()
         if body.is_open:
             self._body, self._at = body, at

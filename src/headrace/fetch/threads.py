@@ -35,7 +35,7 @@ class Threads:
         self._is_closed = False
 
     def call(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Call `function` in a thread. Cancelling the future has no effect once the call started."""
+        """Call `function` in a thread. Cancelling the future works only before the call starts."""
         if self._is_closed:
             raise RuntimeError(f"the threads {self._name} were ended")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -47,7 +47,6 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """End each thread after its current call. Results of these calls are discarded."""
         self._is_closed = True
         for _ in range(self._started):
             self._calls.put(None)

@@ -77,7 +77,6 @@ class Attempts:
             attempt += 1
 
     async def aclose(self) -> None:
-        """End timers and hedged requests. No fetch may be running."""
         self._watch.close()
         for endpoint in self._hosts.values():
             await endpoint.aclose()
@@ -147,7 +146,7 @@ class Attempts:
                 endpoint.leave()
 
     async def _pay(self, endpoint: Endpoint, request: RangeRequest) -> None:
-        """Wait until the memory budget admits the bytes. A request that has to wait leaves the host's limit."""
+        """Wait until the memory budget admits the bytes. A long wait frees the slot of the host."""
 
         def step_out() -> None:
             request.is_inside = False
@@ -201,7 +200,6 @@ class Attempts:
 
 
 def _final(error: ReadFailure, request: RangeRequest, attempts: int) -> StorageError:
-    """Return the error for the caller, with the range and the number of attempts."""
     kind: type[StorageError] = StorageError
     status = retry_after_s = None
     if isinstance(error, StorageError):

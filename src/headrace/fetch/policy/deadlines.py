@@ -24,7 +24,7 @@ class TransferProgress(Protocol):
 
 
 class Watched:
-    """A read with time limits. It is interrupted by cancelling its task, as `asyncio.timeout` does.
+    """A read with time limits. Its task is cancelled to interrupt it, as by `asyncio.timeout`.
 
     Attributes:
         position: Byte of the object that was reached.
@@ -55,7 +55,6 @@ class Watched:
         self.began = now
 
     def look(self, now: float) -> None:
-        """Restart the measurement, as a request starts or continues after a pause."""
         self._since = now
         self._from = self._seen = self.reached
 
@@ -65,17 +64,15 @@ class Watched:
         return self.position if body is None else self.position + body.received + getattr(body, "skipped", 0)
 
     def time_s(self, options: FetchOptions) -> float:
-        """Time limit in seconds, for all attempts and waits."""
         raise NotImplementedError
 
     def interrupt(self, why: str) -> None:
-        """Cancel the task, unless it was interrupted before."""
         if self.stopped_by is None:
             self.stopped_by = why
             self._task.cancel()
 
     def settle(self) -> str | None:
-        """Return the reason if `interrupt` alone cancelled the task. Called when the task runs again.
+        """Return the reason if only `interrupt` cancelled the task. Called when the task runs again.
 
         None: the task was not interrupted, or was also cancelled by others, so the cancellation must continue.
         """
@@ -109,10 +106,8 @@ class Watched:
 
 
 class Hedged(Protocol):
-    """A host with hedged requests."""
-
     def hedge(self, now: float) -> float:
-        """Start the hedges that are due. Return the time of the next check; infinity if no request runs."""
+        """Start the hedges that are due. Return the time of the next check, or infinity."""
         ...
 
 
@@ -140,7 +135,6 @@ class DeadlineTimer:
         self._watched.pop(watched, None)
 
     def hedge(self, endpoint: Hedged, now: float, due: float) -> None:
-        """Make the timer call `endpoint.hedge` at `due` or earlier."""
         self._hosts[endpoint] = None
         if due < self._due or self._timer is None:
             self._arm(now, due)

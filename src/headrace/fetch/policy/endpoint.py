@@ -25,7 +25,7 @@ _NEVER = float("inf")
 
 
 class GoesOn(Protocol):
-    """`WebStore.go_on`: as `Store.get`, but continues the last answer of a server without ranges."""
+    """`WebStore.go_on`: as `Store.get`, but continues the answer of a server without ranges."""
 
     async def __call__(
         self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest
@@ -66,7 +66,6 @@ class Endpoint:
         return not self.level.inside and self.level.is_free
 
     def try_enter(self) -> bool:
-        """Enter the limits if no wait is needed."""
         if not self._everyone.try_enter():
             return False
         if not self.level.try_enter():
@@ -75,7 +74,6 @@ class Endpoint:
         return True
 
     async def enter(self, *, again: bool = False) -> None:
-        """Enter the limits, waiting if needed."""
         await self.level.enter(again=again)
         try:
             await self._everyone.enter(again=again)
@@ -94,7 +92,6 @@ class Endpoint:
         self.retry_budget.give(1.0 if again else 0.1)
 
     def failed(self, error: ReadFailure, began: float) -> ReadFailure:
-        """Record the failure of a request started at `began`, and return it."""
         throttled = isinstance(error, ThrottledError)
         if throttled or isinstance(error, TimeoutError):
             self.level.overloaded(began, throttled=throttled)
@@ -139,7 +136,6 @@ class Endpoint:
         return answer
 
     def due(self, began: float) -> float:
-        """Time at which a request started at `began` is late."""
         return _NEVER if self.hedges is None else began + self.hedges.delay_s
 
     def hedge(self, now: float) -> float:
@@ -211,13 +207,11 @@ class HedgedRequest:
         self.first_failed = self.is_asked_again = False
 
     def take(self) -> Answer:
-        """Return the hedge's answer."""
         answer, self.answer = self.answer, None
         assert answer is not None
         return answer
 
     async def dispose(self) -> None:
-        """Close the hedge's answer, if any."""
         answer, self.answer = self.answer, None
         if answer is not None:
             await close(answer)
@@ -233,7 +227,6 @@ def _get(store: Store, path: str, request: RangeRequest) -> Awaitable[Answer]:
 
 
 async def close(answer: Answer) -> None:
-    """Close the answer's body."""
     aclose = getattr(answer.chunks, "aclose", None)
     if aclose is not None:
         await aclose()

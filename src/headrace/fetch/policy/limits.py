@@ -16,7 +16,7 @@ _LEAST_WAIT_S = 0.001  # resolution of timers
 
 
 class ConcurrencyLimit(Semaphore):
-    """Concurrency limit of one host: at most `bound` requests at once, fewer if it is overloaded.
+    """Concurrency limit of one host: at most `bound` requests at once, fewer under overload.
 
     A failure that indicates overload reduces the limit to 0.7 of the running requests, once for each round of requests.
     As many successes as the limit raise it by one, up to `bound`. A throttled host also gets a rate limit.
@@ -52,7 +52,6 @@ class ConcurrencyLimit(Semaphore):
         return True
 
     def succeeded(self, now: float) -> None:
-        """Record a complete answer."""
         if self._rate.add(now) and self.pace is not None:
             # A rate limit far above the actual rate is removed.
             self._unused = self._unused + 1 if self.pace.at(now) > 2.0 * self._rate.of(now) else 0
@@ -64,7 +63,6 @@ class ConcurrencyLimit(Semaphore):
                 self._wake()
 
     def overloaded(self, began: float, *, throttled: bool) -> None:
-        """Record a timeout or a refusal of a request that started at `began`."""
         now = self._clock()
         if throttled:
             if self.pace is None:
@@ -107,11 +105,10 @@ class RateLimiter:
         self._set(used, used, now)
 
     def at(self, now: float) -> float:
-        """Requests per second now."""
         return max(_SLOWEST, self._top + _CUBE * (now - self._lowered_at - self._climb_s) ** 3)
 
     def lower(self, began: float, now: float, used: float) -> None:
-        """Reduce the rate after a refused request started at `began`, while `used` per second passed."""
+        """Reduce the rate: a request started at `began` was refused while `used` per second passed."""
         if began < self._lowered_at or now - self._lowered_at < _WINDOW_S:
             return
         rate = min(self.at(now), used)

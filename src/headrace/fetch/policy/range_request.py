@@ -29,7 +29,7 @@ class RangeRequest(Watched):
         charge: Called and awaited once, with the number of bytes.
         most: Maximum bytes of a longer object, if the store supports ranges for the rest.
         rest: Holds the open answer between requests, for a store without ranges.
-        told: Version in an earlier answer for other bytes of the same read.
+        told: Version in an earlier answer to other requests of the same read.
 
     Attributes:
         asked_stop: End of the range. Known after the first answer, unless the store does not report it.
@@ -133,7 +133,6 @@ class RangeRequest(Watched):
             self.asked_stop = min(self._most, self.asked_stop)
 
     async def receive(self, answer: Answer, meter: Meter) -> None:
-        """Store the answer's body, up to its end or failure."""
         if self.position == self.asked_stop:
             return
         chunks = answer.chunks
@@ -162,7 +161,6 @@ class RangeRequest(Watched):
                 return
 
     def check_end(self) -> None:
-        """Check that the body that ended was complete."""
         if self._is_open and (self.asked_stop is None or self.position < self.asked_stop):
             self.size = self.asked_stop = self.position
         if self.asked_stop is not None and self.position < self.asked_stop:
@@ -177,7 +175,6 @@ class RangeRequest(Watched):
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
     def data(self) -> memoryview:
-        """The bytes in the target."""
         return memoryview(self._room)[: self.position - self._first]
 
     def span(self) -> Span:
@@ -221,7 +218,7 @@ class RangeRequest(Watched):
 
 
 def room_for(size: int, url: str) -> io.BytesIO:
-    """Allocate `size` bytes that become `bytes` without a copy, by `getvalue`. Pages are untouched.
+    """Allocate untouched memory of `size` bytes, which `getvalue` returns without a copy.
 
     Raises:
         StorageError: there is not enough memory.

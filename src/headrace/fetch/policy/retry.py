@@ -25,7 +25,7 @@ _LONGEST_ASKED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Full jitter: before attempt n + 1 the wait is random in 0 to min(backoff_s · 2ⁿ⁻¹, backoff_cap_s).
+    """Full jitter: wait n is random, at most `backoff_s` · 2ⁿ⁻¹ and `backoff_cap_s`.
 
     Of the kinds compared in Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015, full jitter made
     the fewest calls. Readers that failed together do not retry together. So Retry-After (at most a minute), which is
@@ -91,7 +91,6 @@ class RetryBudget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> None:
-        """Wait until one more attempt is allowed."""
         await self._turns.wait(self._wake, lambda: self.give(1.0))
 
     def give(self, share: float) -> None:

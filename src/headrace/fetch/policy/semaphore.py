@@ -1,4 +1,4 @@
-"""Fair waiting. Futures are granted in this one place, so that a cancellation loses no wakeup."""
+"""Fair waiting. Futures are granted only here, so that a cancellation loses no wakeup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ class Semaphore:
         self._turns = WaitingLine()
 
     def try_enter(self) -> bool:
-        """Enter if no wait is needed."""
         if self._turns.waiting or self.inside + 1 > self.limit:
             return False
         self.inside += 1

@@ -1,4 +1,4 @@
-"""Which store an address belongs to."""
+"""The store of an address."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LOCAL_ROOTS = {"file": "file:", "memory": "memory:", "hf": "hf:", "pipe": "pipe
 
 
 def split(url: str) -> tuple[str, str, str]:
-    """The scheme, the store's root and the path within it.
+    """Split an address into scheme, root of the store and path.
 
-    `s3://bucket/a/b` is ("s3", "s3://bucket", "a/b"); a plain path has the scheme "file". Objects with the same root
-    share a store and its credentials. A path is what stands in the address; of `file://` escapes are undone.
+    `s3://bucket/a/b` is ("s3", "s3://bucket", "a/b"). A plain path has the scheme "file". Addresses with one root share
+    a store and its credentials. Paths stay unchanged, except that `file://` is unescaped.
     """
     match = _WEB.match(url)
     if match is not None:
@@ -56,12 +56,11 @@ def _file_path(url: str) -> str:
 
 
 class Stores:
-    """The stores of one reader, opened when first asked for, and the connections that they share.
+    """The stores of one reader, opened at first use, and their shared connections.
 
     Args:
-        options: time-outs, and what is allowed.
-        storage_options: settings for stores: obstore's for S3, GCS and Azure, fsspec's for its schemes. For all that
-            goes over HTTP also `headers`, `ssl_context` and `client_options`.
+        storage_options: Settings: obstore's for S3, GCS and Azure, fsspec's for its schemes. For HTTP also `headers`,
+            `ssl_context` and `client_options`.
     """
 
     def __init__(self, options: FetchOptions, storage_options: Mapping[str, Any] | None) -> None:
@@ -72,10 +71,10 @@ class Stores:
         self._shared: Connections | None = None
 
     def of(self, url: str) -> tuple[Store, str]:
-        """The store that holds `url`, and the path to ask it for.
+        """Return the store of `url` and the path in it.
 
         Raises:
-            OptionError: nobody knows the scheme, or a storage option is wrong.
+            OptionError: the scheme is unknown, or a storage option is invalid.
         """
         scheme, root, path = split(url)
         store = self._opened.get(root)
@@ -84,7 +83,7 @@ class Stores:
         return store, path
 
     async def aclose(self) -> None:
-        """Close them all, also after one that fails to."""
+        """Close all stores, even if one fails to close."""
         async with AsyncExitStack() as closing:
             if self._shared is not None:
                 closing.push_async_callback(self._shared.aclose)
@@ -167,7 +166,7 @@ class Stores:
         store = HuggingFaceStore(self._storage_options, Web(self._connections), headers=self._headers)
         if proxy_for(store.endpoint) is None:
             return store
-        # huggingface_hub's own file system knows proxies.
+        # huggingface_hub's own file system supports proxies.
         from headrace.fetch.stores.fsspec_store import FsspecStore
 
         return FsspecStore("hf:/", "hf", self._storage_options)
@@ -191,14 +190,14 @@ class Stores:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The storage options for all but fsspec's file systems and other people's stores."""
+        """The storage options, normalized; not for fsspec and registered stores."""
         if self._normal is None:
             self._normal = for_obstore(self._storage_options)
         return self._normal
 
     @property
     def _fits_our_client(self) -> bool:
-        """Whether our own client can do all that `client_options` ask for; obstore's knows proxies and much else."""
+        """True if our HTTP client supports all `client_options`. obstore supports more."""
         others = {name for name, value in self._client_options.items() if name != "allow_http" or not value}
         return others <= {"default_headers"}
 
@@ -210,7 +209,6 @@ class Stores:
         }
 
     def _for_obstore(self, *, signing: bool = False) -> dict[str, object]:
-        """The storage options as obstore takes them."""
         options = {name: value for name, value in self._settings.items() if name not in ("headers", "ssl_context")}
         if signing:
             return {**options, "client_options": {"allow_http": True}}

@@ -1,4 +1,4 @@
-"""Every scheme that fsspec knows, through instances of our own."""
+"""Every scheme that fsspec supports."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PIECE_BYTES = 8 * 2**20
 
 
 class FsspecStore:
-    """An fsspec file system.
+    """An fsspec file system, as an instance of this reader's own.
 
-    fsspec's cached instances run on a loop and thread of fsspec's own, shared by the process, so none of them is used:
-    an asynchronous file system is made for our loop, any other is called in threads that end with the store. A range
-    comes in pieces of 8 MiB. The object's size and version are asked for with each range. What a file system raises is
-    told in words, and not chained: it may have secrets.
+    fsspec's cached instances share one loop and thread in the process, so they are not used. An asynchronous file
+    system is created for this event loop; others are called in threads. A range is read in pieces of 8 MiB. Each range
+    also requests the object's size and version. Errors of a file system are reported as text without a cause, as they
+    may contain secrets.
     """
 
     def __init__(self, root: str, scheme: str, storage_options: Mapping[str, object]) -> None:
@@ -41,7 +41,6 @@ class FsspecStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`."""
         url = f"{self._root}/{path}" if path else self._root
         inner = self._class._strip_protocol(url)
         with self._translating(url):
@@ -49,7 +48,7 @@ class FsspecStore:
             if if_match is not None and etag is not None and if_match != etag:
                 raise ObjectChangedError(f"the object changed: its version was {if_match}, now {etag}", url=url)
             whole = None
-            if size is None:  # which is known when all of it is there
+            if size is None:  # unknown until the whole object is read
                 whole = await self._call("cat_file", inner)
                 size = len(whole)
         first = min(start or 0, size)
@@ -58,7 +57,7 @@ class FsspecStore:
         return Answer(first, last, size, etag, body)
 
     async def _pieces(self, url: str, inner: str, first: int, last: int) -> AsyncIterator[Buffer]:
-        """The range, a piece at a time: so that it is seen to come, and room is found for it before it does."""
+        """Read the range in pieces, so that progress is visible and memory is reserved in advance."""
         while first < last:
             stop = min(first + _PIECE_BYTES, last)
             with self._translating(url):
@@ -69,7 +68,7 @@ class FsspecStore:
             first += len(piece)
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`: a page is a folder."""
+        """See `Lists.listing`. A page is a folder."""
         folders = [(prefix.rstrip("/"), 1)]
         while folders:
             folder, level = folders.pop()
@@ -94,13 +93,12 @@ class FsspecStore:
             path = f"{folder}/{name}" if folder else name
             if entry.get("type") == "directory":
                 inner.append(path)
-            elif str(entry["name"]).strip("/") != place.strip("/"):  # of a file its own name is given by some
+            elif str(entry["name"]).strip("/") != place.strip("/"):  # some list a file as its own entry
                 files.append(_listed(path, entry))
         return files, inner
 
     @contextmanager
     def _translating(self, url: str) -> Iterator[None]:
-        """Errors of the file system become ours."""
         try:
             yield
         except (StorageError, OptionError):
@@ -112,11 +110,10 @@ class FsspecStore:
         except PermissionError:
             raise AccessDeniedError("the store refused the read", url=url) from None
         except Exception as error:
-            # Each file system has its own client, with errors of its own: all of them mean that this read failed.
+            # Each file system has its own client and errors. All of them mean that this read failed.
             raise StorageError(f"{type(error).__name__}: {self._masked(error)}", url=url) from None
 
     async def aclose(self) -> None:
-        """See `Store.aclose`."""
         if self._threads is not None:
             self._threads.close()
         close = getattr(getattr(self._fs, "_session", None), "close", None)
@@ -139,7 +136,7 @@ class FsspecStore:
             self._fs = self._fs or self._open()
             return await getattr(self._fs, f"_{method}")(*args)
         if self._opening is None:
-            self._opening = self._threads.call(self._open)  # some connect when they are made
+            self._opening = self._threads.call(self._open)  # some file systems connect when created
             self._opening.add_done_callback(retrieved)
         try:
             file_system = await asyncio.shield(self._opening)
@@ -166,10 +163,10 @@ def _size_and_version(about: Mapping[str, Any]) -> tuple[int | None, str | None]
 
 
 def _listed(path: str, about: Mapping[str, Any]) -> Listed:
-    """An entry of a folder, with what is sure to be told of it by itself, too.
+    """Return a folder's entry, with only the facts that `info` would report equally.
 
-    Of a link the listing may tell its own size, where that of what it leads to is meant (as SFTP's does). Times are of
-    other kinds, or less exact, in some listings.
+    A listing may report the size of a link itself instead of its target's (as SFTP does). Times have other kinds or
+    resolutions in some listings.
     """
     if about.get("type") == "link":
         return Listed(path)

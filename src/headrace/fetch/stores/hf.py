@@ -1,4 +1,4 @@
-"""Hugging Face's hub: files of data sets, models and spaces."""
+"""Files of data sets, models and spaces on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.errors import AccessDeniedError, BadResponseError, ObjectMissingEr
 from headrace.fetch.web.client import Web
 from headrace.types import Answer, Listed
 
-# hf://datasets/ORG/NAME@REVISION/PATH; of the hub's own revisions these two kinds have slashes.
+# hf://datasets/ORG/NAME@REVISION/PATH. These two kinds of the hub's own revisions contain slashes.
 _PATH = re.compile(
     r"(?:(datasets|models|spaces)/)?((?!(?:datasets|models|spaces)/)[^/@]+/[^/@]+)(?:@(refs/pr/\d+|refs/convert/\w+|[^/]+))?/(.+)",
     re.DOTALL,
@@ -27,18 +27,18 @@ _REMEMBERED = 4096
 
 
 class HuggingFaceStore:
-    """Files on the hub; the path is what follows `hf://`.
+    """Files on the hub. The path is the part after `hf://`.
 
-    The hub answers with a redirect to a signed address of its storage. That address is remembered for some minutes, so
-    that a range costs one request; where it is refused, the hub is asked anew.
+    The hub redirects to a signed address of its storage. That address is cached for some minutes, so that a range needs
+    one request. If it is refused, the hub is asked again.
 
     Args:
-        storage_options: `token` (False: none) and `endpoint`; otherwise they come from where huggingface_hub has them.
-        headers: go with each request to the hub.
-        clock: monotonic seconds.
+        storage_options: `token` (False: none) and `endpoint`. The defaults are huggingface_hub's.
+        headers: Sent with each request to the hub.
+        clock: Monotonic seconds.
 
     Attributes:
-        endpoint: the hub's address.
+        endpoint: Address of the hub.
     """
 
     gives_ends = True
@@ -61,7 +61,6 @@ class HuggingFaceStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`."""
         name = f"hf://{path}"
         until, signed = self._known.get(path, (0.0, ""))
         if self._clock() < until:
@@ -73,7 +72,7 @@ class HuggingFaceStore:
         until = self._clock() + _REMEMBERED_S
 
         def remember(final: str) -> None:
-            # An address of the hub itself needs the token still.
+            # An address of the hub itself still needs the token.
             if urlsplit(final)[:2] != urlsplit(address)[:2]:
                 self._known[path] = until, final
                 if len(self._known) > _REMEMBERED:
@@ -84,7 +83,7 @@ class HuggingFaceStore:
         )
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`: the hub gives a thousand files a page, and the address of the next one with it."""
+        """See `Lists.listing`. A page has a thousand files, and the next page's address."""
         kind, repository, revision, folder = _parts_of(prefix + ".")
         folder = folder.rpartition("/")[0]
         base = prefix[: len(prefix) - len(folder) - 1].rstrip("/") if folder else prefix.rstrip("/")
@@ -101,16 +100,16 @@ class HuggingFaceStore:
                 yield [Listed(f"{base}/{one['path']}", int(one["size"]), None) for one in files]
             except ObjectMissingError:
                 if folder:
-                    return  # the repository has no such folder; of one that is not there the hub says the same
+                    return  # no such folder; the hub answers a missing repository in the same way
                 raise
             except (ValueError, KeyError, TypeError) as error:
                 raise BadResponseError("the hub's list of files cannot be read", url=f"hf://{prefix}") from error
             match = _NEXT.search(link)
-            # A mirror's pages may name the hub: only where they go on is taken from there, and never the host.
+            # A mirror's pages may name the hub, so only the query is taken from the link, never the host.
             following = None if match is None else f"{address}?{urlsplit(match[1]).query}"
 
     async def pinned(self, prefix: str) -> str:
-        """See `Pins.pinned`: a branch or a tag is the commit that it is now; for a commit nothing is asked."""
+        """See `Pins.pinned`. Resolves a branch or tag to its current commit."""
         kind, repository, revision, file = _parts_of(prefix + ".")
         if not _COMMIT.fullmatch(revision):
             address = f"{self.endpoint}/api/{kind or 'models'}/{quote(repository)}/revision/{revision}?expand=sha"
@@ -124,7 +123,7 @@ class HuggingFaceStore:
         return f"{f'{kind}/' if kind else ''}{repository}@{revision}/{file.removesuffix('.')}"
 
     async def aclose(self) -> None:
-        """See `Store.aclose`; the connections are the reader's."""
+        """Do nothing: the reader closes the connections."""
 
     def _address(self, path: str) -> str:
         kind, repository, revision, file = _parts_of(path)
@@ -133,7 +132,7 @@ class HuggingFaceStore:
 
 
 def _parts_of(path: str) -> tuple[str | None, str, str, str]:
-    """(the kind, the repository, its revision in quotes, the file)."""
+    """Return (kind, repository, quoted revision, file)."""
     match = _PATH.fullmatch(path)
     if match is None:
         raise OptionError(f"hf://{path} is no file on the hub: hf://datasets/ORGANISATION/NAME[@REVISION]/PATH is one")
@@ -142,7 +141,7 @@ def _parts_of(path: str) -> tuple[str | None, str, str, str]:
 
 
 def _token(storage_options: Mapping[str, object]) -> str | None:
-    """The token that was given, or else the user's own, from where huggingface_hub looks for it."""
+    """Return the given token, or the user's own from huggingface_hub's locations."""
     given = storage_options.get("token")
     if given is False:
         return None

@@ -1,4 +1,4 @@
-"""Listing a place in several ranges of keys at once: a store that gives its keys in order, a page at a time."""
+"""Parallel listing by key ranges, for a store that lists keys in order and by page."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.errors import BadResponseError
 from headrace.types import Listed
 
 Pages = Callable[[str | None], AsyncIterator[Sequence[Listed]]]
-"""Lists what comes after a key, or all: pages whose keys ascend, each but the last as long as can be."""
+"""Lists the objects after a key, or all, in ascending pages. All but the last page are full."""
 
 _AT_ONCE = 16
-_PAGES_FIRST = 4  # read of a place before it is divided: most have no more
-_PAGES = 16  # the same, of a part
-_WAITING = 64  # pages that nobody has taken
+_PAGES_FIRST = 4  # pages before a folder is divided; most have fewer
+_PAGES = 16  # pages before a range is divided again
+_WAITING = 64  # pages in the queue
 _SIGNS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TRIED = "0123456789AGNTacegnt"
 _DEEPEST = 64
@@ -27,20 +27,20 @@ _DEEPEST = 64
 
 @dataclass
 class _Range:
-    """Keys behind `after`, up to `end`; None: without such a bound."""
+    """Keys after `after`, up to `end`. None: no bound."""
 
     after: str | None
     end: str | None
 
 
 async def list_in_ranges(pages: Pages, page_size: int) -> AsyncGenerator[Sequence[Listed], None]:
-    """All objects, in pages, each once.
+    """List all objects in pages, each object once.
 
-    The first pages are read one by one. Where more follow, what is left is divided at keys that may be there, such as
-    photo-1, photo-2, …, photo-9 behind photo-0123; and divided again where there turns out to be much.
+    The first pages are read one by one. If more follow, the rest is divided at likely keys, such as photo-1, photo-2,
+    …, photo-9 after photo-0123. Large ranges are divided again.
 
     Args:
-        page_size: how many objects a full page has.
+        page_size: Objects in a full page.
     """
     listing = _Listing(pages, page_size)
     try:
@@ -51,7 +51,7 @@ async def list_in_ranges(pages: Pages, page_size: int) -> AsyncGenerator[Sequenc
 
 
 async def without_folders(pages: AsyncGenerator[Sequence[Listed], None]) -> AsyncGenerator[Sequence[Listed], None]:
-    """The same pages without the objects that stand for folders."""
+    """Filter out the objects that represent folders."""
     folders = _Folders()
     async with aclosing(pages) as each:
         async for page in each:
@@ -60,22 +60,22 @@ async def without_folders(pages: AsyncGenerator[Sequence[Listed], None]) -> Asyn
 
 
 class _Folders:
-    """Leaves out objects that stand for folders: empty ones, "d/", which come as "d" before what lies in it.
+    """Filters out empty objects that represent folders: "d/", listed as "d" before its content.
 
-    One of a folder without anything in it is not told from an empty object.
+    A folder object without content cannot be distinguished from an empty object.
 
     Attributes:
-        waiting: what is not known yet to be an object, because it was a page's last.
+        waiting: The last object of a page, while it may be a folder.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Listed] = []
 
     def without(self, page: Sequence[Listed]) -> list[Listed]:
-        """What is known now not to stand for a folder.
+        """Return the objects that are known not to represent folders.
 
         Args:
-            page: what comes next, in the order of the keys.
+            page: The next page, in the order of the keys.
         """
         known = [*self.waiting, *page]
         self.waiting = [one for one in known[-1:] if one.size == 0]
@@ -90,8 +90,8 @@ class _Listing:
         self._pages, self._page_size = pages, page_size
         self._waiting: deque[_Range] = deque([_Range(None, None)])
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ready = asyncio.Queue[Sequence[Listed] | None](_WAITING)  # None: somebody has ended
-        self._can_divide: bool | None = None  # None: nobody has tried
+        self._ready = asyncio.Queue[Sequence[Listed] | None](_WAITING)  # None: a task has ended
+        self._can_divide: bool | None = None  # None: not tried yet
 
     async def run(self) -> AsyncIterator[Sequence[Listed]]:
         while True:
@@ -116,7 +116,7 @@ class _Listing:
                 await task
 
     def _wake(self, _: Any) -> None:
-        with suppress(asyncio.QueueFull):  # then there are pages to wake it
+        with suppress(asyncio.QueueFull):  # then the queue has pages, which wake the reader
             self._ready.put_nowait(None)
 
     async def _pages_of(self, part: _Range) -> None:
@@ -147,7 +147,7 @@ class _Listing:
         await self._ready.put(folders.waiting)
 
     async def _may_divide(self, last: str) -> bool:
-        """Whether hands are free, and the store gives what comes after a key."""
+        """True if tasks are free and the store can list after any key."""
         if self._waiting or len(self._tasks) > _AT_ONCE // 2 or self._can_divide is False:
             return False
         if self._can_divide is None:
@@ -158,7 +158,7 @@ class _Listing:
         return self._can_divide
 
     def _divide(self, part: _Range, page: Sequence[Listed]) -> None:
-        """Leave of a range what lies up to a key behind a page; others see to what is behind that."""
+        """Divide the keys of a range after a page. The range keeps the first part."""
         points = [point for point in points_behind(page[0].path, page[-1].path) if part.end is None or point < part.end]
         if points:
             ends = [*points[1:], part.end]
@@ -167,11 +167,11 @@ class _Listing:
 
 
 def points_behind(first: str, last: str) -> list[str]:
-    """Keys at which what follows a page may be divided, sorted.
+    """Return sorted keys at which the keys after a page may be divided.
 
     Args:
-        first: the page's first key.
-        last: its last one.
+        first: First key of the page.
+        last: Last key of the page.
     """
     return sorted(set(_points(first, last)))
 
@@ -184,16 +184,15 @@ def _points(first: str, last: str) -> Iterator[str]:
 
 
 def _keys(page: Sequence[Listed]) -> list[str]:
-    """The keys of a page as they are in the bucket: without those of empty objects, which may have lost a slash."""
+    """Return a page's keys, without those of empty objects, which may have lost a slash."""
     return [one.path for one in page if one.size != 0]
 
 
 def _up_to(end: str, objects: Sequence[Listed]) -> list[Listed]:
-    """Those up to a key. A folder's "a" that comes behind "a-1" is "a/" in truth, and lies behind that, too."""
+    """Return the objects up to a key. A folder object's "a" after "a-1" is really "a/"."""
     return list(takewhile(lambda one: one.path <= end, objects))
 
 
 def _ascend(last: str | None, keys: Sequence[str]) -> bool:
-    """Whether keys come after `last`, in order."""
     before = [*([] if last is None else [last]), *keys]
     return all(a < b for a, b in zip(before, keys if last is not None else keys[1:], strict=False))

@@ -1,4 +1,4 @@
-"""Files, read by threads of our own: file systems know no asynchronous reads."""
+"""Local files, read in threads, as file systems have no asynchronous reads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer, Listed
 
 _THREADS = 8
-# A range up to this size comes with the answer, in one visit to a thread; longer ones are copied by pieces of it, which
-# the processor's cache holds.
+# A range up to this size is read with the answer, by one call in a thread. Longer ones are copied in such pieces, which
+# fit in the processor's cache.
 _PIECE_BYTES = 256 * 1024
-# To open a FIFO waits for who writes to it, and a thread with it, unless it is told not to.
+# O_NONBLOCK: opening a FIFO would block the thread until there is a writer.
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 OpenFile = Callable[[str | None], tuple[int, int, str]]
-"""Opens a file that must be of a version, if one is given: its descriptor (for the caller to close), size, version."""
+"""Opens a file, which must have the given version. Returns its descriptor (owned by the caller), size and version."""
 
 
 class LocalStore:
-    """Files of this machine; the path is the file's."""
+    """Files of this machine, by path."""
 
     is_local = gives_ends = True
 
@@ -35,15 +35,15 @@ class LocalStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`. The version is made of the file's time of change and its size.
+        """See `Store.get`. The version is made from the file's modification time and size.
 
-        Its number (inode) is not in it: a mount of a bucket gives an unchanged file another one each time. While one
-        answer is read the number must stay.
+        It does not contain the inode, as a mounted bucket may give an unchanged file another one each time. The inode
+        must not change while one answer is read.
         """
         return await answer_from(self._threads, _File(path).open, start, stop, if_match)
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`: a page is a folder. Links are followed, but not to a folder that one lies in."""
+        """See `Lists.listing`. A page is a folder. Links are followed, except to a parent folder."""
         folders: list[tuple[str, tuple[tuple[int, int], ...]]] = [(prefix, ())]
         while folders:
             folder, above = folders.pop()
@@ -54,20 +54,19 @@ class LocalStore:
                 folders += [(name, (*above, this)) for name in inner]
 
     async def aclose(self) -> None:
-        """See `Store.aclose`."""
         self._threads.close()
 
 
 async def answer_from(
     threads: Threads, opened: OpenFile, start: int | None, stop: int | None, if_match: str | None
 ) -> Answer:
-    """A range of a file. Each visit to it opens it anew: an answer that nobody goes on with keeps nothing open."""
+    """Return a range of a file. Each read opens the file, so abandoned answers hold nothing."""
     first, last, size, etag, head = await threads.call(_begin, opened, start or 0, stop, if_match)
     return Answer(first, last, size, etag, _Body(threads, opened, etag, first, last, head))
 
 
 def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
-    """The range that there is, the file's size and version, and all of the range if it is short."""
+    """Return the actual range, the file's size and version, and the bytes of a short range."""
     descriptor, size, etag = opened(if_match)
     try:
         first = max(0, size + start) if start < 0 else min(start, size)
@@ -78,7 +77,7 @@ def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None)
 
 
 class _Body:
-    """Bytes [position, last) of a file; `Fills`."""
+    """Bytes [position, last) of a file. Implements `Fills`."""
 
     def __init__(self, threads: Threads, opened: OpenFile, etag: str, position: int, last: int, head: bytes) -> None:
         self._threads, self._opened, self._etag = threads, opened, etag
@@ -87,7 +86,7 @@ class _Body:
         self.received = 0
 
     async def read_into(self, target: memoryview) -> int:
-        """See `Fills.read_into`. After a cancelled call nothing more is written to `target`."""
+        """See `Fills.read_into`. After a cancelled call `target` is not written to."""
         if self._head:
             piece, self._head = self._head[: len(target)], self._head[len(target) :]
             target[: len(piece)] = piece
@@ -99,7 +98,7 @@ class _Body:
             if room[0]:
                 await self._threads.call(self._fill, room)
         finally:
-            # The thread may be stuck in its read: it finds no memory to write to when it comes back.
+            # The thread may hang in its read. When it returns, it finds no memory to write to.
             with self._writing:
                 room.clear()
         return self.received - before
@@ -136,11 +135,11 @@ class _Body:
         return piece[:count]
 
     async def aclose(self) -> None:
-        """See `Fills.aclose`: nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def _entries(folder: str, above: tuple[tuple[int, int], ...]) -> tuple[list[Listed], list[str], tuple[int, int]]:
-    """(the files, the folders, which folder it is) of what lies in a folder; nothing of one that is `above` it."""
+    """Return (files, folders, identity) of a folder; none if the folder is one of `above`."""
     files: list[Listed] = []
     inner: list[str] = []
     try:
@@ -164,7 +163,7 @@ def _entries(folder: str, above: tuple[tuple[int, int], ...]) -> tuple[list[List
 def _listed(path: str, entry: os.DirEntry[str]) -> Listed:
     try:
         status = entry.stat()
-    except FileNotFoundError:  # a link to nothing, or gone since: whoever reads it is told so
+    except FileNotFoundError:  # a dangling link, or removed since; reading it fails
         return Listed(path)
     return Listed(path, status.st_size, _version_of(status))
 
@@ -174,7 +173,7 @@ def _version_of(status: os.stat_result) -> str:
 
 
 class _File:
-    """Opens a file once and again, and none that has come in its place meanwhile."""
+    """Opens a file repeatedly, and detects if another file has replaced it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -202,7 +201,7 @@ def _open(path: str) -> tuple[int, os.stat_result]:
         failure = _failure(error, path)
         if failure is None:
             raise
-        # The system's error has the whole path, which may be an address with a secret that was written wrongly.
+        # The system's error has the whole path, which may be a misspelled address with a secret.
         raise failure from (error if masked(path) == path else None)
     try:
         status = os.fstat(descriptor)
@@ -236,7 +235,7 @@ else:  # Windows
 
 
 def _missing(path: str) -> str:
-    """Says which part of `path` is not there: a forgotten mount looks unlike a misspelt name."""
+    """Report which part of `path` is missing. A forgotten mount differs from a misspelled name."""
     whole = Path.cwd() / path
     if whole.parent.is_dir():
         return f"the folder {whole.parent} has no file {whole.name}"

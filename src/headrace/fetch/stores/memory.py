@@ -1,4 +1,4 @@
-"""Objects in this process's memory: for tests and examples."""
+"""Objects in this process's memory, for tests and examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _objects: dict[str, tuple[bytes, str]] = {}
 
 
 def put(url: str, data: bytes) -> None:
-    """Keep `data` under `url` (`memory://…`), for every reader of this process; what was there is replaced."""
+    """Store or replace `data` under `url` (`memory://…`) for all readers of this process."""
     _objects[_path(url)] = (bytes(data), f'"{blake2b(data, digest_size=8).hexdigest()}"')
 
 
 def remove(url: str) -> None:
-    """Forget the object at `url`, if there is one."""
+    """Remove the object at `url`, if there is one."""
     _objects.pop(_path(url), None)
 
 
@@ -30,14 +30,13 @@ def _path(url: str) -> str:
 
 
 class MemoryStore:
-    """What was `put` in this process."""
+    """The objects that were `put` in this process."""
 
     is_local = gives_ends = True
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`."""
         url = f"memory://{path}"
         if path not in _objects:
             raise ObjectMissingError("nothing was put there in this process", url=url)
@@ -49,13 +48,12 @@ class MemoryStore:
         return Answer(first, last, len(data), etag, _one(memoryview(data)[first:last]))
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
-        """See `Lists.listing`."""
         found = [Listed(path, len(data), etag) for path, (data, etag) in _objects.items() if path.startswith(prefix)]
         for start in range(0, len(found), _PAGE):
             yield found[start : start + _PAGE]
 
     async def aclose(self) -> None:
-        """See `Store.aclose`; the objects stay."""
+        """Do nothing: the objects stay."""
 
 
 async def _one(piece: Buffer) -> AsyncIterator[Buffer]:

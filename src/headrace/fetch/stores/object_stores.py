@@ -1,4 +1,4 @@
-"""GCS and Azure by obstore, and what of S3 and the web our own client does not do: in Rust, off the GIL."""
+"""Stores by obstore: GCS, Azure, and cases of S3 and HTTP that our client does not support."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Listed
 
-# Bodies up to this size come in one piece; longer ones in pieces of at least it. What was received of a piece is lost
-# when the body is cut, and a stall is noticed by the piece; measured, pieces of 1 MiB cost 10 % less CPU than these.
+# Bodies up to this size come in one piece, longer ones in pieces of at least this size. A partial piece is lost when
+# the body breaks off, and stalls are detected by piece. Measured: pieces of 1 MiB cost 10 % less CPU than these.
 _CHUNK_BYTES = 256 * 1024
 _OUTER_SETTINGS = ("client_options", "credential_provider")
-_GIVE_ENDS = ("gs://", "gcs://", "s3://", "s3a://")  # Azure knows no ranges by the end
+_GIVE_ENDS = ("gs://", "gcs://", "s3://", "s3a://")  # Azure does not support suffix ranges
 _ADDRESSES = 64
 _PAGE = 1000  # objects of a listing
 
-# Types that obstore raises whether or not it says the status.
+# Types that obstore raises, with or without the status in its text.
 _STATUSES: dict[type, int] = {
     FileNotFoundError: 404,
     PermissionDeniedError: 403,
@@ -54,7 +54,7 @@ _STATUSES: dict[type, int] = {
 }
 _ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_")
 _PLACES = re.compile("(aws_|azure_|azure_storage_|google_)?(endpoint|endpoint_url|endpoint_url_s3|base_url)")
-_SENT_KEYS = ("sse_customer_key", "encryption_key")  # which go with each request
+_SENT_KEYS = ("sse_customer_key", "encryption_key")  # sent with each request
 _CLOUDS_OWN = re.compile(r"https://([\w-]+\.)+(amazonaws\.com(\.cn)?|googleapis\.com|windows\.net)(:443)?(/|$)")
 _NOT_REDIRECTED = frozenset(("authorization", "cookie", "proxy-authorization"))  # to another host
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
@@ -63,20 +63,20 @@ _SYSTEM_MESSAGE = re.compile(r'message: "([^"]{1,200})"')
 
 
 def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, Any], *, attempts: int = 1) -> Any:
-    """The store of obstore's own for `root`.
+    """Open obstore's store for `root`.
 
-    obstore's own attempts are switched off (the reader makes them) unless more than one is asked for, and its time-outs
-    are the reader's; a connection that is silent for too long is ended in Rust, even where nobody awaits it.
+    The reader makes the attempts, so obstore makes none unless `attempts` is more than 1. Timeouts are the reader's.
+    Rust closes a connection that is silent too long, even if no task awaits it.
     """
     outer = {name: storage_options[name] for name in _OUTER_SETTINGS if name in storage_options}
     config = {name: value for name, value in storage_options.items() if name not in outer}
     client = {
         "connect_timeout": f"{options.connect_timeout_s * 1e3:.0f}ms",
         "read_timeout": f"{max(options.stall_timeout_s, options.first_byte_timeout_s) * 1e3:.0f}ms",
-        # obstore's 30 s for a whole body would cut long ones; the reader knows how long this one may take.
+        # obstore's 30 s for a whole body would cut long ones. The reader has its own limit.
         "timeout": "1day",
-        # About once in 500 times a closed store's last connection stays until this time is over (seen with
-        # obstore 0.12). Servers end idle connections after some seconds too, and a request may then meet the end.
+        # About once in 500 times a closed store's last connection stays open for this time (seen with
+        # obstore 0.12). Servers also close idle connections after some seconds, which may hit a request.
         "pool_idle_timeout": "2s",
         "allow_http": root.startswith("http://") or _is_plain(config),
         **outer.get("client_options", {}),
@@ -85,7 +85,7 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
     _refuse_to_share(root, config, client["default_headers"])
     settings: dict[str, object] = {**outer, "client_options": client, "retry_config": {"max_retries": attempts - 1}}
     if root.startswith(("http://", "https://")):
-        # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
+        # Settings of a cloud are for the shards, not for their index on the web.
         settings.pop("credential_provider", None)
         make, config = partial(_web_store, root, settings), {}
     else:
@@ -99,10 +99,10 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
 
 
 def _refuse_to_share(root: str, config: Mapping[str, Any], headers: Mapping[str, object]) -> None:
-    """Refuse secrets that obstore would send wherever it is redirected to. It cannot be told to follow no redirects.
+    """Refuse secrets that obstore would send to redirect targets. It always follows redirects.
 
-    A cloud's own servers only lead to each other. Headers that are gone where a redirect leads to another host are no
-    danger. Neither are tokens of a session, which sign nothing without the secret key.
+    A cloud's own servers only redirect to each other. Headers that are removed at a redirect to another host are safe.
+    So are session tokens, which sign nothing without the secret key.
     """
     if _is_clouds_own(root, config):
         return
@@ -118,7 +118,7 @@ def _refuse_to_share(root: str, config: Mapping[str, Any], headers: Mapping[str,
 
 
 def _is_clouds_own(root: str, config: Mapping[str, Any]) -> bool:
-    """True if a bucket is asked for at the cloud's own servers, by https."""
+    """True if a bucket is read from the cloud's own servers, by https."""
     if root.startswith(("http://", "https://")):
         return False
     given = {**{name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}, **config}
@@ -129,14 +129,14 @@ def _is_clouds_own(root: str, config: Mapping[str, Any]) -> bool:
 async def list_remote(
     root: str, options: FetchOptions, storage_options: Mapping[str, Any], prefix: str
 ) -> AsyncIterator[list[Listed]]:
-    """The objects of a bucket below a folder; a page that fails is asked for again, by obstore.
+    """List the objects of a bucket below a folder. obstore retries failed pages.
 
     Args:
         root: `s3://bucket`.
-        prefix: empty, or the folder and a slash.
+        prefix: Empty, or the folder and a slash.
 
     Raises:
-        StorageError: a page did not come.
+        StorageError: a page failed.
     """
     try:
         store = open_remote(root, options, storage_options, attempts=options.attempts)
@@ -145,7 +145,7 @@ async def list_remote(
             async for page in store.list(prefix.rstrip("/") or None, offset=after, chunk_size=_PAGE):
                 yield [Listed(one["path"], int(one["size"]), _quoted(one["e_tag"])) for one in page]
 
-        in_order = root.startswith(("s3://", "s3a://"))  # the others' offsets are left out by obstore, or not tried
+        in_order = root.startswith(("s3://", "s3a://"))  # obstore ignores the offset for others, or it is not tested
         async with aclosing(list_in_ranges(pages, _PAGE) if in_order else without_folders(pages(None))) as each:
             async for page in each:
                 yield [one for one in page if one.path.startswith(prefix)]
@@ -154,7 +154,7 @@ async def list_remote(
 
 
 def _quoted(etag: str | None) -> str | None:
-    """An ETag as answers have it: some listings leave the quotes out."""
+    """Return an ETag as in answers. Some listings omit the quotes."""
     return etag if not etag or etag.endswith('"') else f'"{etag}"'
 
 
@@ -167,7 +167,7 @@ def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, object]) 
 
 
 def _made(make: Callable[[], Any]) -> tuple[Any, str]:
-    """(the store, nothing), or (None, in words why there is none)."""
+    """Return (store, ""), or (None, reason)."""
     try:
         return make(), ""
     except (BaseError, TypeError, ValueError) as error:
@@ -182,11 +182,11 @@ class RemoteStore:
     """One bucket or one web origin.
 
     Args:
-        root: `s3://bucket`, `https://host`, or `https://host/?query`: the query goes with each request.
-        storage_options: obstore's settings for the kind of store; also `client_options` and `credential_provider`.
+        root: `s3://bucket`, `https://host`, or `https://host/?query`, whose query is sent with each request.
+        storage_options: obstore's settings for the kind of store, with `client_options` and `credential_provider`.
 
     Attributes:
-        gives_ends: whether a negative start gives so many of the last bytes.
+        gives_ends: True if a negative start is supported.
     """
 
     def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
@@ -197,7 +197,6 @@ class RemoteStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`."""
         options: dict[str, object] = {}
         if stop is not None:
             options["range"] = (start or 0, stop)
@@ -214,10 +213,10 @@ class RemoteStore:
         except (BaseError, OSError) as error:
             ignored = isinstance(error, NotSupportedError) and not start
             if _status(error) != 416 and not ignored:
-                # Not chained: obstore's text has the whole address, signature and all, and the store's own words.
+                # Not chained: obstore's text has the signed address, and the store's own text.
                 raise translated(error, self._address(path)) from None
-        # 416: nothing lies at `start`. Ranges ignored: what was asked for is the front of the whole.
-        # The size comes with a GET whose body nobody reads (a HEAD would need a signature of its own).
+        # 416: `start` is beyond the end. Ranges ignored: the requested range is the front of the whole object.
+        # A GET whose body is not read reports the size (a HEAD would need another signature).
         options.pop("range", None)
         try:
             return await self._answer(path, options, stop, start or 0)
@@ -225,21 +224,21 @@ class RemoteStore:
             raise translated(error, self._address(path)) from None
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
-        """See `Lists.listing`; of a web origin nothing can be listed."""
+        """See `Lists.listing`. Web origins cannot be listed."""
         return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:
-        """See `Store.aclose`; obstore's connections end with its last reference."""
+        """Do nothing: obstore's connections end with its last reference."""
 
     async def _answer(
         self, path: str, options: dict[str, object], stop: int | None, start: int | None = None
     ) -> Answer:
-        """The answer to one request; with `start` the part [start, stop) of the whole that was asked for."""
+        """Return the answer to one request; with `start`, [start, stop) of the whole object."""
         result = await obstore.get_async(self._store, path, options=options)  # type: ignore[arg-type]
         about = result.meta
         encoding = result.attributes.get("Content-Encoding", "")
         if not is_plain(encoding):
-            del result  # with the body that nobody will read; the error's traceback would keep it
+            del result  # with its unread body, which the error's traceback would keep
             raise BadResponseError(encoded(encoding), url=self._address(path))
         size = int(about["size"])
         first, last = result.range
@@ -253,11 +252,11 @@ class RemoteStore:
         return Answer(first, last, size, about["e_tag"], chunks, gives_ranges=is_cloud, modified=modified)
 
     async def _chunks(self, result: Any, path: str, whole: int, wanted: int) -> AsyncIterator[Buffer]:
-        """The first `wanted` bytes of a body that has `whole`."""
+        """Yield the first `wanted` bytes of a body of `whole` bytes."""
         try:
             if wanted == whole <= _CHUNK_BYTES:
                 if wanted:
-                    # A memoryview, because obstore's own kind of bytes is none of those that Buffer names.
+                    # A memoryview, because obstore's own type is not part of Buffer.
                     yield memoryview(await result.bytes_async())
                 return
             left = wanted
@@ -280,12 +279,12 @@ class RemoteStore:
 class RemoteWebStore:
     """One web origin by obstore: through a proxy, or with settings that only obstore has.
 
-    The path is what stands in the address. obstore knows no queries, escapes paths itself and drops empty parts, so
-    addresses with a query, and those that would not come out as they went in, have stores of their own: the latest few.
+    obstore does not support queries, escapes paths itself and drops empty parts. So addresses with a query, and those
+    that obstore would change, get their own store. The latest few are kept.
 
     Args:
         root: `https://host`.
-        storage_options: of them `client_options`.
+        storage_options: Only `client_options` is used.
     """
 
     def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
@@ -297,11 +296,10 @@ class RemoteWebStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`."""
         root, rest = split_path(self._root, path)
         store = self._plain
         if root != self._root:
-            # One that is dropped ends with its last request: it has nothing to close.
+            # A dropped store ends with its last request. There is nothing to close.
             if root not in self._others:
                 self._others[root] = self._open(root)
             store = self._others[root]
@@ -311,13 +309,13 @@ class RemoteWebStore:
         return await store.get(rest, start, stop, if_match=if_match)
 
     async def aclose(self) -> None:
-        """See `Store.aclose`."""
+        """Do nothing, as `RemoteStore.aclose`."""
 
 
 def split_path(origin: str, path: str) -> tuple[str, str]:
-    """The root of obstore's store for what stands after an origin, and the path to ask that for.
+    """Split the part after an origin into the root of obstore's store and the path in it.
 
-    A path that obstore would change (`%2F`, `//`, a trailing `/`, dots, what is not UTF-8) is a root of its own.
+    A path that obstore would change (`%2F`, `//`, a trailing `/`, dots, invalid UTF-8) becomes part of the root.
     """
     path, mark, query = path.partition("?")
     try:
@@ -335,15 +333,15 @@ def _is_plain(config: Mapping[str, object]) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status; obstore says it in words only, before the words of the store."""
+    """Return the HTTP status, which obstore reports only in its text, before the store's text."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else None
 
 
 def translated(error: Exception, url: str) -> StorageError:
-    """The error of ours that says what obstore's says.
+    """Return the StorageError for an error of obstore.
 
-    obstore has types for some statuses; for the rest its text is read: a summary line, then a dump of the Rust values.
+    obstore has types for some statuses. Otherwise its text is parsed: a summary line, then a dump of the Rust values.
     """
     text = str(error)
     status = _status(error) or next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), None)

@@ -1,4 +1,4 @@
-"""Output of shell commands, where the user has allowed them."""
+"""Output of shell commands, if the user allows them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headrace.fetch.stores.local import answer_from
 from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer
 
-_COMMANDS = 16  # run at once, and as many outputs are kept
+_COMMANDS = 16  # running at once; as many outputs are kept
 _READERS = 4
 _PIECE_BYTES = 1024 * 1024
 _ERROR_BYTES = 4096
 _ERROR_LINES = 5
 
 
-# Runs a command beside a watcher, which ends the whole process group once its input ends: that is when this process is
-# gone. PR_SET_PDEATHSIG would reach the shell alone, and needs code of ours between fork and exec.
+# Runs a command and a watcher. The watcher kills the whole process group when its input ends, i.e. when this process is
+# gone. PR_SET_PDEATHSIG would reach the shell only, and needs code between fork and exec.
 _WATCHED = """\
 exec 3<&0
 { read _; kill -KILL 0; } <&3 >/dev/null 2>&1 &
@@ -40,10 +40,10 @@ exit $status
 
 
 class PipeStore:
-    """What shell commands write; the path is the command.
+    """Output of shell commands. The path is the command.
 
-    A command runs once for all ranges of its output, which lies in a temporary file without a name; the latest 16 are
-    kept. A command that nobody waits for any more is killed, with its process group.
+    A command runs once for all ranges of its output, which is stored in an unnamed temporary file. The latest 16
+    outputs are kept. A command without waiting readers is killed, with its process group.
     """
 
     is_local = True
@@ -56,10 +56,10 @@ class PipeStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`. The answer comes when the command has ended; its version is made of the output.
+        """See `Store.get`. Waits for the command's end. The version is made from the output.
 
         Raises:
-            StorageError: the exit status is not 0; the message has the last lines of the command's errors.
+            StorageError: the exit status is not 0. The message has the last lines of the command's errors.
         """
         run = self._runs.get(path) or _Run(path, self._runners)
         self._runs[path] = run
@@ -78,7 +78,6 @@ class PipeStore:
         return await answer_from(self._readers, run.opened, start, stop, if_match)
 
     async def aclose(self) -> None:
-        """See `Store.aclose`."""
         for run in self._runs.values():
             run.kill()
         self._runs.clear()
@@ -92,11 +91,11 @@ class PipeStore:
 
 
 class _Run:
-    """One run of a command, and its output; that goes with the last reference, which an answer may have.
+    """One run of a command and its output, which is deleted with the last reference.
 
     Attributes:
-        ended: done when the command has ended, with its error if it has failed.
-        waiting: how many reads wait for that.
+        ended: Done when the command has ended, with its error if it failed.
+        waiting: Number of waiting reads.
     """
 
     def __init__(self, command: str, threads: Threads) -> None:
@@ -108,7 +107,7 @@ class _Run:
         weakref.finalize(self, self._output.close)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
-        self._reaping = threading.Lock()  # held where the process must not be reaped, or is
+        self._reaping = threading.Lock()  # held while the process is reaped, or must not be
         self.waiting = 0
         self.ended = threads.call(self._spool)
         self.ended.add_done_callback(retrieved)
@@ -120,7 +119,7 @@ class _Run:
         return descriptor, os.fstat(descriptor).st_size, self._etag
 
     def kill(self) -> None:
-        """End the command and all that it has started, if it runs; it will not be started any more."""
+        """Kill the command's process group if it runs, and prevent a later start."""
         with self._reaping:
             self._is_killed = True
             if self._process is not None and self._process.returncode is None:
@@ -132,7 +131,7 @@ class _Run:
                 raise StorageError("nobody waits for the command any more", url=self._url)
             self._process = process = subprocess.Popen(
                 ["/bin/sh", "-c", _WATCHED, "sh", self._command],
-                stdin=subprocess.PIPE,  # which ends with this process, however that ends
+                stdin=subprocess.PIPE,  # closed at the end of this process, whatever the reason
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -150,7 +149,7 @@ class _Run:
             raise StorageError(f"the command ended with {_status(process.returncode)}{_shown(errors)}", url=self._url)
 
     def _pump(self, process: subprocess.Popen[bytes]) -> bytes:
-        """Take what the command writes, until nobody can write any more; gives the end of its errors."""
+        """Store the command's output until it is closed. Return the end of its errors."""
         checksum, errors = 0, b""
         with selectors.DefaultSelector() as selector:
             for pipe in (process.stdout, process.stderr):
@@ -176,6 +175,6 @@ def _status(returncode: int) -> str:
 
 
 def _shown(errors: bytes) -> str:
-    """The last lines of what the command wrote to its standard error, without what looks like a secret."""
+    """Return the last lines of standard error, with secrets masked."""
     lines = errors.decode(errors="replace").strip().splitlines()[-_ERROR_LINES:]
     return f": {masked_text('; '.join(lines))}" if lines else ""

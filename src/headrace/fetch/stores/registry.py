@@ -1,4 +1,4 @@
-"""Schemes that others have added."""
+"""Schemes that users and packages add."""
 
 from __future__ import annotations
 
@@ -21,35 +21,34 @@ _registered: dict[str, StoreFactory] = {}
 
 
 def is_local(store: Store) -> bool:
-    """Whether a store is of this machine: it is asked once only, and what it gives is not kept a second time."""
+    """True if a store is on this machine. It gets no hedges, and its objects are not cached."""
     return bool(getattr(store, "is_local", False))
 
 
 def gives_ends(store: Store) -> bool:
-    """Whether a store gives an object's last bytes without being told where they begin."""
+    """True if a store supports suffix ranges."""
     return bool(getattr(store, "gives_ends", False))
 
 
 def host_of(store: Store) -> str | int:
-    """Who bears what a store is asked: the stores of one host share its limits; one without a host has its own."""
+    """Key of the shared limits: the store's `host`, or the store itself."""
     return getattr(store, "host", None) or id(store)
 
 
 def register_store(scheme: str, factory: StoreFactory) -> None:
-    """Have addresses `scheme://place/path` read by the store that `factory` makes, in this process from now on.
+    """Read addresses `scheme://place/path` by the store that `factory` creates, in this process.
 
-    It wins over a file system of fsspec with the same scheme; a second registration wins over the first. Bytes are read
-    in the trainer's process alone, so nothing has to be registered in the workers. A package that is installed can
-    name its factory as an entry point of the group `headrace.stores` instead. `headrace.testing.StoreContract` tests
-    a store.
+    It replaces an fsspec file system of the same scheme, and an earlier registration. Only the trainer's process reads
+    bytes, so workers need no registration. An installed package can provide its factory as an entry point of the group
+    `headrace.stores` instead. `headrace.testing.StoreContract` tests a store.
 
     Args:
-        scheme: two letters or more, in lower case; none of headrace's own (s3, gs, az, https, file, hf, …).
-        factory: called with the root, `scheme://place`, and the `storage_options`, once for each reader and root, on
-            the event loop. The store's paths are what follows the root and a slash.
+        scheme: Two or more lower-case characters; none of headrace's own (s3, gs, az, https, file, hf, …).
+        factory: Called with the root `scheme://place` and the `storage_options`, once per reader and root, on the event
+            loop. Paths in the store are what follows the root and a slash.
 
     Raises:
-        OptionError: the scheme is no scheme, or one of headrace's own.
+        OptionError: the scheme is invalid, or one of headrace's own.
 
     Example:
         >>> from headrace.fetch.stores.memory import MemoryStore
@@ -63,7 +62,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def registered(scheme: str) -> StoreFactory | None:
-    """The factory for a scheme that is not built in, if somebody gave one."""
+    """Return the registered factory of a scheme, or None."""
     if scheme in _registered:
         return _registered[scheme]
     for entry in entry_points(group="headrace.stores", name=scheme):

@@ -1,4 +1,4 @@
-"""S3: obstore finds the credentials and signs addresses; our own client asks for them."""
+"""S3: obstore finds the credentials and signs addresses, and our HTTP client requests them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.options import FetchOptions
 from headrace.types import Answer, Listed
 
 _VALID = timedelta(hours=1)
-# obstore asks for new credentials when those it has end within five minutes: what it has just signed holds as long.
+# obstore renews credentials that expire within five minutes, so a new signature is valid for this long.
 _REMEMBERED_S = 240.0
 _REMEMBERED = 4096
 _RENEWED_EVERY_S = 30.0
@@ -30,15 +30,15 @@ _TRUE = frozenset({"1", "true", "on", "yes", "y"})
 
 
 class S3Store:
-    """One bucket. Credentials that are refused are read anew once: environment, files and providers.
+    """One bucket. Refused credentials are read again once: environment, files and providers.
 
-    Keys that obstore cannot sign (with an empty part or one of dots) are refused.
+    Keys that obstore cannot sign (with an empty part, "." or "..") are refused.
 
     Args:
         root: `s3://bucket`.
         storage_options: obstore's settings.
-        headers: go with each request, unsigned.
-        clock: monotonic seconds.
+        headers: Sent with each request, unsigned.
+        clock: Monotonic seconds.
     """
 
     gives_ends = True
@@ -61,7 +61,7 @@ class S3Store:
 
     @functools.cached_property
     def host(self) -> str | None:
-        """The server that all buckets behind it are too much for, if one is: AWS bears each bucket by itself."""
+        """Server whose buckets share limits. None for AWS, which limits each bucket by itself."""
         origin = target_of(self.endpoint).origin
         return None if _AWS.search(origin.host) else f"{origin.scheme}://{origin.authority}"
 
@@ -78,7 +78,7 @@ class S3Store:
 
     @property
     def fits(self) -> bool:
-        """Whether a signed address is all that these settings need; the others need headers that are signed, too."""
+        """True if signed addresses are enough for these settings. Others need signed headers."""
         return not any(
             self._signer.setting(name) for name in ("request_payer", "s3_express", "sse_customer_key_base64")
         )
@@ -86,7 +86,6 @@ class S3Store:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`."""
         name = f"{self._root}/{path}"
         if any(part in ("", ".", "..") for part in path.split("/")):
             raise OptionError(f"{masked(name)!r}: obstore signs no keys with an empty part or one of dots")
@@ -99,11 +98,11 @@ class S3Store:
         return await self._ask(self._signer, path, name, start, stop, if_match)
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
-        """See `Lists.listing`; obstore asks, and signs."""
+        """See `Lists.listing`. obstore makes the requests."""
         return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:
-        """See `Store.aclose`; the connections are the reader's."""
+        """Do nothing: the reader closes the connections."""
 
     async def _ask(
         self, signer: _Signer, path: str, name: str, start: int | None, stop: int | None, if_match: str | None
@@ -112,7 +111,7 @@ class S3Store:
         return await self._web.get(address, start, stop, if_match=if_match, headers=self._headers, name=name)
 
     def _renew(self, refused: _Signer) -> bool:
-        """Whether there are other credentials than those of `refused`; they are read at most every 30 seconds."""
+        """Read credentials again, at most every 30 seconds. True if they are not those of `refused`."""
         if refused is self._signer and refused.signs and self._clock() >= self._renew_after:
             self._signer = self._open()
             self._renew_after = self._clock() + _RENEWED_EVERY_S
@@ -120,7 +119,7 @@ class S3Store:
 
 
 class _Signer:
-    """Addresses of one bucket, signed by the credentials that there were when this was made."""
+    """Addresses of one bucket, signed by the credentials at the time of creation."""
 
     def __init__(
         self, root: str, options: FetchOptions, storage_options: Mapping[str, object], clock: Callable[[], float]
@@ -132,20 +131,20 @@ class _Signer:
             unsigned.pop(name, None)
         self._unsigned = open_remote(root, options, {**unsigned, "client_options": {"allow_http": True}})
         self.signs = str(self.setting("skip_signature")).lower() not in _TRUE
-        # Measured with obstore 0.12: `sign` costs 11 µs, `sign_async` 180. `sign` blocks the loop where credentials
-        # have to be fetched first; keys that are given never are.
+        # Measured with obstore 0.12: `sign` costs 11 µs, `sign_async` 180. `sign` blocks the loop if credentials
+        # have to be fetched first, which given keys never need.
         self._is_quick = "credential_provider" not in storage_options and bool(self.setting("access_key_id"))
         self._known: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def setting(self, name: str) -> object:
-        """The setting as it was given, or as the environment has it."""
+        """Return the given setting, or the environment's."""
         return self._store.config.get(name) or os.environ.get(f"AWS_{name.upper()}")
 
     def unsigned(self, key: str) -> str:
         return obstore.sign(self._unsigned, "GET", key, _VALID).partition("?")[0]
 
     async def address(self, key: str, name: str) -> str:
-        """The address of a key; no request is made for it, but for credentials now and then."""
+        """Return a key's signed address. Requests are made only for credentials."""
         known = self._known.get(key)
         if known is not None and self._clock() < known[0]:
             return known[1]

@@ -1,4 +1,4 @@
-"""`storage_options` as people write them, made into what obstore takes."""
+"""Normalizes `storage_options` for obstore."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _ON, _OFF = ("true", "1", "on", "yes", "y", "t"), ("false", "0", "off", "no", "n
 
 
 def for_obstore(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with all that is about the client in `client_options`, whatever its spelling, and switches as bools.
+    """Move client settings of any spelling to `client_options`, and convert switches to bool.
 
-    obstore's own documents write `allow_http` in either place, in any case and with a store's prefix, as text too; its
-    Rust panics where such a setting comes among those of the store.
+    obstore's documentation has `allow_http` in either place, in any case, with a store's prefix, and as text. Its Rust
+    code panics on such a setting among those of the store.
 
     Raises:
-        OptionError: a setting is given twice, or a switch is neither on nor off.
+        OptionError: a setting is given twice, or a switch is neither true nor false.
     """
     given = options.get("client_options")
     if given is not None and not isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""Writes files to stores: the one thing that headrace ever writes there is an index."""
+"""Writes files to stores. headrace writes nothing there but indexes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.options import FetchOptions
 
 _COPY_BYTES = 2**20
 _ATTEMPTS = 3
-# The time-outs are of answers, and an answer to an upload comes when all has been sent.
+# The timeouts are for answers, and an upload is answered when all has been sent.
 _PATIENT = FetchOptions(stall_timeout_s=600, first_byte_timeout_s=600)
 
 
 def check_writable(url: str) -> None:
-    """Make sure that objects like `url` can be written at all.
+    """Check that objects like `url` can be written at all.
 
     Raises:
-        OptionError: they cannot.
+        OptionError: the address is not writable.
     """
     scheme = split(url)[0]
     if scheme in WEB_SCHEMES or scheme == "pipe" or registered(scheme) is not None:
@@ -36,14 +36,14 @@ def check_writable(url: str) -> None:
 
 
 async def write_object(url: str, source: Path, storage_options: Mapping[str, object] | None = None) -> None:
-    """Write the file `source` to `url`; what was there is replaced, as a whole or not at all where the store can.
+    """Write the file `source` to `url`, replacing the object, atomically if the store can.
 
     Args:
-        storage_options: as for a `Reader`.
+        storage_options: As for a `Reader`.
 
     Raises:
-        OptionError: such an address cannot be written to, or the options do not fit.
-        StorageError: the store has not taken it.
+        OptionError: the address is not writable, or the options are invalid.
+        StorageError: the write failed.
     """
     check_writable(url)
     scheme, root, path = split(url)
@@ -60,7 +60,7 @@ async def write_object(url: str, source: Path, storage_options: Mapping[str, obj
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Have the file `source` take the place of `target`, in the same file system, and be there after a power cut.
+    """Replace `target` by the file `source` of the same file system, durably.
 
     Raises:
         OSError: the disk refused it.
@@ -76,7 +76,7 @@ def replace_file(source: Path, target: Path) -> None:
 
 
 def part_beside(target: Path) -> BinaryIO:
-    """A new file in the folder of `target`, which is made; the caller removes it, or has it take that one's place."""
+    """Create a temporary file in the folder of `target`. The caller removes or renames it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part").open("xb")
 

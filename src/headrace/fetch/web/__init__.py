@@ -1,7 +1,7 @@
-"""HTTP and HTTPS by our own client: GETs whose bodies are received straight into the reader's memory.
+"""A GET-only HTTP(S) client that receives bodies directly into the reader's memory.
 
-client.py        an address and a range in, a checked answer out; redirects
-connections.py   the connections of one reader    lookups.py           where they lead
-connection.py    one of them                      body.py              what comes over it
-http1.py         requests and heads (pure)        statuses.py          what statuses mean
+client.py        from an address and a range to a checked answer; redirects
+connections.py   the connections of one reader    lookups.py           addresses of hosts
+connection.py    one connection                   body.py              its bodies
+http1.py         requests and heads (pure)        statuses.py          the meaning of statuses
 """

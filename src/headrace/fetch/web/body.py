@@ -1,4 +1,4 @@
-"""The body of an answer: taken off its connection into the reader's memory, or in pieces."""
+"""The body of an answer, received into the reader's memory or in pieces."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _PIECE_BYTES = 256 * 1024
 
 
 class Body:
-    """A body that `Fills`; iterating over it gives pieces.
+    """A body that implements `Fills`. Iterating over it gives pieces.
 
-    Its connection goes back when all of it was read, and ends when it is closed before, cancelled or broken.
+    Its connection is reused when all of the body was read. It ends if the body is closed earlier, cancelled or broken.
 
     Args:
-        name: the address that errors show.
-        length: how long it is, if something else than its framing says so.
+        name: Address shown in errors.
+        length: Bytes of the body, if known from elsewhere than its framing.
     """
 
     def __init__(self, connection: Connection, head: Head, name: str, length: int | None = None) -> None:
@@ -25,7 +25,7 @@ class Body:
         self._name = name
         self._keeps_alive = head.keeps_alive
         self._chunks = Chunks() if head.is_chunked else None
-        self._left = head.length if length is None else length  # still to be given; None: until it ends
+        self._left = head.length if length is None else length  # bytes left; None: until the connection ends
         self._is_cut = False
         self._is_whole = False
         self._received = 0
@@ -35,11 +35,9 @@ class Body:
 
     @property
     def received(self) -> int:
-        """See `Fills`."""
         return self._received + (0 if self._filling is None else self._filling.filled)
 
     async def read_into(self, target: memoryview) -> int:
-        """See `Fills`."""
         if self._connection is None:
             if self._is_whole:
                 return 0
@@ -56,7 +54,7 @@ class Body:
             if self._chunks is not None or self._left is not None:
                 await self.aclose()
                 raise ShortReadError(f"the connection ended within the body: {error}", url=self._name) from error
-            is_at_end = True  # it goes on until the connection ends
+            is_at_end = True  # the body extends to the connection's end
         except ValueError as error:
             await self.aclose()
             raise BadResponseError(f"the answer cannot be used: {error}", url=self._name) from error
@@ -72,16 +70,14 @@ class Body:
 
     @property
     def is_open(self) -> bool:
-        """Whether more of it can be read."""
         return self._connection is not None
 
     async def aclose(self) -> None:
-        """See `Fills`."""
         if self._connection is not None:
             self.abort()
 
     def abort(self) -> None:
-        """End its connection, unless that went back already."""
+        """End the connection, unless it was released."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -97,7 +93,7 @@ class Body:
         return memoryview(piece)[:count]
 
     async def skip(self, count: int) -> int:
-        """Throw away, and do not count, the next `count` bytes or as many as there are; gives how many."""
+        """Discard up to `count` next bytes without counting them as received. Return their number."""
         room = memoryview(bytearray(min(count, _PIECE_BYTES)))
         skipped = 0
         while skipped < count and (got := await self.read_into(room[: count - skipped])):
@@ -106,7 +102,6 @@ class Body:
         return skipped
 
     def cut(self, count: int) -> None:
-        """Only the next `count` bytes are wanted."""
         if self._connection is not None and (self._left is None or count < self._left):
             self._left, self._is_cut = count, True
             if not count:
@@ -133,9 +128,9 @@ class Body:
             self._received += connection.filled
 
     async def _unchunk(self, connection: Connection, chunks: Chunks, target: memoryview) -> bool:
-        """Fill `target`; whether the body's end was seen."""
+        """Fill `target`. Return True if the body's end was seen."""
         at = 0
-        # A body whose length is known has to end where that says.
+        # A body of known length must end there.
         is_last = self._left == target.nbytes and not self._is_cut
         while True:
             taken, given = chunks.feed(connection.buffered(), target[at:])

@@ -1,4 +1,4 @@
-"""HTTP and HTTPS by our own client: an address and a range in, a checked answer out."""
+"""The HTTP(S) client: from an address and a range to a checked answer."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
 
 class _WantedAnswer:
-    """What is asked for, and by what name errors call it.
+    """A requested range, and its name in errors.
 
     Attributes:
-        fields: what the request says of it.
+        fields: The request's header fields for the range.
     """
 
     __slots__ = ("fields", "if_match", "name", "start", "stop")
@@ -50,10 +50,10 @@ class _WantedAnswer:
             self.fields["If-Match"] = if_match
 
     def begin(self, size: int | None) -> int:
-        """Where the range begins in an object of `size` bytes; None: nobody says how many.
+        """First byte of the range in an object of `size` bytes, or of unknown size.
 
         Raises:
-            ValueError: that must be known.
+            ValueError: the size must be known.
         """
         start = self.start or 0
         if start < 0 and size is None:
@@ -68,7 +68,7 @@ class Web:
     """GETs over one reader's connections.
 
     Args:
-        wall_clock: the time of day in seconds since 1970: a server may say until when it wants to be left alone.
+        wall_clock: Seconds since 1970, for dates in Retry-After.
     """
 
     def __init__(self, connections: Connections, *, wall_clock: Callable[[], float] = time.time) -> None:
@@ -86,13 +86,13 @@ class Web:
         redirected: Callable[[str], None] | None = None,
         rest: Rest | None = None,
     ) -> Answer:
-        """Ask for bytes [start, stop) of the object at `url`, which is sent as it stands; see `Store.get`.
+        """Request bytes [start, stop) of the object at `url`, sent unchanged. See `Store.get`.
 
         Args:
-            headers: go with the request, in place of ours of the same name, but to no other origin.
-            name: the address that errors show, if another one.
-            redirected: called with the address that answered in the end, where that is another one.
-            rest: where a server that gives objects as a whole only has what follows kept, for the next part.
+            headers: Sent with the request and replacing default fields, but never to another origin.
+            name: Address shown in errors, if not `url`.
+            redirected: Called with the final address after redirects.
+            rest: Holds the open answer of a server without ranges, for the next range.
 
         Raises:
             OptionError: the address or a header cannot be sent.
@@ -106,7 +106,7 @@ class Web:
             answer = await _beyond(connection, head, wanted)
             if answer is not None:
                 return answer
-            # The size comes with a GET without a range, of whose body nobody has to read more than was asked for.
+            # A GET without a range reports the size. Its body need not be read beyond the requested bytes.
             final, connection, head = await self._follow(url, wanted, {}, headers or {})
         if head.status not in (200, 206):
             raise await self._refusal(connection, head, wanted)
@@ -126,10 +126,10 @@ class Web:
         return answer
 
     async def page(self, url: str, headers: Mapping[str, str], *, name: str) -> tuple[bytes, str]:
-        """All of a document, and its `Link` header: whose lists go on elsewhere say there where.
+        """Return a whole document and its `Link` header, which may have the next page's address.
 
         Raises:
-            StorageError: it did not come.
+            StorageError: the request failed.
         """
         wanted = _WantedAnswer(name, None, None, None)
         _, connection, head = await self._follow(url, wanted, {}, headers)
@@ -150,7 +150,6 @@ class Web:
     async def _follow(
         self, url: str, wanted: _WantedAnswer, fields: Mapping[str, str], headers: Mapping[str, str]
     ) -> tuple[str, Connection, Head]:
-        """The head of the first answer that is no redirect, and the address it came from."""
         public_only, passed = False, [url]
         target = _target(url)
         if target.authorization is not None:
@@ -186,11 +185,11 @@ class Web:
 
 
 class WebStore:
-    """What lies under one address.
+    """Objects under one web address.
 
     Args:
-        base: what comes before a path and its slash.
-        headers: go with each request, but to no other origin.
+        base: Address before the slash and the path.
+        headers: Sent with each request, but never to another origin.
     """
 
     gives_ends = True
@@ -207,18 +206,18 @@ class WebStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`; a path is sent as it stands, its query included."""
+        """See `Store.get`. A path is sent unchanged, with its query."""
         return await self._web.get(f"{self._base}/{path}", start, stop, if_match=if_match, headers=self._headers)
 
     async def go_on(
         self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest | None
     ) -> Answer:
-        """See `Store.get`, for who goes through the object: a server that only gives the whole is asked for it once."""
+        """As `Store.get`, for sequential reads: a server without ranges sends the object once."""
         url = f"{self._base}/{path}"
         return await self._web.get(url, start, stop, if_match=if_match, headers=self._headers, rest=rest)
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`: what the server's index pages say."""
+        """List objects by the server's index pages. See `Lists.listing`."""
 
         async def ask(url: str) -> bytes:
             return (await self._web.page(url, self._headers or {}, name=url))[0]
@@ -226,11 +225,11 @@ class WebStore:
         return list_pages(ask, self._base, prefix, levels)
 
     async def aclose(self) -> None:
-        """See `Store.aclose`; the connections are those of the reader, which closes them."""
+        """Do nothing: the reader closes the connections."""
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for `url`, if any: this client knows no proxies."""
+    """Return the environment's proxy for `url`, or None. This client does not support proxies."""
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -245,8 +244,7 @@ def _target(url: str) -> Target:
 
 
 def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, Target]:
-    """Where `url` is redirected to, if we go there."""
-    # Bytes that are no ASCII come as they are from some servers.
+    # Some servers send non-ASCII bytes unescaped.
     location = quote(location.encode("latin-1"), safe=string.punctuation)
     there = location
     try:
@@ -285,10 +283,10 @@ def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
 async def _whole(
     connection: Connection, head: Head, wanted: _WantedAnswer, rest: Rest | None, *, is_beyond: bool
 ) -> Answer:
-    """The answer where the whole object came: of which what was asked for may be a part.
+    """Return the requested part of an answer that contains the whole object.
 
     Args:
-        is_beyond: the server has said that what was asked for is none.
+        is_beyond: The server has reported that the range is beyond the end.
     """
     etag = _checked(head, wanted)
     size = head.length
@@ -302,12 +300,12 @@ async def _whole(
         if is_beyond and size is not None and size <= start:
             body.cut(0)
             return Answer(size, size, size, etag, body, modified=_modified(head))
-        # Without that word, what is too short may be something else, such as a page of a proxy's.
+        # Without that report, a short body may be something else, such as a proxy's page.
         if wanted.start is not None and wanted.start < 0 and start > _SKIPPED_BYTES:
             body.cut(0)
             return Answer(
                 size or 0, size, size, etag, body, modified=_modified(head)
-            )  # a range with a begin may be given all the same
+            )  # the server may still support a range with a start
         if start > _SKIPPED_BYTES or await body.skip(start) < start or size == start:
             raise ValueError(
                 "the server ignores byte ranges, and gave the whole of something; from such a server, Python's "
@@ -321,7 +319,7 @@ async def _whole(
 
 
 async def _beyond(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer | None:
-    """The answer where the range begins at or after the object's end; None: it does not say where that is."""
+    """Return the empty answer to a range beyond the object's end; None if the size is unknown."""
     size = None
     with suppress(ValueError):
         size = content_range(head.headers.get("content-range", "")).size
@@ -336,7 +334,6 @@ def _modified(head: Head) -> str | None:
 
 
 def _checked(head: Head, wanted: _WantedAnswer) -> str | None:
-    """The ETag of an answer whose bytes are those of the object and version that was asked for."""
     encoding = head.headers.get("content-encoding")
     if encoding is not None and not is_plain(encoding):
         raise ValueError(encoded(encoding))
@@ -348,7 +345,7 @@ def _checked(head: Head, wanted: _WantedAnswer) -> str | None:
 
 
 async def _text(connection: Connection, head: Head, name: str) -> str:
-    """The beginning of an answer that is no object; if that is all, the connection serves others."""
+    """Return the beginning of an error's body. If that is all, the connection is reused."""
     room = bytearray(_REFUSAL_BYTES)
     body = Body(connection, head, name)
     with suppress(StorageError):

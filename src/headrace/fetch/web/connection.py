@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: a request out, its answer in."""
+"""One HTTP/1.1 connection."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from typing import Any, cast
 
 from headrace.fetch.web.http1 import HEAD_BYTES, Head, head_end, parse_head
 
-# What comes with a head is copied once more, so little of it is received at a time; but the buffer is not full by that,
-# because to stop reading and to go on costs 25 µs.
+# Bytes received with a head are copied once more, so steps are small. One step does not fill the buffer, because to
+# pause and resume reading costs 25 µs.
 _STEP_BYTES = 16 * 1024
 _BUFFER_BYTES = 2 * _STEP_BYTES
 _INTERIM_ANSWERS = 16
 
 
-class EndedError(Exception):
-    """The connection ended where more was to come; says why."""
+class EndedError(Exception): ...
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection that has one request under way, or none.
+    """A connection with at most one running request.
 
-    What comes is received straight into the reader's memory while a `fill` waits, and otherwise into a small buffer;
-    when that is full, nothing more is received until somebody takes it.
+    Bytes are received directly into the reader's memory while a `fill` waits, and else into a small buffer. When that
+    is full, reading pauses until its bytes are taken.
 
     Attributes:
-        filled: how many bytes the latest `fill` has received; also while it waits, and after it has failed.
-        has_begun: whether any byte of the answer came.
-        address: the IP address at the other side.
-        closed: done when it is.
+        filled: Bytes received by the latest `fill`. Also valid while it waits and after it failed.
+        has_begun: True if any byte of the answer has come.
+        address: IP address of the other side.
+        closed: Done when the connection is closed.
 
     Args:
-        put_back: called when an answer was taken whole, and another request may follow.
+        put_back: Called when an answer is complete and another request may follow.
     """
 
     def __init__(self, put_back: Callable[[Connection], None]) -> None:
@@ -43,7 +42,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._memory = bytearray(_BUFFER_BYTES)
         self._room = memoryview(self._memory)
-        self._begin = self._end = 0  # of what lies in it
+        self._begin = self._end = 0  # range of its valid bytes
         self._target: memoryview | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_idle = self._is_paused = self._is_encrypted = False
@@ -69,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
             return self._target[self.filled :]
         step = _STEP_BYTES
         if self._is_encrypted and sizehint > step:
-            # So much TLS has received and not given yet; what is not taken before the other side closes is lost.
+            # TLS holds so many decrypted bytes. Those not taken before the other side closes are lost.
             step = sizehint
             if step > self._room.nbytes - self._end:
                 self._grow(self._end + step)
@@ -82,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._target = None
                 self._wake()
         elif self._is_idle:
-            self.abort()  # nobody asked for this: an answer was longer than it said
+            self.abort()  # unrequested: an answer was longer than announced
         else:
             self.has_begun = True
             self._end += nbytes
@@ -92,21 +91,20 @@ class Connection(asyncio.BufferedProtocol):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # In words: the exception has a traceback, and that holds what holds this.
+        # As text: the exception's traceback would make a reference cycle.
         self._ended = "closed by the other side" if exc is None else in_words(exc)
         self.closed.set_result(None)
         self._wake(EndedError(self._ended))
 
     def idle_s(self) -> float:
-        """For how long no request has been under way."""
         return self._loop.time() - self._idle_since
 
     def is_usable(self) -> bool:
-        """Whether a request may be sent: it stands, and nothing has come that the loop has not seen yet."""
+        """True if a request may be sent: the connection is open and has no unread bytes."""
         return not self._transport.is_closing() and (self._poll is None or not self._poll.poll(0))
 
     def release(self, *, keeps_alive: bool) -> None:
-        """The answer was taken whole: the connection serves others, unless more has come than that."""
+        """Offer the connection for reuse after a complete answer. Close it if it has more bytes."""
         if not keeps_alive or self._begin != self._end or self._transport.is_closing():
             self.abort()
             return
@@ -117,16 +115,15 @@ class Connection(asyncio.BufferedProtocol):
         self._put_back(self)
 
     def abort(self) -> None:
-        """End it at once, whatever is under way."""
         self._target = None
         self._transport.abort()
 
     async def ask(self, request: bytes) -> Head:
-        """Send `request`; gives the head of the answer.
+        """Send `request` and return the head of the answer.
 
         Raises:
-            EndedError: there is none.
-            ValueError: it cannot be read.
+            EndedError: the connection ended before the answer.
+            ValueError: the answer is malformed.
         """
         self._is_idle = self.has_begun = False
         self._transport.write(request)
@@ -149,20 +146,19 @@ class Connection(asyncio.BufferedProtocol):
         raise ValueError("it only has interim answers")
 
     def buffered(self) -> memoryview:
-        """What has come and was not taken yet."""
+        """Bytes received and not taken yet."""
         return self._room[self._begin : self._end]
 
     def take(self, count: int) -> None:
-        """The first `count` bytes of `buffered` are used up."""
         self._begin += count
 
     async def more(self) -> None:
-        """Receive something into the buffer, in which everything is used up."""
+        """Receive bytes into the buffer, which must be used up."""
         self._begin = self._end = 0
         await self._receive()
 
     async def fill(self, target: memoryview) -> None:
-        """Receive into `target` until it is full; in the buffer everything is used up."""
+        """Receive into `target` until it is full. The buffer must be used up."""
         self._begin = self._end = 0
         self._target, self.filled = target, 0
         try:
@@ -199,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def in_words(error: Exception) -> str:
-    """What went wrong with a connection, as an error of ours says it."""
+    """Describe a connection's error for a message."""
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason}"
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:

@@ -1,4 +1,4 @@
-"""The connections of one reader: made when they are needed, and used again while they last."""
+"""The connections of one reader, opened on demand and reused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headrace.fetch.web.http1 import Head, WebOrigin
 from headrace.fetch.web.lookups import Address, Lookups, Resolve, resolve
 from headrace.options import FetchOptions
 
-_IDLE_S = 4.0  # servers and whatever lies between may forget older ones without a word
-_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 as networks of IPv6 see it (RFC 6052)
-_GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out for unicast
-# Exceptions: what `ipaddress` takes for public in some releases of Python, and is not. Machines of Azure ask the first
-# address for their secrets. 192.0.0.0/24 is for protocols, among them those of Oracle's cloud; 192.88.99.0/24 led to
+_IDLE_S = 4.0  # servers and middleboxes may drop older ones silently
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 addresses in IPv6 networks (RFC 6052)
+_GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")  # all unicast addresses that IANA has allocated
+# Not public, though `ipaddress` reports so in some releases of Python. Azure's machines get their secrets from the
+# first address. 192.0.0.0/24 is for protocols, also of Oracle's cloud. 192.88.99.0/24 was for
 # relays (RFC 7526), 3fff::/20 is for documents (RFC 9637).
 _NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
 
@@ -29,10 +29,10 @@ _NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24
 def is_public(address: str) -> bool:
     """True if an IP address is public, by Python's `ipaddress` and a few exceptions.
 
-    An IPv6 address that carries an IPv4 address is as public as that. Others are public below 2000::/3 only.
+    An IPv6 address that contains an IPv4 address is as public as that. Others are public below 2000::/3 only.
     """
     if not address:
-        return False  # it hung up before it could be asked who it is
+        return False  # it closed before its address was known
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         is_translated = ip in _TRANSLATED
@@ -44,14 +44,13 @@ def is_public(address: str) -> bool:
 
 
 class Connections:
-    """All connections of one reader, to whatever origins; as many as are in use at once.
+    """All connections of one reader, to any origins, as many as are in use at once.
 
     Args:
-        options: how long a connection may take to stand.
-        tls: whom to trust, and how to show who we are; made of the machine's own certificates where it is not given.
-        is_public: whether an IP address belongs to the public network.
-        idle_s: how long a connection is kept that nobody uses.
-        resolve: gives the addresses of a host and port, see `Lookups`.
+        tls: TLS context. None: made from the machine's certificates at first use.
+        is_public: True for an IP address of the public network.
+        idle_s: Seconds after which an idle connection is closed.
+        resolve: Returns the addresses of a host and port, see `Lookups`.
     """
 
     def __init__(
@@ -74,17 +73,18 @@ class Connections:
     async def ask(
         self, origin: WebOrigin, request: bytes, *, name: str, public_only: bool = False
     ) -> tuple[Connection, Head]:
-        """Send `request` to `origin`; gives the head of the answer, and the connection that its body comes from.
+        """Send `request` to `origin`. Return the connection and the head of the answer.
 
-        A connection that was used before may have been ended by the server meanwhile: where it gives no byte, the
-        request is sent once more on a new one (RFC 9112 §9.3.1; every request of ours is a GET).
+        The server may have closed a reused connection. If it gives no byte, the request is sent once more on a new one
+        (RFC 9112 §9.3.1; every request is a GET).
 
         Args:
-            name: the address that errors show.
-            public_only: refuse to send it to an address that is not public.
+            name: Address shown in errors.
+            public_only: Refuse addresses that are not public.
 
         Raises:
-            StorageError: there is no answer. BadResponseError: it cannot be read, or the origin may not be asked.
+            StorageError: there is no answer.
+            BadResponseError: the answer is malformed, or the origin's address is refused.
         """
         used = self._take_idle(origin, public_only=public_only)
         if used is not None:
@@ -97,7 +97,7 @@ class Connections:
         return connection, await _ask(connection, request, name)
 
     async def aclose(self) -> None:
-        """End all connections, idle and in use; they are closed when this returns."""
+        """Close all connections, idle and in use, and wait until they are closed."""
         self._is_closed = True
         self._lookups.close()
         if self._sweeper is not None:
@@ -106,7 +106,7 @@ class Connections:
         await _close(list(self._open))
 
     def _put_back(self, origin: WebOrigin, connection: Connection) -> None:
-        """Keep it for the next request; the latest is used first, so that those that are too many grow old."""
+        """Keep the connection. The latest is reused first, so that surplus ones expire."""
         self._idle.setdefault(origin, []).append(connection)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
@@ -122,7 +122,6 @@ class Connections:
         return None
 
     def _sweep(self) -> None:
-        """End those that nobody has used for long, also of origins that nobody asks any more."""
         self._sweeper = None
         for origin, idle in list(self._idle.items()):
             old = [connection for connection in idle if connection.idle_s() >= self._idle_s]
@@ -177,7 +176,7 @@ class Connections:
         except OSError:
             self._lookups.failed(origin.host, origin.port, addresses[number : number + 1])
             raise
-        # Not before: where it is cancelled, uvloop closes what it has made without telling it.
+        # Not earlier: if this is cancelled, uvloop closes the transport without calling connection_lost.
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))
         if self._is_closed:
@@ -196,7 +195,7 @@ class Connections:
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = ssl.create_default_context()  # some 20 ms: the machine's certificates are read
+            self._tls = ssl.create_default_context()  # takes about 20 ms, as it reads the machine's certificates
             self._tls.set_alpn_protocols(["http/1.1"])
         return self._tls
 
@@ -228,12 +227,13 @@ DESCRIPTORS_SHORT = (errno.EMFILE, errno.ENFILE)
 
 
 async def dial(addresses: list[Address]) -> tuple[socket.socket, int]:
-    """A socket that is connected to the first of `addresses` that answers, and how many come before that one.
+    """Connect to the first of `addresses` that answers. Return the socket and the index.
 
-    Each is tried when those before it have failed, or have had a quarter of a second; they may still answer first.
+    Each is tried when the previous ones have failed or have had a quarter of a second. Earlier ones may still answer
+    first.
 
     Raises:
-        OSError: none can be connected to; the error of the last one.
+        OSError: no connection succeeded; the error of the last one.
     """
     if len(addresses) == 1:
         return await _connect(addresses[0]), 0  # without the cost of tasks

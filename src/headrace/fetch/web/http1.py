@@ -1,7 +1,7 @@
-"""HTTP/1.1 on paper: addresses, requests, heads and chunked bodies as RFC 9110 and 9112 have them; no I/O.
+"""HTTP/1.1 without I/O: addresses, requests, heads and chunked bodies (RFC 9110 and 9112).
 
-Heads are taken strictly: what two readers could understand in two ways is refused, because one of them may be a proxy.
-Everything here takes time in proportion to its input, and raises ValueError for input that is not what it should be.
+Heads are parsed strictly: ambiguous input is refused, as a proxy may understand it differently. All functions take
+linear time, and raise ValueError for malformed input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = re.compile(_WORD)
 _UNSENDABLE = re.compile(r"[^\t -~\x80-\xff]")
 _HEAD = re.compile(rf"HTTP/1\.([01]) ([1-9][0-9]{{2}})(?: [^\r\n\0]*)?((?:\r\n{_WORD}:[^\r\n\0]*)*)")
-# Repeated with another value, each of them would leave it to the reader which one holds.
+# Ambiguous if repeated with another value.
 _SINGLE = frozenset({"content-length", "content-range", "content-encoding", "etag", "location"})
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)", re.IGNORECASE)
@@ -37,7 +37,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 
 
 class WebOrigin(NamedTuple):
-    """Whom an address belongs to; `authority` is what stands in a Host field."""
+    """Scheme, host and port of an address. `authority` is the Host field."""
 
     scheme: str
     host: str
@@ -46,7 +46,7 @@ class WebOrigin(NamedTuple):
 
 
 class Target(NamedTuple):
-    """An address taken apart: `path` is what stands in the request line, `authorization` what its userinfo asks for."""
+    """A parsed address. `path` is for the request line, `authorization` is from the userinfo."""
 
     origin: WebOrigin
     path: str
@@ -57,11 +57,11 @@ class Head(NamedTuple):
     """The head of an answer.
 
     Attributes:
-        status: the three digits.
-        headers: by names in lower case; values that were repeated are joined by commas.
-        length: bytes of the body; None where it is chunked, or goes on until the connection ends.
-        is_chunked: whether the body is in chunks.
-        keeps_alive: whether another request may follow on the connection.
+        status: The three digits.
+        headers: By lower-case name. Repeated values are joined by commas.
+        length: Bytes of the body. None if it is chunked or extends to the connection's end.
+        is_chunked: True if the body is in chunks.
+        keeps_alive: True if another request may follow on the connection.
     """
 
     status: int
@@ -72,9 +72,9 @@ class Head(NamedTuple):
 
 
 def target_of(url: str) -> Target:
-    """Whom to ask for `url`, and for what: path and query as they stand, but for what cannot stand in a request."""
+    """Parse `url`. Path and query stay unchanged, except that invalid characters are escaped."""
     match = _ADDRESS.fullmatch(url)
-    if match is None or "\\" in match[2]:  # which some take for a slash
+    if match is None or "\\" in match[2]:  # some clients take it for a slash
         raise ValueError("it is no http or https address")
     userinfo, at, authority = match[2].rpartition("@")
     path = match[3] if match[3].startswith("/") else f"/{match[3]}"
@@ -100,25 +100,25 @@ def _origin(scheme: str, authority: str) -> WebOrigin:
 
 
 def request(path: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> bytes:
-    """A GET with our `fields` and the user's `headers`, which win where both name the same."""
+    """Build a GET with `fields` and the user's `headers`, which win on equal names."""
     if headers:
         theirs = {name.lower() for name in headers}
         fields = {**{name: fields[name] for name in fields if name.lower() not in theirs}, **headers}
     if not all(map(_NAME.fullmatch, headers)) or _UNSENDABLE.search("".join(fields.values())):
-        # No value is named: it may be a secret.
+        # Values are not shown, as they may be secrets.
         raise ValueError(f"one of the headers {', '.join(map(repr, fields))} has characters that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
     return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
 
 def head_end(data: bytearray, searched: int, stop: int) -> int:
-    """Where the head that begins `data` ends, its empty line included; -1: not before `stop`.
+    """Return the end of the head at the start of `data`, with its empty line; -1: incomplete.
 
     Args:
-        searched: how many bytes were searched before.
+        searched: Number of bytes searched earlier.
 
     Raises:
-        ValueError: this will be no head, whatever follows.
+        ValueError: this cannot become a head.
     """
     at = data.find(b"\r\n\r\n", max(0, searched - 3), stop)
     if at >= 0 and at + 4 <= HEAD_BYTES:
@@ -134,7 +134,6 @@ def head_end(data: bytearray, searched: int, stop: int) -> int:
 
 
 def parse_head(data: bytes | bytearray) -> Head:
-    """The head in `data`, which ends with its empty line."""
     match = _HEAD.fullmatch(data.decode("latin-1"), 0, len(data) - 4)
     if match is None or data[-4:] != b"\r\n\r\n":
         raise ValueError("its head is malformed")
@@ -155,7 +154,6 @@ def parse_head(data: bytes | bytearray) -> Head:
 
 
 def _framed(status: int, headers: dict[str, str], *, is_new: bool) -> Head:
-    """How the body is framed: RFC 9112 §6.3."""
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     keeps_alive = is_new and ("connection" not in headers or "close" not in headers["connection"].lower())
     if length is not None and not _LENGTH.fullmatch(length):
@@ -170,7 +168,7 @@ def _framed(status: int, headers: dict[str, str], *, is_new: bool) -> Head:
 
 
 class ContentRange(NamedTuple):
-    """Bytes [start, stop) of `size`: None where they are not said."""
+    """Bytes [start, stop) of `size`. None where not reported."""
 
     start: int | None
     stop: int | None
@@ -178,7 +176,7 @@ class ContentRange(NamedTuple):
 
 
 def content_range(value: str) -> ContentRange:
-    """What a Content-Range says: `bytes 0-99/500`, `bytes 0-99/*`, or `bytes */500`."""
+    """Parse a Content-Range: `bytes 0-99/500`, `bytes 0-99/*`, or `bytes */500`."""
     match = _RANGE.fullmatch(value)
     if match is None:
         raise ValueError(f"its Content-Range {value[:80]!r} cannot be read")
@@ -192,10 +190,10 @@ def content_range(value: str) -> ContentRange:
 
 
 def retry_after_s(value: str, now_s: float) -> float | None:
-    """The seconds that a Retry-After asks for; None where it cannot be read.
+    """Return the seconds of a Retry-After; None if it is malformed.
 
     Args:
-        now_s: the time of day in seconds since 1970, for a date.
+        now_s: Seconds since 1970, for a date.
     """
     if _SECONDS.fullmatch(value):
         return float(value)
@@ -207,24 +205,24 @@ def retry_after_s(value: str, now_s: float) -> float | None:
 
 
 class Chunks:
-    """Takes a chunked body apart, in whatever pieces it comes.
+    """Incremental decoder of a chunked body.
 
     Attributes:
-        is_done: the body's end was seen, trailers included.
+        is_done: True after the body's end and its trailers.
     """
 
     _LINE_BYTES = 4096
-    _WINDOW = 128  # bytes in which a line's end is searched for at a time: most lines are a few bytes long
+    _WINDOW = 128  # bytes searched for a line's end at a time, as most lines are short
 
     def __init__(self) -> None:
         self.is_done = False
-        self._left = 0  # of the chunk
-        self._line = b""  # as far as it came
+        self._left = 0  # bytes left of the chunk
+        self._line = b""  # the incomplete line
         self._awaits = "size"
         self._trailers = 0
 
     def feed(self, data: memoryview, out: memoryview) -> tuple[int, int]:
-        """Write what `data` has of the body to `out`, as far as there is room: how many bytes were taken, and given."""
+        """Decode `data` into `out`, as far as it fits. Return the numbers of bytes used and written."""
         taken = given = 0
         while taken < len(data) and not self.is_done:
             if not self._left:

@@ -1,4 +1,4 @@
-"""What a folder of a web server has, by its index pages: those of nginx, Apache, Python's http.server and the like."""
+"""Lists folders of a web server by its index pages (nginx, Apache, http.server and others)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from headrace.errors import AccessDeniedError, BadResponseError, ObjectMissingEr
 from headrace.types import Listed
 
 Asks = Callable[[str], Awaitable[bytes]]
-"""Gives the document at an address."""
+"""Returns the document at an address."""
 
 _AT_ONCE = 8
-_DEEPEST = 64  # folders in one another: links may go in a circle
+_DEEPEST = 64  # nesting of folders, as links may be circular
 _IS_INDEX = re.compile(r"\s*(?:Index of|Directory listing for|Directory:|Listing of)\s", re.IGNORECASE)
 _MEND = "give the addresses as a list, a pattern in braces like 'a-{000..012}.tar', or the rows of a table (hr.table)"
 
 
 class IndexPage(NamedTuple):
-    """What a folder has: its files, by what follows its address, and its folders, each with a slash."""
+    """Files and folders of a folder, by relative address. Folders end with a slash."""
 
     files: list[Listed]
     folders: list[str]
 
 
 async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> AsyncIterator[list[Listed]]:
-    """The objects of a folder, a page of the server's after the other; those of one level are asked for at once.
+    """List the objects of a folder, by page. Pages of one level are requested at once.
 
     Args:
-        base: what comes before a path and its slash.
-        prefix: the folder's path.
+        base: Address before the slash and the path.
+        prefix: Path of the folder.
 
     Raises:
-        OptionError: one is no index of a folder.
-        AccessDeniedError: the server does not show one.
-        ObjectMissingError: one that an index names is not there; where the first is not, there are no objects.
+        OptionError: a page is no index of a folder.
+        AccessDeniedError: the server refuses a page.
+        ObjectMissingError: a subfolder is missing. If the first folder is missing, there are no objects.
     """
     folders, level = [prefix], 1
     while folders:
@@ -75,7 +75,7 @@ async def _pages(ask: Asks, base: str, folders: Sequence[str], *, is_first: bool
         except AccessDeniedError as error:
             why = f"the server does not show what this folder has ({error.reason}); {_MEND}"
             failed.append(AccessDeniedError(why, url=url, status=error.status))
-        except Exception as error:  # one of them is raised, and no group
+        except Exception as error:  # one of them is raised instead of a group
             failed.append(error)
 
     async with anyio.create_task_group() as group:
@@ -87,10 +87,10 @@ async def _pages(ask: Asks, base: str, folders: Sequence[str], *, is_first: bool
 
 
 def page_of(url: str, body: bytes) -> IndexPage:
-    """What the index page of the folder at `url` says.
+    """Parse the index page of the folder at `url`.
 
     Raises:
-        OptionError: it is none.
+        OptionError: the page is no index of a folder.
     """
     if body.lstrip()[:1] == b"[":
         return _of_json(url, body)
@@ -110,11 +110,11 @@ def page_of(url: str, body: bytes) -> IndexPage:
 
 
 def _of_json(url: str, body: bytes) -> IndexPage:
-    """What nginx says by `autoindex_format json`."""
+    """Parse nginx's `autoindex_format json`."""
     page = IndexPage([], [])
     try:
         for one in json.loads(body):
-            name = quote(one["name"], safe="")  # as the pages of nginx and Python have it
+            name = quote(one["name"], safe="")  # as in the pages of nginx and Python
             if one["type"] == "directory":
                 page.folders.append(f"{name}/")
             elif one["type"] == "file":
@@ -128,7 +128,6 @@ def _of_json(url: str, body: bytes) -> IndexPage:
 
 
 def _below(url: str, link: str) -> str | None:
-    """The name of what a link leads to, where that lies in the folder itself."""
     try:
         there = urljoin(url, link.strip())
     except ValueError:
@@ -140,8 +139,6 @@ def _below(url: str, link: str) -> str | None:
 
 
 class _Links(HTMLParser):
-    """The links of a page, its title and its headings."""
-
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []

@@ -1,4 +1,4 @@
-"""Where hosts lie: one lookup for all who ask at the same time, and for those who ask soon after."""
+"""DNS lookups, shared by concurrent callers and cached for a short time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.errors import LoaderClosedError
 from headrace.fetch.threads import Threads
 
 _KEPT_S = 30.0
-_THREADS = 16  # data sets of pictures may name as many hosts as pictures
+_THREADS = 16  # image data sets may have one host per image
 
 
 class Address(NamedTuple):
-    """Where a host can be connected to; `sockaddr` as the socket module takes it, the IP address first."""
+    """An address of a host. `sockaddr` as in the socket module, with the IP address first."""
 
     family: int
     sockaddr: tuple[int | str | bytes, ...]
@@ -30,31 +30,29 @@ Resolve = Callable[[str, int], list[Address]]
 
 
 def resolve(host: str, port: int, flags: int = 0) -> list[Address]:
-    """What the system's resolver knows, its favourite first; blocks."""
+    """Ask the system's resolver, which orders addresses by preference. Blocks."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
 
 
 class _Lookup:
-    """One lookup, under way or done; `until` is when it is to be forgotten."""
-
     def __init__(self, found: asyncio.Future[list[Address]]) -> None:
         self.found = found
-        self.until = math.inf
+        self.until = math.inf  # expiry time
         self.turn: deque[Address] = deque()
-        self.failed: list[Address] = []  # the latest one last
+        self.failed: list[Address] = []  # latest failure last
 
 
 class Lookups:
     """The addresses of hosts, for one reader.
 
-    They are looked up by daemon threads of our own: the event loop's are joined when it closes, and a resolver that has
-    lost its network takes its time.
+    Lookups run in daemon threads. The event loop joins its own threads when it closes, and a resolver without network
+    is slow.
 
     Args:
-        resolve: gives the addresses of a host and port, one or more, or raises OSError; called in a thread.
-        clock: seconds that only go forward.
-        kept_s: how long what was found is used; that nothing was found is forgotten at once.
+        resolve: Returns one or more addresses of a host and port, or raises OSError. Called in a thread.
+        clock: Monotonic seconds.
+        kept_s: Seconds for which results are cached. Failures are not cached.
     """
 
     def __init__(
@@ -65,27 +63,27 @@ class Lookups:
         self._lookups: dict[tuple[str, int], _Lookup] = {}  # oldest first
 
     async def addresses(self, host: str, port: int) -> list[Address]:
-        """All addresses of `host`, in the order in which to try them.
+        """Return all addresses of `host`, in the order in which to try them.
 
-        Each call begins with the next one, so that the load is spread; families take turns (RFC 8305 §4); those that
-        failed come last.
+        Each call starts with the next address, to spread the load. Address families alternate (RFC 8305 §4). Addresses
+        that failed come last.
 
         Raises:
-            OSError: it has none. LoaderClosedError: `close` was called.
+            OSError: the host has no address.
+            LoaderClosedError: `close` was called.
         """
         with suppress(socket.gaierror):
             return resolve(host, port, socket.AI_NUMERICHOST)
         lookup = self._lookups.get((host, port))
         if lookup is None or lookup.until <= self._clock():
             lookup = self._begin(host, port)
-        await asyncio.wait([lookup.found])  # it goes on for the others where one who waits is cancelled
+        await asyncio.wait([lookup.found])  # cancelling one waiter does not cancel the lookup
         lookup.found.result()
         order = [*lookup.turn, *lookup.failed]
         lookup.turn.rotate(-1)
         return order
 
     def failed(self, host: str, port: int, addresses: list[Address]) -> None:
-        """Have the others tried before these, until the host is looked up again."""
         lookup = self._lookups.get((host, port))
         if lookup is not None:
             failed = [*lookup.failed, *(address for address in lookup.turn if address in addresses)]
@@ -93,7 +91,7 @@ class Lookups:
             lookup.turn = deque(address for address in lookup.turn if address not in addresses)
 
     def close(self) -> None:
-        """Fail those who wait; a thread ends as soon as the resolver lets it."""
+        """Fail all waiters. Threads end when the resolver returns."""
         for lookup in self._lookups.values():
             if not lookup.found.done():
                 lookup.found.set_exception(LoaderClosedError("the lookups of this reader were ended; make a new one"))

@@ -1,4 +1,4 @@
-"""What a store means by a status and a code: the same for our own client and for obstore's."""
+"""The meaning of HTTP statuses and error codes, for the HTTP client and for obstore."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissing
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _THROTTLES = frozenset({"SlowDown", "ServerBusy", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
 _EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
-# What a store keeps in Content-Encoding though it changes no byte: left there by uploads in signed chunks.
+# Values of Content-Encoding that change no byte. Uploads in signed chunks leave aws-chunked.
 _PLAIN_ENCODINGS = frozenset({"", "identity", "aws-chunked"})
 
 
 def code_in(text: str) -> str | None:
-    """The error code in an answer as S3 words it: the only part of an error's body that is ever shown."""
+    """Return the code in an S3 error body, the only part of the body that is ever shown."""
     match = _CODE.search(text)
     return match[1] if match else None
 
 
 def is_plain(encoding: str) -> bool:
-    """Whether a body with this Content-Encoding is the object's bytes as they are stored."""
+    """True if a body with this Content-Encoding has the object's bytes as stored."""
     return all(part.strip().lower() in _PLAIN_ENCODINGS for part in encoding.split(","))
 
 
 def encoded(encoding: str) -> str:
-    """Say that a body with this Content-Encoding cannot be read, and what to do."""
+    """Return the error text for a body with this Content-Encoding."""
     return (
         f"its body has Content-Encoding {encoding[:40]!r}, so no range of it can be read: store the object without "
         "this header, and under a name that ends in .gz if its bytes are compressed"
@@ -35,7 +35,6 @@ def encoded(encoding: str) -> str:
 def refusal(
     status: int, code: str | None, *, url: str, retry_after_s: float | None = None, hint: str = ""
 ) -> StorageError:
-    """The error for an answer that is not the object."""
     kind, reason = _meaning(status, code)
     said = f"{status} {code}" if code else f"{status}"
     return kind(f"{reason}: {said}{hint}", url=url, status=status, retry_after_s=retry_after_s)
