@@ -1,4 +1,4 @@
-"""The command `headrace`: one module for each of its commands; torch is never imported."""
+"""The command `headrace`, with one module for each subcommand. torch is never imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.cli import index, inspect, pack
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    """Run the command. Return 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="headrace", description="Tools for data that headrace streams into PyTorch.", allow_abbrev=False
     )
@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nheadrace: interrupted; the same command goes on where this one ended\n")
         return 130
-    except BrokenPipeError:  # who read what was said has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter writes the rest at its end
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes the rest at exit
         return 1
 
 

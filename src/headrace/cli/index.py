@@ -1,4 +1,4 @@
-"""Writes down where the samples of shards lie, for whoever streams them: `headrace index`."""
+"""`headrace index`: builds indexes of shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ The index of all shards goes to this machine's cache, where hr.stream(index="aut
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to a parser's."""
+    """Add the subcommand to a parser."""
     parser = commands.add_parser(
         "index",
         help="write down where the samples of shards lie",
@@ -63,7 +63,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Build what was asked for; gives the exit status."""
+    """Build the index and return the exit status."""
     try:
         return asyncio.run(_run(given))
     except (HeadraceError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Says what lies at a place, why that is thought so, and what its first samples have: `headrace inspect`."""
+"""`headrace inspect`: describes the data at an address, and its first samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNTED = 256
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to a parser's."""
+    """Add the subcommand to a parser."""
     parser = commands.add_parser(
         "inspect",
         help="say what lies at a place",
@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Inspect what was asked for; gives the exit status: 1 where it is damaged."""
+    """Inspect the data. Return the exit status: 1 if it is damaged."""
     try:
         return _run(given)
     except BrokenPipeError:
@@ -64,7 +64,7 @@ def _run(given: argparse.Namespace) -> int:
     data = stream(given.urls, format=given.format, storage_options=options)
     source = data.source.__sample_source__()
     if source.traits.numbered and (given.check or len(source.urls) <= _COUNTED):
-        with suppress(HeadraceError, TypeError, OSError):  # what is damaged is told with the samples
+        with suppress(HeadraceError, TypeError, OSError):  # damage is reported with the samples
             len(data)
     print(printable(data.describe()))
     seen, samples = 0, iter(data if given.check else data.take(given.samples))

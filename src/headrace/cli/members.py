@@ -1,4 +1,4 @@
-"""Samples of any kind as members of a tar archive: which name and bytes each of their fields gets."""
+"""Converts samples of any kind to members of a tar archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = {  # the extension of an image by its first bytes
 
 
 def key_of(sample: Mapping[str, Any], number: int, taken: set[str]) -> str:
-    """A sample's own key, where an archive can have it and no other of its shard has it; else its number."""
+    """Return the sample's key, if it is valid and unique in its shard; else its number."""
     given = sample.get("__key__")
     key = given if isinstance(given, str) else ""
     name = key.rpartition("/")[2]
@@ -38,13 +38,13 @@ def key_of(sample: Mapping[str, Any], number: int, taken: set[str]) -> str:
 
 
 def members_of(sample: Mapping[str, Any], number: int) -> dict[str, bytes]:
-    """The bytes of a sample's fields, by the extensions that say what they are.
+    """Return the bytes of a sample's fields, by extensions that identify their type.
 
-    Bytes stay as they are under the field's name, texts are .txt, arrays .npy, and all else .json; where the name says
-    so already, nothing is put behind it. The field "image" gets the extension of its kind, which other readers know.
+    Bytes keep the field's name. Texts become .txt, arrays .npy, all else .json. If the name already has that extension,
+    none is added. The field "image" gets the extension of its image format, which other readers need.
 
     Raises:
-        OptionError: a field cannot be told so; or there is none.
+        OptionError: a field cannot be stored, or there is none.
     """
     members: dict[str, bytes] = {}
     for field, value in sample.items():
@@ -63,7 +63,7 @@ def members_of(sample: Mapping[str, Any], number: int) -> dict[str, bytes]:
 
 
 def _told(field: str, value: Any, number: int) -> tuple[str, bytes]:
-    """(what must stand behind the field's name, the bytes)."""
+    """Return (extension to add, bytes)."""
     what = WHAT_BY_EXTENSION.get(field.rpartition(".")[2])
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)

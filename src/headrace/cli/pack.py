@@ -1,4 +1,4 @@
-"""Writes the samples of any place as shards: `headrace pack`."""
+"""`headrace pack`: writes samples of any source as shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS_BYTES = 32 * 2**20
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to a parser's."""
+    """Add the subcommand to a parser."""
     parser = commands.add_parser(
         "pack",
         help="write the samples of any place as shards",
@@ -67,7 +67,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Pack what was asked for; gives the exit status."""
+    """Pack the samples and return the exit status."""
     try:
         return _run(given)
     except (HeadraceError, OSError, ValueError) as error:
@@ -79,7 +79,7 @@ class _ShardWriter(Protocol):
     """Writes one shard.
 
     Attributes:
-        nbytes: how much it has, about.
+        nbytes: Approximate size so far.
     """
 
     nbytes: int
@@ -98,7 +98,7 @@ class _TarShard:
         self.nbytes = 0
 
     def add(self, sample: Mapping[str, Any], number: int) -> None:
-        from headrace.cli.members import key_of, members_of  # numpy with it, which other commands do without
+        from headrace.cli.members import key_of, members_of  # imports numpy, which other commands do not need
 
         key = key_of(sample, number, self._taken)
         for name, body in members_of(sample, number).items():
@@ -161,7 +161,7 @@ class _ParquetShard:
         self._rows, self._waiting = [], 0
 
     def _check_exact(self, name: str, written: list[float | None]) -> None:
-        """Refuse numbers that are not those of the samples: the column got its type from the first rows.
+        """Check that numbers are not rounded, as the first rows determine a column's type.
 
         Raises:
             OptionError: a number would be rounded.
@@ -173,18 +173,17 @@ class _ParquetShard:
 
 
 class _PackJournal:
-    """What is finished: the state behind it, and how many shards and samples there are.
+    """Progress of a run: finished shards and samples, and the loader state after them.
 
     Args:
-        path: where it lies.
-        about: what was asked for; a journal of something else is none.
+        about: Digest of the options. A journal with another digest is refused.
 
     Attributes:
-        parts: the folder in which shards are begun.
-        shards, samples: how many are finished.
-        state: of the samples behind them.
-        schema: that of Parquet files, once rows are there.
-        is_done: whether no more come.
+        parts: Folder of unfinished shards.
+        shards, samples: Numbers of finished shards and samples.
+        state: The loader's state after them.
+        schema: Schema of Parquet files, after the first rows.
+        is_done: True if all samples are written.
     """
 
     def __init__(self, path: Path, about: str) -> None:
@@ -209,11 +208,11 @@ class _PackJournal:
             raise OptionError(f"{path} is damaged; remove it, and all is written anew") from error
 
     def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
-        """See that nothing lies at the place of the first shard that is not of this run."""
+        """Check that the first shard does not exist yet, unless this run has written it."""
         from headrace.datasets.blocking import blocking
         from headrace.reading import found
 
-        shutil.rmtree(self.parts, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self.parts, ignore_errors=True)  # left by a killed run
         first = f"{output}/{0:06d}.{kind}"
         if self._is_new:
             if blocking(partial(found, first, 1, options)) is not None:
@@ -309,7 +308,7 @@ def _write(
 def _fill(
     given: argparse.Namespace, writer: _ShardWriter, waiting: object, samples: _SampleIterator, journal: _PackJournal
 ) -> tuple[int, object, object]:
-    """Write one shard; gives how many samples it has, the one behind them, and the state between."""
+    """Write one shard. Return its number of samples, the next sample, and the state between."""
     written = 0
     while True:
         if not isinstance(waiting, Mapping):
@@ -322,14 +321,14 @@ def _fill(
         waiting = next(samples, None)
         if waiting is None:
             break
-    state = samples.state_dict()  # of what is in this shard and before it, and nothing else
+    state = samples.state_dict()  # after this shard's last sample, before the next one is read
     waiting = next(samples, None) if is_full else None
     writer.close()
     return written, waiting, state
 
 
 async def _publish(url: str, part: Path, options: Mapping[str, object], *, has_index: bool) -> None:
-    """Have the shard at its place, and its index beside it: made by reading what was written."""
+    """Write the shard to its address, and the index beside it by reading it back."""
     from headrace.fetch import Reader
     from headrace.fetch.stores.writing import write_object
     from headrace.indexes.building import build_beside

@@ -1,4 +1,4 @@
-"""What the commands have in common: the settings for stores, counts, and how they speak."""
+"""Common code of the commands: store settings, counts, messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from headrace.errors import OptionError, printable
 
 
 def add_storage_to(parser: Any) -> None:
-    """Add the settings for stores."""
     parser.add_argument(
         "--storage-option",
         action="append",
@@ -23,17 +22,17 @@ def add_storage_to(parser: Any) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number, 1 or more."""
+    """Parse an integer of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be 1 or more")
     return int(text)
 
 
 def storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
-    """The settings as `storage_options` has them.
+    """Convert the settings to `storage_options`.
 
     Raises:
-        OptionError: one is a value and a group.
+        OptionError: a name is given both a value and a nested value.
     """
     options: dict[str, Any] = {}
     for name, text in settings:
@@ -49,12 +48,12 @@ def storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
 
 
 def say(command: str, text: str) -> None:
-    """Say something that is no result."""
+    """Write a message to standard error."""
     sys.stderr.write(f"headrace {command}: {printable(text)}\n")
 
 
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError("it must be NAME=VALUE")  # the text is not shown: it may be a secret
+        raise argparse.ArgumentTypeError("it must be NAME=VALUE")  # the text may be a secret, so it is not shown
     return name, value

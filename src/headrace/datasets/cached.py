@@ -1,4 +1,4 @@
-"""Streams whose samples are kept once they were made."""
+"""Streams with cached samples: `.cache()`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def cached(
     max_bytes: int | None,
     version: str | int | None,
 ) -> Stream:
-    """The samples of a stream, kept behind its last step.
+    """Return the stream with its samples cached after the last step.
 
     Raises:
-        OptionError: an argument is of no use; or samples cannot be kept there.
+        OptionError: an argument is invalid, or the samples cannot be cached.
     """
     if max_bytes is not None and not is_whole(max_bytes, 1):
         raise OptionError(f".cache(max_bytes={max_bytes!r}): 1 byte or more, a whole number")
@@ -75,7 +75,7 @@ def cached(
 
 
 def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
-    """Whether it is done to samples before they are kept: all is, but what says which come, and when."""
+    """True if the operator is applied before caching, and does not select or order samples."""
     if not isinstance(operator, EachSample):
         return False
     return operator.keeps_key is None or all(operator.keeps_key is not keeps for keeps in pipeline.keeps)
@@ -104,7 +104,7 @@ def _check(pipeline: Pipeline) -> None:
 
 
 def _check_step(step: Step, *, has_version: bool) -> None:
-    """Whether it would be known of a step when it is another one, and whether it gives the same each time."""
+    """Check that changes of a step are detected, and that its results do not vary."""
     found = ValueDigest()
     try:
         found.of(step.fn)
@@ -119,7 +119,7 @@ def _check_step(step: Step, *, has_version: bool) -> None:
 
 
 def _told_of(source: SampleSource, *, has_version: bool) -> bytes:
-    """What tells a source's samples from those of all others that may be kept in the same place."""
+    """Return a digest that distinguishes a source's samples from others in a shared location."""
     parts: list[object] = [source.fingerprint_with(source.starts[1:] - source.starts[:-1])]
     parts.append([_status(url) for url in source.urls])
     if not has_version:
@@ -143,13 +143,13 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Kept(NamedTuple):
-    """A sample that was made before, as it was kept."""
+    """A cached sample, serialized."""
 
     data: NDArray[np.uint8]
 
 
 class Fresh(dict[str, Any]):
-    """A sample that is to be made, and its number; errors find its key, and where it is from, as in others."""
+    """A sample to be processed and cached, with its number. Errors find its key and address."""
 
     @staticmethod
     def of(number: int, sample: Any) -> Fresh:
@@ -159,14 +159,13 @@ class Fresh(dict[str, Any]):
 
 
 class CachedDataset(MadeDataset):
-    """The samples of a source by their numbers: what is kept of each, or what it is made of.
+    """The samples of a source by number: each cached, or as the steps' input.
 
     Args:
-        source: its samples have numbers.
-        first: the coroutine functions that are the first of the steps, with what opens samples for them.
-        keeping: where samples are kept.
-        wanted: what the steps use of the source's samples.
-        text: what is shown.
+        source: Its samples have numbers.
+        first: Coroutine steps, which run first, with the steps that decode samples for them.
+        wanted: Fields of the source's samples that the steps use.
+        text: Description.
     """
 
     def __init__(self, source: SampleSource, first: Sequence[Step], keeping: Keeping, wanted: Any, text: str) -> None:
@@ -189,7 +188,7 @@ class CachedDataset(MadeDataset):
         return await self.got(self.keeping.last_file(), range(len(self))[key])
 
     async def got(self, file: SampleFile | None, number: int) -> Kept | Fresh:
-        """What a file has of a sample, or what it is made of."""
+        """Return the cached sample, or the input for the steps."""
         data = None if file is None else await _read(file, number)
         if data is not None:
             return Kept(data)
@@ -197,7 +196,7 @@ class CachedDataset(MadeDataset):
 
 
 async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
-    """What a file has of a sample: from memory now, from a disk in a thread."""
+    """Read a sample: directly from memory, or in a thread if the disk is slow."""
     if not file.is_on_disk:
         return file.read(number)
     if _AT_ONCE:
@@ -209,7 +208,7 @@ async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
 
 
 class CachedSource(MadeSource):
-    """Samples that are kept; all else is as the source has it."""
+    """A source with cached samples. All else is as in the inner source."""
 
     def __init__(self, data: CachedDataset) -> None:
         super().__init__(data)
@@ -269,11 +268,11 @@ class CachedSource(MadeSource):
 
 
 class CacheStep:
-    """Makes the samples that are not kept, keeps them, and gives the others as they were kept.
+    """Processes and caches samples that are not cached; loads the others.
 
     Args:
-        steps: what is done to each.
-        keeping: where samples are kept.
+        steps: Steps for each sample.
+        keeping: Location of the cache.
     """
 
     def __init__(self, steps: Sequence[Step], keeping: Writer) -> None:
@@ -297,12 +296,12 @@ class CacheStep:
 
 
 def is_kept(step: Step) -> bool:
-    """Whether samples are kept as they are behind this step."""
+    """True if samples are cached after this step."""
     return isinstance(step.fn, CacheStep)
 
 
 class CacheManyStep(CacheStep):
-    """The same where none or many may come of a sample: it gives a list."""
+    """A `CacheStep` whose steps may give none or several samples. The result is a list."""
 
     def _made(self, sample: Any) -> list[Any]:
         samples = [sample]
@@ -321,7 +320,7 @@ class CacheManyStep(CacheStep):
 
 
 def _packed(value: object) -> bytearray:
-    """A sample as it is kept: how long the pickle and each of its buffers are, and then these."""
+    """Serialize a sample: the sizes of the pickle and of its buffers, then these."""
     parts = serialize.pack_by_name(value)
     head = serialize.aligned(8 + 8 * len(parts))
     data = bytearray(head + serialize.packed_size(parts))
@@ -331,7 +330,7 @@ def _packed(value: object) -> bytearray:
 
 
 def _unpacked(data: NDArray[np.uint8]) -> Any:
-    """The sample; its arrays are views of `data`."""
+    """Load a sample. Its arrays are views of `data`."""
     count = int(data[:8].view(np.int64)[0])
     lengths = data[8 : 8 + 8 * count].view(np.int64).tolist()
     return serialize.unpack(data.data[serialize.aligned(8 + 8 * count) :], lengths, copy=False)

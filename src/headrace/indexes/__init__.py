@@ -1,8 +1,8 @@
-"""What is known of shards before they are read: how many samples they have, and where those lie.
+"""Indexes of shards: the number of samples and their locations.
 
-index.py        an index as data sets use it: read lazily, from wherever it lies
-whereabouts.py  where that is: beside the shards, or on this machine
-building.py     makes the index of many shards: for the command, and where none is there yet
-one_shard.py    finds the samples of one shard, by reading it whole or by its headers
+index.py        an index as data sets use it: read lazily, from any store
+whereabouts.py  paths of index files: beside the shards, or in this machine's cache
+building.py     builds the index of many shards, for the command and for missing indexes
+one_shard.py    finds the samples of one shard, by reading it completely or only its headers
 pinned.py       one version of an object
 """

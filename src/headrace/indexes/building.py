@@ -1,4 +1,4 @@
-"""Indexes of many shards, built at once; what is done is on disk at once, and not done again."""
+"""Builds indexes of many shards concurrently. Finished shards are stored in a journal."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ __all__ = [
 
 @dataclass(slots=True)
 class BuildProgress:
-    """What has been done so far; it may be looked at while a build is under way.
+    """Progress of a build, readable while the build runs.
 
     Attributes:
-        total: shards to index.
-        entries: of those that are indexed, by name.
-        kept: how many of them an interrupted build before this one had done.
-        failures: why shards could not be indexed, by name.
-        requests, nbytes: what was read, attempts that were made again left out.
-        seen_bytes: bytes of the shards that were indexed by this build.
-        index_bytes: bytes of the index files that were written; 0 while there is none.
+        total: Shards to index.
+        entries: Indexed shards, by name.
+        kept: Number of shards that an interrupted earlier build had indexed.
+        failures: Errors of shards that could not be indexed, by name.
+        requests, nbytes: Reads and their bytes, without retries.
+        seen_bytes: Bytes of the shards that this build indexed.
+        index_bytes: Bytes of the written index files.
     """
 
     total: int = 0
@@ -65,7 +65,6 @@ class BuildProgress:
     index_bytes: int = 0
 
     def count(self, nbytes: int) -> None:
-        """A read has come."""
         self.requests += 1
         self.nbytes += nbytes
 
@@ -82,23 +81,21 @@ async def build_index(
     storage_options: Mapping[str, object] | None = None,
     progress: BuildProgress | None = None,
 ) -> BuildProgress:
-    """Write one index file of all shards to `output`, as a whole or not at all.
+    """Write one index file of all shards to `output`, atomically.
 
-    Shards that fail are in `BuildProgress.failures`, and the file is not written then. Those that are done are kept in
-    a journal until it is: the same build goes on from there, asking of each whether it is still the same object.
+    Failed shards are in `BuildProgress.failures`, and then no file is written. Until it is, finished shards are kept in
+    a journal. The same build resumes from there, after checking that each object has not changed.
 
     Args:
-        urls: the shards; one that is there twice is indexed once.
-        output: a path, or an address in a store.
-        headers_only: see `build_shard`.
-        form: of the shards.
-        concurrency: shards at once.
-        storage_options: for writing.
-        progress: counts go there.
+        urls: The shards. Duplicates are indexed once.
+        output: A path, or an address in a store.
+        headers_only: See `build_shard`.
+        concurrency: Shards at once.
+        storage_options: For writing.
 
     Raises:
-        OptionError: another process builds this index, or it cannot be written there.
-        StorageError: it could not be written there.
+        OptionError: another process builds this index, or the address is not writable.
+        StorageError: writing failed.
         OSError: the disk refused it.
     """
     address = os.fspath(output)
@@ -129,12 +126,12 @@ async def build_file(
     limits: Limits = DEFAULTS,
     concurrency: int = 8,
 ) -> None:
-    """Have the index of these shards at `path`: it is built where it is missing.
+    """Build the index of these shards at `path` if it is missing.
 
-    Of several processes that want it one builds it, and the others wait.
+    If several processes need it, one builds it and the others wait.
 
     Raises:
-        FormatError, StorageError: a shard cannot be indexed; what is done is kept for the next time.
+        FormatError, StorageError: a shard cannot be indexed. Finished shards are kept for the next build.
         OSError: the disk refused it.
     """
     place, shards, progress = Path(path), _named(urls), BuildProgress()
@@ -142,7 +139,7 @@ async def build_file(
     if await anyio.to_thread.run_sync(place.exists):
         return
     with await open_spool(how.journal(place), waits=True) as spool:
-        if not await anyio.to_thread.run_sync(place.exists):  # else it was built while we waited
+        if not await anyio.to_thread.run_sync(place.exists):  # else another process built it meanwhile
             await _build(reader, shards, spool, progress, how)
             for failure in progress.failures.values():
                 raise failure
@@ -161,7 +158,7 @@ async def build_beside(
     storage_options: Mapping[str, object] | None = None,
     progress: BuildProgress | None = None,
 ) -> BuildProgress:
-    """Write an index file beside each shard, as soon as it is indexed; else as `build_index`."""
+    """Write an index file beside each shard when it is indexed; else as `build_index`."""
     for url in urls:
         check_writable(beside(url))
     shards, progress = _named(urls), progress or BuildProgress()
@@ -174,7 +171,7 @@ async def build_beside(
                 size = write_index(part, [replace(entry, start=0)], io.BytesIO(block))
             await write_object(beside(url), Path(part.name), storage_options)
         finally:
-            Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (as quick as any other call)
+            Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (fast)
         progress.index_bytes += size
 
     with await open_spool(how.journal(cache_path(("beside", *urls)))) as spool:
@@ -196,7 +193,7 @@ class _How:
             raise OptionError(f"concurrency={self.concurrency} must be 1 or more")
 
     def journal(self, place: Path) -> Path:
-        """Where the journal of the index at `place` lies: what was indexed in another way is of no use in this one."""
+        """Return the journal's path, which depends on the format and the way of indexing."""
         ways = [self.form.name] * (self.form.name != TAR.name) + ["headers"] * self.headers_only
         return place.with_name(".".join([place.name, *ways, "journal"]))
 
@@ -225,7 +222,7 @@ async def _build(
     how: _How,
     publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
 ) -> None:
-    """Have all shards in the spool, but for those that fail."""
+    """Add all shards to the spool, except failed ones."""
     progress.total = len(shards)
     todo = iter(shards.items())
 
@@ -276,7 +273,7 @@ async def _is_same(reader: Reads, url: str, known: Entry, progress: BuildProgres
 
 
 def _named(urls: Sequence[str]) -> dict[str, str]:
-    """The addresses by what they are called in the index: without secrets, for it may be published."""
+    """Map names without secrets, as in the index, to addresses."""
     shards = {masked(url): url for url in dict.fromkeys(urls)}
     if len(shards) < len(set(urls)):
         raise OptionError(
@@ -289,10 +286,10 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 1.0
 
 
 async def open_spool(path: Path, *, waits: bool = False) -> Spool:
-    """The spool at `path`, which is this one's until it is closed.
+    """Open and lock the spool at `path`.
 
     Args:
-        waits: until nobody else has it.
+        waits: Wait until no other process has it.
 
     Raises:
         OptionError: another process, or another build in this one, has it.
@@ -300,7 +297,7 @@ async def open_spool(path: Path, *, waits: bool = False) -> Spool:
     """
     pause_s = _PAUSE_S
     while True:
-        with anyio.CancelScope(shield=True):  # a spool that nobody gets would stay open
+        with anyio.CancelScope(shield=True):  # else a cancellation would leave the spool open
             spool = await anyio.to_thread.run_sync(_opened, path)
         if spool is not None:
             return spool
@@ -313,11 +310,7 @@ async def open_spool(path: Path, *, waits: bool = False) -> Spool:
 
 
 class Spool:
-    """The shards that were indexed.
-
-    Attributes:
-        entries: by name.
-    """
+    """The journal of indexed shards."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._lock = path, file, threading.Lock()
@@ -325,15 +318,15 @@ class Spool:
             journal = Journal(self._file)
             self.entries = {entry.name: entry for entry in journal}
             self._end = journal.end
-            self._file.truncate(journal.end)  # what was being written when the process was killed
+            self._file.truncate(journal.end)  # an incomplete record of a killed process
         except BaseException:
             self._file.close()
             raise
 
     def add(self, entry: Entry, block: bytes) -> Entry:
-        """Keep a shard's index; gives the entry with its place here."""
+        """Store a shard's index. Return the entry with its position in the journal."""
         record = journal_record(entry, block)
-        with self._lock:  # of several shards at once
+        with self._lock:  # several shards finish concurrently
             self._file.write(record)
             self._file.flush()
             self._end += len(record)
@@ -342,11 +335,10 @@ class Spool:
         return placed
 
     def write_index(self, file: IO[bytes], names: Sequence[str]) -> int:
-        """Write the index file of these shards, in this order; gives its bytes."""
+        """Write the index file of these shards in this order. Return its size."""
         return write_index(file, [self.entries[name] for name in names], self._file)
 
     def remove(self) -> None:
-        """It is not needed any more."""
         self._path.unlink()
 
     def __enter__(self) -> Self:
@@ -355,7 +347,7 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()  # and with it the lock
+        self._file.close()  # releases the lock
 
 
 def _opened(path: Path) -> Spool | None:
@@ -364,7 +356,7 @@ def _opened(path: Path) -> Spool | None:
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """The file, made if need be, for this caller alone until it is closed; None where another one has it."""
+    """Open, create and lock the file; None if another caller holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file = path.open("a+b")
@@ -378,4 +370,4 @@ def _locked(path: Path) -> IO[bytes] | None:
         except BaseException:
             file.close()
             raise
-        file.close()  # its owner has ended, and removed it, since it was opened: another one is the journal by now
+        file.close()  # its owner removed it after it was opened; open the new journal

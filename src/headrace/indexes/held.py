@@ -1,4 +1,4 @@
-"""What is known about each of many objects: read when it is needed, once for all who ask, and held for a while."""
+"""Single-flight reads with a bounded cache, for facts about many objects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HELD_BYTES = 256 * 2**20
 
 
 class HeldReads(Generic[T]):
-    """It may be used by several threads and event loops.
+    """An LRU cache with single-flight reads. Thread-safe; for several event loops.
 
     Attributes:
-        most: bytes that are held.
+        most: Maximum bytes in the cache.
 
     Args:
-        nbytes: how many bytes one takes. What was asked for longest ago goes when all have more than `most`.
+        nbytes: Returns the bytes of an item.
     """
 
     def __init__(self, nbytes: Callable[[T], int]) -> None:
@@ -36,7 +36,7 @@ class HeldReads(Generic[T]):
         self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[T]] = {}
 
     async def get(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What is held of an object, or what `load` reads; several who ask at once on one loop share that."""
+        """Return the cached item, or load it. Concurrent callers on one loop share the load."""
         if (held := self.held(ordinal)) is not None:
             return held
         asked = asyncio.get_running_loop(), ordinal
@@ -46,17 +46,17 @@ class HeldReads(Generic[T]):
         try:
             return await asyncio.shield(self._loading[asked])
         except StageError as error:
-            raise deepcopy(error) from error.__cause__  # each who waits adds notes about itself
+            raise deepcopy(error) from error.__cause__  # each waiter adds its own notes
 
     def held(self, ordinal: int) -> T | None:
-        """What is held of an object, if anything is."""
+        """Return the cached item, or None."""
         with self._lock:
             if ordinal in self._held:
                 self._held.move_to_end(ordinal)
             return self._held.get(ordinal)
 
     def hold(self, ordinal: int, one: T) -> None:
-        """Hold what is known of an object, if nothing is."""
+        """Cache an item, unless there is one."""
         with self._lock:
             if ordinal in self._held:
                 return
@@ -67,7 +67,7 @@ class HeldReads(Generic[T]):
                 self._held_bytes -= self._nbytes(oldest)
 
     async def aclose(self) -> None:
-        """End what is being read on this loop; what was read stays."""
+        """Cancel the reads on this loop. The cache stays."""
         loop = asyncio.get_running_loop()
         tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]
         for task in tasks:
@@ -75,7 +75,7 @@ class HeldReads(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        running_charge.set(None)  # it is no part of the sample that asked first, and others wait for it, too
+        running_charge.set(None)  # shared with other waiters, so not charged to the first sample
         one = await load()
         self.hold(ordinal, one)
         return one
@@ -84,4 +84,4 @@ class HeldReads(Generic[T]):
         if self._loading.get(asked) is task:
             del self._loading[asked]
         if not task.cancelled():
-            task.exception()  # all who have waited for it may be gone
+            task.exception()  # mark as retrieved: all waiters may be gone

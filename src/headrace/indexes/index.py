@@ -1,4 +1,4 @@
-"""What is known of shards before they are read: how many samples each has, and where they lie."""
+"""The index of a data set's shards: numbers of samples, and their locations."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ _AT_ONCE = 64
 
 
 class OpenedIndex(NamedTuple):
-    """An index that was opened.
+    """An opened index.
 
     Attributes:
-        counts: how many samples each shard has.
-        mean_bytes: of a sample, with all its members; None: not known of all.
-        blocks: where samples share blocks, the number of the first sample of each, and of all samples last.
-        load: tells where those of the shard with a number lie, or None where only how many there are is known; None:
-            that is so of all shards.
+        counts: Number of samples of each shard.
+        mean_bytes: Mean size of a sample with all its members. None: unknown.
+        blocks: If samples share blocks, the first sample number of each block, and the total last.
+        load: Returns the sample locations of a shard, or None if only its count is known. None: only counts are known.
     """
 
     counts: Ints
@@ -45,28 +44,25 @@ class OpenedIndex(NamedTuple):
 
 
 class IndexFiles(Protocol):
-    """Where an index lies. It holds nothing of what was read there, and so can be sent to other processes."""
+    """Location of an index. Holds nothing that it read, so it can be sent to other processes."""
 
     async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
-        """Learn how many samples the shards `urls` have.
+        """Read the numbers of samples of the shards `urls`.
 
         Args:
-            hold: called with what is known of a shard already, by its number.
+            hold: Called with a shard's number and index if that is known already.
         """
         ...
 
 
 class Index:
-    """Where the samples of shards lie. What is about a single shard is read when that is needed, and held for a while.
+    """Sample locations of shards. A shard's part is read when needed, and cached.
 
-    It may be used by several threads and event loops. A copy, and what is sent to other processes, is opened anew.
+    Usable by several threads and event loops. Copies, also in other processes, are opened again.
 
     Args:
-        urls: the shards.
-        files: where it lies.
-        limits: how much an archive may ask for whose headers must be read, as the index says only how many samples
-            there are.
-        form: of the shards.
+        files: Location of the index.
+        limits: Limits for reading an archive's headers, if the index has only counts.
     """
 
     def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits, form: Format) -> None:
@@ -80,35 +76,35 @@ class Index:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is known how many samples there are."""
+        """True if the number of samples is known."""
         return self._starts is not None
 
     @property
     def has_members(self) -> bool:
-        """Whether it tells where samples lie; else a shard's headers are read for that. Once it is open."""
+        """True if the open index has locations. Else a shard's headers are read for them."""
         return self._opened is not None and self._opened.load is not None
 
     @property
     def mean_bytes(self) -> float | None:
-        """The mean size of a sample, with all its members, where the index says it; once it is open."""
+        """Mean size of a sample with all its members, if the open index has it."""
         return None if self._opened is None else self._opened.mean_bytes
 
     @property
     def blocks(self) -> Ints | None:
-        """Where samples share blocks, the number of each one's first sample, and of all last; once it is open."""
+        """First sample number of each block, and the total; None if samples share no blocks."""
         return None if self._opened is None else self._opened.blocks
 
     @property
     def starts(self) -> Ints:
-        """The number of each shard's first sample, and of all samples last; once it is open."""
+        """First sample number of each shard, and the total. The index must be open."""
         assert self._starts is not None
         return self._starts
 
     async def open(self, reader: Reads) -> None:
-        """Read how many samples there are: one request, or one for each shard where each has an index of its own.
+        """Read the numbers of samples: one request, or one for each shard with its own index.
 
         Raises:
-            FormatError: what lies there is no index, is damaged, or lacks one of the shards.
+            FormatError: there is no index, it is damaged, or it lacks a shard.
             StorageError: it could not be read.
         """
         if not self.is_open:
@@ -116,16 +112,16 @@ class Index:
             self._starts = np.concatenate([[0], np.cumsum(self._opened.counts)])
 
     async def aclose(self) -> None:
-        """End what is being read on this loop; the index stays open."""
+        """Cancel the reads on this loop. The index stays open."""
         await self._held.aclose()
 
     def locate(self, number: int) -> tuple[int, int]:
-        """The shard that sample `number` of all lies in, and its number there."""
+        """Return the shard of sample `number`, and its number in the shard."""
         ordinal = int(np.searchsorted(self.starts, number, side="right")) - 1
         return ordinal, number - int(self.starts[ordinal])
 
     async def shard(self, reader: Reads, ordinal: int) -> ShardIndex:
-        """Where the samples of a shard lie; several who ask at once share one read."""
+        """Return the sample locations of a shard. Concurrent callers share one read."""
         return await self._held.get(ordinal, partial(self._load, reader, ordinal))
 
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
@@ -146,7 +142,7 @@ class Index:
 
 
 class OneFile:
-    """One index file for all shards: ours, or wids'; for a single shard also DALI's."""
+    """One index file for all shards: headrace's or wids'; for a single shard also DALI's."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -173,7 +169,7 @@ class OneFile:
 
 
 class BuiltFile(OneFile):
-    """A file of our own on this machine, made where it is missing: of the shards' headers, without checksums."""
+    """An index file on this machine, built from headers if missing, without checksums."""
 
     def __init__(self, url: str, limits: Limits, form: Format) -> None:
         super().__init__(url)
@@ -187,7 +183,7 @@ class BuiltFile(OneFile):
 
 
 class FileForEach:
-    """An index file for each shard: ours, or DALI's."""
+    """An index file for each shard: headrace's or DALI's."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
@@ -223,7 +219,7 @@ class FileForEach:
 
 
 async def for_each(count: int, do: Callable[[int], Awaitable[T]]) -> list[T]:
-    """What `do` gives for 0, 1 … `count` - 1, with some calls at once; the first error ends them all."""
+    """Return `do(0)` … `do(count - 1)`, called concurrently. The first error cancels the rest."""
     results: dict[int, T] = {}
     todo = iter(range(count))
 

@@ -1,4 +1,4 @@
-"""The indexes of several lots of shards as one."""
+"""The indexes of several groups of shards as one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from headrace.types import Ints
 
 
 class JoinedFiles:
-    """Indexes that stay open, and hold what they have read, for those who use them by themselves, too.
-
-    Args:
-        indexes: one after the other.
-    """
+    """Concatenated indexes, which stay open with their caches for other users."""
 
     def __init__(self, indexes: Sequence[Index]) -> None:
         self._indexes = tuple(indexes)
@@ -25,8 +21,8 @@ class JoinedFiles:
     async def open(
         self,
         reader: Reads,
-        urls: Sequence[str],  # noqa: ARG002 (the indexes know theirs)
-        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (each holds its own)
+        urls: Sequence[str],  # noqa: ARG002 (the indexes have theirs)
+        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (each has its own cache)
     ) -> OpenedIndex:
         for index in self._indexes:
             await index.open(reader)
@@ -40,7 +36,7 @@ class JoinedFiles:
         return OpenedIndex(np.concatenate(counts), load, self._mean_bytes(), self._blocks())
 
     def _blocks(self) -> Ints | None:
-        """Where some samples share blocks, the first one of each; others are blocks of their own."""
+        """First sample number of each block, and the total. Samples without blocks count as blocks."""
         if all(index.blocks is None for index in self._indexes):
             return None
         begins, first = list[Ints](), 0

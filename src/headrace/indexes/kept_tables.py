@@ -1,4 +1,4 @@
-"""What was read of shards to know their samples, kept for two minutes: all processes of a machine read it once."""
+"""A cache of shards' tables for two minutes, so that processes of a machine read them once."""
 
 from __future__ import annotations
 
@@ -14,32 +14,30 @@ from headrace.fetch.stores.writing import part_beside
 from headrace.formats.json_values import as_list, as_number, as_text
 from headrace.protocols import Check, Reads, Span, Version
 
-FRESH_S = 120.0  # a shard that is replaced meanwhile is an error when its samples are read
+FRESH_S = 120.0  # if a shard is replaced meanwhile, reading its samples fails
 SUFFIX = ".table"
 _REMOVED_S = 24 * 3600.0
 _FAR = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
 _HERE = ("localhost", "127.0.0.1", "::1")
 _DIGEST_BYTES = 16
-_MOST_BYTES = 16 * 2**20  # of one shard
+_MOST_BYTES = 16 * 2**20  # for one shard
 
 Kept = dict[tuple[int, int], tuple[Span, bytes]]
-"""What was read, by where it begins and how many bytes were asked for."""
+"""Cached reads, by start and requested number of bytes."""
 
 
 def is_far(url: str) -> bool:
-    """Whether reading it again costs more than looking here."""
+    """True if reading the shard again costs more than reading the cache."""
     parts = urlsplit(url)
     return parts.scheme in _FAR and parts.hostname not in _HERE
 
 
 class KeptReads:
-    """Reads of one shard, from what another process has read where that is known.
-
-    All of it is of one version: what is not kept is asked for with the ETag of what is.
+    """Reads of one shard through the cache, all of one version of the object.
 
     Attributes:
-        kept: what was read.
-        is_new: whether some of it was not kept before.
+        kept: The reads.
+        is_new: True if some of them were not cached before.
     """
 
     def __init__(self, reads: Reads, kept: Kept) -> None:
@@ -55,13 +53,12 @@ class KeptReads:
         check: Check | None = None,
         version: Version | None = None,
     ) -> bytes:
-        """See `Reads.read`; nothing of it is kept."""
+        """See `Reads.read`. Not cached."""
         return await self._reads.read(url, start, stop, check=check, version=version)
 
     async def read_into(
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: object = None
     ) -> Span:
-        """See `Reads.read_into`."""
         found = self.kept.get((start, len(target)))
         if found is not None:
             target[: len(found[1])] = found[1]
@@ -74,7 +71,7 @@ class KeptReads:
 
 
 def load(place: Path) -> Kept:
-    """What is kept at `place` and not too old; nothing where that is damaged."""
+    """Return the cached reads in `place`; none if they are too old or damaged."""
     try:
         age_s = time.time() - place.stat().st_mtime
         data = place.read_bytes() if 0 <= age_s < FRESH_S else b""
@@ -98,7 +95,7 @@ def load(place: Path) -> Kept:
 
 
 def save(place: Path, kept: Kept) -> None:
-    """Keep what was read, where its version is known; a disk that refuses it is no matter."""
+    """Cache reads of a known version. Errors of the disk are ignored."""
     spans = [span for span, _ in kept.values()]
     is_known = len({span.etag for span in spans}) == 1 and spans[0].etag and not spans[0].etag.startswith("W/")
     if not is_known or sum(span.stop - span.start for span in spans) > _MOST_BYTES:
@@ -117,7 +114,7 @@ def save(place: Path, kept: Kept) -> None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove what nobody has use for, once an hour."""
+    """Remove old files, at most once an hour."""
     mark, now = folder / f"removed{SUFFIX}", time.time()
     with suppress(OSError):
         if now - mark.stat().st_mtime < _REMOVED_S / 24:

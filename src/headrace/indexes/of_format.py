@@ -1,4 +1,4 @@
-"""Indexes that shards bring along: a table in each, or a catalogue beside them."""
+"""Indexes that shards contain: a table in each, or a catalogue beside them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ _Columns = tuple[tuple[str, str], ...]
 
 
 class OwnTables:
-    """What a format knows of its shards without an index of ours.
+    """The index of shards whose format has its own tables.
 
     Args:
-        form: of the shards.
-        entries: what is known of each.
-        limits: how much they may ask for.
-        storage_options: of their store.
+        entries: Known facts of each shard.
+        limits: Limits of the shards' demands.
+        storage_options: Options of the shards' store.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class OwnTables:
         return OpenedIndex(counts, self._load, blocks=_blocks(counts, [begins for _, begins in learned]))
 
     def _compare(self, columns: Mapping[int, _Columns]) -> None:
-        """See that all shards have the same columns, where they say which."""
+        """Check that all shards with known columns have the same columns."""
         if not columns:
             return
         first = min(columns)
@@ -82,7 +81,7 @@ class OwnTables:
                     )
 
     async def _index(self, reader: Reads, entry: ShardEntry) -> ShardIndex:
-        """What the format says of a shard, by what was read of it already by any process of this machine."""
+        """Return a shard's index, through the cache of tables."""
         if not self._format.keeps_tables or not is_far(entry.url):
             return _as_listed(entry, await self._format.index(reader, entry, self._limits))
         place = cache_path((entry.url,), self._storage_options, self._format).with_suffix(SUFFIX)
@@ -113,7 +112,7 @@ class OwnTables:
 
 
 def _as_listed(entry: ShardEntry, shard: ShardIndex) -> ShardIndex:
-    """The same, where it is of the version that was listed."""
+    """Return `shard`, if it has the version that was listed."""
     listed = entry.version or Version()
     if shard.size >= 0 and listed.size not in (None, shard.size):
         raise not_as_listed(entry.url, f"it had {listed.size} bytes then, and has {shard.size}")
@@ -123,14 +122,14 @@ def _as_listed(entry: ShardEntry, shard: ShardIndex) -> ShardIndex:
 
 
 def _begins(rows: Rows) -> Ints | None:
-    """Where the rows of each block begin that several may share; None where none are shared."""
+    """First row of each block; None if rows share no blocks."""
     if rows.block is None:
         return None
     return np.flatnonzero(np.diff(rows.block, prepend=-1))
 
 
 def _blocks(counts: Ints, begins: Sequence[Ints | None]) -> Ints | None:
-    """The number of the first sample of each block, and of all samples last; None where none are shared."""
+    """First sample number of each block, and the total; None if samples share no blocks."""
     if not any(some is not None for some in begins):
         return None
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -142,7 +141,7 @@ def _blocks(counts: Ints, begins: Sequence[Ints | None]) -> Ints | None:
 
 
 def _check(shard: ShardIndex) -> None:
-    """See that what somebody's format says of a shard can be read as it lies."""
+    """Check that an index from a user's format is consistent."""
     rows = shard.rows
     blocks = len(rows.starts) - 1
     if len(rows.offset) and 0 <= shard.size < int((rows.offset + rows.size).max()):

@@ -1,4 +1,4 @@
-"""What is known of files of tokens before they are read: a request or some for each, and then arithmetic."""
+"""Indexes of token files: a few requests for each file, then arithmetic."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from headrace.indexes.pinned import PinnedObject
 from headrace.protocols import Reads
 from headrace.types import Ints
 
-_PIECE_SEQUENCES = 2**19  # of an .idx that are read and checked at once: 6 MiB
+_PIECE_SEQUENCES = 2**19  # sequences of an .idx that are read and checked at once: 6 MiB
 _BIN, _IDX = ".bin", ".idx"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """How files of tokens are read.
+    """Options for reading token files.
 
     Attributes:
-        dtype: of the tokens, where the files do not say it.
-        window: tokens in a window; None: as many as a row of a table has.
-        stride: from one window to the next; None: as many as a window has.
-        has_short: whether a file's last window may have fewer.
-        documents: what is wanted of Megatron's index: the documents of each window, these as samples, or windows that
-            lie in one document each; of these last also where `eos` tells of documents.
-        eos: the token that ends a document, where that is to be known by it.
+        dtype: Type of the tokens, if the files do not contain it.
+        window: Tokens in a window. None: the row length of a table.
+        stride: Tokens from one window to the next. None: `window`.
+        has_short: True if a file's last window may be shorter.
+        documents: Use of document boundaries: "ids" adds each window's documents, "samples" makes documents the
+            samples, "separate" makes windows within documents. All need Megatron's index; "separate" also works with
+            `eos`.
+        eos: Token that ends a document, if boundaries are found by it.
     """
 
     dtype: np.dtype[np.integer] | None = None
@@ -49,12 +50,12 @@ class TokenSettings:
 
     @property
     def needs_index(self) -> bool:
-        """Whether a Megatron index must tell of documents."""
+        """True if a Megatron index must contain the document boundaries."""
         return self.documents is not None and self.eos is None
 
     @property
     def text(self) -> str:
-        """What a state knows of it."""
+        """The options as a text in a state."""
         said = [self.window, self.stride, self.has_short, self.documents, self.eos, self.dtype]
         return " ".join(map(str, said))
 
@@ -64,8 +65,8 @@ class TokenTable:
     """The samples of one file.
 
     Attributes:
-        windows: where they are windows of all of it; None: they are documents, or windows of these.
-        documents: where documents begin, ascending; where these are the samples also where the last one ends.
+        windows: Windows of the whole file. None: samples are documents, or windows of documents.
+        documents: Starts of documents, ascending. If samples are documents, the last one's end follows.
     """
 
     file: TokenFile
@@ -75,7 +76,6 @@ class TokenTable:
 
     @property
     def count(self) -> int:
-        """How many samples it has."""
         if self.separate is not None:
             return self.separate.count
         if self.windows is not None:
@@ -83,7 +83,7 @@ class TokenTable:
         return 0 if self.documents is None else len(self.documents) - 1
 
     def shard(self, chosen: Ints) -> ShardIndex:
-        """Where some samples lie, by their numbers."""
+        """Return the locations of the samples `chosen`."""
         file, places = self.file, self.places(chosen)
         if self.windows is None or self.documents is None:
             rows = rows_of(file, chosen, *places)
@@ -92,7 +92,7 @@ class TokenTable:
         return ShardIndex(rows, None, file.size, file.etag)
 
     def places(self, chosen: Ints) -> tuple[Ints, Ints]:
-        """(where they begin, where they end) in the file, in tokens."""
+        """Return (starts, ends) of samples in the file, in tokens."""
         if self.separate is not None:
             return self.separate.places(chosen)
         if self.windows is not None:
@@ -102,13 +102,13 @@ class TokenTable:
 
 
 class TokenFiles:
-    """Files of tokens, as `headrace.indexes.index.IndexFiles` has it.
+    """The index of token files. Implements `headrace.indexes.index.IndexFiles`.
 
     Args:
-        chunks: what LitData's catalogue says of them, where there is one.
+        chunks: Entries of LitData's catalogue, if there is one.
 
     Attributes:
-        tables: what is known of each file; nothing before they are opened.
+        tables: Samples of each file. Empty before `open`.
     """
 
     def __init__(self, settings: TokenSettings, limits: Limits, chunks: Sequence[Chunk] = ()) -> None:
@@ -122,12 +122,12 @@ class TokenFiles:
         self,
         reader: Reads,
         urls: Sequence[str],
-        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (what is held here is less)
+        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (the tables are smaller)
     ) -> OpenedIndex:
-        """Learn how many samples there are: of raw files by their sizes, of others by their headers, too.
+        """Determine the numbers of samples from file sizes and headers.
 
         Raises:
-            FormatError, OptionError: a file is damaged, or is none of such tokens.
+            FormatError, OptionError: a file is damaged, or does not contain such tokens.
         """
         tables = await for_each(len(urls), lambda k: self._table(reader, urls, k))
         first = tables[0].file
@@ -139,12 +139,12 @@ class TokenFiles:
                 )
         self.tables = tables
         counts = np.array([table.count for table in tables], np.int64)
-        if not counts.any():  # chunks of LitData are as long as they came to be
+        if not counts.any():  # LitData's chunks may be shorter than a window
             raise self._too_short(urls[0], max(table.file.count for table in tables))
         nbytes = sum(map(self._nbytes, tables))
         return OpenedIndex(counts, self._load, nbytes / max(1, int(counts.sum())))
 
-    async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG002 (it is all known)
+    async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG002 (nothing is read)
         table = self.tables[ordinal]
         return table.shard(np.arange(table.count))
 
@@ -181,7 +181,6 @@ class TokenFiles:
         return table
 
     async def _separate(self, pinned: PinnedObject, file: TokenFile, documents: Ints | None) -> TokenTable:
-        """Windows of each document by itself."""
         if file.width is not None:
             raise OptionError(
                 f"documents='separate': {masked(file.url)} has rows of {file.width} tokens, which are the windows; "
@@ -253,7 +252,7 @@ class TokenFiles:
             raise LimitError(text, url=file.url)
 
     async def _documents(self, pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> Ints:
-        """Where documents begin, and where the last one ends, in tokens. The table is read in pieces, and checked."""
+        """Read and check document boundaries in pieces. Return starts and the last end, in tokens."""
         nbytes, most = 8 * (idx.documents + 1), self._limits.member_bytes
         if nbytes > most:
             raise LimitError(
@@ -295,7 +294,7 @@ async def _head(pinned: PinnedObject) -> FirstBytes:
 
 
 async def _found(pinned: PinnedObject | None, *, is_needed: bool) -> megatron.Idx | None:
-    """What an index says; None where there is none. Stores that hide what they have say that it is forbidden."""
+    """Read an index; None if missing. Some stores report missing objects as forbidden."""
     if pinned is None:
         return None
     try:
@@ -308,12 +307,12 @@ async def _found(pinned: PinnedObject | None, *, is_needed: bool) -> megatron.Id
 
 
 async def _check_last(pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> None:
-    """See that the last sequence of an index ends where the file does, without reading the others."""
+    """Check that the index's last sequence ends at the file's end, without reading the others."""
     end = 0
     if idx.sequences:
         length, pointer = await asyncio.gather(
             _all(pinned, idx.pointers - 4, 4), _all(pinned, idx.firsts - 8, 8)
-        )  # the last of each table
+        )  # the last entry of each table
         end = int.from_bytes(pointer, "little", signed=True)
         end += int.from_bytes(length, "little", signed=True) * file.dtype.itemsize
     _check_end(idx, end, file)
@@ -340,12 +339,12 @@ def _is_npy(url: str) -> bool:
 
 
 def bin_of(url: str) -> str:
-    """The address of the tokens, where that of their index may have been given."""
+    """Return the address of the tokens, also for the address of their index."""
     return _with(url, _BIN) if split_path(url)[0].endswith(_IDX) else url
 
 
 def _with(url: str, suffix: str) -> str:
-    """The address of what lies beside a `.bin`, or `.idx`, under another suffix; what is neither has it behind."""
+    """Replace the suffix `.bin` or `.idx` of an address, or append `suffix`."""
     path, rest = split_path(url)
     return path.removesuffix(_BIN).removesuffix(_IDX) + suffix + rest
 
@@ -354,15 +353,15 @@ _PLACE_BYTES = 8
 
 
 async def documents_by_eos(pinned: PinnedObject, file: TokenFile, eos: int, most_bytes: int) -> Ints:
-    """Where documents begin, and where the last one ends, in tokens; what follows the last `eos` is a document, too.
+    """Return starts of documents and the last end, in tokens. Tokens after the last `eos` count.
 
-    A few pieces of the file are held at once, and 8 bytes for each document.
+    Holds a few pieces of the file, and 8 bytes for each document.
 
     Args:
-        most_bytes: of the places.
+        most_bytes: Limit of the result's bytes.
 
     Raises:
-        FormatError: the file is shorter than it was.
+        FormatError: the file is shorter than before.
         LimitError: there are too many documents.
         StorageError: it could not be read.
     """

@@ -1,4 +1,4 @@
-"""The index of one shard, made by reading it."""
+"""Builds the index of one shard by reading it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was read of a shard: how many reads, and their bytes."""
+    """Number of reads of a shard, and their bytes."""
 
     requests: int
     nbytes: int
@@ -49,20 +49,20 @@ async def build_shard(
     headers_only: bool = False,
     on_bytes: Callable[[int], object] | None = None,
 ) -> tuple[ShardIndex, Cost]:
-    """Where the samples of a shard lie, and what it cost to find out; all of it holds for one version of the object.
+    """Build the index of a shard, from one version of the object.
 
-    The whole shard is read, decompressed if its name says so, and checksums are made of all members. At most the
-    longest sample and some 30 MiB are held, and about 100 bytes a member.
+    The whole shard is read, decompressed according to its name, and all members get checksums. Memory: the longest
+    sample, 30 MiB, and about 100 bytes for each member.
 
     Args:
-        form: of the shard; it has a scanner.
-        headers_only: leave bodies out where they are long; there are no checksums then. Shards of small members, and
-            compressed ones, are read whole after all.
-        on_bytes: called with the number of bytes of each read that has come.
+        form: Must have a scanner.
+        headers_only: Skip long bodies; then there are no checksums. Compressed shards and shards of small members are
+            read completely.
+        on_bytes: Called with the number of bytes of each read.
 
     Raises:
-        FormatError, LimitError: the shard is damaged; nothing of it is indexed.
-        ObjectChangedError: it was replaced meanwhile.
+        FormatError, LimitError: the shard is damaged.
+        ObjectChangedError: it was replaced during the build.
         StorageError: it could not be read.
     """
     shard = PinnedObject(reader, url, on_bytes)
@@ -73,7 +73,7 @@ async def build_shard(
 
 
 async def _in_headers(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex | None:
-    """What headers alone tell of a tar; None where it must be read whole."""
+    """Index a tar by its headers; None if it must be read completely."""
     if kind_of(shard.url) is not None or form.name != TAR.name:
         return None
     rows = await hop(shard, TarScanner(shard.url, limits))
@@ -102,22 +102,22 @@ class _Takes(Protocol):
 
 
 class _Scan:
-    """Finds the samples in successive pieces of an archive, and makes the checksums of their members.
+    """Finds samples in successive pieces of an archive, and computes checksums of members.
 
     Attributes:
-        end: of what was fed.
-        tables: the samples, and `checksums` of their members.
+        end: Bytes fed so far.
+        tables: The samples; `checksums` those of their members.
     """
 
     def __init__(self, scanner: Scanner) -> None:
         self.end = 0
         self.tables, self.checksums = list[Rows](), list[NDArray[np.uint32]]()
         self._scanner = scanner
-        self._kept: deque[tuple[int, memoryview]] = deque()  # pieces that samples not yet known whole may lie in
+        self._kept: deque[tuple[int, memoryview]] = deque()  # pieces that may contain incomplete samples
 
     @property
     def has_ended(self) -> bool:
-        """True if nothing but padding may follow."""
+        """True if only padding may follow."""
         return getattr(self._scanner, "has_ended", False)
 
     def feed(self, data: memoryview, *, last: bool) -> None:
@@ -137,14 +137,14 @@ class _Scan:
         checksum, stop = 0, start + size
         for at, data in self._kept:
             if at < stop and start < at + len(data):
-                # a copy: the library takes nothing that can be written to
+                # a copy, as the library takes only read-only memory
                 part = bytes(data[max(start - at, 0) : stop - at])
                 checksum = google_crc32c.extend(checksum, part)
         return checksum
 
 
 class _Unpacked:
-    """Gives a scan what comes out of a compressed archive."""
+    """Feeds a scan with decompressed data."""
 
     def __init__(self, scan: _Scan, decompressor: Decompressor) -> None:
         self._scan, self._decompressor = scan, decompressor
@@ -160,7 +160,7 @@ class _Unpacked:
                 self._filled += self._decompressor.read_into(self._piece[self._filled :])
             except FormatError:
                 whole = self._filled // TAR_BLOCK * TAR_BLOCK
-                self._scan.feed(self._piece[:whole], last=False)  # raises what is wrong with the archive before
+                self._scan.feed(self._piece[:whole], last=False)  # raises an earlier error of the archive, if any
                 raise
             if self._filled < len(self._piece):
                 break
@@ -173,7 +173,7 @@ class _Unpacked:
 
 
 async def _frames(shard: PinnedObject, kind: str, unpacked: int, limits: Limits) -> Frames:
-    """The frames that the shard's table of them tells; without one, all of it is taken as one."""
+    """Return the frames of the shard's seek table; without one, a single frame."""
     whole = Frames(np.array([0, shard.size]), np.array([0, unpacked]))
     if kind != "zstd":
         return whole
@@ -194,21 +194,21 @@ async def _frames(shard: PinnedObject, kind: str, unpacked: int, limits: Limits)
 
 
 REQUEST_BYTES = 32 * 1024
-"""A request is taken to cost as much as reading so many bytes: archives whose members are shorter are read whole."""
+"""Cost of a request in bytes. Archives with shorter members are read completely."""
 
 _FIRST_WINDOW = 4096
-_LONGEST = 256 * 1024  # of a read that goes on where the last one ended
+_LONGEST = 256 * 1024  # of a read that continues the last one
 _WINDOWS = [512 * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128)]
 _LEARN_FROM, _LEARN_FROM_MOST = 8, 256  # members
 
 
 async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
-    """All samples, found by reads of a few headers each; None where reading the whole archive costs less.
+    """Find all samples by reading headers; None if reading the whole archive costs less.
 
-    How much one read must get, so that the next long body begins behind it, is learned from the members seen so far.
+    The read size is learned from the members so far, so that the next long body is skipped.
 
     Raises:
-        FormatError: the archive is damaged, as far as that shows in its headers and its end.
+        FormatError: the archive is damaged, as far as headers and end show.
     """
     tables: list[Rows] = []
     at, window, length, learn_at, members = 0, _FIRST_WINDOW, _FIRST_WINDOW, _LEARN_FROM, 0
@@ -237,7 +237,7 @@ async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
 
 
 def _skipped(scanner: TarScanner, offset: int) -> bool:
-    """Whether the scanner could leave out what lies before `offset`."""
+    """True if the scanner can skip the bytes before `offset`."""
     try:
         scanner.skip(offset)
     except ValueError:  # it is the body of an extended header
@@ -246,11 +246,11 @@ def _skipped(scanner: TarScanner, offset: int) -> bool:
 
 
 def best_window(offset: Ints, size: Ints) -> tuple[int, float]:
-    """How many bytes to read at each landing, and what a byte of the archive costs so, in bytes.
+    """Return the bytes to read after each skip, and the cost per byte of the archive, in bytes.
 
     Args:
-        offset: of two or more members that follow one another.
-        size: of the same members.
+        offset: Offsets of two or more consecutive members.
+        size: Sizes of the same members.
     """
     stops = offset + size + 511 & -512
     heads: list[int] = stops[:-1].tolist()
@@ -261,7 +261,7 @@ def best_window(offset: Ints, size: Ints) -> tuple[int, float]:
 
 
 def _cost(heads: list[int], bodies: list[int], window: int) -> int:
-    """What it costs to see all headers by reads of `window` bytes: a header ends where the body begins."""
+    """Cost of seeing all headers by reads of `window` bytes. A header ends at its body."""
     seen, at, cost = 0, heads[0], 0
     while seen < len(heads):
         at += window
@@ -273,7 +273,7 @@ def _cost(heads: list[int], bodies: list[int], window: int) -> int:
 
 
 def _latest(tables: list[Rows]) -> Rows:
-    """The last few hundred members."""
+    """Return the last few hundred members."""
     count = 0
     for k in range(len(tables) - 1, -1, -1):
         count += len(tables[k].offset)

@@ -1,4 +1,4 @@
-"""An object of which every part is read in one version, and what that costs."""
+"""An object read in one version."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ _PIECES_AHEAD = 4
 
 
 class PinnedObject:
-    """One object, read in the version that its first read saw.
+    """One object, read in the version of the first read.
 
     Attributes:
-        size, etag: of the object, once something was read; -1 and None before.
-        requests, nbytes: reads that were asked for, and bytes that came; attempts that the reader made again are not
-            counted.
+        size, etag: The object's size and ETag. -1 and None before the first read.
+        requests, nbytes: Reads and their bytes, without the reader's retries.
 
     Args:
-        on_bytes: called with the number of bytes of each read that has come.
+        on_bytes: Called with the number of bytes of each read.
     """
 
     def __init__(self, reader: Reads, url: str, on_bytes: Callable[[int], object] | None = None) -> None:
@@ -33,10 +32,10 @@ class PinnedObject:
         self._reader, self._on_bytes = reader, on_bytes
 
     async def read(self, start: int, length: int) -> memoryview:
-        """The bytes from `start` on: `length` of them, fewer where the object ends. Where it has ended, none is asked.
+        """Return `length` bytes from `start`, fewer at the object's end. No request beyond it.
 
         Raises:
-            ObjectChangedError: the object is another one than at first.
+            ObjectChangedError: the object has changed since the first read.
         """
         if self.size >= 0:
             length = max(min(length, self.size - start), 0)
@@ -58,7 +57,7 @@ class PinnedObject:
         return target[:count]
 
     async def pieces(self) -> AsyncGenerator[memoryview, None]:
-        """All of the object in pieces of 4 MiB, the last one shorter; the next four are read meanwhile."""
+        """Yield the object in pieces of 4 MiB, and read the next four ahead."""
         yield await self.read(0, PIECE_BYTES)
         starts = iter(range(PIECE_BYTES, self.size, PIECE_BYTES))
         ahead: deque[asyncio.Task[memoryview]] = deque()

@@ -1,4 +1,4 @@
-"""The tables of videos: read from each, or from an index file of all, and held for a while."""
+"""Frame tables of videos, read from each video or from one index file, and cached."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ from headrace.types import Ints
 _FIRST_BYTES = 4 * 2**20
 
 Video = tuple[VideoTable, Version]
-"""The frames of a video, and the version of the object that they lie in."""
+"""The frames of a video, and the object's version."""
 
 
 class Videos:
-    """Where the frames of videos lie. It may be used by several threads and event loops; a copy is opened anew.
+    """Frame locations of videos. Thread-safe; for several event loops. Copies are opened again.
 
     Args:
-        urls: the videos.
-        place: the address of an index file of them; None: each video's own tables are read.
-        is_built: whether that file is on this machine, and made where it is missing.
-        limits: how much they may ask for.
+        place: Address of an index file. None: each video's own tables are read.
+        is_built: True if that file is on this machine and built if missing.
     """
 
     def __init__(self, urls: Sequence[str], place: str | None, limits: Limits, *, is_built: bool = False) -> None:
@@ -46,10 +44,10 @@ class Videos:
         return partial(Videos, is_built=self.is_built), (self.urls, self.place, self.limits)
 
     async def counts(self, reader: Reads) -> Ints:
-        """How many frames each video shows; without an index file the tables of all are read for that.
+        """Return the number of displayed frames of each video. May read all tables.
 
         Raises:
-            FormatError: a video, or the index file, is damaged, or of a kind that is not read.
+            FormatError: a video or the index file is damaged or not supported.
             StorageError: one could not be read.
         """
         if self.place is None:
@@ -58,7 +56,7 @@ class Videos:
         return directory.samples[found]
 
     async def open(self, reader: Reads) -> None:
-        """Have the index file of them, where there is one, made and read as far as all need it.
+        """Build the index file if needed, and read its directory.
 
         Raises:
             FormatError, StorageError: as `counts`.
@@ -70,11 +68,11 @@ class Videos:
         return len((await self.video(reader, ordinal))[0])
 
     async def video(self, reader: Reads, ordinal: int) -> Video:
-        """The frames of a video; several who ask at once share one read."""
+        """Return the frames of a video. Concurrent callers share one read."""
         return await self._held.get(ordinal, partial(self._load, reader, ordinal))
 
     async def aclose(self) -> None:
-        """End what is being read on this loop; what was read stays."""
+        """Cancel the reads on this loop. The cache stays."""
         await self._held.aclose()
 
     async def _load(self, reader: Reads, ordinal: int) -> Video:
@@ -97,7 +95,7 @@ class Videos:
         return unpack_tables(block, what), Version(int(directory.sizes[at]), directory.etag(at))
 
     async def _opened(self, reader: Reads, place: str) -> tuple[Directory, Ints]:
-        """The index file's directory, and where each video is in it."""
+        """Return the index file's directory, and each video's position in it."""
         if self._directory is not None:
             return self._directory
         if self.is_built:

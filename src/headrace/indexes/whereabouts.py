@@ -1,4 +1,4 @@
-"""Where indexes lie: beside their shards, or in this machine's cache."""
+"""Paths of index files: beside their shards, or in this machine's cache."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from headrace.formats.format import Format
 
 SUFFIX = ".hri"
 _OURS, _INDEXES = "headrace", "indexes"
-_FIRST = "tar"  # the format of which a path does not say that it is that
+_FIRST = "tar"  # the format that is not part of the path
 
 
 def cache_path(
     urls: Iterable[str], storage_options: Mapping[str, object] | None = None, form: Format | None = None
 ) -> Path:
-    """Where the index of these shards, in this order, of this format and in this store, is kept on this machine.
+    """Return the cache path of the index of these shards, in this order, format and store.
 
     Args:
-        form: of the shards; None: tar.
+        form: Format of the shards. None: tar.
     """
     return _place(_INDEXES, f"{_digest(urls, storage_options, form)}{SUFFIX}")
 
 
 def names_path(place: str, storage_options: Mapping[str, object] | None = None) -> Path:
-    """Where the list of a folder's or a pattern's objects is kept on this machine."""
+    """Return the cache path of the object list of a folder or pattern."""
     return _place("manifests", f"{_digest((place,), storage_options, None)}.names")
 
 
 def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
-    """The index of these shards that is kept on this machine; None where there is none."""
+    """Return the path of these shards' cached index; None if there is none."""
     root = _root()
     try:
         folder = None if root is None else root / _OURS / _INDEXES
         if folder is None or not folder.exists():
-            return None  # most have none, and very many addresses
+            return None  # common, and it saves the digest of many addresses
         trouble = _trouble(folder)
         if trouble:
             _warn(f"indexes in {folder} are not used: {trouble}")
             return None
         place = folder / f"{_digest(urls, storage_options, form)}{SUFFIX}"
         return place if place.exists() else None
-    except PermissionError:  # it is in the home of somebody else
+    except PermissionError:  # it is in another user's home
         return None
 
 
 def _place(kind: str, name: str) -> Path:
-    """A file of this machine's cache, in a folder that is made for this user alone."""
+    """Return a path in this machine's cache, in a folder private to this user."""
     root = _root()
     trouble = "this user has no home"
     if root is not None:
@@ -78,14 +78,14 @@ def _root() -> Path | None:
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # whoever we are has no home
+    except RuntimeError:  # this user has no home
         return None
 
 
 def _trouble(folder: Path) -> str:
-    """Why others may have put something into a folder of the cache; empty: nobody but this user can.
+    """Describe why other users could write to a cache folder; empty if only this user can.
 
-    A folder may be written to by a group if that is the user's own, as the usual umask of such systems has it.
+    A folder may be writable by the user's own group, which is a usual umask.
     """
     above = folder.parent.parent.stat()
     if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
@@ -102,10 +102,10 @@ def _trouble(folder: Path) -> str:
 
 @cache
 def _folder_of_process(trouble: str) -> Path:
-    """A folder in place of the cache, for as long as this process lives.
+    """Create a temporary folder for this process, in place of the cache.
 
     Raises:
-        OptionError: there is no room for temporary files either.
+        OptionError: there is no temporary folder either.
     """
     try:
         path = Path(tempfile.mkdtemp(prefix="headrace-"))
@@ -138,7 +138,7 @@ def _digest(urls: Iterable[str], storage_options: Mapping[str, object] | None, f
 
 
 def beside(url: str) -> str:
-    """The address of the index that lies beside the shard at `url`, and is about it alone."""
+    """Return the address of the index file beside the shard at `url`."""
     if split(url)[0] not in WEB_SCHEMES:
         return url + SUFFIX
     end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
@@ -146,8 +146,8 @@ def beside(url: str) -> str:
 
 
 def _absolute(url: str) -> str:
-    """`url` without secrets; of a local file one that means the same in every folder."""
+    """Return `url` without secrets, and a local path as absolute."""
     if "://" in url and not url.startswith("file:") and "?" not in url and "@" not in url:
-        return url  # as nearly all are
+        return url  # the common case
     scheme, _, path = split(url)
     return str(Path(path).absolute()) if scheme == "file" else masked(url)

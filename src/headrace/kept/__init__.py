@@ -1,1 +1,1 @@
-"""What `.cache()` keeps: samples by their numbers, and what tells the functions that made them from others."""
+"""The sample cache of `.cache()`: files of samples, and digests of functions and data."""

@@ -1,9 +1,9 @@
-"""Samples in one file, by their numbers, which several processes read and add to at once.
+"""Samples in one file, by number, which several processes read and extend concurrently.
 
-A file has a head, a table with an entry for each number, and behind it what was added, one piece after the other. Each
-is appended by one call, which the system does not mix with that of another process, and its entry is written last. So
-an entry that is there is of a whole piece, and whoever is killed in between leaves bytes that nobody uses. Entries and
-pieces have checksums, which are of the number and of the file's identity, too: whatever else is found there is nothing.
+A file has a header, a table with an entry for each number, and the added pieces. Each piece is appended by one call,
+which the system does not interleave with others, and its entry is written last. So an existing entry refers to a
+complete piece, and a killed process leaves only unused bytes. The checksums of entries and pieces include the number
+and the file's identity. Anything else is ignored.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from headrace.checksums import crc32c_of
 from headrace.types import Buffer
 
 _MAGIC = b"HRkept01"
-_HEAD = struct.Struct("<8s32sQ")  # magic and version; identity; how many numbers there are
-_ENTRY = struct.Struct("<QQII")  # where the piece begins; its bytes; its checksum; that of the entry
+_HEAD = struct.Struct("<8s32sQ")  # magic and version; identity; number of samples
+_ENTRY = struct.Struct("<QQII")  # start and size of the piece; its checksum; the entry's checksum
 
 
 class NotAtOnceError(Exception):
-    """What is asked for must come from a disk first."""
+    """The data must be read from a disk first."""
 
 
 class SampleFile:
-    """A file of samples. Its methods may be called by several threads.
+    """A file of samples. Thread-safe.
 
-    Its length may go beyond the limit by what each process writes at that moment.
+    Its size may exceed the limit by the piece that each process is writing.
 
     Args:
-        fd: of the file, which `begin` was called for; it is this object's to close.
-        identity: what tells these samples from all others: 32 bytes.
-        count: how many numbers there are.
-        room: says how many bytes the file may have, whenever that seems too little for those that it is given. It goes
-            to workers too.
-        is_on_disk: whether reading may take long.
+        fd: A file prepared by `begin`. Owned and closed by this object.
+        identity: 32 bytes that identify these samples.
+        count: Number of samples.
+        room: Returns the file's size limit, called if the last one is too low. It is also sent to workers.
+        is_on_disk: True if reading may be slow.
     """
 
     def __init__(
@@ -48,46 +47,45 @@ class SampleFile:
     ) -> None:
         self._fd, self.identity, self.count, self._room = fd, identity, count, room
         self.is_on_disk = is_on_disk
-        self._limit = 0  # what `room` has said last
-        # Opened again: with a position of its own, which tells where a piece has gone.
+        self._limit = 0  # last result of `room`
+        # Opened again for its own file position, which gives the offset of an added piece.
         self._end = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._adding = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For workers: the same file."""
+        """Send the same file to workers."""
         return _received, (descriptors.send(self._fd), self.identity, self.count, self._room)
 
     @staticmethod
     def begin(fd: int, identity: bytes, count: int) -> None:
-        """Write the head of a new file, and make room for its table."""
+        """Write the header of a new file and reserve its table."""
         os.pwrite(fd, _HEAD.pack(_MAGIC, identity, count), 0)
         os.ftruncate(fd, table_end(count))
 
     @staticmethod
     def is_of(fd: int, identity: bytes, count: int) -> bool:
-        """Whether a file was begun for these samples, and has a whole table."""
+        """True if the file was created for these samples and has a complete table."""
         is_whole = os.fstat(fd).st_size >= table_end(count)
         return is_whole and os.pread(fd, _HEAD.size, 0) == _HEAD.pack(_MAGIC, identity, count)
 
     @property
     def nbytes(self) -> int:
-        """How long the file is."""
         return os.fstat(self._fd).st_size
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether the file may have so many bytes."""
+        """True if the file may grow to `nbytes`."""
         if nbytes > self._limit:
             self._limit = self._room(nbytes)
         return nbytes <= self._limit
 
     def read(self, number: int, *, flags: int = 0) -> NDArray[np.uint8] | None:
-        """What was added under a number, as it was then; None: nothing, or it is damaged.
+        """Return the piece of a number; None if missing or damaged.
 
         Args:
-            flags: of `os.preadv`. With RWF_NOWAIT it is not waited for a disk.
+            flags: For `os.preadv`. With RWF_NOWAIT the call does not wait for a disk.
 
         Raises:
-            NotAtOnceError: it would have to be waited for.
+            NotAtOnceError: it would have to wait.
         """
         entry = self._entry(number)
         if entry is None:
@@ -103,21 +101,21 @@ class SampleFile:
             if flags:
                 raise NotAtOnceError from None
             return None
-        except OSError:  # the disk is out of order
+        except OSError:  # the disk is failing
             return None
         return data if crc32c_of(data.data) == checksum else None
 
     def add(self, number: int, data: Buffer) -> bool:
-        """Keep a piece under a number, in the place of any that is there; whether there is room for it.
+        """Store or replace the piece of a number. Return False if there is no room.
 
         Raises:
-            OSError: the disk is full or out of order.
+            OSError: the disk is full or failing.
         """
         size = memoryview(data).nbytes
         if not self.has_room(self.nbytes + size):
             return False
         with self._adding:
-            if os.write(self._end, data) != size:  # the disk is full now
+            if os.write(self._end, data) != size:  # the disk is full
                 return False
             offset = os.lseek(self._end, 0, os.SEEK_CUR) - size
         entry = self._packed(number, offset, size, crc32c_of(data))
@@ -140,14 +138,14 @@ class SampleFile:
         own = _ENTRY.pack(offset, size, checksum, 0)
         return own[:-4] + struct.pack("<I", crc32c_of(b"%d %b %b" % (number, own, self.identity)))
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when this process ends, `os` goes first
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at interpreter exit `os` is cleared first
         for fd in (self._fd, getattr(self, "_end", -1)):
             if fd >= 0:
                 close(fd)
 
 
 def table_end(count: int) -> int:
-    """How long the file of so many samples is with nothing in it."""
+    """Return the size of an empty file for `count` samples."""
     return _HEAD.size + count * _ENTRY.size
 
 

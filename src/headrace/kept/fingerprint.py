@@ -1,11 +1,11 @@
-"""Digests of functions and values for cache keys: the same in every process, on every rank, and for every hash seed.
+"""Digests of functions and values for cache keys, equal in all processes and on all ranks.
 
-A user's function is its byte code, constants, defaults, closure and the globals that it names; values among these count
-by content, functions and classes in the same way. Functions and classes of installed packages are their name and the
-package's version. Other objects are what `pickle` would take them apart into.
+A user's function is represented by its byte code, constants, defaults, closure and the globals that it names. Values
+among these count by content, functions and classes in the same way. Functions and classes of installed packages are
+represented by name and package version. Other objects are taken apart as by `pickle`.
 
-Not seen: what a function opens or asks for over a network, what it finds by a name that it makes (`getattr`,
-`importlib.import_module`, `sys.modules`), and attributes of arrays and of members of enumerations.
+Not detected: files and network resources that a function reads, dynamic names (`getattr`, `importlib.import_module`,
+`sys.modules`), and attributes of arrays and enum members.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 _BY_TEXT = frozenset({"eval", "exec", "globals", "__import__"})
 _METHODS = types.FunctionType, classmethod, staticmethod, property
 _WRAPPED = "__wrapped__", "__func__", "fget", "fset", "fdel", "func"
-# Names in code that draws random numbers, and the classes of generators.
+# Names in code that uses random numbers, and the classes of generators.
 _DRAWS = frozenset(
     {
         *("random", "numpy.random", "secrets", "rng", "py_random", "default_rng", "RandomState", "randrange"),
@@ -48,23 +48,23 @@ _GENERATORS = {("random", "Random"), ("numpy", "RandomState"), ("numpy", "Genera
 
 
 class NotKnownError(Exception):
-    """A value has no digest; the text says which and why."""
+    """A value has no digest. The text names the value and the reason."""
 
 
 class ValueDigest:
     """Computes digests.
 
     Attributes:
-        draws: the first function or object seen that makes random numbers; None if there is none.
+        draws: The first function or object that uses random numbers, or None.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[bytes, object]] = {}  # the value too, so that its id stays its own
+        self._known: dict[int, tuple[bytes, object]] = {}  # holds the value, so that its id is not reused
         self._open: dict[int, int] = {}
         self.draws: str | None = None
 
     def of(self, value: Any) -> bytes:
-        """The digest of a value: 32 bytes.
+        """Return the digest of a value: 32 bytes.
 
         Raises:
             NotKnownError: it has none.
@@ -84,7 +84,7 @@ class ValueDigest:
 
     def _parts(self, value: Any, kind: type) -> Iterator[bytes | memoryview]:
         if kind is tuple or kind is list:
-            if set(map(type, value)) <= _PLAIN:  # there may be millions
+            if set(map(type, value)) <= _PLAIN:  # may be millions of items
                 yield marshal.dumps(tuple(value), 0)
             else:
                 yield from map(self.of, value)
@@ -107,7 +107,7 @@ class ValueDigest:
             yield from self._class(value)
         elif any(hasattr(value, attribute) for attribute in _WRAPPED) and not isinstance(value, functools.partial):
             yield from (self.of(getattr(value, attribute, None)) for attribute in _WRAPPED)
-        elif kind is np.ndarray and not value.dtype.hasobject:  # without a copy: it may be large
+        elif kind is np.ndarray and not value.dtype.hasobject:  # without a copy, as it may be large
             yield self.of((value.dtype, value.shape))
             yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         elif _is_tensor(kind):
@@ -133,12 +133,12 @@ class ValueDigest:
                 raise NotKnownError(f"{why}; import it at the top of its file")
         yield self.of((function.__code__, function.__defaults__, function.__kwdefaults__, vars(function)))
         for cell in function.__closure__ or ():
-            with suppress(ValueError):  # it is empty yet
+            with suppress(ValueError):  # the cell is still empty
                 yield self.of(cell.cell_contents)
         yield from self._named(function.__globals__, names, used, set())
 
     def _named(self, values: dict[str, Any], names: list[str], used: list[str], seen: set[str]) -> Iterator[bytes]:
-        """What has some names in a module; of the user's other modules what is used of these."""
+        """Yield digests of names in a module. Of the user's own modules, used names are followed."""
         for name in names:
             if name in values and name != "__builtins__":
                 value = values[name]
@@ -150,7 +150,7 @@ class ValueDigest:
                     yield from self._named(vars(value), used, used, seen)
 
     def _class(self, kind: type) -> Iterator[bytes]:
-        yield self.of((kind.__module__, kind.__qualname__, kind.__bases__, type(kind)))  # pickles name it
+        yield self.of((kind.__module__, kind.__qualname__, kind.__bases__, type(kind)))  # pickles refer to it by name
         for name, member in sorted(vars(kind).items()):
             is_special = name.startswith("__") or name == "_abc_impl"
             if isinstance(member, _METHODS) or not (is_special or type(member) is types.MemberDescriptorType):
@@ -164,10 +164,10 @@ class ValueDigest:
         yield plain.view(torch.uint8).numpy().data
 
     def _object(self, value: Any, kind: type) -> Iterator[bytes]:
-        """An object of another type: as pickle would take it apart."""
+        """Yield digests of an object's parts, as pickle takes it apart."""
         self._see_draws(kind, (kind.__module__, kind.__qualname__))
         own = getattr(value, "_fingerprint", None)
-        if type(own) is str and kind.__module__.startswith("datasets."):  # of Hugging Face, which computes its own
+        if type(own) is str and kind.__module__.startswith("datasets."):  # Hugging Face computes its own fingerprint
             yield self.of((kind.__qualname__, own))
             return
         reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
@@ -185,7 +185,7 @@ class ValueDigest:
         yield self.of((kind, made, arguments, state, list(items or ()), list(map(list, pairs or ()))))
 
     def _see_draws(self, value: object, name: tuple[str, str]) -> None:
-        """Note a function, or a class of objects, of a package that makes random numbers."""
+        """Record a function or class of a package that uses random numbers."""
         top, last = name[0].partition(".")[0], name[1].rpartition(".")[2]
         is_of_generator = name[0].startswith(("random", "numpy.random", "secrets")) or (top, last) in _GENERATORS
         if is_of_generator or (top in ("torch", "headrace") and last in _DRAWS):
@@ -204,7 +204,7 @@ def _digest(kind: str, *parts: bytes | memoryview) -> bytes:
 
 @functools.lru_cache(4096)
 def _names_of(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
-    """(the globals, all names, the imported modules) of some code and the functions in it, without repetition."""
+    """Return (globals, all names, imported modules) of code and its inner functions."""
     instructions = list(dis.get_instructions(code))
     names = {one.argval for one in instructions if one.opname in _GLOBALS}
     imported = {one.argval for one in instructions if one.opname == "IMPORT_NAME"}
@@ -218,10 +218,10 @@ def _names_of(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
 
 @functools.cache
 def _drawn_by(kind: type) -> str | None:
-    """The method of a package's class whose names are those of random numbers, as torchvision's transforms have."""
+    """Return a method of a package's class that uses random numbers, as in torchvision."""
     for base in kind.__mro__:
         if base.__module__.startswith("torch.nn.") or base.__module__.partition(".")[0] in sys.stdlib_module_names:
-            continue  # layers draw their first weights
+            continue  # layers use them for initial weights
         for member in vars(base).values():
             code = getattr(getattr(member, "__func__", member), "__code__", None)
             if code is not None and (drawn := _DRAWS.intersection(code.co_names)):
@@ -234,8 +234,8 @@ def _is_tensor(kind: type) -> bool:
 
 
 def _name_in_package(value: Any) -> tuple[str, str] | None:
-    """(module, name) of a function or class if an installed package has this very object under that name."""
-    for module in (getattr(value, "__module__", None), "torch"):  # functions of torch in C do not say their module
+    """Return (module, name) if an installed package has this very object under that name."""
+    for module in (getattr(value, "__module__", None), "torch"):  # torch's C functions do not have their module
         found = sys.modules.get(module) if type(module) is str else None
         for name in (getattr(value, "__qualname__", None), getattr(value, "__name__", None)):
             if found is None or type(name) is not str or version_of(found.__name__) is None:
@@ -250,10 +250,10 @@ def _name_in_package(value: Any) -> tuple[str, str] | None:
 
 @functools.cache
 def version_of(module: str) -> str | None:
-    """The version of the installed package that has a module; None for a module of the user's own."""
+    """Return the version of the module's installed package; None for the user's own modules."""
     top = module.partition(".")[0]
     places: list[str] = []
-    with suppress(ImportError, ValueError):  # __main__ and modules made by hand have no spec
+    with suppress(ImportError, ValueError):  # __main__ and synthetic modules have no spec
         spec = importlib.util.find_spec(top) if top else None
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
     is_installed = any({"site-packages", "dist-packages"}.intersection(Path(place).parts) for place in places)
@@ -268,5 +268,5 @@ def version_of(module: str) -> str | None:
 
 
 def _is_of_python(places: list[str]) -> bool:
-    """True if the modules lie in Python's own folder; a user's file may have the name of one of Python's."""
+    """True if the modules are in Python's own folder. A user's file may shadow a standard name."""
     return any(Path(os.__file__).parent in Path(place).parents for place in places)

@@ -1,4 +1,4 @@
-"""The file of the samples that a stream's steps make, found by a key of data and functions."""
+"""Finds the cache file of a stream's samples, by a key of data and functions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from headrace.types import Buffer
 
 Function = Callable[..., object]
 
-_PACKAGES = "headrace", "numpy", "torch", "pillow", "soundfile", "torchcodec"  # which decode samples
+_PACKAGES = "headrace", "numpy", "torch", "pillow", "soundfile", "torchcodec"  # packages that decode samples
 
 
 class Writer:
-    """Adds samples to a file, if the functions that made them are those the file is of.
+    """Adds samples to a file, if this process's functions equal those of the file.
 
-    They may not be: a worker may have imported another version of a module, or a function may change with each call.
+    They may differ: a worker may have imported another version of a module, or a call may change a function.
 
     Args:
-        functions: what workers do to each sample.
-        file: None where nothing can be kept.
-        expected: the digest of the functions in the trainer; None if the user's version stands for them.
+        functions: Functions that workers apply to each sample.
+        file: None: nothing can be stored.
+        expected: Digest of the functions in the trainer. None: the user's `version` replaces it.
     """
 
     def __init__(self, functions: Sequence[Function], file: SampleFile | None, expected: bytes | None) -> None:
@@ -48,15 +48,11 @@ class Writer:
         return self._file
 
     def add(self, number: int, pack: Callable[[], Buffer]) -> None:
-        """Keep what was made of a sample.
-
-        Args:
-            pack: gives it as bytes.
-        """
+        """Store a sample. `pack` returns its bytes."""
         file = self._file
         if file is None:
             return
-        if self._is_same is None:  # looked at behind the first call, which may have changed them
+        if self._is_same is None:  # computed after the first call, which may have changed them
             self._is_same = self._digest_here() == self._expected
             if not self._is_same:
                 self._warn("what is done to samples has changed since the epoch began; nothing is kept of it")
@@ -82,15 +78,14 @@ class Writer:
 
 
 class Keeping(Writer):
-    """Finds the file for some functions, in the process of the loader; workers get a `Writer` for it.
+    """Finds the file for some functions, in the loader's process. Workers get a `Writer` for it.
 
     Args:
-        functions: what workers do to each sample.
-        on_loop: what is done before that, on the event loop.
-        place: where files are.
-        version: stands for functions and data that have no digest; None: all must have one.
-        data: gives the digest of the data, once; None: nobody else uses the place.
-        count: how many samples there are.
+        functions: Functions that workers apply to each sample.
+        on_loop: Earlier functions, on the event loop.
+        version: Replaces the digests of functions and data. None: all must have digests.
+        data: Returns the digest of the data, once. None: the place is not shared.
+        count: Returns the number of samples.
     """
 
     def __init__(
@@ -110,7 +105,7 @@ class Keeping(Writer):
         self._key = b""
 
     def file(self) -> SampleFile | None:
-        """The file for these functions as they are now; None: there can be none, which was warned of.
+        """Return the file for the functions' current digest; None, after a warning, without one.
 
         Raises:
             OptionError: they have no digest.
@@ -127,7 +122,7 @@ class Keeping(Writer):
             return self._file
 
     def last_file(self) -> SampleFile | None:
-        """The file that was found last: functions are not looked at again for each sample."""
+        """Return the last file, without computing digests for each sample."""
         return self._file if self._key else self.file()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -160,7 +155,7 @@ class Keeping(Writer):
 
 
 def fingerprint_of(values: Sequence[Any]) -> bytes:
-    """The digest of some values.
+    """Return the digest of some values.
 
     Raises:
         NotKnownError: one of them has none.
@@ -169,7 +164,7 @@ def fingerprint_of(values: Sequence[Any]) -> bytes:
 
 
 def not_told(error: NotKnownError) -> OptionError:
-    """The error of a `.cache()` that would not know of a change."""
+    """Return the error of a `.cache()` that could not detect a change."""
     return OptionError(
         f".cache(): it would not be known when what is kept is out of date: {error}; give version=, and another one "
         "whenever what is done to samples, or the data, change"

@@ -1,4 +1,4 @@
-"""Where files of samples are: in memory, for one stream, or in a folder, for all processes of the machine."""
+"""Locations of sample files: memory, for one stream, or a folder, for all processes."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from headrace.memory_limit import memory_bytes
 
 _SUFFIX, _PART = ".samples", ".part"
 _ABANDONED_S = 3600.0
-_MEMORY_SHARE, _DISK_SHARE = 4, 2  # without `max_bytes`: the machine's memory, or the disk's free bytes, by this
+_MEMORY_SHARE, _DISK_SHARE = 4, 2  # default limit: the machine's memory, or the disk's free bytes, divided by this
 _ATTEMPTS = 100
 
 
 class KeepingPlace(ABC):
-    """Where samples are kept."""
+    """Location of sample files."""
 
-    is_shared = False  # with other processes, and later ones
+    is_shared = False  # with other and later processes
 
     @abstractmethod
     def open(self, identity: bytes, count: int) -> SampleFile:
-        """The file of so many samples, begun if there is none.
+        """Open the file of `count` samples, or create it.
 
         Raises:
-            OSError: there can be none.
+            OSError: it cannot be opened.
         """
 
 
 @dataclass(frozen=True)
 class MemoryPlace(KeepingPlace):
-    """The memory of this process and its workers; each file is a new one.
+    """The memory of this process and its workers. Each file is new.
 
     Attributes:
-        max_bytes: what samples may take, all workers together; None: a quarter of the machine's memory.
+        max_bytes: Limit for all workers together. None: a quarter of the machine's memory.
     """
 
     max_bytes: int | None
@@ -64,17 +64,17 @@ class MemoryPlace(KeepingPlace):
 class _FixedRoom:
     max_bytes: int
 
-    def __call__(self, nbytes: int) -> int:  # noqa: ARG002 (others ask)
+    def __call__(self, nbytes: int) -> int:  # noqa: ARG002 (part of the interface)
         return self.max_bytes
 
 
 @dataclass(frozen=True)
 class FolderPlace(KeepingPlace):
-    """A folder. Who has a file of it open holds a lock on that, so that nobody removes it to make room.
+    """A folder. An open file is locked, so that other processes do not remove it to make room.
 
     Attributes:
-        path: the folder's; it is made if need be.
-        max_bytes: what all files in it may take; None: half of what the disk has free, and what they have.
+        path: Created if needed.
+        max_bytes: Limit of all its files. None: half of the disk's free bytes, plus the files.
     """
 
     path: Path
@@ -98,7 +98,7 @@ class FolderPlace(KeepingPlace):
 
     @staticmethod
     def _opened(file: Path, identity: bytes, count: int) -> int | None:
-        """The file as it is there, locked; None: there is none, or it was damaged, and is gone."""
+        """Open and lock the file; None if it is missing, or was damaged and is removed."""
         try:
             fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -108,7 +108,7 @@ class FolderPlace(KeepingPlace):
                 raise PermissionError(f"{file} is another user's: what is kept there is loaded as pickles")
             fcntl.flock(fd, fcntl.LOCK_SH)
             is_whole = SampleFile.is_of(fd, identity, count)
-            with suppress(FileNotFoundError):  # whoever makes room may have removed it before it was locked
+            with suppress(FileNotFoundError):  # another process may have removed it before it was locked
                 if not is_whole:
                     file.unlink()
                 elif os.path.samestat(os.fstat(fd), file.stat()):
@@ -121,7 +121,7 @@ class FolderPlace(KeepingPlace):
 
     @staticmethod
     def _begin(file: Path, identity: bytes, count: int) -> None:
-        """Make the file, whole at once, unless somebody else does so at this moment."""
+        """Create the file atomically, unless another process does."""
         fd, temporary = tempfile.mkstemp(_PART, dir=file.parent)
         try:
             SampleFile.begin(fd, identity, count)
@@ -134,13 +134,7 @@ class FolderPlace(KeepingPlace):
 
 @dataclass(frozen=True)
 class _FolderRoom:
-    """How many bytes a file of a folder may have; files that nobody has open go for it, the one used longest ago first.
-
-    Attributes:
-        path: the folder's.
-        name: the file's.
-        max_bytes: what all files may take; None: see `FolderPlace`.
-    """
+    """Size limit of a file in a folder. Removes unused files if needed, oldest use first."""
 
     path: Path
     name: str
@@ -192,7 +186,7 @@ def _remove_unused(path: str) -> bool:
 
 
 def place_of(place: str | os.PathLike[str] | None, max_bytes: int | None) -> KeepingPlace:
-    """Where `.cache(place, max_bytes=max_bytes)` keeps samples."""
+    """Return the location for `.cache(place, max_bytes=max_bytes)`."""
     if place is None:
         return MemoryPlace(max_bytes)
     return FolderPlace(Path(place).expanduser().absolute(), max_bytes)

@@ -1,4 +1,4 @@
-"""What a loader has done, where its time goes, and what bounds it."""
+"""Counters of a loader, and the analysis of its bottleneck."""
 
 from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
 

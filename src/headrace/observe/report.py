@@ -1,4 +1,4 @@
-"""What bounds a loader, in one sentence, with the table that it follows from."""
+"""The bottleneck of a loader, in one sentence and a table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headrace.observe.stats import Stats, WorkStats
 
 _ENOUGH_BATCHES = 3
 _ENOUGH_S = 0.2
-_FREE_SHARE = 0.1  # a trainer that waits less than this share of its time is not bound by the loader
-_THROTTLED_SHARE = 0.01  # a store that refuses more requests than this is asked for more than it gives
-_BUSY_SHARE = 0.6  # workers that are busy more than this share of the time are what it waits for
-_IDLE_SHARE = 0.5  # with less than that nobody can say that it is the workers
-_READ_SHARE = 0.4  # of the time something is being read, where that is what it waits for
-_HELD_SHARE = 0.4  # of the time a user's coroutines hold the loop, or what is called in threads computes
-_START_SHARE = 0.5  # of the time that the start of the workers takes: little else can be said then
+_FREE_SHARE = 0.1  # if the trainer waits less than this share of its time, the trainer is the limit
+_THROTTLED_SHARE = 0.01  # if the store refuses more than this share of requests, the store is the limit
+_BUSY_SHARE = 0.6  # if workers are busy more than this share of the time, they are the limit
+_IDLE_SHARE = 0.5  # if workers are busy less than this, they are not the limit
+_READ_SHARE = 0.4  # if reads take more than this share of the time, they are the limit
+_HELD_SHARE = 0.4  # if the user's coroutines or threads take more than this share, they are the limit
+_START_SHARE = 0.5  # if the workers' start takes more than this share, nothing else can be concluded
 _TOO_FEW = "Too few batches have come to tell what bounds the loader."
-_NAMED = 3  # of the samples that were skipped
+_NAMED = 3  # skipped samples shown
 _LINE = 100  # characters of an error
 
 BoundBy = Literal["unknown", "trainer", "fetch", "loop", "work", "collate"]
@@ -26,13 +26,13 @@ BoundBy = Literal["unknown", "trainer", "fetch", "loop", "work", "collate"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds the loader.
+    """The bottleneck of a loader.
 
     Attributes:
         bound_by: "trainer" (the loader is ahead), "fetch", "loop" (your own code on the event loop, or in the threads
             of `from_map` and `from_iterable`), "work" (the functions in workers, or their start), "collate", or
-            "unknown" where too few batches have come, or nothing stands out.
-        sentence: the same in words, with what to try.
+            "unknown" (too few batches, or no clear bottleneck).
+        sentence: Description of the bottleneck, with advice.
     """
 
     bound_by: BoundBy
@@ -40,7 +40,7 @@ class Verdict:
 
 
 def verdict(stats: Stats) -> Verdict:
-    """What bounds the loader whose snapshot this is, first batches left out."""
+    """Determine the bottleneck from a snapshot, without first batches."""
     deliver, work = stats.deliver, stats.work
     if deliver.batches < _ENOUGH_BATCHES or deliver.active_s < _ENOUGH_S:
         return Verdict("unknown", _TOO_FEW)
@@ -81,7 +81,7 @@ def verdict(stats: Stats) -> Verdict:
         return Verdict("unknown", "The workers have done nothing yet.")
     collate, write = work.busy_s.get("collate", 0.0), work.busy_s.get("write", 0.0)
     ratio = _collation_ratio(work)
-    wanted = 1 + min(work.workers, math.ceil(ratio))  # those that are collated meanwhile, and one that is being made
+    wanted = 1 + min(work.workers, math.ceil(ratio))  # the batches being collated meanwhile, and one being made
     more = [f"prefetch_factor={wanted}"] if wanted > work.batches_at_once else []
     more += [f"num_batch_workers={wanted - 1}"] if wanted - 1 > work.collations_at_once else []
     if ratio and more and share < _BUSY_SHARE:
@@ -116,7 +116,7 @@ def verdict(stats: Stats) -> Verdict:
 
 
 def _inline(work: WorkStats, waiting: float) -> Verdict:
-    """What bounds a loader that makes its batches inside `next`."""
+    """Determine the bottleneck of a loader that makes its batches inside `next`."""
     slowest = max(work.busy_s, key=lambda step: work.busy_s[step])
     return Verdict(
         "collate" if slowest == "collate" else "work",
@@ -126,7 +126,7 @@ def _inline(work: WorkStats, waiting: float) -> Verdict:
 
 
 def _own_code(stats: Stats) -> str | None:
-    """What to say where the user's own code takes most of the time where samples are read; None: it does not."""
+    """Return the sentence for user code that takes most of the reading time, or None."""
     deliver, functions = stats.deliver, stats.fetch.functions
     time_s = max(1e-9, deliver.active_s - stats.start_s)
     taken = dict.fromkeys(("loop", "threads"), 0.0)
@@ -136,7 +136,7 @@ def _own_code(stats: Stats) -> str | None:
     waiting = (deliver.first_wait_s + deliver.wait_s) / max(1e-9, deliver.active_s)
     least_s = min(
         _HELD_SHARE * deliver.active_s, max(_HELD_SHARE * time_s, stats.start_s)
-    )  # the start waits for it too
+    )  # the start also waits for the user's code
     if waiting < _FREE_SHARE or taken[where] < least_s or taken[where] < stats.busy_share * time_s:
         return None
     name = max((name for name in functions if functions[name].where == where), key=lambda n: functions[n].seconds)
@@ -157,7 +157,7 @@ def _own_code(stats: Stats) -> str | None:
 
 
 def _waiting_calls(stats: Stats) -> str | None:
-    """The sentence for calls of `from_map` that wait most of the time; None if there are none."""
+    """Return the sentence for `from_map` calls that mostly wait; None if there are none."""
     calls = {name: held for name, held in stats.fetch.functions.items() if name.endswith(".__getitem__")}
     name = max(calls, key=lambda name: calls[name].waited, default="")
     time_s = max(1e-9, stats.deliver.active_s - stats.start_s)
@@ -180,9 +180,9 @@ def _start(stats: Stats) -> str:
 
 
 def _collation_ratio(work: WorkStats) -> float:
-    """How long one worker collates a batch, by the time that all of them need for its samples; 0 where one does both.
+    """Collation time of a batch, relative to the time of all workers for its samples.
 
-    Collation keeps up only where as many batches are under way as are made meanwhile.
+    0: one worker does both. Collation keeps up only if as many batches run at once.
     """
     samples = sum(seconds for step, seconds in work.busy_s.items() if step not in ("start", "collate", "write", "read"))
     if not work.batches_at_once or not samples:
@@ -191,7 +191,7 @@ def _collation_ratio(work: WorkStats) -> float:
 
 
 def report(stats: Stats) -> str:
-    """A table of the stages and the verdict."""
+    """Return a table of the stages and the verdict."""
     fetch, work, deliver = stats.fetch, stats.work, stats.deliver
     waited = deliver.wait_s / max(1e-9, deliver.wait_s + deliver.trainer_s)
     rate = deliver.samples / max(1e-9, deliver.active_s)
@@ -206,7 +206,7 @@ def report(stats: Stats) -> str:
     ]
     if stats.budget_bytes:
         lines.append(f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}")
-    else:  # of torch's data sets, whose reads are their own business, and whose memory is what their workers need
+    else:  # map-style and iterable data sets of torch: no reads and no budget
         lines.append(f"  memory   {_size(stats.shared_bytes)} shared; {_size(deliver.bytes)} came from workers")
     if fetch.functions:
         lines.append(f"  yours    {_functions(stats)}")
@@ -270,20 +270,20 @@ def _size(count: int) -> str:
 
 
 class Reports:
-    """What tells what it does by counters."""
+    """Base of classes that report their counters."""
 
     def stats(self) -> Stats:
-        """A snapshot of what it has done so far, stage by stage."""
+        """Return a snapshot of the counters, by stage."""
         raise NotImplementedError
 
     def report(self) -> str:
-        """The same as a table, with one sentence that says what bounds the loader and what to try."""
+        """Return a table of the counters, with one sentence on the bottleneck and advice."""
         return report(self.stats())
 
     def bound_by(self) -> str:
-        """What bounds the loader, in a word.
+        """Return the bottleneck in one word.
 
         "trainer", "fetch", "loop" (your own code on the event loop, or in the threads of `from_map` and
-        `from_iterable`), "work", "collate", or "unknown" after too few batches, or where nothing stands out.
+        `from_iterable`), "work", "collate", or "unknown" (too few batches, or no clear bottleneck).
         """
         return verdict(self.stats()).bound_by

@@ -7,18 +7,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-_SKIPPED_MOST = 100  # samples that are remembered
+_SKIPPED_MOST = 100  # skipped samples that are recorded
 
 
 class Function(NamedTuple):
-    """What a function of the user's has taken that runs where samples are read.
+    """Time taken by a function of the user that runs while samples are read.
 
     Attributes:
-        where: "loop": coroutines, which hold the event loop between two waits; "threads": what `from_map` and
-            `from_iterable` call in threads of the trainer's process.
-        calls: how often it was called.
-        seconds: how long it has held the loop, or computed in threads, in all; estimated by some of the calls.
-        waited: The seconds that its calls in threads waited for other things, such as a disk or the network.
+        where: "loop": a coroutine, which holds the event loop between two waits. "threads": called by `from_map` or
+            `from_iterable` in threads of the trainer's process.
+        calls: Number of calls.
+        seconds: Total time of holding the loop or computing in threads, extrapolated from some calls.
+        waited: Seconds in which calls in threads waited, for a disk or the network.
     """
 
     where: Literal["loop", "threads"]
@@ -29,25 +29,24 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FetchStats:
-    """Stage 2, since the loader was made.
+    """Stage 2, since the loader was created.
 
     Attributes:
-        requests, retries, errors: made, made again, failed for good.
-        hedges, hedges_won: second requests made because a first byte was late; those that were answered first.
-        throttled: answers by which a store asked for fewer requests.
-        lowest_level: to how few requests at once that has led, or time-outs have; 0: to none.
-        coalesced: reads of a range that had no request of their own.
-        shards_whole, shards_in_part: shards with an index that were read like a stream, and those of which only what
-            was wanted was asked for.
-        cached: reads that the cache has answered.
-        bytes: received.
-        in_flight: requests under way now.
-        active_s: seconds with at least one request under way.
-        reading_s: seconds in which samples were being read, by us or by a data set's own coroutines.
-        functions: the user's own that run where samples are read, by name.
-        input_bytes: bytes of inputs held now, in shared memory.
-        claimed_bytes: bytes beside it that samples of keys and iterators take, or are expected to take, while they are
-            read; with worker processes twice as many, as they are copied once.
+        requests, retries, errors: Requests sent, repeated, and reads that failed after all attempts.
+        hedges, hedges_won: Second requests for a late first byte, and those that answered first.
+        throttled: Answers by which a store demanded fewer requests.
+        lowest_level: Lowest concurrency limit after these or timeouts. 0: never limited.
+        coalesced: Reads answered by another read's request.
+        shards_whole, shards_in_part: Indexed shards read completely, or only the needed ranges.
+        cached: Reads answered by the cache.
+        bytes: Bytes received.
+        in_flight: Requests running now.
+        active_s: Seconds with at least one request running.
+        reading_s: Seconds in which samples were read, by headrace or by a data set's own coroutines.
+        functions: Functions of the user that run while samples are read, by name.
+        input_bytes: Shared memory of inputs now.
+        claimed_bytes: Other memory that samples of keys and iterators take, or are expected to take, while they are
+            read. With worker processes twice the size, as samples are copied once.
     """
 
     requests: int = 0
@@ -72,17 +71,17 @@ class FetchStats:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkStats:
-    """Stage 3, since the loader was made.
+    """Stage 3, since the loader was created.
 
     Attributes:
-        workers: processes (1 stands for the thread of `num_workers=0`).
-        busy_s: seconds that workers spent in each step; "start" is loading functions with all that they import, and
-            `worker_init_fn`, "read" is unpacking inputs, "write" filling slabs.
-        deaths: workers that ended before their time, and were replaced.
-        batches_at_once: how many batches may be under way, where their samples are made by all workers and then
-            collated by one; 0 elsewhere.
-        collations_at_once: how many of them may be collated at once.
-        is_inline: batches are made inside `next` (torch's data sets with `num_workers=0`).
+        workers: Number of processes. 1 also stands for the thread of `num_workers=0`.
+        busy_s: Seconds that workers spent in each step. "start" is loading functions with their imports, and
+            `worker_init_fn`. "read" is unpacking inputs, "write" filling slabs.
+        deaths: Workers that died and were replaced.
+        batches_at_once: Maximum number of open batches, if all workers make their samples and one then collates them;
+            else 0.
+        collations_at_once: Maximum number of concurrent collations.
+        is_inline: Batches are made inside `next` (torch's data sets with `num_workers=0`).
     """
 
     workers: int = 0
@@ -95,17 +94,17 @@ class WorkStats:
 
 @dataclass(frozen=True, kw_only=True)
 class DeliverStats:
-    """Stage 4, since the loader was made.
+    """Stage 4, since the loader was created.
 
     Attributes:
-        batches, samples: received by the trainer. Of torch's data sets that are iterated over a short last batch may
-            count as a whole one.
-        bytes: of these batches, as they came from workers that are processes; torch's data sets only.
-        wait_s: seconds that the trainer waited in `next`, first batches left out.
-        first_wait_s: seconds that it waited for the first batch of each epoch.
-        trainer_s: seconds between one batch's arrival and the next call of `next`.
-        ready: batches that are ready now.
-        begun: batches that are begun and not delivered.
+        batches, samples: Received by the trainer. A short last batch of a torch iterable data sets may count as a full
+            one.
+        bytes: Bytes of these batches from worker processes; only for torch's data sets.
+        wait_s: Seconds that the trainer waited in `next`, without first batches.
+        first_wait_s: Seconds that it waited for the first batch of each epoch.
+        trainer_s: Seconds between a batch's arrival and the next call of `next`.
+        ready: Batches that are ready now.
+        begun: Batches that are started and not delivered.
     """
 
     batches: int = 0
@@ -119,18 +118,18 @@ class DeliverStats:
 
     @property
     def active_s(self) -> float:
-        """Seconds spent in loops over the loader, waiting or not."""
+        """Seconds spent in loops over the loader, with waiting."""
         return self.first_wait_s + self.wait_s + self.trainer_s
 
 
 class SkippedSample(NamedTuple):
-    """A sample that was left out because it failed.
+    """A sample that was skipped because it failed.
 
     Attributes:
-        epoch: the number of the epoch.
-        position: its position in the epoch.
-        name: its key, or its shard's address where it has none; empty where neither is known.
-        error: the kind and the text of its exception.
+        epoch: Number of the epoch.
+        position: Its position in the epoch.
+        name: Its key, or else its shard's address; empty if neither is known.
+        error: Type and text of its exception.
     """
 
     epoch: int
@@ -144,22 +143,22 @@ class Stats:
     """A snapshot of a loader.
 
     Attributes:
-        epoch: the number of the epoch.
-        elapsed_s: seconds since the first iteration began.
-        shared_bytes: shared memory taken now, for inputs and batches; memfds do not show in /dev/shm.
-        budget_bytes: the loader's limit for it.
-        started_s: seconds until workers stood ready, since the first iteration began.
-        skipped: samples that were left out because they failed, in all epochs.
-        skipped_samples: the first 100 of them.
-        repeated: samples that came again, in all epochs that are over: those that filled up last steps (tail="pad"),
-            on all ranks together; and where ranks share epochs of `.epoch(samples=N)` whose samples are counted as they
-            come, those that this rank received of a second or later pass over its part of the data. Of packed
-            documents, documents count.
-        left_out: samples of last steps that were dropped, or left to the next epoch, on all ranks together.
-        unread: samples of this rank's part of the data that such epochs of N samples have not come to, before filters.
-            It counts samples that have numbers; of others nobody knows how many are left.
-        tokens: of a mixture by tokens, how many of each source were received in this epoch, by its name: in the rows
-            of this rank; the first rank also counts those of all ranks that came before a state which was loaded.
+        epoch: Number of the epoch.
+        elapsed_s: Seconds since the first iteration began.
+        shared_bytes: Shared memory in use, for inputs and batches. It is in memfds, which /dev/shm does not show.
+        budget_bytes: The loader's limit for it.
+        started_s: Seconds from the start of the first iteration until workers were ready.
+        skipped: Samples skipped because they failed, in all epochs.
+        skipped_samples: The first 100 of them.
+        repeated: Samples that were repeated in all finished epochs: those that filled last steps (tail="pad"), on all
+            ranks together. If ranks share epochs of `.epoch(samples=N)` with samples counted on arrival, also those
+            that this rank received in a second or later pass over its part of the data. For packed documents, documents
+            count.
+        left_out: Samples of last steps that were dropped or left to the next epoch, on all ranks together.
+        unread: Samples of this rank's part of the data that such epochs of N samples did not reach, before filters.
+            Only samples with numbers are counted; of others the rest is unknown.
+        tokens: For a mixture by tokens: tokens of each source received in this epoch, by name, in the rows of this
+            rank. The first rank also counts those of all ranks before a loaded state.
     """
 
     epoch: int
@@ -179,19 +178,19 @@ class Stats:
 
     @property
     def start_s(self) -> float:
-        """Seconds until workers could begin with their first samples: the processes, and what is loaded in them."""
+        """Seconds until workers could start their first samples: process start and imports."""
         return (self.started_s or 0.0) + self.work.busy_s.get("start", 0.0) / max(1, self.work.workers)
 
     @property
     def busy_share(self) -> float:
-        """The share of their time that workers are busy, while a loop is running and since they have begun."""
+        """Share of the time that workers are busy, while a loop is running and after their start."""
         time_s = self.work.workers * (self.deliver.active_s - self.start_s)
         busy_s = sum(self.work.busy_s.values()) - self.work.busy_s.get("start", 0.0)
         return min(1.0, busy_s / max(1e-9, time_s))
 
 
 class LoaderMeters:
-    """Where all stages of a loader count; work and epochs on the engine's loop, `next` in the trainer's threads."""
+    """Counters of all stages, written on the engine's loop; `next` counts in trainer threads."""
 
     def __init__(self) -> None:
         self.busy_s: dict[str, float] = {}
@@ -207,17 +206,15 @@ class LoaderMeters:
         self.skipped = 0
         self.skipped_samples: list[SkippedSample] = []
         self.repeated = self.left_out = self.unread = 0
-        self._reading = set[object]()  # the epochs that read now
+        self._reading = set[object]()  # epochs that are reading now
         self._reading_since: float | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """The first iteration begins."""
         if self.began is None:
             self.began = time.perf_counter()
 
     def count_started(self) -> None:
-        """The workers are there."""
         if self.started_s is None and self.began is not None:
             self.started_s = time.perf_counter() - self.began
 
@@ -228,7 +225,6 @@ class LoaderMeters:
         self.deaths += 1
 
     def count_skip(self, epoch: int, position: int, name: str, error: str) -> None:
-        """A sample was left out."""
         self.skipped += 1
         if len(self.skipped_samples) < _SKIPPED_MOST:
             self.skipped_samples.append(SkippedSample(epoch, position, name, error))
@@ -245,7 +241,7 @@ class LoaderMeters:
         self.ready, self.begun = ready, open_batches
 
     def count_next(self, samples: int, waited_s: float, elsewhere_s: float | None) -> None:
-        """The trainer got a batch, for which it waited; `elsewhere_s`: what it did before, None before the first."""
+        """Count a received batch. `elsewhere_s`: trainer time before it; None for a first batch."""
         with self._lock:
             self.batches += 1
             self.samples += samples
@@ -256,5 +252,4 @@ class LoaderMeters:
                 self.trainer_s += elsewhere_s
 
     def elapsed_s(self) -> float:
-        """Seconds since the first iteration began."""
         return 0.0 if self.began is None else time.perf_counter() - self.began

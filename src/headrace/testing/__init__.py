@@ -1,7 +1,7 @@
-"""For people who write a store, a format or a data set: contract tests to inherit, and a server that fails on purpose.
+"""Contract tests for stores, formats, decoders, operators, executors; and a faulty server.
 
-A contract is a class of `test_…` methods. Inherit it in a class whose name your runner collects, and give what it asks
-for; no contract needs a test runner of its own.
+A contract is a class of `test_…` methods. Inherit it in a class whose name your test runner collects, and implement its
+abstract attributes and methods. No contract needs a particular test runner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every decoder promises, as tests."""
+"""The contract of decoders, as tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.torch_compat import serialize
 
 
 class DecoderContract:
-    """Inherit it, give `decode`, `examples` and `damaged`, and every `test_…` method is a promise of a decoder.
+    """Tests of a decoder. Inherit the class and define `decode`, `examples` and `damaged`.
 
         class TestHex(DecoderContract):
             extension = "hex"
@@ -26,11 +26,11 @@ class DecoderContract:
                 return int(data, 16)
 
     Attributes:
-        extension: what the decoder is registered for.
-        examples: (bytes, the value that they are), of every kind that there is.
-        damaged: bytes that are none.
-        called: what `.decode()` is given for a field; None where it knows by the extension.
-        options: what else `.decode()` is given, such as `spec` of images.
+        extension: Extension for which the decoder is registered.
+        examples: (bytes, decoded value), of every kind.
+        damaged: Bytes that are invalid.
+        called: Argument of `.decode()` for a field. None: the extension determines the decoder.
+        options: Other arguments of `.decode()`, such as `spec` for images.
     """
 
     extension: ClassVar[str]
@@ -40,7 +40,7 @@ class DecoderContract:
     options: ClassVar[Mapping[str, Any]] = {}
 
     def decode(self, data: bytes) -> object:
-        """The value, as the decoder gives it."""
+        """Return the value, as the decoder does."""
         raise NotImplementedError
 
     def test_value_is_what_was_written(self) -> None:
@@ -80,7 +80,7 @@ class DecoderContract:
             assert same(decode({"__key__": "k", name: gzip.compress(data, 1)})[name], value)
 
     def test_value_keeps_nothing_of_the_bytes(self) -> None:
-        """They lie in memory that is used again."""
+        """Their memory is reused."""
         name = f"some.{self.extension}"
         decode = self._stream(name)
         for data, value in self.examples:
@@ -102,7 +102,7 @@ def _raised(decode: Callable[[Any], object], data: object) -> Exception | None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, arrays and tensors among them with their types and shapes."""
+    """True if two values are equal, with types and shapes of arrays and tensors."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

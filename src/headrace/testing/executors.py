@@ -1,4 +1,4 @@
-"""What every executor promises, as tests."""
+"""The contract of executors, as tests."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _CHAIN, _KEY = 1, 0x5EED
 
 
 class ExecutorContract:
-    """Inherit it, give `open_executor`, and every `test_…` method is a promise of `Executor` in work/executor.py.
+    """Tests of an `Executor` (work/executor.py). Inherit the class and define `open_executor`.
 
         class TestPipes(ExecutorContract):
             def open_executor(self, count):
                 return PipeExecutor()
 
     Attributes:
-        can_die: whether a worker's end is none of the trainer's; False for threads.
-        large: bytes of a sample that no buffer on the way holds at once.
+        can_die: True if a worker can die without the trainer; False for threads.
+        large: Bytes of a sample that exceeds all buffers in between.
     """
 
     can_die: ClassVar[bool] = True
     large: ClassVar[int] = 3_000_000
 
     def open_executor(self, count: int) -> Executor:
-        """A new executor, of which `count` workers are asked for at once."""
+        """Return a new executor that will start `count` workers."""
         raise NotImplementedError
 
     def test_samples_come_back_as_their_chain_makes_them(self) -> None:
@@ -217,7 +217,7 @@ class ExecutorContract:
 
 
 class _Run:
-    """An executor under a queue, as a loader uses it."""
+    """An executor with a task queue, as a loader uses it."""
 
     def __init__(self, count: int, executor: Executor) -> None:
         self.watched = WatchedExecutor(executor)
@@ -227,7 +227,7 @@ class _Run:
         self._chain = Chain()
 
     async def teach(self, function: Callable[[Any], object]) -> None:
-        self._chain = Chain((Step("map(function)", "map", function),))  # kept here: threads do not keep it
+        self._chain = Chain((Step("map(function)", "map", function),))  # held here, as threads do not hold it
         self.queue.chains.learn(_CHAIN, self.queue.chains.pack(self._chain))
 
     def part(self, samples: list[object]) -> Part:
@@ -238,7 +238,7 @@ class _Run:
         return PackedPart(lease, serialize.write(pieces, lease.view), 0, len(samples))
 
     def raw(self, bodies: list[bytes]) -> Part:
-        """Samples of one member each, in ranges of 7 bytes of which some hold parts of two."""
+        """Return samples of one member each, in ranges of 7 bytes; some contain parts of two."""
         data = b"".join(bodies)
         sizes = np.array([len(body) for body in bodies], np.int64)
         keys = np.array([str(k).encode() for k in range(len(bodies))], np.bytes_)
@@ -255,7 +255,6 @@ class _Run:
         return Task(_CHAIN, _KEY, position, finish, [part], position)
 
     async def made(self, samples: list[object], position: int) -> list[object]:
-        """What a worker makes of samples."""
         return await self.made_of(self.part(samples), position)
 
     async def made_of(self, part: Part, position: int) -> list[object]:
@@ -280,7 +279,7 @@ class _Run:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (nothing tells)
+    while not condition():  # noqa: ASYNC110 (there is no event)
         await asyncio.sleep(0.001)
 
 
@@ -349,12 +348,12 @@ def _hang_at_zero(sample: int) -> int:
 
 
 class WatchedExecutor:
-    """An executor as it is, and what it was given and has answered; it may tell more than is true.
+    """An executor that records tasks and answers, and can repeat answers or report false losses.
 
     Attributes:
-        given: the numbers of the tasks that were sent.
-        answered: those that were answered, in that order.
-        repeats: whether each answer comes three times, the last time when others have come.
+        given: Numbers of the tasks that were sent.
+        answered: Numbers of the answered tasks, in order.
+        repeats: True: each answer comes three times, the last time after other answers.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -380,7 +379,7 @@ class WatchedExecutor:
         return WatchedLink(await self._executor.start(worker, answer, on_lost), self.given)
 
     def lose_one(self) -> None:
-        """Say that a worker was lost, which works on."""
+        """Report a worker as lost that is still working."""
         self._on_lost[0](Loss())
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""What every format promises, as tests."""
+"""The contract of formats, as tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = itertools.count()
 
 
 class FormatContract:
-    """Inherit it, give `open_format` and `write`, and every `test_…` method is a promise of `Format`.
+    """Tests of a `Format`. Inherit the class and define `open_format` and `write`.
 
         class TestRecords(FormatContract):
             samples = [{"n": n} for n in range(50)]
@@ -34,19 +34,19 @@ class FormatContract:
                 return {"0.rec": pack(samples)}
 
     Attributes:
-        samples: what is written, 20 or more; fields and values of every kind that there is.
-        finds_damage: whether a shard with other bytes in the middle is always noticed.
+        samples: 20 or more samples to write, with fields and values of every kind.
+        finds_damage: True if changed bytes in the middle of a shard are always detected.
     """
 
     samples: ClassVar[Sequence[Mapping[str, object]]]
     finds_damage: ClassVar[bool] = False
 
     def open_format(self) -> Format:
-        """A new instance, as it is registered."""
+        """Return a new instance, as it is registered."""
         raise NotImplementedError
 
     def write(self, samples: Sequence[Mapping[str, object]]) -> dict[str, bytes]:
-        """The bytes of one shard with these samples, by its name; with the catalogue, where the format has one."""
+        """Return the bytes of one shard with these samples by name, and of its catalogue if any."""
         raise NotImplementedError
 
     def test_name_and_suffixes_are_such_as_can_be_registered(self) -> None:
@@ -115,7 +115,7 @@ class FormatContract:
             assert scanned(form, data, _BLOCK, carry=True) == scanned(form, data, max(len(data), 1))
 
     def test_truncated_shard_is_an_error_or_a_part_of_the_samples(self) -> None:
-        """What cannot be known from the bytes is not asked; other samples, or another exception, never come."""
+        """Damage may be undetectable, but must not cause other samples or other exceptions."""
         self._damaged(lambda data: (data[: len(data) * k // 9] for k in range(9)), is_prefix=True)
 
     def test_changed_shard_is_an_error_or_as_long(self) -> None:
@@ -151,7 +151,7 @@ class FormatContract:
                 self._same(got, self.samples[: len(got)])
 
     def _read(self, shard: bytes) -> tuple[list[object], StageError | None]:
-        """(the samples, the error in the place of them), of other bytes in the shard's place."""
+        """Return (samples, error) after replacing the shard's bytes."""
         files = self.write(self.samples)
         files[next(iter(files))] = shard
         try:
@@ -160,7 +160,7 @@ class FormatContract:
             return [], error
 
     def _indexed(self) -> hr.Stream:
-        """With an index: the shard's own, or one that is made of it."""
+        """Return the stream with an index: the shard's own, or a built one."""
         form, place = self.open_format(), self._put()
         if type(form).scanner is Format.scanner:
             return hr.stream(place, format=form.name)
@@ -181,7 +181,7 @@ class FormatContract:
         return self._place(self.write(self.samples if samples is None else samples))
 
     def _place(self, files: Mapping[str, bytes]) -> str:
-        """The address of the shard, or of the catalogue that lies with it."""
+        """Return the address of the shard, or of its catalogue."""
         folder = f"memory://contract/{self.open_format().name}{next(_NUMBERS)}"
         for name, data in files.items():
             memory.put(f"{folder}/{name}", data)
@@ -201,7 +201,7 @@ class FormatContract:
 
 
 def _samples(data: hr.Stream, state: Mapping[str, Any] | None = None, *, num_workers: int = 0) -> list[Any]:
-    """What a loader gives, from a state on."""
+    """Return a loader's samples, from a state on."""
     loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, num_workers=num_workers, collate_fn=list)
     with loader:
         if state is not None:
@@ -210,7 +210,7 @@ def _samples(data: hr.Stream, state: Mapping[str, Any] | None = None, *, num_wor
 
 
 def scanned(form: Format, data: bytes, piece: int, *, carry: bool = False) -> tuple[list[object], str | None]:
-    """What a scanner finds in pieces of so many bytes: (key, row, members of the block) of each sample; the error."""
+    """Scan `data` in pieces. Return (key, row, fields, locations) of each sample, and the error."""
     scanner = form.scanner("memory://contract/shard", DEFAULTS)
     assert scanner is not None
     found, start = list[object](), 0

@@ -1,4 +1,4 @@
-"""What every operator promises, as tests."""
+"""The contract of operators, as tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.testing.decoders import same
 
 
 class OperatorContract:
-    """Inherit it, give `samples` and `apply`, and every `test_…` method is a promise of an operator.
+    """Tests of an operator. Inherit the class and define `samples` and `apply`.
 
         class TestTimes(OperatorContract):
             samples = list(range(20))
@@ -26,9 +26,9 @@ class OperatorContract:
                 return data.apply_op("times", 2)
 
     Attributes:
-        samples: to apply it to, ten or more: of every kind that there is.
-        expected: what comes of them; None: it draws random numbers, and nobody says.
-        workers: with how many processes it is tried beside none.
+        samples: Ten or more input samples, of every kind.
+        expected: The output samples. None: unknown, as the operator uses random numbers.
+        workers: Numbers of worker processes to test, in addition to none.
     """
 
     samples: ClassVar[Sequence[object]]
@@ -36,7 +36,7 @@ class OperatorContract:
     workers: ClassVar[Sequence[int]] = (1, 2)
 
     def apply(self, data: Operators) -> Stream:
-        """The stream with the operator."""
+        """Return the stream with the operator."""
         raise NotImplementedError
 
     def test_samples_become_what_is_expected(self) -> None:
@@ -87,7 +87,7 @@ class OperatorContract:
                 assert same([*given, *loader], self._given(stream)), f"begun with {workers} workers, others follow"
 
     def test_state_belongs_to_the_operator(self) -> None:
-        """One of it does not load without it, where it changes how many samples there are, or their order."""
+        """A state must not load without an operator that changes the number or order of samples."""
         with self._loader(self.apply(from_map(self.samples))) as loader:
             state = loader.state_dict()
         pipeline = self.apply(from_map(self.samples)).pipeline()
@@ -101,7 +101,7 @@ class OperatorContract:
 
     @property
     def _is_collated(self) -> bool:
-        """Whether what it gives can be batched by the default collation."""
+        """True if the default collation can batch the operator's samples."""
         try:
             self._given(self.apply(from_map(self.samples)).batch(3).unbatch())
         except Exception:

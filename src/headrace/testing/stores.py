@@ -1,4 +1,4 @@
-"""What every store promises, as tests."""
+"""The contract of stores, as tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = b"".join(n.to_bytes(4, "big") for n in range(700_000))
 
 
 class StoreContract:
-    """Inherit it, give `open_store` and `put`, and every `test_…` method is a promise of `headrace.types.Store`.
+    """Tests of a `headrace.types.Store`. Inherit the class and define `open_store` and `put`.
 
         class TestShelf(StoreContract):
             def open_store(self):
@@ -26,8 +26,8 @@ class StoreContract:
                 (FOLDER / path).write_bytes(data)
 
     Attributes:
-        has_versions: the store gives ETags and honours `if_match`.
-        names: paths that may be hard to carry; leave out those that the store cannot have.
+        has_versions: True if the store gives ETags and honours `if_match`.
+        names: Paths that may be difficult. Omit those that the store cannot have.
     """
 
     has_versions: ClassVar[bool] = True
@@ -40,11 +40,11 @@ class StoreContract:
     )
 
     def open_store(self) -> Store:
-        """A new store; called on the event loop that will use it."""
+        """Return a new store. Called on the event loop that will use it."""
         raise NotImplementedError
 
     def put(self, path: str, data: bytes) -> None:
-        """Keep `data` under `path`, in place of what is there."""
+        """Store or replace `data` under `path`."""
         raise NotImplementedError
 
     def test_whole_object_comes_byte_for_byte(self) -> None:

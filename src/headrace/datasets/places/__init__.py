@@ -1,1 +1,1 @@
-"""What lies at an address: lists, patterns, folders and manifests, and what is thought to be meant."""
+"""Discovery of the objects at an address: lists, patterns, folders, manifests, formats."""

@@ -1,4 +1,4 @@
-"""Addresses that were listed, each with what the listing told of its object's version, as a few flat arrays."""
+"""Listed addresses with the versions of their objects, in a few flat arrays."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**14
 UNKNOWN = -1
-"""The size of an object of which the listing did not tell it."""
+"""Size of an object that the listing does not contain."""
 
 
 class Entries(Sequence[str]):
-    """Addresses; what was told of each is asked for by its number.
+    """Addresses, with facts about each by its number.
 
     Args:
-        names: the addresses.
-        sizes: of the objects, in bytes; `UNKNOWN` where it was not told; None: of none.
-        etags: of the objects; empty where it was not told; None: of none.
-        start: where the paths in what was listed begin in the names, in characters.
+        sizes: Sizes of the objects in bytes, or `UNKNOWN`. None: all unknown.
+        etags: ETags of the objects; empty if unknown. None: all unknown.
+        start: Start of the paths below the listed folder, in characters.
 
     Attributes:
-        revision: what was listed, where it lies at a revision that was found to be that; else empty.
+        revision: The folder's address at its current revision, if it has revisions; else empty.
     """
 
     def __init__(
@@ -65,10 +64,10 @@ class Entries(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         return self.names == (other.names if isinstance(other, Entries) else other)
 
-    __hash__ = None  # type: ignore[assignment]  # as that of a list
+    __hash__ = None  # type: ignore[assignment]  # like a list
 
     def version(self, number: int) -> Version | None:
-        """What was told of an object; None: nothing."""
+        """Return the listed version of an object, or None."""
         size = UNKNOWN if self.sizes is None else int(self.sizes[number])
         etag = "" if self.etags is None else self.etags[number]
         if size == UNKNOWN and not etag:
@@ -77,13 +76,11 @@ class Entries(Sequence[str]):
 
     @cached_property
     def survey(self) -> Survey:
-        """What the names have."""
-        from headrace.datasets.places.kinds import surveyed  # and more modules, which most have no need of
+        from headrace.datasets.places.kinds import surveyed  # imports modules that are rarely needed
 
         return surveyed(self.names, self.start)
 
     def listed(self) -> Iterator[Listed]:
-        """Each with what was told of it."""
         for start in range(0, len(self), _CHUNK):
             names = self.names[start : start + _CHUNK]
             sizes = [UNKNOWN] * len(names) if self.sizes is None else self.sizes[start : start + _CHUNK].tolist()
@@ -93,7 +90,7 @@ class Entries(Sequence[str]):
 
 
 class EntriesBuilder:
-    """Collects listed objects in any order, as bytes and numbers: very many names are no Python objects."""
+    """Collects listed objects in any order, as compact arrays instead of Python strings."""
 
     def __init__(self) -> None:
         self._names, self._etags = _Texts(), _Texts()
@@ -114,7 +111,7 @@ class EntriesBuilder:
         return Entries(self._names.packed(), sizes if (sizes != UNKNOWN).any() else None, etags, start)
 
     def in_order(self, start: int = 0) -> Entries:
-        """The objects, sorted by their names."""
+        """Return the objects, sorted by name."""
         found = self.as_added(start)
         if self._is_sorted:
             return found
@@ -138,7 +135,7 @@ class _Texts:
 
 
 def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
-    """Objects in the order in which they come."""
+    """Return the objects as entries, in their order."""
     builder, source = EntriesBuilder(), iter(objects)
     while chunk := list(islice(source, _CHUNK)):
         builder.add(chunk)
@@ -146,7 +143,7 @@ def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
 
 
 def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> None:
-    """Write entries to a file, which other processes see as a whole or not at all."""
+    """Write entries to a file, atomically."""
     from headrace.datasets.places.kinds import survey_to_keep
 
     about = {**about, "start": entries.start, "revision": entries.revision, "survey": survey_to_keep(entries.survey)}
@@ -168,7 +165,7 @@ def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> N
 
 
 def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
-    """(what `save_entries` wrote to a file, what it was told about it).
+    """Return (entries, metadata) of a file written by `save_entries`.
 
     Raises:
         FormatError: it is damaged.
@@ -191,24 +188,24 @@ def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
 
 
 def listed_of(urls: Sequence[str]) -> Iterator[Listed]:
-    """Addresses with what is known of them, which is nothing where they were not listed."""
+    """Yield addresses with their listed facts, if they were listed."""
     return urls.listed() if isinstance(urls, Entries) else map(Listed, urls)
 
 
 def version_at(urls: Sequence[str], number: int) -> Version | None:
-    """What a listing told of one of some addresses; None: nothing, or they were not listed."""
+    """Return the listed version of an address, or None."""
     return urls.version(number) if isinstance(urls, Entries) else None
 
 
 def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str | None) -> None:
-    """See that an object that was read is of the version that was listed, where it was listed.
+    """Check that an object that was read has the listed version, if any.
 
     Args:
-        size: the object's, as it was read; None or below 0: not known.
-        etag: the same; None: it has none, or none that was seen.
+        size: Size as read. None or below 0: unknown.
+        etag: ETag as read. None: unknown.
 
     Raises:
-        ObjectChangedError: it is another.
+        ObjectChangedError: it has another version.
     """
     listed = version_at(urls, number) or Version()
     if size is not None and size >= 0 and listed.size not in (None, size):
@@ -218,7 +215,7 @@ def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str |
 
 
 def survey_of(urls: Sequence[str]) -> Survey:
-    """What some addresses have."""
+    """Summarize the kinds of some addresses."""
     from headrace.datasets.places.kinds import path_in, surveyed
 
     start = urls.start if isinstance(urls, Entries) else 0
@@ -228,7 +225,7 @@ def survey_of(urls: Sequence[str]) -> Survey:
 
 
 def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:
-    """Those of some addresses that are wanted, as compact as they were."""
+    """Return the addresses for which `is_wanted` is True."""
     some = entries_of((one for one in listed_of(urls) if is_wanted(one.path)), getattr(urls, "start", 0))
     some.revision = getattr(urls, "revision", "")
     return some

@@ -1,4 +1,4 @@
-"""What an address, a list, a pattern or a folder stands for, and why that is thought so."""
+"""Discovery: what an address, list, pattern or folder contains, and why."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from headrace.formats.registry import (
 )
 from headrace.reading import found
 
-if TYPE_CHECKING:  # what is looked up takes more modules, and most is named
+if TYPE_CHECKING:  # discovery imports more modules, and most addresses need none
     from headrace.datasets.places.kinds import Kinds
     from headrace.datasets.places.listing import Listing
 
 Asks = Callable[[str, int | None], bytes | None]
 Options = Mapping[str, object] | None
 Facts = tuple[tuple[str, str], ...]
-"""What is said of a place: (of what, what)."""
+"""Facts about a location: (subject, fact)."""
 
 _WEB = ("http://", "https://")
-_ASKED_MOST = 1000  # of a longer list nobody asks of each whether it is a folder
+_ASKED_MOST = 1000  # addresses of longer lists are not checked for folders
 _LEROBOT = "meta/info.json"
 _BLOCK_BYTES = 2**20
 _PAGES = (b"<!doctype html", b"<html")
@@ -58,15 +58,14 @@ _HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
 
 @dataclass(frozen=True)
 class Place:
-    """What was found.
+    """The objects at an address.
 
     Attributes:
-        urls: the objects.
-        format: of the shards; None: they are single samples.
-        entries: the shards, where a catalogue names them.
-        facts: why.
-        folder: of single samples: what was listed.
-        table: what says which there are, if one lies there.
+        format: Format of the shards. None: objects are single samples.
+        entries: The shards, if a catalogue lists them.
+        facts: Reasons for the result.
+        folder: The listing, for single samples.
+        table: A table that lists the samples, if there is one.
     """
 
     urls: Sequence[str]
@@ -79,14 +78,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Names:
-    """Addresses, and the lists that they are from."""
+    """Addresses, and the listings that contain them."""
 
     urls: Sequence[str]
     listings: tuple[Listing, ...] = ()
 
     @property
     def facts(self) -> Facts:
-        """What is said of them."""
+        """Descriptions of the listings."""
         listed = tuple(("listed", one.text) for one in self.listings)
         pins = [masked(one.urls.revision) for one in self.listings if one.urls.revision]
         return (*listed, ("revision", f"{', '.join(pins)}, as it was when it was listed")) if pins else listed
@@ -95,15 +94,15 @@ class Names:
 def names_at(
     urls: object, storage_options: Options, *, kept: bool = False, folders: Sequence[str] | None = None
 ) -> Names:
-    """The addresses that are meant: patterns are looked up, all else is as it stands.
+    """Resolve addresses: patterns are listed, and folders if `folders` is given.
 
     Args:
-        folders: what the names end in, in lower case, that are meant by the address of a folder; where none of those
-            there does, and without an end, all are. None: folders are not looked up.
+        folders: Lower-case suffixes of the wanted names in a folder. If no name matches, or there are no suffixes, all
+            names are used. None: folders are not listed.
 
     Raises:
-        OptionError: there is none; or an object is meant twice.
-        StorageError: a folder was not listed.
+        OptionError: there is no object, or one is named twice.
+        StorageError: a folder could not be listed.
     """
     given = expand(urls)  # type: ignore[arg-type]
     is_folder = _is_folder if len(given) <= _ASKED_MOST else lambda url: url.endswith("/")
@@ -130,7 +129,7 @@ def names_at(
 
 
 def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
-    """Those names that end in one of these; all, where none does."""
+    """Return the names with one of these suffixes; all if there are none."""
     from headrace.datasets.places.kinds import path_in
 
     some = only(urls, lambda url: path_in(url).lower().endswith(ends)) if ends else urls
@@ -140,14 +139,14 @@ def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
 def place_of(
     names: Names, given: str | Format | None, limits: Limits, storage_options: Options, *, kept: bool = False
 ) -> Place:
-    """What addresses stand for.
+    """Determine what the addresses contain.
 
     Args:
-        given: the format, where the caller knows it.
-        kept: take lists of folders that are kept on this machine.
+        given: The format, if the caller knows it.
+        kept: Use listings cached on this machine.
 
     Raises:
-        OptionError: nobody knows; the message says what can be done.
+        OptionError: unknown; the message describes remedies.
         FormatError, StorageError: a catalogue cannot be read.
     """
     asks = partial(_read, storage_options)
@@ -205,15 +204,15 @@ def _of_lerobot(folder: Listing) -> OptionError:
 
 
 def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, str]:
-    """(the format that an object's first bytes say, or else its last ones; which of these).
+    """Return the format by an object's first or last bytes, and which of them identified it.
 
-    Of an object whose name says that it is compressed they are the bytes that come out of it.
+    Of an object that is compressed by its name, the decompressed bytes are used.
 
     Args:
-        head: its first bytes; None: it cannot be read.
+        head: The first bytes. None: not readable.
 
     Raises:
-        OptionError: it is compressed, and its name does not say so.
+        OptionError: the object is compressed, but not by its name.
     """
     if head is None:
         return None, ""
@@ -234,14 +233,14 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
 
 def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
     begin = begin_of(kind, head, SNIFFED_BYTES)
-    if not begin:  # a block of bzip2 or Zstandard comes out when all of it is there
+    if not begin:  # bzip2 and Zstandard decompress whole blocks only
         begin = begin_of(kind, asks(url, _BLOCK_BYTES) or b"", SNIFFED_BYTES)
     form = sniffed(url, begin)
     return None if form is None or packing_of(form, url) is None else form
 
 
 def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
-    """The same without tables and statistics that lie beside tar shards, and are named as those are."""
+    """Filter out tables and statistics named like a tar shard beside them."""
     from headrace.datasets.places.kinds import only_shards
 
     if "tar" not in kinds.formats:
@@ -253,7 +252,7 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
 
 
 def _of_format(names: Names, form: Format) -> Place:
-    """What was listed of a format that the caller knows: by the names, where any says it, else all."""
+    """Filter a listing by a given format, if any name has it."""
     from headrace.datasets.places.kinds import Kinds
 
     says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
@@ -267,7 +266,7 @@ def _of_format(names: Names, form: Format) -> Place:
 
 
 def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) -> Place:
-    """What the first bytes say; or, where there is no such object, what lies in the folder of that name."""
+    """Determine the format by the first bytes. If there is no such object, list the folder."""
     from headrace.datasets.places.kinds import way_round
 
     urls = names.urls
@@ -281,7 +280,7 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
         except (OptionError, StorageError, OSError):
             if head is not None:
                 raise
-            folders = None  # it has no objects, or its store does not say
+            folders = None  # it has no objects, or its store cannot list
         if folders is not None:
             return _by_kinds(folders, asks)
     if head is None and "://" not in urls[0] and not _HUB.fullmatch(urls[0]):
@@ -307,28 +306,28 @@ def _check_exists(path: str) -> None:
 
 
 def _begins(url: str, head: bytes, *begins: bytes) -> bool:
-    """Whether what a web server gave begins so, as the page of a folder does."""
+    """True if a web server's answer begins so, as folder pages do."""
     return url.startswith(_WEB) and head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(begins)
 
 
 def is_looked_up(names: Names) -> bool:
-    """Whether what they stand for follows from a listing."""
+    """True if the content of the addresses depends on a listing."""
     return bool(names.listings) or all(map(_is_folder, names.urls))
 
 
 def _is_folder(url: str) -> bool:
-    """Whether an address is that of a folder, as far as it tells without a request."""
+    """True if an address is a folder, as far as is known without a request."""
     if url.endswith("/") or _HUB_ROOT.fullmatch(url):
         return True
     return "://" not in url and Path(url).is_dir()
 
 
 def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> Names:
-    """What some folders have, one behind the other.
+    """List some folders, one after the other.
 
     Raises:
-        OptionError: one has nothing, or its store does not list.
-        StorageError: one was not listed.
+        OptionError: one is empty, or its store cannot list.
+        StorageError: one could not be listed.
     """
     from headrace.datasets.places.listing import listing_of
 
@@ -359,10 +358,10 @@ def _shown(listing: Listing) -> str:
 
 
 def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
-    """What the catalogues of the folders at `urls`, or those at `urls`, say; None: there are none.
+    """Read the catalogues at `urls`, or in the folders at `urls`; None if there are none.
 
     Args:
-        form: whose catalogues; None: any, which is found by what they say.
+        form: Format of the catalogues. None: detected by their content.
     """
     named: defaultdict[str, list[KnownFormat]] = defaultdict(list)
     for one in [KnownFormat.of(form)] if form is not None else known_formats().values():
@@ -403,7 +402,7 @@ def _beside(asks: Asks, place: str, name: str) -> bytes | None:
 
 
 def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """(address, name) of each catalogue that an address may mean: itself, or in the folder that it is."""
+    """Return (address, name) of each catalogue that an address may mean: itself, or inside it."""
     end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
     path = url[:end]
     itself = [name for name in names if f"/{path}".endswith(f"/{name}")]
@@ -415,12 +414,12 @@ def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str
 
 
 def _surest(known: Sequence[KnownFormat], data: bytes) -> Format | None:
-    """Of formats whose catalogues have one name, the one that is surest of this one; None where none is."""
+    """Return the format whose `sniff` is highest for this catalogue; None if all are 0."""
     forms = [one.load() for one in known]
     sure = {one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]): one for one in forms}
     return sure[max(sure)] if max(sure, default=0.0) > 0 else None
 
 
 def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
-    """The first bytes of an object, or all of it, or its last bytes by a negative count; None: it cannot be read."""
+    """Read `count` first bytes, all (None), or the last ones (negative); None if not readable."""
     return blocking(partial(found, url, count, storage_options))

@@ -1,4 +1,4 @@
-"""What kinds of objects a place has, by their names, and what to do about those that are no shards."""
+"""Kinds of objects, by their names, and hints for those that are not shards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from headrace.formats.registry import formats_by_names, known_formats
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _FILMS = ("mp4", "m4v", "webm", "mkv", "avi", "mov", "mpg", "mpeg")
 MEDIA = IMAGES | {"avif", "heic", "jp2", "jxl", "svg", "dcm", *_SOUNDS, *_FILMS}
-"""Extensions of objects that are one sample each, and never many."""
+"""Extensions of objects that are always one sample each."""
 
 TABLE = re.compile(r"metadata\.(?:csv|tsv|jsonl|parquet)")
-"""Names of tables that say something of the objects beside them."""
+"""Names of tables about the objects beside them."""
 
 _SHOWN = 6
 _CHUNK = 2**14
@@ -46,18 +46,18 @@ _WAYS = {
 
 
 def path_in(url: str) -> str:
-    """An address without a query; only on the web it can have one."""
+    """Remove the query, which only web addresses have."""
     return path_of(url) if url.startswith(("http://", "https://")) else url
 
 
 def extension_of(url: str) -> str:
-    """What stands behind the last dot of a name, in lower case."""
+    """Return the part after the last dot of a name, in lower case."""
     name = path_in(url).rpartition("/")[2]
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 
 def kind_in(url: str) -> str:
-    """The extension of a name; of a compressed object also the one before it, as in "json.gz"."""
+    """Return the extension; of a compressed object also the inner one, as in "json.gz"."""
     extension, path = extension_of(url), path_in(url).lower()
     bare = without_compression(path)
     inner = extension_of(bare) if bare != path else ""
@@ -65,25 +65,25 @@ def kind_in(url: str) -> str:
 
 
 def way_round(url: str) -> str:
-    """What else can be done about an object whose format is not known."""
+    """Return a hint for an object of unknown format, for an error text."""
     way = _WAYS.get(_bare(kind_in(url)))
     return "" if way is None else f"; {way}"
 
 
 @dataclass
 class Survey:
-    """What some names have.
+    """Summary of the kinds of some names.
 
     Attributes:
-        formats: how many are of a format, by its name.
-        others: how many have another extension, as `kind_in` has it.
-        media: how many are pictures, sounds or films.
-        tables: those that say something of the others.
-        extensions: how many have each extension.
-        folders: the first folders of the paths.
-        loose: how many lie in none.
-        is_single: whether no two that follow one another differ in their extensions alone.
-        digest: of the paths.
+        formats: Number of names by format.
+        others: Number of names by other extension, see `kind_in`.
+        media: Number of images, sounds and videos.
+        tables: Tables about the other objects.
+        extensions: Number of names by extension.
+        folders: The first folders of the paths.
+        loose: Number of names in no folder.
+        is_single: True if no two consecutive names differ only in their extensions.
+        digest: Hash of the paths.
     """
 
     formats: dict[str, int] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class Survey:
 
 
 def surveyed(names: Iterable[str], start: int) -> Survey:
-    """What names have.
+    """Summarize the kinds of names.
 
     Args:
-        start: where the paths begin in them, in characters: behind what all of them begin with.
+        start: Length of the common prefix before the paths, in characters.
     """
     found, endings, digest = Survey(), Counter[str | None](), blake2b(digest_size=8)
     several, folders, last = _not_alone(), set[str](), None
@@ -132,7 +132,7 @@ def surveyed(names: Iterable[str], start: int) -> Survey:
 
 
 def _count_kinds(found: Survey, endings: Counter[str | None]) -> None:
-    """Count formats and extensions by what stands behind a dot of names; None: there is no dot."""
+    """Count formats and extensions by the part after a dot. None: there is no dot."""
     says = formats_by_names()
     formats, others, extensions = Counter[str](), Counter[str](), Counter[str]()
     for ending, count in endings.items():
@@ -148,19 +148,19 @@ def _count_kinds(found: Survey, endings: Counter[str | None]) -> None:
 
 
 def _not_alone() -> frozenset[str]:
-    """Extensions before which another one may say the format."""
+    """Extensions before which another one may determine the format."""
     several = {suffix for form in known_formats().values() for suffix in form.suffixes if suffix.count(".") > 1}
     return frozenset(one.rpartition(".")[2] for one in {*ENDINGS, *several})
 
 
 def survey_to_keep(found: Survey) -> dict[str, object] | None:
-    """A survey as JSON, with what it depends on; None where it is too long to be kept."""
+    """Convert a survey and its dependencies to JSON; None if it is too long."""
     longest = max(map(len, (found.others, found.tables, found.extensions, found.folders)))
     return {**asdict(found), "by": _known_by()} if longest <= _KEPT_MOST else None
 
 
 def kept_survey(kept: object) -> Survey | None:
-    """The survey that was kept; None where there is none, or by other formats than are known now."""
+    """Return a stored survey; None if missing, or made with other known formats."""
     if not isinstance(kept, Mapping) or kept.get("by") != _known_by():
         return None
     return Survey(**{name: value for name, value in kept.items() if name != "by"})
@@ -172,13 +172,7 @@ def _known_by() -> str:
 
 
 class Kinds:
-    """Counts of the kinds of some objects.
-
-    Attributes:
-        formats: how many are of a format, by its name.
-        others: how many have another extension, as `kind_in` has it.
-        tables: those that say something of the others.
-    """
+    """Counts of the kinds of some objects, as in `Survey`."""
 
     def __init__(self, found: Survey) -> None:
         self.formats, self.others = Counter(found.formats), Counter(found.others)
@@ -186,12 +180,12 @@ class Kinds:
 
     @property
     def is_unnamed(self) -> bool:
-        """True if their first bytes say what they are: all have one extension, which is of no format."""
+        """True if the first bytes must identify the objects: all have one extension of no format."""
         return not self.media and not self.formats and len(set(map(_bare, self.others))) == 1
 
     @property
     def is_loose(self) -> bool:
-        """Whether they are objects of single samples: pictures, sounds, and what lies with them."""
+        """True if the objects are single samples: media and their companions."""
         few = {*WHAT_BY_EXTENSION, *registered_decoders(), *MEDIA}
         named = {one.removeprefix(".") for name in self.formats for one in known_formats()[name].suffixes}
         if self.media:
@@ -200,7 +194,7 @@ class Kinds:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Description for an error text."""
         others = ((f".{name}" if name else "without an extension", count) for name, count in self.others.most_common())
         counts = [*self.formats.most_common(), *others]
         shown = ", ".join(f"{count:,} {name}" for name, count in counts[:_SHOWN])
@@ -208,12 +202,12 @@ class Kinds:
 
 
 def _bare(kind: str) -> str:
-    """The extension without the one that says how an object is compressed."""
+    """Remove the extension of the compression."""
     return kind.partition(".")[0]
 
 
 def only_shards(urls: Sequence[str], name: str) -> Callable[[str], bool]:
-    """Says of addresses whether they are no tables or statistics that lie beside a shard and are named as it is."""
+    """Return a predicate that is False for tables and statistics named like a shard beside them."""
     says = formats_by_names()
     stems = {stem_of(url) for url in urls if (form := says(url)) is not None and form.name == name}
 
@@ -228,21 +222,21 @@ def only_shards(urls: Sequence[str], name: str) -> Callable[[str], bool]:
 
 
 def stem_of(url: str) -> str:
-    """An address without what stands behind the first dot of the name."""
+    """Remove the part after the first dot of the name."""
     path = path_in(url)
     dot = path.find(".", path.rfind("/") + 1)
     return path[:dot] if dot > 0 else path
 
 
 def without_extension(url: str) -> str:
-    """An address without what stands behind the last dot of the name."""
+    """Remove the part after the last dot of the name."""
     path = path_in(url)
     dot = path.rfind(".", path.rfind("/") + 2)
     return path[:dot] if dot > 0 else path
 
 
 def mixed(place: str, kinds: Kinds) -> OptionError:
-    """The error of a place that has several kinds of objects."""
+    """Return the error for a location with several kinds of objects."""
     named = {known_formats()[name].suffixes[0]: count for name, count in kinds.formats.items()}
     ending = max(named, key=lambda one: named[one]) if named else f".{kinds.others.most_common(1)[0][0]}"
     return OptionError(
@@ -253,7 +247,7 @@ def mixed(place: str, kinds: Kinds) -> OptionError:
 
 
 def form_in(kinds: Kinds) -> Format | None:
-    """The format that all are of; None where they are of none, or of several."""
+    """Return the common format of all objects, or None."""
     if len(kinds.formats) != 1 or kinds.others:
         return None
     return known_formats()[next(iter(kinds.formats))].load()

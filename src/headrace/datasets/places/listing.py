@@ -1,4 +1,4 @@
-"""What a folder has, or what a pattern means there: listed page by page, sorted, and held without an object a name."""
+"""Lists a folder or pattern, page by page. The result is sorted and compact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|
 _ABOUT = re.compile(r"(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\..*)?", re.IGNORECASE)
 _BESIDE = re.compile(r".*\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)", re.IGNORECASE | re.DOTALL)
 
-# What begins with one of these signs, or ends so, is looked at: most names are not.
+# Only names with one of these beginnings or endings are checked further; most have none.
 _MAYBE_NOT = re.compile(
     r"(?:^|/)(?:[._]|$|Thumbs|desktop|README|LICEN|CHANGELOG|CITATION|check|SHA|MD5)"
     r"|\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)$",
@@ -37,16 +37,16 @@ _MAYBE_NOT = re.compile(
 
 @dataclass(frozen=True)
 class Listing:
-    """The objects that a place has.
+    """The objects of a folder or pattern.
 
     Attributes:
-        place: as it was given.
-        folder: what was listed; it ends with a slash.
-        urls: of the objects, sorted, with what is known of their versions.
-        nbytes: of all of them together; None: not told of each.
-        left_out: how many were left out, by why.
-        listed_at: seconds since 1970.
-        is_whole: whether no pattern leaves any out.
+        place: As given by the user.
+        folder: The listed folder, with a slash at its end.
+        urls: Sorted addresses, with their versions.
+        nbytes: Total size. None: not known of all.
+        left_out: Number of skipped objects, by reason.
+        listed_at: Seconds since 1970.
+        is_whole: True if there was no pattern.
     """
 
     place: str
@@ -59,22 +59,22 @@ class Listing:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Description for messages."""
         size = "" if self.nbytes is None else f", {self.nbytes:,} bytes"
         out = ", ".join(f"{count:,} {why}" for why, count in sorted(self.left_out.items()))
         return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; left out: {out}' if out else ''}"
 
 
 def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *, kept: bool) -> Listing:
-    """The objects of a folder, or those that a pattern means, sorted by their addresses.
+    """List a folder or pattern, sorted by address.
 
     Args:
-        place: the folder, with a slash at its end, or the pattern.
-        kept: take the list that is kept on this machine, if one is; else it is made, and kept.
+        place: The folder, with a slash at its end, or the pattern.
+        kept: Use the listing cached on this machine, or create it.
 
     Raises:
-        OptionError: the store cannot say what it has.
-        StorageError, OSError: it did not.
+        OptionError: the store cannot list.
+        StorageError, OSError: listing failed.
     """
     path = names_path(place, storage_options)
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
@@ -112,11 +112,11 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
 
 
 class _LeavesOut:
-    """Says of names whether they are data, and counts those that are not.
+    """Selects the names that are data, and counts the others.
 
     Args:
-        start: where the path below the folder begins.
-        pattern: what else they must match.
+        start: Start of the path below the folder, in characters.
+        pattern: Also required to match.
     """
 
     def __init__(self, start: int, pattern: Pattern | None) -> None:
@@ -147,7 +147,7 @@ def is_data_folder(name: str) -> bool:
 
 
 def _why_not(path: str, *, hides: bool) -> str | None:
-    """Why an object in a folder is no data; None: it is."""
+    """Return why an object is not data; None if it is."""
     if hides and (path.startswith(".") or "/." in path):
         return "hidden"
     parts = path.split("/")

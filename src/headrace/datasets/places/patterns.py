@@ -1,4 +1,4 @@
-"""Addresses with `*` in them: which folder to list for one, and which of its objects are meant."""
+"""Address patterns with `*`: the folder to list, and the matching objects."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from functools import cached_property
 
 _MAGIC = re.compile(r"[*?[]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?")
-_WEB = frozenset({"http", "https"})  # there "?" begins a query
+_WEB = frozenset({"http", "https"})  # here "?" begins a query
 
 
 class Pattern:
-    """What an address stands for that has `*`, `?` or `[…]` in it, as shells have them; `**` is any number of folders.
+    """An address with `*`, `?` or `[…]`, as in shells. `**` matches any number of folders.
 
-    Names that begin with a dot are meant only where the pattern has the dot, too.
-
-    Args:
-        url: the address.
+    Names that begin with a dot match only if the pattern has the dot.
 
     Attributes:
-        folder: what has to be listed; it ends with a slash, or is empty.
-        levels: how many levels of folders below it; None: all.
-        is_open: whether its end leaves open which kinds of objects are meant.
+        folder: The folder to list, with a slash at its end, or empty.
+        levels: Levels of folders below it. None: all.
+        is_open: True if the end of the pattern may match several kinds of objects.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,11 +40,11 @@ class Pattern:
         return re.compile(text, re.DOTALL)
 
     def matches(self, path: str) -> bool:
-        """Whether the object with this path, from the folder on, is meant."""
+        """True if the path, relative to the folder, matches."""
         return self._regex.fullmatch(path) is not None
 
     def matches_below(self, name: str) -> bool:
-        """True if objects in this folder, which lies directly in the pattern's, may match."""
+        """True if objects in this direct subfolder may match."""
         first = self._parts[0]
         if first == "**":
             return not name.startswith(".")
@@ -55,7 +52,7 @@ class Pattern:
 
 
 def is_pattern(url: str) -> bool:
-    """Whether an address has signs of a pattern; a file whose name has them is that file."""
+    """True if an address is a pattern. An existing file with such a name is not."""
     begin = _begin(url)
     scheme = url[:begin].partition(":")[0].lower()
     if scheme == "pipe":
@@ -68,7 +65,7 @@ def is_pattern(url: str) -> bool:
 
 
 def _begin(url: str) -> int:
-    """Where the part of an address begins that may be a pattern."""
+    """Start of the part of an address that may be a pattern."""
     match = _SCHEME.match(url)
     is_scheme = match is not None and (match[0].endswith("//") or match[1].lower() in ("file", "pipe"))
     return match.end() if match is not None and is_scheme else 0
@@ -92,7 +89,7 @@ def _translated(part: str) -> str:
 
 
 def _class(inside: str) -> str:
-    """The signs of `[…]`: single ones, and ranges like a-z; one of them, or after "!" none."""
+    """Translate the content of `[…]`: characters and ranges like a-z, negated by "!"."""
     negated = inside.startswith("!")
     signs, wanted, at = inside[negated:], [], 0
     while at < len(signs):

@@ -1,4 +1,4 @@
-"""Addresses of shards, as people write them."""
+"""Addresses of shards, as users write them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 
 
 def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """The addresses that a pattern or a list of patterns stands for.
+    """Expand braces in a pattern or a list of patterns.
 
-    `{000..012}` counts (the width is kept, a third number is the step), `{train,test}` are alternatives.
+    `{000..012}` counts (the width is kept, a third number is the step). `{train,test}` are alternatives.
 
     Raises:
-        OptionError: there is none, or it is none.
+        OptionError: there is no address, or one is empty or not a path.
 
     Examples:
         >>> expand("s3://bucket/train-{08..10}.tar")
         ('s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar')
     """
     is_some = not isinstance(urls, str | os.PathLike) and hasattr(type(urls), "__iter__")
-    patterns: Iterable[object] = urls if is_some else [urls]  # type: ignore[assignment]  # as it has __iter__
+    patterns: Iterable[object] = urls if is_some else [urls]  # type: ignore[assignment]  # it has __iter__
     found = tuple(url for pattern in patterns for url in _expanded(_as_text(pattern)))
     if not found or not all(found):
         raise OptionError(
@@ -37,7 +37,7 @@ def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> t
 
 def _as_text(url: object) -> str:
     try:
-        text = os.fspath(url)  # type: ignore[call-overload]  # what is none raises
+        text = os.fspath(url)  # type: ignore[call-overload]  # raises if it is no path
     except TypeError:
         text = None
     if type(text) is bytes or text is None:

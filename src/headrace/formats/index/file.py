@@ -1,7 +1,7 @@
-"""An index file: a directory of any number of shards, then one block for each shard whose members are known.
+"""An index file: a directory of shards, then a block for each shard with known members.
 
-The directory comes first, so that one request at the file's start tells how many samples there are; a block is read
-when its shard is first needed. `docs/reference/index_format.md` specifies the bytes.
+The directory comes first, so one request at the file's start gives the number of samples. A block is read when its
+shard is first needed. `docs/reference/index_format.md` specifies the bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _CODEC = "utf-8", "surrogateescape"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a directory says of one shard.
+    """A directory's entry of one shard.
 
     Attributes:
-        name: its address.
-        samples, members: how many it has; members is 0 where only the samples were counted.
-        nbytes: bytes of all members together.
-        size: bytes of the object; -1 where it is not known.
-        etag: the object's version.
-        start, length: where its block lies in the file, in bytes; no block is 0 bytes long.
+        name: Its address.
+        samples, members: Numbers of samples and members. `members` is 0 if only samples were counted.
+        nbytes: Bytes of all members together.
+        size: Bytes of the object; -1 if unknown.
+        etag: The object's version.
+        start, length: Position of its block in the file, in bytes. A missing block has length 0.
         check: CRC-32 of the block.
     """
 
@@ -56,7 +56,7 @@ class Entry:
 
     @staticmethod
     def of(url: str, index: ShardIndex, block: bytes) -> Entry:
-        """The entry of the shard at `url`, whose `index` was packed to `block`."""
+        """Return the entry of the shard at `url`, whose `index` was packed to `block`."""
         rows = index.rows
         return Entry(
             name=url,
@@ -71,7 +71,7 @@ class Entry:
 
 
 class Texts(Sequence[str]):
-    """Many texts that begin alike, as one piece of memory; each is made when it is asked for."""
+    """Many strings with a common prefix in one buffer, decoded on access."""
 
     def __init__(self, prefix: str, text: bytes, ends: Ints) -> None:
         self._prefix, self._text, self._ends = prefix, text, ends
@@ -80,7 +80,7 @@ class Texts(Sequence[str]):
         return len(self._ends) - 1
 
     def match(self, urls: Sequence[str]) -> bool:
-        """Whether `urls` are these, one by one, in whatever folder; False where that cannot be told in no time."""
+        """True if `urls` are the same names in any folder. False if not checkable quickly."""
         prefix = _common(urls)
         if len(urls) != len(self) or prefix.rpartition("/")[2] != self._prefix.rpartition("/")[2]:
             return False
@@ -100,11 +100,11 @@ class Texts(Sequence[str]):
 
 
 class Directory:
-    """Which shards an index file is about, and where their blocks lie; arrays, no object for each shard.
+    """The shards of an index file and the positions of their blocks, as arrays.
 
     Attributes:
-        names: the shards' addresses, in the order in which they were indexed.
-        samples, members, nbytes, sizes: of each shard, as in `Entry`.
+        names: Addresses of the shards, in the order of indexing.
+        samples, members, nbytes, sizes: As in `Entry`, for each shard.
     """
 
     def __init__(self, arrays: Arrays, end: int) -> None:
@@ -116,7 +116,7 @@ class Directory:
         self.sizes = arrays.ints("size_plus_one", count) - 1
         etags, etag_ends = arrays.texts("etag_text", "etag_length", count)
         if etags and (min(etags) < 32 or 127 in etags):
-            raise damage(arrays.what, "a version has control characters in it")  # it goes into requests
+            raise damage(arrays.what, "a version has control characters in it")  # it is sent in requests
         self._etags = Texts("", etags, etag_ends)
         self._blocks = end + np.concatenate([[0], np.cumsum(arrays.ints("block_length", count))])
         self._checks = arrays.ints("block_check", count, most=2**32 - 1)
@@ -126,13 +126,13 @@ class Directory:
         return len(self.names)
 
     def etag(self, at: int) -> str | None:
-        """The version of the object `at` when its index was made."""
+        """The version of object `at` when it was indexed."""
         return self._etags[at] or None
 
     def block(self, at: int) -> tuple[int, int, int]:
-        """Where the index of shard `at` lies in the file: start and stop in bytes, and its check.
+        """Return start and stop of a shard's block in the file, in bytes, and its CRC-32.
 
-        They are equal where its members are not known.
+        Start and stop are equal if the members are not known.
         """
         return int(self._blocks[at]), int(self._blocks[at + 1]), int(self._checks[at])
 
@@ -151,21 +151,21 @@ class Directory:
         )
 
     def find(self, url: str) -> int | None:
-        """Which shard `url` is; see `find_all`."""
+        """Return the number of the shard `url`, or None. See `find_all`."""
         at = int(self.find_all([url])[0])
         return at if at >= 0 else None
 
     def find_all(self, urls: Sequence[str]) -> Ints:
-        """Which shard each of `urls` is; -1 for one that is not here, or that could be several.
+        """Return the shard number of each URL; -1 if it is missing or ambiguous.
 
-        That is the one with the same address, or else the one that ends with the longest part of its path, in whole
-        segments: an index stays good when the data is copied elsewhere. Queries are left out then.
+        A shard matches by the same address, or else by the longest common end of the path, in whole segments, without
+        the query. So an index stays valid when the data is copied elsewhere.
         """
         if self.names.match(urls):
             return np.arange(len(urls))
         found = np.full(len(urls), -1, np.int64)
         open_urls = list(range(len(urls)))
-        for count in itertools.count():  # 0 is the whole address; then so many segments of its path
+        for count in itertools.count():  # 0: the whole address; else the number of path segments
             asked = [(at, tail) for at in open_urls if (tail := _tail(urls[at], count)) is not None]
             if not asked:
                 return found
@@ -181,7 +181,7 @@ class Directory:
         raise AssertionError("unreachable")
 
     def _hashes(self, count: int) -> tuple[Ints, Ints]:
-        """The hashes of all tails of `count` segments, sorted, and whose they are."""
+        """Return the sorted hashes of all tails of `count` segments, and their shards."""
         if count not in self._tails:
             hashes = np.fromiter((hash(_tail(name, count)) for name in self.names), np.int64, len(self))
             order = np.argsort(hashes)
@@ -190,7 +190,7 @@ class Directory:
 
 
 def _tail(url: str, count: int) -> str | None:
-    """The last `count` segments of the path; None where it has fewer. 0: all of the address."""
+    """Return the last `count` segments of the path, or None if there are fewer. 0: all."""
     if not count:
         return url
     if "://" in url:
@@ -200,13 +200,13 @@ def _tail(url: str, count: int) -> str | None:
 
 
 def _common(texts: Sequence[str]) -> str:
-    first, last = min(texts, default=""), max(texts, default="")  # all others lie between them
+    first, last = min(texts, default=""), max(texts, default="")  # all others sort between them
     same = (a == b for a, b in zip(first, last, strict=False))
     return first[: sum(itertools.takewhile(bool, same))]
 
 
 def pack_directory(entries: Sequence[Entry]) -> bytes:
-    """All of an index file that comes before the blocks, which must follow in the order of `entries`."""
+    """Return the bytes before the blocks, which must follow in the order of `entries`."""
     prefix = _common([entry.name for entry in entries])
     names = [entry.name[len(prefix) :].encode(*_CODEC) for entry in entries]
     etags = [(entry.etag or "").encode(*_CODEC) for entry in entries]
@@ -230,10 +230,10 @@ def pack_directory(entries: Sequence[Entry]) -> bytes:
 
 
 def read_head(data: Buffer, what: str = "the index") -> int:
-    """How many bytes from the file's start on hold the directory; `data` is 24 of them or more.
+    """Return the bytes up to the directory's end. `data` has at least the first 24 bytes.
 
     Raises:
-        FormatError: this is no index file, or one that this version does not read.
+        FormatError: this is no index file, or of an unsupported version.
     """
     if len(data) < HEAD.size or bytes(data[:8]) != MAGIC:
         raise _refused(what, f"is no headrace index file: it does not begin with {MAGIC!r}")
@@ -254,10 +254,10 @@ def _refused(what: str, why: str) -> FormatError:
 
 
 def read_directory(data: Buffer, what: str = "the index") -> Directory:
-    """The directory of the index file that begins with `data`.
+    """Parse the directory of the index file that starts with `data`.
 
     Raises:
-        FormatError: this is no index file that this version reads, it is damaged, or `data` ends before its directory.
+        FormatError: this is no index file of a supported version, it is damaged, or `data` is too short.
     """
     end = read_head(data, what)
     if len(data) < end:
@@ -270,15 +270,15 @@ def read_directory(data: Buffer, what: str = "the index") -> Directory:
 
 
 def check_block(data: Buffer, check: int, what: str) -> None:
-    """Make sure that `data` is the block that the directory means.
+    """Check the CRC-32 of a block.
 
     Raises:
-        FormatError: it is not; it names `what`.
+        FormatError: it differs. The message contains `what`.
     """
     if zlib.crc32(data) != check:
         raise wrong_check(what)
 
 
 def wrong_check(what: str) -> FormatError:
-    """The error of a block that is not the one that the directory means."""
+    """Return the error for a block with a wrong CRC-32."""
     return damage(what, "its CRC-32 is not the one that the directory says")

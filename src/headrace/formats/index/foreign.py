@@ -1,8 +1,8 @@
-"""Indexes that other libraries made: DALI's, of one shard, and wids', of many.
+"""Indexes of other libraries: DALI's, of one shard, and wids', of many.
 
 DALI's `wds2idx` writes text: a line with the version and the number of samples, then one line for each sample with
-`field offset size` for each of its members, and from version 1.2 on `field offset size name`. wids writes JSON that
-counts samples and says nothing of members.
+`field offset size` for each of its members, and from version 1.2 on `field offset size name`. wids writes JSON with
+numbers of samples, without members.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = {b"v1.0": None, b"v1.1": False, b"v1.2": True}
 
 
 def sniff(data: Buffer) -> str | None:
-    """Which kind of index begins with `data`: "headrace", "dali", "wids", or None."""
+    """Return the kind of index: "headrace", "dali", "wids", or None."""
     head = bytes(data[:4096])
     if head.startswith(MAGIC):
         return "headrace"
@@ -40,12 +40,12 @@ def _damage(what: str, why: str, line: int | None = None) -> FormatError:
 
 
 def read_dali(text: Buffer, what: str) -> ShardIndex:
-    """The index of the shard that `wds2idx` made `text` for; without checksums, size and version.
+    """Parse an index made by `wds2idx`. It has no checksums, size and version.
 
-    Before version 1.2 it has no names: the samples' keys are then their numbers, "000000000" and so on.
+    Before version 1.2 it has no names. The samples' keys are then their numbers, "000000000" and so on.
 
     Raises:
-        FormatError: it is none of versions 1.0, 1.1 and 1.2, or it is damaged; it names `what` and the line.
+        FormatError: it is damaged or of no version 1.0, 1.1 or 1.2. The message contains `what` and the line.
     """
     text = bytes(text)
     first, *lines = text.split(b"\n")
@@ -59,7 +59,7 @@ def read_dali(text: Buffer, what: str) -> ShardIndex:
     if len(lines) != _number(count):
         raise _damage(what, f"it has {len(lines)} samples, not the {count.decode()} that it says")
     is_named = _NAMED[version]
-    if is_named is None:  # both ways exist
+    if is_named is None:  # exists with and without names
         words = lines[0].split() if lines else []
         is_named = len(words) % 4 == 0 and len(words) > 3 and words[3].lower().endswith(b"." + words[0].lower())
     keys: list[bytes] = []
@@ -93,7 +93,7 @@ def read_dali(text: Buffer, what: str) -> ShardIndex:
 def _members(
     words: list[bytes], is_named: bool, what: str, line: int
 ) -> tuple[bytes | None, list[tuple[str, int, int]]]:
-    """The key of one sample, where it has names, and field, offset and size of its members."""
+    """Return a sample's key, if it has names, and (field, offset, size) of its members."""
     width = 4 if is_named else 3
     if not words or len(words) % width:
         shape = "field offset size name" if is_named else "field offset size"
@@ -122,12 +122,12 @@ def _number(digits: bytes) -> int | None:
 
 
 def read_wids(text: Buffer, what: str) -> list[tuple[str, int, int | None]]:
-    """Address, samples, and bytes (None: not known) of each shard that a wids index lists.
+    """Parse a wids index to address, samples and bytes (None: unknown) of each shard.
 
-    Relative addresses are joined to the index's `base`, where it has one; else they are meant relative to the index.
+    Relative addresses are joined to the index's `base`, if it has one; else they are relative to the index.
 
     Raises:
-        FormatError: it is no wids index, or it refers to others; it names `what`.
+        FormatError: it is no wids index, or refers to others. The message contains `what`.
     """
     try:
         index = as_object(json.loads(bytes(text)))

@@ -1,6 +1,6 @@
-"""The journal of a build of an index file: an interrupted build goes on where it ends, and the file is made from it.
+"""The journal of an index build. An interrupted build resumes from it.
 
-A journal is a row of records. A record is
+A journal is a sequence of records. A record is
 
     u32 magic, u32 length of the payload, u32 CRC-32 of the payload
     the payload: one line of JSON (the entry), then the packed index of the shard
@@ -30,10 +30,10 @@ _FACTS = ("name", "etag", *_COUNTS)
 
 
 def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
-    """The record to append to a journal for a shard that was indexed.
+    """Return the journal record of an indexed shard.
 
     Raises:
-        ValueError: the address is longer than any that can be read back.
+        ValueError: the address is too long to be read back.
     """
     line = json.dumps({name: getattr(entry, name) for name in _FACTS}, separators=(",", ":")).encode() + b"\n"
     if len(line) > _LINE_MOST:
@@ -43,13 +43,13 @@ def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
 
 
 class Journal:
-    """Iterates over the entries of a journal, up to the first record that is torn or damaged.
+    """Iterates over the entries of a journal, up to the first incomplete or damaged record.
 
-    Entries have `start` and `length` of their block in the journal. One object may be there several times: the later
-    entry is the newer one.
+    Entries have `start` and `length` of their block in the journal. Of several entries of one object the last one is
+    valid.
 
     Attributes:
-        end: where the last whole record ended, in bytes: cut the journal here before appending to it.
+        end: End of the last complete record, in bytes. Truncate the journal here before appending to it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -92,7 +92,7 @@ def _entry(facts: dict[str, object]) -> Entry:
     if name is None or (etag is None and facts["etag"] is not None):
         raise ValueError("it has no name")
     counts = {name: as_count(facts[name], MOST) for name in _COUNTS}
-    if facts["size"] == -1:  # nobody knows it
+    if facts["size"] == -1:  # unknown
         counts["size"] = as_number(facts["size"])
     known = {name: count for name, count in counts.items() if count is not None}
     if len(known) < len(counts):
@@ -101,13 +101,13 @@ def _entry(facts: dict[str, object]) -> Entry:
 
 
 def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -> int:
-    """Write an index file of `entries`, whose blocks lie in `journal`; gives how many bytes it has.
+    """Write an index file of `entries`, whose blocks are in `journal`. Return its size.
 
-    It holds a piece of a block at a time.
+    Copies the blocks in pieces.
 
     Raises:
-        ValueError: two entries have one address: leave the older one out.
-        FormatError: a block in the journal is not the one that its entry means.
+        ValueError: two entries have one address.
+        FormatError: a block in the journal does not match its entry.
     """
     if len({entry.name for entry in entries}) < len(entries):
         raise ValueError("two entries of one index have the same address")

@@ -1,4 +1,4 @@
-"""Arrays of numbers with names, as checked and compressed bytes: what index files are made of.
+"""A checked and compressed container of named integer arrays, the base of index files.
 
     u32 CRC-32 of all that follows
     u32 length of the body once it is unpacked, in bytes
@@ -7,8 +7,8 @@
         JSON: an object; its "arrays" maps each array's name to [dtype, count]
         the arrays, one after the other, in the order of "arrays"
 
-All numbers are little-endian; a dtype is "u1", "u2", "u4" or "u8", always the smallest that holds the array. What is
-damaged or hostile is an error before memory is taken for what it claims.
+All numbers are little-endian. A dtype is "u1", "u2", "u4" or "u8", always the smallest that holds the array. Damaged or
+hostile data raises an error before memory is allocated for its claims.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headrace.types import Buffer, Ints
 T = TypeVar("T")
 
 MOST = 2**53
-"""No offset, size or count is over this."""
+"""Maximum of all offsets, sizes and counts."""
 
 _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _DTYPES = {f"u{size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
-# An index becomes some 2 to 10 times smaller; what claims more than this is a bomb.
+# Compression ratios of indexes are 2 to 10. A higher claim than this is a decompression bomb.
 _RATIO_MOST = 50
 _FREE_BYTES = 2**20
 _BODY_MOST = 2**32 - 1
@@ -42,12 +42,12 @@ _FAR_BYTES = 2**16
 
 
 def damage(what: str, why: str) -> FormatError:
-    """The error that says that `what` is not as its format says."""
+    """Return the error for damaged data named `what`."""
     return FormatError(f"{masked(what)} is damaged: {why}", url=what)
 
 
 def smallest(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """`values` in the smallest unsigned type that holds them all.
+    """Convert `values` to the smallest unsigned type that holds them all.
 
     Raises:
         ValueError: one is negative.
@@ -59,10 +59,10 @@ def smallest(values: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def pack_arrays(facts: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """`arrays` of numbers that are 0 or more, and small `facts` that JSON can hold, as bytes.
+    """Pack non-negative integer `arrays` and small JSON `facts` as bytes.
 
     Raises:
-        LimitError: they are more than a container can be.
+        LimitError: they exceed the container's limit.
     """
     small = {name: smallest(array) for name, array in arrays.items()}
     said = {"arrays": {name: [array.dtype.str[1:], len(array)] for name, array in small.items()}, **facts}
@@ -72,14 +72,14 @@ def pack_arrays(facts: Mapping[str, object], arrays: Mapping[str, NDArray[np.gen
         raise LimitError(f"the arrays of an index have {length} bytes, over the limit of {_BODY_MOST}: cut the shard")
     body = b"".join([_LENGTH.pack(len(text)), text, *(array.tobytes() for array in small.values())])
     packed = _compressed(body, 6)
-    if length > _most(len(packed)):  # it would be taken for a bomb
+    if length > _most(len(packed)):  # the reader would refuse it as a bomb
         packed = _compressed(body, 0)
     checked = _LENGTH.pack(length) + packed
     return _LENGTH.pack(zlib.crc32(checked)) + checked
 
 
 def _compressed(body: bytes, level: int) -> bytes:
-    # In long columns of numbers, matches far away cost more bits than those close by: 6.0 bytes a line instead of 6.9.
+    # In long columns of numbers, distant matches cost more bits than close ones: 6.0 bytes a line instead of 6.9.
     stream = zlib.compressobj(level, wbits=9 if len(body) > _FAR_BYTES else 15)
     return stream.compress(body) + stream.flush()
 
@@ -89,11 +89,11 @@ def _most(packed: int) -> int:
 
 
 def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str, NDArray[np.generic]]]:
-    """The facts and the arrays (read-only views) that `pack_arrays` made bytes of.
+    """Unpack the result of `pack_arrays` to facts and arrays (read-only views).
 
     Raises:
-        FormatError: they are damaged; it names `what`.
-        LimitError: they claim to unpack to far more than an index does.
+        FormatError: it is damaged. The message contains `what`.
+        LimitError: the unpacked size exceeds the limit.
     """
     body = _body(memoryview(data).cast("B"), what)
     try:
@@ -140,21 +140,20 @@ def _body(view: memoryview, what: str) -> bytes:
 
 
 class Arrays:
-    """The arrays of one container, taken by name and checked."""
+    """The arrays of one container, with checked access by name."""
 
     def __init__(self, data: Buffer, what: str) -> None:
         self.what = what
         self.facts, self.arrays = unpack_arrays(data, what)
 
     def has(self, name: str) -> bool:
-        """Whether there is an array of that name."""
         return name in self.arrays
 
     def ints(self, name: str, count: int | None = None, *, most: int = MOST) -> Ints:
-        """The array `name`: `count` numbers, none over `most`, their sum far from what int64 holds.
+        """Return the array `name`: `count` numbers up to `most`, with a sum far below 2**63.
 
         Raises:
-            FormatError: it is missing, or not like that.
+            FormatError: it is missing or invalid.
         """
         array = self.arrays.get(name)
         if array is None:
@@ -166,7 +165,7 @@ class Arrays:
         return array.astype(np.int64)
 
     def texts(self, name: str, lengths: str, count: int | None = None) -> tuple[bytes, Ints]:
-        """Texts one after the other in the array `name`, and where each one ends, beginning with 0."""
+        """Return the concatenated texts in the array `name`, and their ends after a 0."""
         ends = np.zeros(len(self.ints(lengths, count)) + 1, np.int64)
         np.cumsum(self.ints(lengths, count), out=ends[1:])
         text = self.arrays.get(name, np.zeros(0, np.uint16))
@@ -175,7 +174,7 @@ class Arrays:
         return text.tobytes(), ends
 
     def fact(self, name: str, wanted: Callable[[object], T | None]) -> T:
-        """What the JSON says of `name`, as what it is wanted as: see `json_values`."""
+        """Return a value of the JSON, converted by `wanted`: see `json_values`."""
         said = self.facts.get(name)
         value = wanted(said)
         if value is None:
@@ -183,5 +182,5 @@ class Arrays:
         return value
 
     def fact_if_any(self, name: str, wanted: Callable[[object], T | None]) -> T | None:
-        """The same, and None where it is said that nobody knows."""
+        """Return a value as `fact` does, or None if the JSON has null or no value."""
         return None if self.facts.get(name) is None else self.fact(name, wanted)

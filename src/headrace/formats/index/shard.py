@@ -1,4 +1,4 @@
-"""What is known of one shard: where its samples lie, their checksums, and which version of the object that holds for.
+"""The index of one shard: sample locations, checksums, and the object's version.
 
 `docs/reference/index_format.md` specifies the bytes.
 """
@@ -20,29 +20,29 @@ from headrace.rows import Rows
 from headrace.types import Buffer, Ints
 
 TAR_BLOCK = 512
-"""Bytes; what lies between members of a tar archive is counted in these."""
+"""Unit of the gaps between members of a tar archive, in bytes."""
 
 GAP = {TAR_BLOCK: "gap", 1: "gap_bytes"}
-"""What the array of gaps is called, by what they are counted in."""
+"""Name of the array of gaps, by their unit in bytes."""
 
-# Keys become a table as wide as the longest: one long key among very many would ask for any amount of memory.
+# Keys become a table as wide as the longest, so one long key among very many could take any amount of memory.
 _KEY_TABLE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
-    """Where the samples of a shard lie.
+    """Sample locations of a shard.
 
     Attributes:
-        rows: the samples, in the order of the archive; offsets are in the unpacked archive.
-        crc: CRC-32C of each member's bytes; None where they are not known.
-        size: bytes of the object; -1 where it is not known.
-        etag: the object's version when the index was made, where the store has versions.
-        frames: of a compressed archive; one that can only be read from its start is one frame.
-        opened_bytes: about what all samples have once their blocks are opened, where that is more than was read.
-        has_names: whether keys and fields are known to be the names of members, as headers in the shard have them.
-        kept: what its format keeps of what it has read more, while this is held.
-        columns: (name, kind) of each field, where all samples have the same; shards that differ are no data set.
+        rows: The samples, in the order of the archive. Offsets are in the unpacked archive.
+        crc: CRC-32C of each member's bytes. None: unknown.
+        size: Bytes of the object; -1 if unknown.
+        etag: The object's version when it was indexed, if the store has versions.
+        frames: Frames of a compressed archive. One that must be read from its start is one frame.
+        opened_bytes: Approximate bytes of all samples after decoding their blocks, if more than the bytes read.
+        has_names: True if keys and fields are the names of members, as in the shard's headers.
+        kept: Additional data that the format caches with the index.
+        columns: (name, kind) of each field, if all samples have the same. Shards of a data set must agree.
     """
 
     rows: Rows
@@ -56,10 +56,10 @@ class ShardIndex:
     kept: dict[int, Any] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """The index as bytes: 5 to 10 a member, half of them its checksum.
+        """Pack the index: 5 to 10 bytes a member, half of them its checksum.
 
         Raises:
-            ValueError: members overlap, or lie not in order: no shard is so.
+            ValueError: members overlap or are out of order.
         """
         rows = self.rows
         unit = 1 if (rows.offset % TAR_BLOCK).any() else TAR_BLOCK
@@ -85,11 +85,11 @@ class ShardIndex:
 
     @staticmethod
     def unpack(data: Buffer, what: str) -> ShardIndex:
-        """The index that `pack` made `data` of.
+        """Unpack the result of `pack`.
 
         Raises:
-            FormatError: the bytes are damaged, or describe what no archive can be; it names `what`.
-            LimitError: they ask for more memory than an index does.
+            FormatError: the bytes are damaged, or describe no possible archive. The message contains `what`.
+            LimitError: they need too much memory.
         """
         arrays = Arrays(data, what)
         size, etag = arrays.fact_if_any("size", as_number), arrays.fact_if_any("etag", as_text)
@@ -107,13 +107,13 @@ class ShardIndex:
 
 
 def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> Ints:
-    """How many times `unit` bytes lie between each member's bytes, up to a multiple of it, and those before it.
+    """Return the gap before each member, in units of `unit` bytes, after rounding members up.
 
     Args:
-        end: of the member before the first one.
+        end: End of the member before the first one.
 
     Raises:
-        ValueError: that is no whole number, or less than none.
+        ValueError: a gap is negative or no multiple of `unit`.
     """
     before = np.zeros(len(offset), np.int64)
     before[:1] = end + (unit - 1) & -unit
@@ -125,7 +125,7 @@ def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> In
 
 
 def text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
-    """The keys one after the other, which have these lengths."""
+    """Concatenate the keys, which have these lengths."""
     table = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), keys.dtype.itemsize)
     return table[np.arange(keys.dtype.itemsize) < lengths[:, None]]
 
@@ -176,12 +176,14 @@ def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
 
 
 def check_keys(what: str, longest: int, count: int, nbytes: int) -> int:
-    """How wide a table of keys is; LimitError where it would be too large.
+    """Return the width of a table of keys.
 
     Args:
-        longest: bytes of the longest key.
-        count: of keys.
-        nbytes: of all keys together.
+        longest: Bytes of the longest key.
+        nbytes: Bytes of all keys together.
+
+    Raises:
+        LimitError: the table would be too large.
     """
     width = max(longest, 1)
     if width * count > max(_KEY_TABLE_BYTES, 8 * nbytes):
@@ -193,7 +195,7 @@ def _has_twice(field: Ints, counts: Ints) -> bool:
     sample = np.repeat(np.arange(len(counts)), counts)
     pair = (sample << 32) + field
     if (pair[1:] > pair[:-1]).all():
-        return False  # each sample has its fields in the order in which they were numbered, as most archives do
+        return False  # the common case: each sample has its fields in the order of their numbers
     return len(np.unique(pair)) < len(pair)
 
 

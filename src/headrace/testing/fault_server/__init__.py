@@ -1,4 +1,4 @@
-"""A web server that fails on purpose, for people who write stores and clients; `python -m` runs it over a folder."""
+"""A web server with injected faults, for testing stores and clients. See `python -m`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Serve a folder, with faults: `python -m headrace.testing.fault_server FOLDER --fault reset_body:p=0.3`."""
+"""Serve a folder with faults.
+
+python -m headrace.testing.fault_server FOLDER --fault reset_body:p=0.3
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from headrace.types import Buffer
 
 
 class Folder(Mapping[str, Buffer]):
-    """The files below a folder, by their paths in it; mapped, not read."""
+    """The files below a folder, by relative path, memory-mapped."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -50,7 +53,7 @@ def _table() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until interrupted; the exit status."""
+    """Serve until interrupted. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m headrace.testing.fault_server",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""What an honest server answers, as a plan that faults may change: objects, their ranges, and listings of buckets."""
+"""The correct answer to a request, as a plan that faults may change."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headrace.types import Buffer
 
 @dataclass(slots=True)
 class Request:
-    """A request as it came.
+    """A received request.
 
     Attributes:
-        target: path and query as sent.
-        headers: names in lower case.
-        elsewhere: whether it came to the second listener.
-        attempt: how many requests for the same object and range there were, this one included.
-        is_early: whether it came before the time that a Retry-After had named.
-        faults: what went wrong with its answer.
+        target: Path and query as sent.
+        headers: By lower-case name.
+        elsewhere: True if it came to the second listener.
+        attempt: Number of requests for the same object and range so far, with this one.
+        is_early: True if it came before the time of a Retry-After.
+        faults: Faults of its answer.
     """
 
     method: str
@@ -54,23 +54,23 @@ class Request:
 
 @dataclass(slots=True)
 class Plan:
-    """What will be sent.
+    """The answer to send.
 
     Attributes:
-        whole, etag: the object's bytes and version; the ETag is empty where there is no object.
-        start: where `body` begins in the object.
-        rng: drawn from by the fault that changes the plan.
-        elsewhere_url: the second listener's address.
-        interim: what comes before the answer.
-        instead: "reset", "close" or "hang" (for `delay_s`, then the end) instead of an answer.
-        raw: bytes instead of an answer.
-        delay_s, head_stall_s: how long nothing comes before the head, and in the midst of it.
+        whole, etag: The object's bytes and version. The ETag is empty if there is no object.
+        start: Position of `body` in the object.
+        rng: Random numbers for the fault that changes the plan.
+        elsewhere_url: Address of the second listener.
+        interim: Bytes before the answer.
+        instead: "reset", "close" or "hang" (for `delay_s`, then close) instead of an answer.
+        raw: Bytes instead of an answer.
+        delay_s, head_stall_s: Seconds of silence before the head, and in the middle of it.
         stops: (byte of the body, "stall" | "reset" | "close", seconds).
-        bytes_per_s: how fast the body comes; 0: as fast as it can.
+        bytes_per_s: Rate of the body. 0: unlimited.
         framing: "length", "chunked" or "close".
-        announced: the Content-Length, where it is another than the body's.
-        ends: whether the connection is closed after the answer.
-        hold_s: no request for this object and range may come for so long.
+        announced: The Content-Length, if not the body's length.
+        ends: True if the connection is closed after the answer.
+        hold_s: Seconds in which no request for this object and range may come.
     """
 
     request: Request
@@ -95,14 +95,14 @@ class Plan:
     hold_s: float = 0.0
 
     def refuse(self, status: int, code: str, headers: Mapping[str, str] | None = None) -> None:
-        """Answer with a status and an S3 error body, and with nothing that was said of the object."""
+        """Answer with a status and an S3 error body, without the object's headers."""
         name = html.escape(self.request.name)
         self.status, self.headers = status, {"Content-Type": "application/xml", **(headers or {})}
         self.body = f"<Error><Code>{code}</Code><Message>injected</Message><Key>{name}</Key></Error>".encode()
         self.stops, self.announced = [], None
 
     def serve(self, data: Buffer, etag: str) -> None:
-        """Answer with the bytes that were asked for of an object, if the request's conditions allow it."""
+        """Answer with the requested bytes of an object, if the request's conditions are met."""
         headers, size = self.request.headers, len(data)
         self.whole, self.etag = data, etag
         if headers.get("if-match", etag) not in (etag, "*") or ("if-match" in headers and etag.startswith("W/")):
@@ -122,7 +122,7 @@ class Plan:
         return None
 
     def list_bucket(self, objects: Mapping[str, Buffer], mode: str) -> None:
-        """Answer with one page of the bucket's names; `mode` is the fault's, or empty."""
+        """Answer with one page of the bucket's names. `mode` is the fault's, or empty."""
         bucket, query = self.request.name.strip("/"), self.request.query
         names = sorted(name.removeprefix(f"{bucket}/") for name in objects if name.startswith(f"{bucket}/"))
         if not names:
@@ -153,7 +153,7 @@ class Plan:
 
 
 def _entries(names: list[str], prefix: str, delimiter: str) -> Iterator[tuple[str, bool]]:
-    """Each line of a listing, and whether it stands for all names that begin so."""
+    """Yield each line of a listing, and True if it is a common prefix."""
     for name in names:
         head, found, _ = name.removeprefix(prefix).partition(delimiter) if delimiter else (name, "", "")
         if name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""The faults, by name: functions that change what will be sent."""
+"""The faults, by name: functions that change the answer to send."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def latency(
     alpha: float = 1.5,
     max: float = 60_000,  # noqa: A002
 ) -> None:
-    """The first byte is late: dist=const|uniform|exp|lognormal|pareto, ms=, sigma=, alpha=, max=."""
+    """Late first byte: dist=const|uniform|exp|lognormal|pareto, ms=, sigma=, alpha=, max=."""
     late_ms = {
         "const": lambda: ms,
         "uniform": lambda: plan.rng.uniform(0, 2 * ms),
@@ -38,7 +38,7 @@ def latency(
 
 
 def status(plan: Plan, *, code: int = 500, s3: str = "", retry_after: float | None = None, date: int = 0) -> None:
-    """Object status with an S3 error body: code=, s3= its name, retry_after= seconds, date=1 says them as a date."""
+    """Object status with an S3 error body: code=, s3= (name), retry_after= (s), date=1 (as date)."""
     headers = {}
     if retry_after is not None:
         until = int(time.time() + retry_after)  # a date has no fractions
@@ -48,7 +48,7 @@ def status(plan: Plan, *, code: int = 500, s3: str = "", retry_after: float | No
 
 
 def slowdown(plan: Plan, *, retry_after: float | None = None, date: int = 0) -> None:
-    """503 SlowDown: retry_after= seconds, date=1 says them as a date."""
+    """503 SlowDown: retry_after= seconds, date=1: as a date."""
     status(plan, code=503, retry_after=retry_after, date=date)
 
 
@@ -86,7 +86,7 @@ def head_stall(plan: Plan, *, s: float = 5) -> None:
 
 
 def reset_body(plan: Plan, *, at: float | None = None) -> None:
-    """The connection is reset within the body: at= bytes or, below 1, share of it; drawn if not given."""
+    """The connection is reset within the body: at= bytes or, below 1, share of it (random)."""
     _stop(plan, at, "reset")
 
 
@@ -107,7 +107,7 @@ def chunked(plan: Plan) -> None:
 
 
 def no_length(plan: Plan, *, at: float | None = None) -> None:
-    """The end of the connection is the end of the body; with at= it is cut there, which HTTP cannot show."""
+    """The body ends with the connection; with at= it is cut there, which HTTP cannot detect."""
     plan.framing = "close"
     close(plan)
     if at is not None:
@@ -121,19 +121,19 @@ def len_more(plan: Plan, *, n: int = 10) -> None:
 
 
 def len_less(plan: Plan, *, n: int = 10) -> None:
-    """The Content-Length is n= smaller than the body; the rest spoils a connection that is used again."""
+    """The Content-Length is n= smaller than the body; the rest spoils a reused connection."""
     plan.announced = max(0, len(plan.body) - n)
 
 
 def ignore_range(plan: Plan) -> None:
-    """200 with the whole object, though a range was asked for."""
+    """200 with the whole object, though a range was requested."""
     if plan.status == 206:
         plan.status, plan.start, plan.body = 200, 0, plan.whole
         del plan.headers["Content-Range"]
 
 
 def wrong_range(plan: Plan, *, mode: Literal["label", "data", "total", "short", "none"] = "label", by: int = 7) -> None:
-    """Of a range, mode=label, data, total (size), short or none (no Content-Range) is wrong, by= bytes."""
+    """A wrong range: mode=label, data, total (size), short or none (no Content-Range), by= bytes."""
     if plan.status != 206:
         return
     first, count, size = plan.start, len(plan.body), len(plan.whole)
@@ -185,7 +185,7 @@ def zeros(plan: Plan, *, n: int = 512) -> None:
 
 
 def html200(plan: Plan) -> None:
-    """200 with a page to log in to the network, in place of the object."""
+    """200 with a network's login page instead of the object."""
     plan.refuse(200, "", {"Content-Type": "text/html"})
     plan.body = b"<html><body>Please log in to the network</body></html>"
 
@@ -208,7 +208,7 @@ def etag(plan: Plan, *, weak: int = 0, none: int = 0) -> None:
 def redirect(
     plan: Plan, *, mode: Literal["path", "loop", "other", "file", "meta"] = "path", n: int = 1, code: int = 302
 ) -> None:
-    """A redirect: mode=path (n= hops) | loop | other (the second listener) | file | meta (link-local), code=."""
+    """A redirect: mode=path (n= hops) | loop | other (second listener) | file | meta, code=."""
     name = plan.request.target.partition("?")[0]
     places = {
         "path": f"{name}?hops={n - 1}",
@@ -221,7 +221,7 @@ def redirect(
 
 
 def gzipped(plan: Plan, *, hide: int = 0) -> None:
-    """A proxy compresses the body; hide=1 does not say so."""
+    """A proxy compresses the body; hide=1: without the header."""
     plan.body = gzip.compress(plan.body, 1, mtime=0)
     if not hide:
         plan.headers["Content-Encoding"] = "gzip"
@@ -233,12 +233,12 @@ def gzbomb(plan: Plan, *, mb: int = 64) -> None:
 
 
 def silent_close(plan: Plan) -> None:
-    """A good answer; then the connection ends though nothing said so."""
+    """A correct answer; then the connection closes without notice."""
     plan.ends = True
 
 
 def close(plan: Plan) -> None:
-    """A good answer with Connection: close."""
+    """A correct answer with Connection: close."""
     plan.ends, plan.headers["Connection"] = True, "close"
 
 
@@ -248,7 +248,7 @@ def interim(plan: Plan) -> None:
 
 
 def bad_head(plan: Plan, *, mode: Literal["garbage", "status", "nul", "long"] = "garbage", n: int = 65_536) -> None:
-    """Headers that are none: mode=garbage | status | nul | long (n= bytes)."""
+    """Invalid headers: mode=garbage | status | nul | long (n= bytes)."""
     plan.raw = {
         "garbage": b"\x16\x03\x01 not http at all\r\n\r\n",
         "status": b"HTTP/1.1 abc OK\r\n\r\n",
@@ -258,7 +258,7 @@ def bad_head(plan: Plan, *, mode: Literal["garbage", "status", "nul", "long"] = 
 
 
 def head_lies(plan: Plan, *, n: int = 1000) -> None:
-    """HEAD tells a size that is n= too large."""
+    """HEAD reports a size that is n= too large."""
     if plan.request.method == "HEAD":
         plan.announced = len(plan.body) + n
 
@@ -274,7 +274,7 @@ def clean(plan: Plan) -> None:
 
 
 def listing(plan: Plan, *, mode: Literal["loop", "dup", "emptypage"] = "loop") -> None:
-    """Pages of a listing: mode=loop (for ever the same) | dup (a name twice) | emptypage (first page empty)."""
+    """Pages of a listing: mode=loop (same forever) | dup (name twice) | emptypage (first empty)."""
 
 
 _PLAIN = (

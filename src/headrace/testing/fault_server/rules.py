@@ -1,4 +1,4 @@
-"""Which requests a fault hits: a pure function of seed, rule, object, range and attempt, not of their order."""
+"""Which requests a fault hits: a pure function of seed, rule, object, range and attempt."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class When:
     """Which requests are hit.
 
     Attributes:
-        p: the share of the requests.
-        match: the objects' names, as a shell pattern.
-        method, range: this method; a Range header with this text in it.
-        first, after, only, every: by the number of the attempt at the same object and range: the first so many, those
-            after so many, that one, each so-many-th.
-        times: so many requests at most. Of the faults with `times` only the first that is not used up can hit.
-        burst, gap: so many hit, then so many not, in the order they come.
-        t0, t1: from and until so many seconds after the server's start.
+        p: Share of the requests.
+        match: Names of objects, as a shell pattern.
+        method, range: This method; a Range header that contains this text.
+        first, after, only, every: By the number of the attempt at the same object and range: the first N, those after
+            N, only number N, each Nth.
+        times: At most N requests. Of the faults with `times` only the first that is not used up can hit.
+        burst, gap: N requests are hit, then N are not, in the order of arrival.
+        t0, t1: From and until this many seconds after the server's start.
     """
 
     p: float = 1.0
@@ -45,7 +45,7 @@ class When:
     t1: float = math.inf
 
     def admits(self, request: Request, age_s: float) -> bool:
-        """Whether a request may be hit, luck and counts aside."""
+        """True if a request may be hit, apart from chance and counts."""
         attempt = request.attempt
         return (
             fnmatchcase(request.name, self.match)
@@ -59,7 +59,7 @@ class When:
 
 
 class Rule:
-    """A fault, its parameters, and which requests it hits, from text: `reset_body:p=0.3,at=100`.
+    """A fault, its parameters and selectors, parsed from text: `reset_body:p=0.3,at=100`.
 
     Raises:
         OptionError: there is no such fault or parameter.
@@ -88,7 +88,7 @@ class Rule:
         return self._hits >= self.when.times
 
     def hits(self, request: Request, rng: random.Random, age_s: float) -> bool:
-        """Whether this request is hit; counts it."""
+        """True if this request is hit; then it is counted."""
         if not self.when.admits(request, age_s):
             return False
         if self.when.burst:
@@ -101,12 +101,12 @@ class Rule:
         return True
 
     def change(self, plan: Plan) -> None:
-        """Let the fault happen."""
+        """Apply the fault."""
         FAULTS[self.fault](plan, **self.parameters)
 
 
 def chosen(rules: Iterable[Rule], request: Request, seed: int, age_s: float) -> Iterator[tuple[Rule, random.Random]]:
-    """The rules that hit a request, each with the random numbers for its fault's parameters."""
+    """Yield the rules that hit a request, each with random numbers for its fault."""
     turn_is_taken = False
     for rule in rules:
         if rule.when.times < math.inf:
@@ -124,7 +124,7 @@ def _hints(function: Callable[..., object]) -> dict[str, object]:
 
 
 def _value(text: str, hint: object) -> object:
-    """What the text says; ValueError says what it should be."""
+    """Convert the text. The ValueError describes the expected value."""
     words = get_args(hint) if get_origin(hint) is Literal else ()
     if hint is str or text in words:
         return text

@@ -1,4 +1,4 @@
-"""A web server on loopback that fails on purpose, each time in the same way."""
+"""A web server on loopback with reproducible faults."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Line:
     """One connection to a client.
 
     Args:
-        stalled: called when nothing is sent on purpose.
+        stalled: Called when a fault stops sending.
     """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stalled: Callable[[], object]
     ) -> None:
         self._reader, self._writer, self._stalled = reader, writer, stalled
-        # What `drain` has let through is on its way: a reset right after it loses nothing.
+        # After `drain` the data is sent, so a reset right after it loses nothing.
         writer.transport.set_write_buffer_limits(0)
 
     async def send(self, plan: Plan) -> bool:
-        """Send the answer; whether the connection goes on.
+        """Send the answer. Return True if the connection stays open.
 
         Raises:
-            ConnectionError: the client has gone.
+            ConnectionError: the client has disconnected.
         """
         if plan.instead == "hang":
             self._stalled()
@@ -64,7 +64,7 @@ class Line:
         return await self._send_body(plan) and not plan.ends
 
     def end(self, *, reset: bool) -> bool:
-        """Nothing more is sent; False, for the connection does not go on."""
+        """Stop sending. Return False, as the connection does not stay open."""
         if reset:
             raw: socket.socket = self._writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -101,9 +101,12 @@ class Line:
         await self._writer.drain()
 
     async def _pause(self, seconds: float) -> None:
-        """Nothing for so long; ConnectionError when the client goes, which then is noticed at once.
+        """Send nothing for `seconds`. A disconnecting client is detected at once.
 
-        Only while it waits for more: what it sends is lost.
+        Input during the pause is discarded, so clients must wait for more data.
+
+        Raises:
+            ConnectionError: the client has disconnected.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -130,27 +133,27 @@ _SECRETS = ("authorization", "cookie", "proxy-authorization", "x-amz-security-to
 
 
 class FaultServer:
-    """Serves `objects` by name, over HTTP and as an S3 endpoint with path-style addresses, with seeded faults.
+    """Serves `objects` with faults, over HTTP and as an S3 endpoint with path-style addresses.
 
-    It runs in a thread with a loop of its own; use it in a `with` block. A fault is text,
-    `name:parameter=value,selector=value`: `FAULTS` has the names with their parameters, `When` the selectors. Whether
-    it hits a request, and where, is a function of (seed, fault, object, range, attempt): the order in which requests
-    come does not matter.
+    It runs in a thread with its own loop; use it in a `with` block. A fault is text,
+    `name:parameter=value,selector=value`. `FAULTS` has the names and parameters, `When` the selectors. Whether and
+    where it hits a request is a function of (seed, fault, object, range, attempt), independent of the order of
+    requests.
 
         with FaultServer(seed=7) as server:
             url = server.add("a.tar", data, "reset_body:p=0.3", "slowdown:times=2,retry_after=1")
 
     Attributes:
-        objects: what is served.
-        url: where. `elsewhere_url` is a second listener with the same objects, where no secret of a client belongs.
-        log: all requests, as they came.
-        connections, peak_connections: open now, and at most so far.
+        objects: The served objects.
+        url: The address. `elsewhere_url` is a second listener with the same objects, which must receive no secret.
+        log: All requests, in order.
+        connections, peak_connections: Open connections now, and at most so far.
 
     Args:
-        faults: for every object, besides those that `add` gives to one.
-        port: 0: any that is free.
-        idle_close_s: connections that are idle for so long are closed.
-        max_connections: what is more is reset at once.
+        faults: For every object, in addition to those of `add`.
+        port: 0: any free port.
+        idle_close_s: Seconds after which idle connections are closed.
+        max_connections: Further connections are reset at once.
     """
 
     def __init__(
@@ -180,7 +183,7 @@ class FaultServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="fault-server")
 
     def add(self, name: str, data: Buffer, *faults: str) -> str:
-        """Serve `data`, from now on with these faults; its address."""
+        """Serve `data` with these faults from now on. Return its address."""
         rules = [Rule(text) for text in faults]
         assert isinstance(self.objects, MutableMapping), "these objects are not to be changed"
         self.objects[name] = data
@@ -189,22 +192,22 @@ class FaultServer:
         return f"{self.url}/{name}"
 
     def requests_for(self, name: str) -> list[Request]:
-        """The requests for one object, as they came."""
+        """Return the requests for one object, in order."""
         return [request for request in self.log if request.name == name]
 
     @property
     def hits(self) -> Counter[str]:
-        """How often each fault hit."""
+        """Number of hits of each fault."""
         return Counter(fault for request in self.log for fault in request.faults)
 
     @property
     def retry_after_violations(self) -> int:
-        """How many requests came before the time that a Retry-After had named for their object and range."""
+        """Number of requests before the time of a Retry-After for their object and range."""
         return sum(request.is_early for request in self.log)
 
     @property
     def credential_leaks(self) -> Counter[str]:
-        """The headers with secrets that came to the second listener, and how often."""
+        """Numbers of secret headers that came to the second listener, by name."""
         return Counter(
             name for request in self.log if request.elsewhere for name in _SECRETS if name in request.headers
         )
@@ -214,11 +217,11 @@ class FaultServer:
         return len(self._writers)
 
     def wait_until_stalled(self) -> bool:
-        """Whether one more answer came to its stall or hang, within ten seconds."""
+        """Wait up to ten seconds for one more stall or hang. False after a timeout."""
         return self._stalls.acquire(timeout=10)
 
     def wait_until_no_connection(self, *, but: int = 0) -> bool:
-        """Whether every connection has ended but for so many, within ten seconds."""
+        """Wait up to ten seconds until at most `but` connections are open. False after a timeout."""
         with self._ended:
             return self._ended.wait_for(lambda: self.connections <= but, timeout=10)
 
@@ -243,7 +246,7 @@ class FaultServer:
         ]
         self._started.set()
         await self._stop.wait()
-        # asyncio leaves the sockets open that it is just accepting when a server is closed.
+        # When a server closes, asyncio leaves sockets open that it is just accepting.
         while accepting := asyncio.all_tasks() - {asyncio.current_task(), *self._writers.values()}:
             await asyncio.wait(accepting)
         for server in servers:
@@ -266,7 +269,7 @@ class FaultServer:
             else:
                 await self._converse(reader, line, elsewhere)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            pass  # the client has gone, or was idle for too long
+            pass  # the client has disconnected, or was idle for too long
         except (ValueError, asyncio.LimitOverrunError):
             writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
         finally:
