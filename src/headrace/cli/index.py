@@ -31,7 +31,6 @@ The index of all shards goes to this machine's cache, where hr.stream(index="aut
 
 
 def add_to(commands: Any) -> None:
-    """Add the subcommand to a parser."""
     parser = commands.add_parser(
         "index",
         help="write down where the samples of shards lie",
@@ -63,7 +62,6 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Build the index and return the exit status."""
     try:
         return asyncio.run(_run(given))
     except (HeadraceError, OSError) as error:

@@ -20,7 +20,6 @@ _COUNTED = 256
 
 
 def add_to(commands: Any) -> None:
-    """Add the subcommand to a parser."""
     parser = commands.add_parser(
         "inspect",
         help="say what lies at a place",
@@ -41,7 +40,6 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Inspect the data. Return the exit status: 1 if it is damaged."""
     try:
         return _run(given)
     except BrokenPipeError:

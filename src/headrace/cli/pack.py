@@ -32,7 +32,6 @@ _ROWS_BYTES = 32 * 2**20
 
 
 def add_to(commands: Any) -> None:
-    """Add the subcommand to a parser."""
     parser = commands.add_parser(
         "pack",
         help="write the samples of any place as shards",
@@ -67,7 +66,6 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Pack the samples and return the exit status."""
     try:
         return _run(given)
     except (HeadraceError, OSError, ValueError) as error:
@@ -76,11 +74,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 class _ShardWriter(Protocol):
-    """Writes one shard.
-
-    Attributes:
-        nbytes: Approximate size so far.
-    """
+    """Writes one shard. `nbytes` is its approximate size."""
 
     nbytes: int
 
@@ -180,10 +174,7 @@ class _PackJournal:
 
     Attributes:
         parts: Folder of unfinished shards.
-        shards, samples: Numbers of finished shards and samples.
-        state: The loader's state after them.
         schema: Schema of Parquet files, after the first rows.
-        is_done: True if all samples are written.
     """
 
     def __init__(self, path: Path, about: str) -> None:
@@ -328,7 +319,6 @@ def _fill(
 
 
 async def _publish(url: str, part: Path, options: Mapping[str, object], *, has_index: bool) -> None:
-    """Write the shard to its address, and the index beside it by reading it back."""
     from headrace.fetch import Reader
     from headrace.fetch.stores.writing import write_object
     from headrace.indexes.building import build_beside

@@ -22,7 +22,6 @@ def add_storage_to(parser: Any) -> None:
 
 
 def count(text: str) -> int:
-    """Parse an integer of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be 1 or more")
     return int(text)
@@ -48,7 +47,6 @@ def storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
 
 
 def say(command: str, text: str) -> None:
-    """Write a message to standard error."""
     sys.stderr.write(f"headrace {command}: {printable(text)}\n")
 
 

@@ -268,12 +268,7 @@ class CachedSource(MadeSource):
 
 
 class CacheStep:
-    """Processes and caches samples that are not cached; loads the others.
-
-    Args:
-        steps: Steps for each sample.
-        keeping: Location of the cache.
-    """
+    """Processes and caches samples that are not cached; loads the others."""
 
     def __init__(self, steps: Sequence[Step], keeping: Writer) -> None:
         self._steps = tuple((step.told, step.kind, step.fn) for step in steps)
@@ -296,7 +291,6 @@ class CacheStep:
 
 
 def is_kept(step: Step) -> bool:
-    """True if samples are cached after this step."""
     return isinstance(step.fn, CacheStep)
 
 

@@ -64,17 +64,13 @@ class Cache:
     that fits comes from the folder, and the rest is read from the store.
 
     Args:
-        folder: Created at the first write. Several processes may share it.
         limit_bytes: Maximum size of all entries, in blocks of 4 KiB. The least recently used of the entries that are
             not in use are removed first. Each process may exceed the limit by the entry that it writes.
         storage_options: Options of the stores. Other endpoints have other entries.
-        data_set: Identifies the data set that is read. "": none; entries of none are never in use.
-        clock: Seconds since 1970, as in file times.
+        data_set: Identifies the data set. "": none; entries of none are never in use.
 
     Attributes:
-        hits, misses: Lookups that found and did not find an entry.
         damaged: Misses because the entry was damaged; it is removed.
-        written: Entries written.
         dropped: Entries not written: the disk is slow, full or failing, or the entry exceeds the limit.
     """
 
@@ -112,7 +108,7 @@ class Cache:
     ) -> tuple[Cached | None, bool]:
         """Return the entry or None, and True if the caller must read the range and call `end`.
 
-        Until `end`, other readers of this machine wait for the entry, for at most 5 seconds.
+        Other readers of this machine wait at most 5 seconds for `end`.
         """
         names = self._names(url, start, stop)
         if not names or not self._reads:

@@ -48,26 +48,19 @@ _PREFIX = struct.Struct("<8sII")  # magic and version; length of the header; CRC
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A cached read.
-
-    Attributes:
-        data: The bytes.
-        span: Their position, and the object's version.
-    """
+    """The bytes of a cached read, and their position and version."""
 
     data: bytes
     span: Span
 
 
-class DamagedError(Exception):
-    """An entry is not as it was written."""
+class DamagedError(Exception): ...
 
 
 class CacheFolder:
     """The entries on disk. Several threads may call `read` at once, but only one `write`.
 
     Args:
-        limit_bytes: Maximum size of all entries.
         clock: Seconds since 1970.
         data_set: Hex digits that identify the data set. "": none; its entries are replaced by last use.
     """
@@ -96,9 +89,8 @@ class CacheFolder:
     def read(self, names: Sequence[str], *, claims: bool = False) -> tuple[Cached | None, bool]:
         """Return the first existing entry of `names`, and True if one was claimed instead.
 
-        Args:
-            claims: If there is no entry, claim the first name unless another process has. Of the processes that need an
-                entry, one reads it from the store, and the others wait.
+        With `claims`, a missing entry is claimed under the first name, unless another process has it. So one process
+        reads the entry from the store, and the others wait.
 
         Raises:
             DamagedError: the entry was damaged; it is removed.
@@ -142,7 +134,6 @@ class CacheFolder:
         return True
 
     def close(self) -> None:
-        """End the use of the data set by this process."""
         self._claims.close()
         with self._lock:
             self._is_closed = True
@@ -184,7 +175,6 @@ class CacheFolder:
         return found
 
     def _other_folders(self) -> Sequence[Path]:
-        """Folders of other data sets, which may share objects with this one."""
         looked_s, found = self._others
         if self._own != self.path and not 0 <= self._clock() - looked_s < _LOOK_S:
             found = [folder for folder in self._data_sets() if folder != self._own]
@@ -376,10 +366,7 @@ _DIGITS = 15  # of a name, as the byte to lock; names that share a byte wait for
 
 
 def open_own(path: Path, flags: int, *, is_regular: bool = True) -> int:
-    """Open a file that only this user can write to. A new file is private to this user.
-
-    Args:
-        is_regular: Refuse pipes and devices, and do not wait for them.
+    """Open or create a file of this user. With `is_regular`, refuse pipes and devices.
 
     Raises:
         PermissionError: the file belongs to another user except root, or others may write to it.
@@ -400,9 +387,6 @@ class Claims:
 
     They are Linux's open file description locks of single bytes of a file. Where these are missing (some network file
     systems, a read-only folder), each process gets every claim, so work may be duplicated.
-
-    Args:
-        path: The lock file, created at first use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -412,11 +396,7 @@ class Claims:
         self._is_closed = not hasattr(fcntl, "F_OFD_SETLK")
 
     def take(self, name: str) -> bool:
-        """Return True if this process holds the claim, newly or already.
-
-        Args:
-            name: A hash in hexadecimal digits.
-        """
+        """Return True if this process holds the claim, newly or already. `name`: a hex hash."""
         with self._lock, suppress(OSError):
             if self._descriptor is None and not self._is_closed:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -22,15 +22,10 @@ _LONG_PART = 4  # times `range_bytes`; with shorter parts of a very long object 
 class Coalescer:
     """Merges and splits reads of any length into requests of an efficient length.
 
-    Adjacent ranges of one object that are requested in the same turn of the event loop are merged into one request.
-    They share its error. The request is cancelled when all its readers are cancelled. A range that is not merged is
-    requested in its caller's task, one turn later.
-
-    A read longer than two `range_bytes` is split into several requests, all of one version of the object.
-
-    Args:
-        fetch: Completes a request, with all its attempts.
-        options: `gap_bytes` and `range_bytes` bound merged requests.
+    Adjacent ranges of one object that are requested in the same turn of the event loop are merged into one request, and
+    share its error. The request is cancelled when all its readers are. A single range is requested in its caller's
+    task, one turn later. A read longer than two `range_bytes` is split into several requests, all of one version of the
+    object.
     """
 
     def __init__(self, fetch: Callable[[RangeRequest], Awaitable[None]], options: FetchOptions, meter: Meter) -> None:
@@ -45,14 +40,10 @@ class Coalescer:
         charge: Charges | None = None,
         etag: str | None = None,
     ) -> tuple[bytes, Span | None]:
-        """Return bytes [start, stop) of the object at `url`, fewer if it ends earlier.
+        """Return bytes [start, stop) of the object, and their span if the object's size is known.
 
         Args:
             charge: Called and awaited with the number of bytes, before memory is allocated for this range.
-            etag: The required version of the object.
-
-        Returns:
-            The bytes, and their span if the store reports the object's size.
 
         Raises:
             StorageError: the read failed after all attempts. The error names this range, even if the request was
@@ -212,7 +203,6 @@ def _about(error: Exception, url: str, start: int | None, stop: int | None) -> E
 
 
 async def _paid(charge: Charges | None, nbytes: int) -> None:
-    """Wait until the memory budget admits `nbytes`."""
     admitted = None if charge is None else charge(nbytes)
     if admitted is not None:
         await admitted

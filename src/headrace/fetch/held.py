@@ -1,7 +1,4 @@
-"""Time for which user coroutines hold the event loop, or functions compute in threads.
-
-A coroutine holds the loop only between two waits, so only that time is counted.
-"""
+"""Time for which user coroutines hold the event loop, or functions compute in threads."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ class TimedFunction:
     """Time taken by one function. Written by one event loop, read from any thread.
 
     Attributes:
-        where: "loop": it runs on the event loop. "threads": it computes in threads of this process.
-        calls: Number of calls.
+        where: "loop": holds the event loop between two waits. "threads": computes in threads of this process.
         seconds: Time of computing. After the first calls it is extrapolated from a sample of the calls.
         waited: Seconds in which calls in threads did not compute.
     """

@@ -8,10 +8,7 @@ _KINDS = ("pyo3_runtime.PanicException", "pyo3_async_runtimes.RustPanic")
 
 
 def panic_in(error: BaseException, url: str, store: object) -> StorageError | None:
-    """Return a StorageError for a Rust panic in a store, or None if `error` is not a panic.
-
-    Each extension has its own panic class, which cannot be imported. So classes are compared by name.
-    """
+    """Return a StorageError for a Rust panic, or None. Panic classes are compared by name."""
     if not any(f"{kind.__module__}.{kind.__name__}" in _KINDS for kind in type(error).__mro__):
         return None
     said = str(error).partition("\n")[0][:200]

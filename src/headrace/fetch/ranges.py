@@ -18,12 +18,7 @@ _HEADERS_BYTES = 4 * _TAR_BLOCK  # headers of a member, with the extended header
 
 
 class Requests(NamedTuple):
-    """Requests for wanted ranges of one object.
-
-    Attributes:
-        starts, stops: Bytes of each request, in ascending order.
-        number: For each wanted range the number of the request that contains it; -1 for an empty range.
-    """
+    """Requests in ascending order, and for each wanted range its request (-1 if it is empty)."""
 
     starts: Ints
     stops: Ints
@@ -72,10 +67,6 @@ def member_requests(rows: Rows, *, gap: int, longest: int) -> Requests:
 
     Members with at most `gap` bytes between them, or only headers, are merged into one request. So a completely wanted
     archive is read by requests of about `longest` bytes that end with a member.
-
-    Args:
-        gap: See `coalesce`.
-        longest: See `coalesce`.
     """
     starts = rows.offset - max(gap, _HEADERS_BYTES)
     stops = rows.offset + -(-rows.size // _TAR_BLOCK) * _TAR_BLOCK

@@ -53,11 +53,8 @@ class Reader:
     A reader belongs to one event loop. Cancelling a read releases its slot and its connection.
 
     Args:
-        options: Timeouts and attempts.
-        concurrency: Maximum number of requests at once.
         storage_options: Settings of the stores: obstore's names for S3, GCS, Azure and HTTP, otherwise fsspec's.
         data_set: Identifies the data set in the cache.
-        clock: Monotonic seconds, for time limits.
         rng: Source of the random waits between attempts.
     """
 
@@ -230,10 +227,7 @@ class Reader:
         raise _wrong_bytes(url, start, stop)
 
     async def listing(self, url: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
-        """List the objects in the folder at `url` and below, in pages. See `Lists.listing`.
-
-        Args:
-            url: Ends with a slash.
+        """List the objects in the folder at `url`, which ends with a slash. See `Lists.listing`.
 
         Raises:
             OptionError: the store cannot list objects.
@@ -295,11 +289,7 @@ class Reader:
         return self._attempts.fetch(store, path, request)
 
     async def _fetch_end(self, request: RangeRequest) -> Span | None:
-        """Fetch the last bytes of an object by a suffix range.
-
-        Returns:
-            None if the bytes have come. Else the object's size and version, for a read by absolute positions.
-        """
+        """Fetch the last bytes by a suffix range. Return None, or size and version if refused."""
         store = self._stores.of(request.url)[0]
         if gives_ends(store) and host_of(store) not in self._without_ends:
             try:

@@ -15,14 +15,10 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
 
 
 class Threads:
-    """A few threads of one event loop, started when calls wait and no thread is idle.
+    """At most `limit` threads of one event loop, started when calls wait and no thread is idle.
 
     They are daemon threads and never joined, as a call may hang forever in an unreachable file system. (Threads of
     `concurrent.futures` are joined at exit.) Calls that end at about the same time wake the loop once.
-
-    Args:
-        name: Name of the threads.
-        limit: Maximum number of threads.
     """
 
     def __init__(self, name: str, limit: int) -> None:

@@ -46,10 +46,7 @@ class BuildProgress:
     """Progress of a build, readable while the build runs.
 
     Attributes:
-        total: Shards to index.
-        entries: Indexed shards, by name.
         kept: Number of shards that an interrupted earlier build had indexed.
-        failures: Errors of shards that could not be indexed, by name.
         requests, nbytes: Reads and their bytes, without retries.
         seen_bytes: Bytes of the shards that this build indexed.
         index_bytes: Bytes of the written index files.
@@ -87,11 +84,9 @@ async def build_index(
     a journal. The same build resumes from there, after checking that each object has not changed.
 
     Args:
-        urls: The shards. Duplicates are indexed once.
         output: A path, or an address in a store.
         headers_only: See `build_shard`.
         concurrency: Shards at once.
-        storage_options: For writing.
 
     Raises:
         OptionError: another process builds this index, or the address is not writable.
@@ -222,7 +217,6 @@ async def _build(
     how: _How,
     publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
 ) -> None:
-    """Add all shards to the spool, except failed ones."""
     progress.total = len(shards)
     todo = iter(shards.items())
 
@@ -286,10 +280,7 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 1.0
 
 
 async def open_spool(path: Path, *, waits: bool = False) -> Spool:
-    """Open and lock the spool at `path`.
-
-    Args:
-        waits: Wait until no other process has it.
+    """Open and lock the spool at `path`. With `waits`, wait for the lock.
 
     Raises:
         OptionError: another process, or another build in this one, has it.
@@ -310,8 +301,6 @@ async def open_spool(path: Path, *, waits: bool = False) -> Spool:
 
 
 class Spool:
-    """The journal of indexed shards."""
-
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._lock = path, file, threading.Lock()
         try:

@@ -19,13 +19,9 @@ HELD_BYTES = 256 * 2**20
 
 
 class HeldReads(Generic[T]):
-    """An LRU cache with single-flight reads. Thread-safe; for several event loops.
+    """An LRU cache of up to `most` bytes, with single-flight reads.
 
-    Attributes:
-        most: Maximum bytes in the cache.
-
-    Args:
-        nbytes: Returns the bytes of an item.
+    Thread-safe; for several event loops.
     """
 
     def __init__(self, nbytes: Callable[[T], int]) -> None:
@@ -49,14 +45,12 @@ class HeldReads(Generic[T]):
             raise deepcopy(error) from error.__cause__  # each waiter adds its own notes
 
     def held(self, ordinal: int) -> T | None:
-        """Return the cached item, or None."""
         with self._lock:
             if ordinal in self._held:
                 self._held.move_to_end(ordinal)
             return self._held.get(ordinal)
 
     def hold(self, ordinal: int, one: T) -> None:
-        """Cache an item, unless there is one."""
         with self._lock:
             if ordinal in self._held:
                 return

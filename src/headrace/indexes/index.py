@@ -47,22 +47,15 @@ class IndexFiles(Protocol):
     """Location of an index. Holds nothing that it read, so it can be sent to other processes."""
 
     async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
-        """Read the numbers of samples of the shards `urls`.
-
-        Args:
-            hold: Called with a shard's number and index if that is known already.
-        """
+        """Read the numbers of samples of the shards. `hold` gets each shard's index if known already."""
         ...
 
 
 class Index:
     """Sample locations of shards. A shard's part is read when needed, and cached.
 
-    Usable by several threads and event loops. Copies, also in other processes, are opened again.
-
-    Args:
-        files: Location of the index.
-        limits: Limits for reading an archive's headers, if the index has only counts.
+    Thread-safe; for several event loops. Copies, also in other processes, are opened again. `limits` are for reading an
+    archive's headers, if the index has only counts.
     """
 
     def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits, form: Format) -> None:
@@ -76,7 +69,6 @@ class Index:
 
     @property
     def is_open(self) -> bool:
-        """True if the number of samples is known."""
         return self._starts is not None
 
     @property
@@ -121,7 +113,6 @@ class Index:
         return ordinal, number - int(self.starts[ordinal])
 
     async def shard(self, reader: Reads, ordinal: int) -> ShardIndex:
-        """Return the sample locations of a shard. Concurrent callers share one read."""
         return await self._held.get(ordinal, partial(self._load, reader, ordinal))
 
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:

@@ -36,7 +36,6 @@ class JoinedFiles:
         return OpenedIndex(np.concatenate(counts), load, self._mean_bytes(), self._blocks())
 
     def _blocks(self) -> Ints | None:
-        """First sample number of each block, and the total. Samples without blocks count as blocks."""
         if all(index.blocks is None for index in self._indexes):
             return None
         begins, first = list[Ints](), 0

@@ -33,12 +33,7 @@ def is_far(url: str) -> bool:
 
 
 class KeptReads:
-    """Reads of one shard through the cache, all of one version of the object.
-
-    Attributes:
-        kept: The reads.
-        is_new: True if some of them were not cached before.
-    """
+    """Reads of one shard through the cache, all of one version of the object."""
 
     def __init__(self, reads: Reads, kept: Kept) -> None:
         self._reads, self.kept, self.is_new = reads, kept, False
@@ -114,7 +109,6 @@ def save(place: Path, kept: Kept) -> None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove old files, at most once an hour."""
     mark, now = folder / f"removed{SUFFIX}", time.time()
     with suppress(OSError):
         if now - mark.stat().st_mtime < _REMOVED_S / 24:

@@ -22,13 +22,7 @@ _Columns = tuple[tuple[str, str], ...]
 
 
 class OwnTables:
-    """The index of shards whose format has its own tables.
-
-    Args:
-        entries: Known facts of each shard.
-        limits: Limits of the shards' demands.
-        storage_options: Options of the shards' store.
-    """
+    """The index of shards whose format has its own tables."""
 
     def __init__(
         self,
@@ -64,7 +58,6 @@ class OwnTables:
         return OpenedIndex(counts, self._load, blocks=_blocks(counts, [begins for _, begins in learned]))
 
     def _compare(self, columns: Mapping[int, _Columns]) -> None:
-        """Check that all shards with known columns have the same columns."""
         if not columns:
             return
         first = min(columns)
@@ -81,7 +74,6 @@ class OwnTables:
                     )
 
     async def _index(self, reader: Reads, entry: ShardEntry) -> ShardIndex:
-        """Return a shard's index, through the cache of tables."""
         if not self._format.keeps_tables or not is_far(entry.url):
             return _as_listed(entry, await self._format.index(reader, entry, self._limits))
         place = cache_path((entry.url,), self._storage_options, self._format).with_suffix(SUFFIX)
@@ -122,14 +114,12 @@ def _as_listed(entry: ShardEntry, shard: ShardIndex) -> ShardIndex:
 
 
 def _begins(rows: Rows) -> Ints | None:
-    """First row of each block; None if rows share no blocks."""
     if rows.block is None:
         return None
     return np.flatnonzero(np.diff(rows.block, prepend=-1))
 
 
 def _blocks(counts: Ints, begins: Sequence[Ints | None]) -> Ints | None:
-    """First sample number of each block, and the total; None if samples share no blocks."""
     if not any(some is not None for some in begins):
         return None
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

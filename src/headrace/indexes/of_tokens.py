@@ -83,7 +83,6 @@ class TokenTable:
         return 0 if self.documents is None else len(self.documents) - 1
 
     def shard(self, chosen: Ints) -> ShardIndex:
-        """Return the locations of the samples `chosen`."""
         file, places = self.file, self.places(chosen)
         if self.windows is None or self.documents is None:
             rows = rows_of(file, chosen, *places)
@@ -102,14 +101,7 @@ class TokenTable:
 
 
 class TokenFiles:
-    """The index of token files. Implements `headrace.indexes.index.IndexFiles`.
-
-    Args:
-        chunks: Entries of LitData's catalogue, if there is one.
-
-    Attributes:
-        tables: Samples of each file. Empty before `open`.
-    """
+    """The index of token files. `tables` is empty before `open`."""
 
     def __init__(self, settings: TokenSettings, limits: Limits, chunks: Sequence[Chunk] = ()) -> None:
         self.settings, self._limits, self._chunks = settings, limits, tuple(chunks)
@@ -339,7 +331,6 @@ def _is_npy(url: str) -> bool:
 
 
 def bin_of(url: str) -> str:
-    """Return the address of the tokens, also for the address of their index."""
     return _with(url, _BIN) if split_path(url)[0].endswith(_IDX) else url
 
 
@@ -355,10 +346,7 @@ _PLACE_BYTES = 8
 async def documents_by_eos(pinned: PinnedObject, file: TokenFile, eos: int, most_bytes: int) -> Ints:
     """Return starts of documents and the last end, in tokens. Tokens after the last `eos` count.
 
-    Holds a few pieces of the file, and 8 bytes for each document.
-
-    Args:
-        most_bytes: Limit of the result's bytes.
+    Holds a few pieces of the file, and 8 bytes for each document, up to `most_bytes`.
 
     Raises:
         FormatError: the file is shorter than before.

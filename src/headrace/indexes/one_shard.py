@@ -34,8 +34,6 @@ _TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Number of reads of a shard, and their bytes."""
-
     requests: int
     nbytes: int
 
@@ -102,12 +100,7 @@ class _Takes(Protocol):
 
 
 class _Scan:
-    """Finds samples in successive pieces of an archive, and computes checksums of members.
-
-    Attributes:
-        end: Bytes fed so far.
-        tables: The samples; `checksums` those of their members.
-    """
+    """Finds samples in successive pieces of an archive, and computes checksums of members."""
 
     def __init__(self, scanner: Scanner) -> None:
         self.end = 0
@@ -144,8 +137,6 @@ class _Scan:
 
 
 class _Unpacked:
-    """Feeds a scan with decompressed data."""
-
     def __init__(self, scan: _Scan, decompressor: Decompressor) -> None:
         self._scan, self._decompressor = scan, decompressor
         self._begin()
@@ -246,12 +237,7 @@ def _skipped(scanner: TarScanner, offset: int) -> bool:
 
 
 def best_window(offset: Ints, size: Ints) -> tuple[int, float]:
-    """Return the bytes to read after each skip, and the cost per byte of the archive, in bytes.
-
-    Args:
-        offset: Offsets of two or more consecutive members.
-        size: Sizes of the same members.
-    """
+    """Return the bytes to read after each skip, and the cost per byte, for consecutive members."""
     stops = offset + size + 511 & -512
     heads: list[int] = stops[:-1].tolist()
     bodies: list[int] = offset[1:].tolist()
@@ -273,7 +259,6 @@ def _cost(heads: list[int], bodies: list[int], window: int) -> int:
 
 
 def _latest(tables: list[Rows]) -> Rows:
-    """Return the last few hundred members."""
     count = 0
     for k in range(len(tables) - 1, -1, -1):
         count += len(tables[k].offset)

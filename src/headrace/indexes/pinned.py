@@ -14,15 +14,7 @@ _PIECES_AHEAD = 4
 
 
 class PinnedObject:
-    """One object, read in the version of the first read.
-
-    Attributes:
-        size, etag: The object's size and ETag. -1 and None before the first read.
-        requests, nbytes: Reads and their bytes, without the reader's retries.
-
-    Args:
-        on_bytes: Called with the number of bytes of each read.
-    """
+    """One object, read in the version of the first read. Before it, `size` is -1."""
 
     def __init__(self, reader: Reads, url: str, on_bytes: Callable[[int], object] | None = None) -> None:
         self.url = url

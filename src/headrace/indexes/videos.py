@@ -68,7 +68,6 @@ class Videos:
         return len((await self.video(reader, ordinal))[0])
 
     async def video(self, reader: Reads, ordinal: int) -> Video:
-        """Return the frames of a video. Concurrent callers share one read."""
         return await self._held.get(ordinal, partial(self._load, reader, ordinal))
 
     async def aclose(self) -> None:
@@ -95,7 +94,6 @@ class Videos:
         return unpack_tables(block, what), Version(int(directory.sizes[at]), directory.etag(at))
 
     async def _opened(self, reader: Reads, place: str) -> tuple[Directory, Ints]:
-        """Return the index file's directory, and each video's position in it."""
         if self._directory is not None:
             return self._directory
         if self.is_built:

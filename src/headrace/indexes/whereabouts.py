@@ -26,21 +26,15 @@ _FIRST = "tar"  # the format that is not part of the path
 def cache_path(
     urls: Iterable[str], storage_options: Mapping[str, object] | None = None, form: Format | None = None
 ) -> Path:
-    """Return the cache path of the index of these shards, in this order, format and store.
-
-    Args:
-        form: Format of the shards. None: tar.
-    """
+    """Return the cache path of the index of these shards. The format defaults to tar."""
     return _place(_INDEXES, f"{_digest(urls, storage_options, form)}{SUFFIX}")
 
 
 def names_path(place: str, storage_options: Mapping[str, object] | None = None) -> Path:
-    """Return the cache path of the object list of a folder or pattern."""
     return _place("manifests", f"{_digest((place,), storage_options, None)}.names")
 
 
 def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
-    """Return the path of these shards' cached index; None if there is none."""
     root = _root()
     try:
         folder = None if root is None else root / _OURS / _INDEXES

@@ -25,8 +25,7 @@ _HEAD = struct.Struct("<8s32sQ")  # magic and version; identity; number of sampl
 _ENTRY = struct.Struct("<QQII")  # start and size of the piece; its checksum; the entry's checksum
 
 
-class NotAtOnceError(Exception):
-    """The data must be read from a disk first."""
+class NotAtOnceError(Exception): ...
 
 
 class SampleFile:
@@ -37,7 +36,6 @@ class SampleFile:
     Args:
         fd: A file prepared by `begin`. Owned and closed by this object.
         identity: 32 bytes that identify these samples.
-        count: Number of samples.
         room: Returns the file's size limit, called if the last one is too low. It is also sent to workers.
         is_on_disk: True if reading may be slow.
     """
@@ -53,7 +51,6 @@ class SampleFile:
         self._adding = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Send the same file to workers."""
         return _received, (descriptors.send(self._fd), self.identity, self.count, self._room)
 
     @staticmethod
@@ -73,19 +70,15 @@ class SampleFile:
         return os.fstat(self._fd).st_size
 
     def has_room(self, nbytes: int) -> bool:
-        """True if the file may grow to `nbytes`."""
         if nbytes > self._limit:
             self._limit = self._room(nbytes)
         return nbytes <= self._limit
 
     def read(self, number: int, *, flags: int = 0) -> NDArray[np.uint8] | None:
-        """Return the piece of a number; None if missing or damaged.
-
-        Args:
-            flags: For `os.preadv`. With RWF_NOWAIT the call does not wait for a disk.
+        """Return the piece of a number; None if missing or damaged. `flags` are for `os.preadv`.
 
         Raises:
-            NotAtOnceError: it would have to wait.
+            NotAtOnceError: with RWF_NOWAIT, it would have to wait for a disk.
         """
         entry = self._entry(number)
         if entry is None:
@@ -145,7 +138,6 @@ class SampleFile:
 
 
 def table_end(count: int) -> int:
-    """Return the size of an empty file for `count` samples."""
     return _HEAD.size + count * _ENTRY.size
 
 

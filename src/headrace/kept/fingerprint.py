@@ -52,11 +52,7 @@ class NotKnownError(Exception):
 
 
 class ValueDigest:
-    """Computes digests.
-
-    Attributes:
-        draws: The first function or object that uses random numbers, or None.
-    """
+    """Computes digests. `draws` is the first object that uses random numbers, or None."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[bytes, object]] = {}  # holds the value, so that its id is not reused
@@ -164,7 +160,6 @@ class ValueDigest:
         yield plain.view(torch.uint8).numpy().data
 
     def _object(self, value: Any, kind: type) -> Iterator[bytes]:
-        """Yield digests of an object's parts, as pickle takes it apart."""
         self._see_draws(kind, (kind.__module__, kind.__qualname__))
         own = getattr(value, "_fingerprint", None)
         if type(own) is str and kind.__module__.startswith("datasets."):  # Hugging Face computes its own fingerprint
@@ -185,7 +180,6 @@ class ValueDigest:
         yield self.of((kind, made, arguments, state, list(items or ()), list(map(list, pairs or ()))))
 
     def _see_draws(self, value: object, name: tuple[str, str]) -> None:
-        """Record a function or class of a package that uses random numbers."""
         top, last = name[0].partition(".")[0], name[1].rpartition(".")[2]
         is_of_generator = name[0].startswith(("random", "numpy.random", "secrets")) or (top, last) in _GENERATORS
         if is_of_generator or (top in ("torch", "headrace") and last in _DRAWS):
@@ -218,7 +212,6 @@ def _names_of(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
 
 @functools.cache
 def _drawn_by(kind: type) -> str | None:
-    """Return a method of a package's class that uses random numbers, as in torchvision."""
     for base in kind.__mro__:
         if base.__module__.startswith("torch.nn.") or base.__module__.partition(".")[0] in sys.stdlib_module_names:
             continue  # layers use them for initial weights

@@ -31,7 +31,6 @@ class Writer:
     They may differ: a worker may have imported another version of a module, or a call may change a function.
 
     Args:
-        functions: Functions that workers apply to each sample.
         file: None: nothing can be stored.
         expected: Digest of the functions in the trainer. None: the user's `version` replaces it.
     """
@@ -48,7 +47,6 @@ class Writer:
         return self._file
 
     def add(self, number: int, pack: Callable[[], Buffer]) -> None:
-        """Store a sample. `pack` returns its bytes."""
         file = self._file
         if file is None:
             return
@@ -164,7 +162,6 @@ def fingerprint_of(values: Sequence[Any]) -> bytes:
 
 
 def not_told(error: NotKnownError) -> OptionError:
-    """Return the error of a `.cache()` that could not detect a change."""
     return OptionError(
         f".cache(): it would not be known when what is kept is out of date: {error}; give version=, and another one "
         "whenever what is done to samples, or the data, change"

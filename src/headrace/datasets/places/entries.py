@@ -67,7 +67,6 @@ class Entries(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]  # like a list
 
     def version(self, number: int) -> Version | None:
-        """Return the listed version of an object, or None."""
         size = UNKNOWN if self.sizes is None else int(self.sizes[number])
         etag = "" if self.etags is None else self.etags[number]
         if size == UNKNOWN and not etag:
@@ -111,7 +110,6 @@ class EntriesBuilder:
         return Entries(self._names.packed(), sizes if (sizes != UNKNOWN).any() else None, etags, start)
 
     def in_order(self, start: int = 0) -> Entries:
-        """Return the objects, sorted by name."""
         found = self.as_added(start)
         if self._is_sorted:
             return found
@@ -135,7 +133,6 @@ class _Texts:
 
 
 def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
-    """Return the objects as entries, in their order."""
     builder, source = EntriesBuilder(), iter(objects)
     while chunk := list(islice(source, _CHUNK)):
         builder.add(chunk)
@@ -188,21 +185,15 @@ def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
 
 
 def listed_of(urls: Sequence[str]) -> Iterator[Listed]:
-    """Yield addresses with their listed facts, if they were listed."""
     return urls.listed() if isinstance(urls, Entries) else map(Listed, urls)
 
 
 def version_at(urls: Sequence[str], number: int) -> Version | None:
-    """Return the listed version of an address, or None."""
     return urls.version(number) if isinstance(urls, Entries) else None
 
 
 def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str | None) -> None:
-    """Check that an object that was read has the listed version, if any.
-
-    Args:
-        size: Size as read. None or below 0: unknown.
-        etag: ETag as read. None: unknown.
+    """Check that an object that was read has the listed version, if both are known.
 
     Raises:
         ObjectChangedError: it has another version.
@@ -215,7 +206,6 @@ def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str |
 
 
 def survey_of(urls: Sequence[str]) -> Survey:
-    """Summarize the kinds of some addresses."""
     from headrace.datasets.places.kinds import path_in, surveyed
 
     start = urls.start if isinstance(urls, Entries) else 0
@@ -225,7 +215,6 @@ def survey_of(urls: Sequence[str]) -> Survey:
 
 
 def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:
-    """Return the addresses for which `is_wanted` is True."""
     some = entries_of((one for one in listed_of(urls) if is_wanted(one.path)), getattr(urls, "start", 0))
     some.revision = getattr(urls, "revision", "")
     return some

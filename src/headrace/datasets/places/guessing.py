@@ -78,14 +78,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Names:
-    """Addresses, and the listings that contain them."""
-
     urls: Sequence[str]
     listings: tuple[Listing, ...] = ()
 
     @property
     def facts(self) -> Facts:
-        """Descriptions of the listings."""
         listed = tuple(("listed", one.text) for one in self.listings)
         pins = [masked(one.urls.revision) for one in self.listings if one.urls.revision]
         return (*listed, ("revision", f"{', '.join(pins)}, as it was when it was listed")) if pins else listed
@@ -129,7 +126,6 @@ def names_at(
 
 
 def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
-    """Return the names with one of these suffixes; all if there are none."""
     from headrace.datasets.places.kinds import path_in
 
     some = only(urls, lambda url: path_in(url).lower().endswith(ends)) if ends else urls
@@ -139,11 +135,7 @@ def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
 def place_of(
     names: Names, given: str | Format | None, limits: Limits, storage_options: Options, *, kept: bool = False
 ) -> Place:
-    """Determine what the addresses contain.
-
-    Args:
-        given: The format, if the caller knows it.
-        kept: Use listings cached on this machine.
+    """Determine what the addresses contain. `kept`: use listings cached on this machine.
 
     Raises:
         OptionError: unknown; the message describes remedies.
@@ -208,9 +200,6 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
 
     Of an object that is compressed by its name, the decompressed bytes are used.
 
-    Args:
-        head: The first bytes. None: not readable.
-
     Raises:
         OptionError: the object is compressed, but not by its name.
     """
@@ -252,7 +241,6 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
 
 
 def _of_format(names: Names, form: Format) -> Place:
-    """Filter a listing by a given format, if any name has it."""
     from headrace.datasets.places.kinds import Kinds
 
     says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
@@ -323,7 +311,7 @@ def _is_folder(url: str) -> bool:
 
 
 def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> Names:
-    """List some folders, one after the other.
+    """List some folders.
 
     Raises:
         OptionError: one is empty, or its store cannot list.
@@ -358,11 +346,7 @@ def _shown(listing: Listing) -> str:
 
 
 def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
-    """Read the catalogues at `urls`, or in the folders at `urls`; None if there are none.
-
-    Args:
-        form: Format of the catalogues. None: detected by their content.
-    """
+    """Read the catalogues at or inside `urls`, of any format if `form` is None; None if missing."""
     named: defaultdict[str, list[KnownFormat]] = defaultdict(list)
     for one in [KnownFormat.of(form)] if form is not None else known_formats().values():
         if one.catalogue is not None:

@@ -46,12 +46,10 @@ _WAYS = {
 
 
 def path_in(url: str) -> str:
-    """Remove the query, which only web addresses have."""
     return path_of(url) if url.startswith(("http://", "https://")) else url
 
 
 def extension_of(url: str) -> str:
-    """Return the part after the last dot of a name, in lower case."""
     name = path_in(url).rpartition("/")[2]
     return name.rpartition(".")[2].lower() if "." in name else ""
 
@@ -65,7 +63,6 @@ def kind_in(url: str) -> str:
 
 
 def way_round(url: str) -> str:
-    """Return a hint for an object of unknown format, for an error text."""
     way = _WAYS.get(_bare(kind_in(url)))
     return "" if way is None else f"; {way}"
 
@@ -98,11 +95,7 @@ class Survey:
 
 
 def surveyed(names: Iterable[str], start: int) -> Survey:
-    """Summarize the kinds of names.
-
-    Args:
-        start: Length of the common prefix before the paths, in characters.
-    """
+    """Summarize the kinds of names. `start` is the length of the prefix before the paths."""
     found, endings, digest = Survey(), Counter[str | None](), blake2b(digest_size=8)
     several, folders, last = _not_alone(), set[str](), None
     source = iter(names)
@@ -160,7 +153,6 @@ def survey_to_keep(found: Survey) -> dict[str, object] | None:
 
 
 def kept_survey(kept: object) -> Survey | None:
-    """Return a stored survey; None if missing, or made with other known formats."""
     if not isinstance(kept, Mapping) or kept.get("by") != _known_by():
         return None
     return Survey(**{name: value for name, value in kept.items() if name != "by"})
@@ -194,7 +186,6 @@ class Kinds:
 
     @property
     def text(self) -> str:
-        """Description for an error text."""
         others = ((f".{name}" if name else "without an extension", count) for name, count in self.others.most_common())
         counts = [*self.formats.most_common(), *others]
         shown = ", ".join(f"{count:,} {name}" for name, count in counts[:_SHOWN])
@@ -202,7 +193,6 @@ class Kinds:
 
 
 def _bare(kind: str) -> str:
-    """Remove the extension of the compression."""
     return kind.partition(".")[0]
 
 
@@ -236,7 +226,6 @@ def without_extension(url: str) -> str:
 
 
 def mixed(place: str, kinds: Kinds) -> OptionError:
-    """Return the error for a location with several kinds of objects."""
     named = {known_formats()[name].suffixes[0]: count for name, count in kinds.formats.items()}
     ending = max(named, key=lambda one: named[one]) if named else f".{kinds.others.most_common(1)[0][0]}"
     return OptionError(
@@ -247,7 +236,6 @@ def mixed(place: str, kinds: Kinds) -> OptionError:
 
 
 def form_in(kinds: Kinds) -> Format | None:
-    """Return the common format of all objects, or None."""
     if len(kinds.formats) != 1 or kinds.others:
         return None
     return known_formats()[next(iter(kinds.formats))].load()

@@ -40,9 +40,7 @@ class Listing:
     """The objects of a folder or pattern.
 
     Attributes:
-        place: As given by the user.
         folder: The listed folder, with a slash at its end.
-        urls: Sorted addresses, with their versions.
         nbytes: Total size. None: not known of all.
         left_out: Number of skipped objects, by reason.
         listed_at: Seconds since 1970.
@@ -59,18 +57,15 @@ class Listing:
 
     @property
     def text(self) -> str:
-        """Description for messages."""
         size = "" if self.nbytes is None else f", {self.nbytes:,} bytes"
         out = ", ".join(f"{count:,} {why}" for why, count in sorted(self.left_out.items()))
         return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; left out: {out}' if out else ''}"
 
 
 def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *, kept: bool) -> Listing:
-    """List a folder or pattern, sorted by address.
+    """List a folder (`place` with a slash at its end) or pattern, sorted by address.
 
-    Args:
-        place: The folder, with a slash at its end, or the pattern.
-        kept: Use the listing cached on this machine, or create it.
+    With `kept`, use the listing cached on this machine, or create it.
 
     Raises:
         OptionError: the store cannot list.
@@ -112,12 +107,7 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
 
 
 class _LeavesOut:
-    """Selects the names that are data, and counts the others.
-
-    Args:
-        start: Start of the path below the folder, in characters.
-        pattern: Also required to match.
-    """
+    """Selects the names that are data, and counts the others."""
 
     def __init__(self, start: int, pattern: Pattern | None) -> None:
         self._start, self._matches = start, None if pattern is None else pattern.matches
@@ -147,7 +137,6 @@ def is_data_folder(name: str) -> bool:
 
 
 def _why_not(path: str, *, hides: bool) -> str | None:
-    """Return why an object is not data; None if it is."""
     if hides and (path.startswith(".") or "/." in path):
         return "hidden"
     parts = path.split("/")

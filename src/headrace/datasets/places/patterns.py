@@ -40,7 +40,6 @@ class Pattern:
         return re.compile(text, re.DOTALL)
 
     def matches(self, path: str) -> bool:
-        """True if the path, relative to the folder, matches."""
         return self._regex.fullmatch(path) is not None
 
     def matches_below(self, name: str) -> bool:

@@ -1,7 +1,5 @@
 """Requests to a store: attempts, time limits, concurrency. One place for all stores.
 
-Clock and random numbers are arguments.
-
 attempts.py     one range until it is complete      range_request.py    its state and its bytes
 endpoint.py     one host: hedged requests, and all below
 limits.py semaphore.py      concurrency and rate limits

@@ -31,12 +31,7 @@ _OUR_MEMORY = _OurMemory()
 
 
 class Attempts:
-    """The requests of one reader.
-
-    Args:
-        clock: Monotonic seconds, for time limits.
-        rng: Source of the random waits between attempts.
-    """
+    """The requests of one reader. `clock` gives monotonic seconds, `rng` the random waits."""
 
     def __init__(
         self,

@@ -14,11 +14,7 @@ _LEAST_S = 0.001
 
 
 class TransferProgress(Protocol):
-    """Progress that a read waits for.
-
-    Attributes:
-        succeeded_at: Time of the last progress.
-    """
+    """Something a read waits for, with the time of its last progress."""
 
     succeeded_at: float
 
@@ -27,8 +23,7 @@ class Watched:
     """A read with time limits. Its task is cancelled to interrupt it, as by `asyncio.timeout`.
 
     Attributes:
-        position: Byte of the object that was reached.
-        body: Body being read, if it implements `Fills`. Its received bytes are added to `position`.
+        position: Byte of the object that was reached, without received bytes of `body`.
         waits_for: What the read waits for instead of the store. Time in which that makes progress does not count.
         stopped_by: Reason of the interruption, or None.
         paused_s: Seconds that do not count.
@@ -47,7 +42,6 @@ class Watched:
         self.began = self.paused_s = 0.0
 
     def start_now(self, now: float) -> None:
-        """Start the time limit. `interrupt` will cancel the current task."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -72,15 +66,11 @@ class Watched:
             self._task.cancel()
 
     def settle(self) -> str | None:
-        """Return the reason if only `interrupt` cancelled the task. Called when the task runs again.
-
-        None: the task was not interrupted, or was also cancelled by others, so the cancellation must continue.
-        """
+        """Return the reason if only `interrupt` cancelled the task; else None. Called afterwards."""
         why, self.stopped_by = self.stopped_by, None
         return why if why is not None and self._task.uncancel() <= self._cancelling else None
 
     def judge(self, now: float, options: FetchOptions) -> str | None:
-        """Return a description of the exceeded limit, or None."""
         reached = self.reached
         waits_for = self.waits_for
         if waits_for is not None:
@@ -112,8 +102,6 @@ class Hedged(Protocol):
 
 
 class DeadlineTimer:
-    """The timer of a reader. Runs only while there are requests."""
-
     def __init__(self, options: FetchOptions, clock: Callable[[], float]) -> None:
         self._options, self._clock = options, clock
         self._watched: dict[Watched, None] = {}

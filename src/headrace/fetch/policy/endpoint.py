@@ -39,7 +39,6 @@ class Endpoint:
         is_far: False for a local store, which gets no hedges.
         everyone: Limit of all requests of the reader.
         bound: Concurrency limit of a healthy host.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class Endpoint:
         self._everyone.leave()
 
     def succeeded(self, *, again: bool) -> None:
-        """Record a complete answer. `again`: after failed attempts."""
         self.succeeded_at = now = self._clock()
         self.level.succeeded(now)
         self.retry_budget.give(1.0 if again else 0.1)
@@ -159,7 +157,6 @@ class Endpoint:
         return again
 
     async def aclose(self) -> None:
-        """Cancel the losing hedges, wait for their end, and end the timers."""
         self.level.close()
         self.retry_budget.close()
         for second in self._seconds:
@@ -195,8 +192,6 @@ class Endpoint:
 
 
 class HedgedRequest:
-    """A request that waits for its first byte, and its hedge."""
-
     __slots__ = ("answer", "began", "failure", "first_failed", "is_asked_again", "path", "request", "second", "store")
 
     def __init__(self, store: Store, path: str, request: RangeRequest, began: float) -> None:
@@ -240,17 +235,11 @@ _BURST = 5.0
 
 
 class Hedges:
-    """First-byte latencies of one host, and its budget of hedges.
+    """First-byte latencies of one host, and its budget of hedges: `share` per request.
 
     The 95th percentile is that of the last 256 latencies, sorted after every 32: 0.3 µs per request and exact. It
     adapts to a changed host within some hundred requests. (A streaming estimate is as slow in Python, and needs a step
-    size that suits both 1 ms and 1 s.)
-
-    Args:
-        share: Hedges per request, above 0.
-
-    Attributes:
-        delay_s: Latency after which a request is late. Infinite while too little is known.
+    size that suits both 1 ms and 1 s.) `delay_s` is infinite while too little is known.
     """
 
     __slots__ = ("_share", "_since", "_times", "_tokens", "delay_s")

@@ -20,10 +20,6 @@ class ConcurrencyLimit(Semaphore):
 
     A failure that indicates overload reduces the limit to 0.7 of the running requests, once for each round of requests.
     As many successes as the limit raise it by one, up to `bound`. A throttled host also gets a rate limit.
-
-    Args:
-        bound: Maximum of the limit.
-        clock: Monotonic seconds.
     """
 
     __slots__ = ("_clock", "_lowered_at", "_rate", "_timer", "_unused", "bound", "lowest", "pace")
@@ -150,7 +146,6 @@ class RateMeter:
         return begins
 
     def of(self, now: float) -> float:
-        """Events per second; after a pause those before it."""
         if self._before and now - self._since > 2.0 * _WINDOW_S:
             return self._before / max(_WINDOW_S, self._since - self._since_before)
         return (self._before + self._count) / max(_WINDOW_S / 10.0, now - self._since_before)

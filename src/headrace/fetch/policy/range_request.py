@@ -25,7 +25,6 @@ class RangeRequest(Watched):
     Args:
         start: First byte. Negative, without a stop: this many bytes before the end.
         target: Memory for the bytes. None: allocated, see `result`.
-        etag: The required version.
         charge: Called and awaited once, with the number of bytes.
         most: Maximum bytes of a longer object, if the store supports ranges for the rest.
         rest: Holds the open answer between requests, for a store without ranges.
@@ -33,8 +32,6 @@ class RangeRequest(Watched):
 
     Attributes:
         asked_stop: End of the range. Known after the first answer, unless the store does not report it.
-        size: The object's size, if known.
-        told: Version in the answers, once there is one.
         in_order: The store sends the whole object for every range.
         skipped: Bytes received before the wanted ones.
         is_inside: True while the request counts in the host's limit.
@@ -188,7 +185,6 @@ class RangeRequest(Watched):
         return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order, self.told)
 
     def _open_room(self) -> bool:
-        """Allocate memory for a body if its size is known. True if there is memory."""
         if self._room is None and not self._pieces and self.asked_stop is not None:
             self._buffer = room_for(self.asked_stop - self.position, self.url)
             self._room = np.frombuffer(self._buffer.getbuffer(), np.uint8)

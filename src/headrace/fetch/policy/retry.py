@@ -41,7 +41,6 @@ class RetryPolicy:
         return cls(options.attempts, options.backoff_s, options.backoff_cap_s)
 
     def requests_for(self, error: BaseException) -> int:
-        """Maximum number of requests if all fail with such an `error`."""
         if isinstance(error, ObjectChangedError) and not error.is_certain:
             return min(_BAD_RESPONSES, self.attempts)
         if isinstance(error, _FINAL) or not isinstance(error, (StorageError, OSError)):

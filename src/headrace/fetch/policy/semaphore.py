@@ -8,11 +8,7 @@ from collections.abc import Callable
 
 
 class WaitingLine:
-    """Waiters in first-come order. Those that come `again` precede the others.
-
-    Attributes:
-        waiting: Number of waiters.
-    """
+    """Waiters in first-come order. Those that come `again` precede the others."""
 
     __slots__ = ("_again", "_new", "waiting")
 
@@ -45,7 +41,6 @@ class WaitingLine:
             raise
 
     def grant(self) -> bool:
-        """Release the next waiter. False if there is none."""
         for line in (self._again, self._new):
             while line:
                 future = line.popleft()

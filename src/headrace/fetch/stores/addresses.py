@@ -83,7 +83,6 @@ class Stores:
         return store, path
 
     async def aclose(self) -> None:
-        """Close all stores, even if one fails to close."""
         async with AsyncExitStack() as closing:
             if self._shared is not None:
                 closing.push_async_callback(self._shared.aclose)
@@ -190,7 +189,6 @@ class Stores:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The storage options, normalized; not for fsspec and registered stores."""
         if self._normal is None:
             self._normal = for_obstore(self._storage_options)
         return self._normal

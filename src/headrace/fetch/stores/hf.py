@@ -35,10 +35,6 @@ class HuggingFaceStore:
     Args:
         storage_options: `token` (False: none) and `endpoint`. The defaults are huggingface_hub's.
         headers: Sent with each request to the hub.
-        clock: Monotonic seconds.
-
-    Attributes:
-        endpoint: Address of the hub.
     """
 
     gives_ends = True
@@ -141,7 +137,6 @@ def _parts_of(path: str) -> tuple[str | None, str, str, str]:
 
 
 def _token(storage_options: Mapping[str, object]) -> str | None:
-    """Return the given token, or the user's own from huggingface_hub's locations."""
     given = storage_options.get("token")
     if given is False:
         return None

@@ -34,13 +34,10 @@ class _Range:
 
 
 async def list_in_ranges(pages: Pages, page_size: int) -> AsyncGenerator[Sequence[Listed], None]:
-    """List all objects in pages, each object once.
+    """List all objects in pages of up to `page_size`, each object once.
 
     The first pages are read one by one. If more follow, the rest is divided at likely keys, such as photo-1, photo-2,
     …, photo-9 after photo-0123. Large ranges are divided again.
-
-    Args:
-        page_size: Objects in a full page.
     """
     listing = _Listing(pages, page_size)
     try:
@@ -51,7 +48,6 @@ async def list_in_ranges(pages: Pages, page_size: int) -> AsyncGenerator[Sequenc
 
 
 async def without_folders(pages: AsyncGenerator[Sequence[Listed], None]) -> AsyncGenerator[Sequence[Listed], None]:
-    """Filter out the objects that represent folders."""
     folders = _Folders()
     async with aclosing(pages) as each:
         async for page in each:
@@ -62,21 +58,15 @@ async def without_folders(pages: AsyncGenerator[Sequence[Listed], None]) -> Asyn
 class _Folders:
     """Filters out empty objects that represent folders: "d/", listed as "d" before its content.
 
-    A folder object without content cannot be distinguished from an empty object.
-
-    Attributes:
-        waiting: The last object of a page, while it may be a folder.
+    A folder object without content cannot be distinguished from an empty object. `waiting` has the last object of a
+    page, while it may be a folder.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Listed] = []
 
     def without(self, page: Sequence[Listed]) -> list[Listed]:
-        """Return the objects that are known not to represent folders.
-
-        Args:
-            page: The next page, in the order of the keys.
-        """
+        """Return the objects that are known not to represent folders. Pages come in key order."""
         known = [*self.waiting, *page]
         self.waiting = [one for one in known[-1:] if one.size == 0]
         objects = [
@@ -147,7 +137,6 @@ class _Listing:
         await self._ready.put(folders.waiting)
 
     async def _may_divide(self, last: str) -> bool:
-        """True if tasks are free and the store can list after any key."""
         if self._waiting or len(self._tasks) > _AT_ONCE // 2 or self._can_divide is False:
             return False
         if self._can_divide is None:
@@ -167,12 +156,7 @@ class _Listing:
 
 
 def points_behind(first: str, last: str) -> list[str]:
-    """Return sorted keys at which the keys after a page may be divided.
-
-    Args:
-        first: First key of the page.
-        last: Last key of the page.
-    """
+    """Return sorted keys at which the keys after a page may be divided."""
     return sorted(set(_points(first, last)))
 
 

@@ -25,8 +25,6 @@ OpenFile = Callable[[str | None], tuple[int, int, str]]
 
 
 class LocalStore:
-    """Files of this machine, by path."""
-
     is_local = gives_ends = True
 
     def __init__(self) -> None:

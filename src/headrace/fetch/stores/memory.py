@@ -19,7 +19,6 @@ def put(url: str, data: bytes) -> None:
 
 
 def remove(url: str) -> None:
-    """Remove the object at `url`, if there is one."""
     _objects.pop(_path(url), None)
 
 

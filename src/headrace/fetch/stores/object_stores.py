@@ -129,11 +129,7 @@ def _is_clouds_own(root: str, config: Mapping[str, Any]) -> bool:
 async def list_remote(
     root: str, options: FetchOptions, storage_options: Mapping[str, Any], prefix: str
 ) -> AsyncIterator[list[Listed]]:
-    """List the objects of a bucket below a folder. obstore retries failed pages.
-
-    Args:
-        root: `s3://bucket`.
-        prefix: Empty, or the folder and a slash.
+    """List the objects of the bucket `root` in the folder `prefix`. obstore retries pages.
 
     Raises:
         StorageError: a page failed.
@@ -184,9 +180,6 @@ class RemoteStore:
     Args:
         root: `s3://bucket`, `https://host`, or `https://host/?query`, whose query is sent with each request.
         storage_options: obstore's settings for the kind of store, with `client_options` and `credential_provider`.
-
-    Attributes:
-        gives_ends: True if a negative start is supported.
     """
 
     def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
@@ -252,7 +245,6 @@ class RemoteStore:
         return Answer(first, last, size, about["e_tag"], chunks, gives_ranges=is_cloud, modified=modified)
 
     async def _chunks(self, result: Any, path: str, whole: int, wanted: int) -> AsyncIterator[Buffer]:
-        """Yield the first `wanted` bytes of a body of `whole` bytes."""
         try:
             if wanted == whole <= _CHUNK_BYTES:
                 if wanted:
@@ -281,10 +273,6 @@ class RemoteWebStore:
 
     obstore does not support queries, escapes paths itself and drops empty parts. So addresses with a query, and those
     that obstore would change, get their own store. The latest few are kept.
-
-    Args:
-        root: `https://host`.
-        storage_options: Only `client_options` is used.
     """
 
     def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:

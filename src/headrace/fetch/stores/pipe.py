@@ -91,12 +91,7 @@ class PipeStore:
 
 
 class _Run:
-    """One run of a command and its output, which is deleted with the last reference.
-
-    Attributes:
-        ended: Done when the command has ended, with its error if it failed.
-        waiting: Number of waiting reads.
-    """
+    """One run of a command and its output, which is deleted with the last reference."""
 
     def __init__(self, command: str, threads: Threads) -> None:
         if not command.strip():
@@ -175,6 +170,5 @@ def _status(returncode: int) -> str:
 
 
 def _shown(errors: bytes) -> str:
-    """Return the last lines of standard error, with secrets masked."""
     lines = errors.decode(errors="replace").strip().splitlines()[-_ERROR_LINES:]
     return f": {masked_text('; '.join(lines))}" if lines else ""

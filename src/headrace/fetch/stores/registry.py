@@ -62,7 +62,6 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def registered(scheme: str) -> StoreFactory | None:
-    """Return the registered factory of a scheme, or None."""
     if scheme in _registered:
         return _registered[scheme]
     for entry in entry_points(group="headrace.stores", name=scheme):

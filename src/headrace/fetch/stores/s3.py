@@ -32,13 +32,7 @@ _TRUE = frozenset({"1", "true", "on", "yes", "y"})
 class S3Store:
     """One bucket. Refused credentials are read again once: environment, files and providers.
 
-    Keys that obstore cannot sign (with an empty part, "." or "..") are refused.
-
-    Args:
-        root: `s3://bucket`.
-        storage_options: obstore's settings.
-        headers: Sent with each request, unsigned.
-        clock: Monotonic seconds.
+    Keys that obstore cannot sign (with an empty part, "." or "..") are refused. `headers` are sent unsigned.
     """
 
     gives_ends = True
@@ -67,7 +61,6 @@ class S3Store:
 
     @property
     def endpoint(self) -> str:
-        """The address of the bucket."""
         try:
             return self._signer.unsigned("x")
         except (BaseError, TypeError, ValueError) as error:
@@ -137,7 +130,6 @@ class _Signer:
         self._known: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def setting(self, name: str) -> object:
-        """Return the given setting, or the environment's."""
         return self._store.config.get(name) or os.environ.get(f"AWS_{name.upper()}")
 
     def unsigned(self, key: str) -> str:

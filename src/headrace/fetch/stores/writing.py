@@ -38,9 +38,6 @@ def check_writable(url: str) -> None:
 async def write_object(url: str, source: Path, storage_options: Mapping[str, object] | None = None) -> None:
     """Write the file `source` to `url`, replacing the object, atomically if the store can.
 
-    Args:
-        storage_options: As for a `Reader`.
-
     Raises:
         OptionError: the address is not writable, or the options are invalid.
         StorageError: the write failed.

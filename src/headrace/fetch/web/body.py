@@ -14,10 +14,7 @@ class Body:
     """A body that implements `Fills`. Iterating over it gives pieces.
 
     Its connection is reused when all of the body was read. It ends if the body is closed earlier, cancelled or broken.
-
-    Args:
-        name: Address shown in errors.
-        length: Bytes of the body, if known from elsewhere than its framing.
+    `length` is needed if the framing does not give it.
     """
 
     def __init__(self, connection: Connection, head: Head, name: str, length: int | None = None) -> None:
@@ -77,7 +74,6 @@ class Body:
             self.abort()
 
     def abort(self) -> None:
-        """End the connection, unless it was released."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()

@@ -31,11 +31,7 @@ _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
 
 class _WantedAnswer:
-    """A requested range, and its name in errors.
-
-    Attributes:
-        fields: The request's header fields for the range.
-    """
+    """A requested range with its header fields, and its name in errors."""
 
     __slots__ = ("fields", "if_match", "name", "start", "stop")
 
@@ -50,7 +46,7 @@ class _WantedAnswer:
             self.fields["If-Match"] = if_match
 
     def begin(self, size: int | None) -> int:
-        """First byte of the range in an object of `size` bytes, or of unknown size.
+        """First byte of the range in an object of `size` bytes.
 
         Raises:
             ValueError: the size must be known.
@@ -65,11 +61,7 @@ class _WantedAnswer:
 
 
 class Web:
-    """GETs over one reader's connections.
-
-    Args:
-        wall_clock: Seconds since 1970, for dates in Retry-After.
-    """
+    """GETs over one reader's connections. `wall_clock` gives seconds since 1970."""
 
     def __init__(self, connections: Connections, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._connections, self._wall_clock = connections, wall_clock
@@ -185,12 +177,7 @@ class Web:
 
 
 class WebStore:
-    """Objects under one web address.
-
-    Args:
-        base: Address before the slash and the path.
-        headers: Sent with each request, but never to another origin.
-    """
+    """Objects under the address `base`. `headers` are never sent to another origin."""
 
     gives_ends = True
 
@@ -217,7 +204,7 @@ class WebStore:
         return await self._web.get(url, start, stop, if_match=if_match, headers=self._headers, rest=rest)
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """List objects by the server's index pages. See `Lists.listing`."""
+        """See `Lists.listing`. Uses the server's index pages."""
 
         async def ask(url: str) -> bytes:
             return (await self._web.page(url, self._headers or {}, name=url))[0]
@@ -283,11 +270,7 @@ def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
 async def _whole(
     connection: Connection, head: Head, wanted: _WantedAnswer, rest: Rest | None, *, is_beyond: bool
 ) -> Answer:
-    """Return the requested part of an answer that contains the whole object.
-
-    Args:
-        is_beyond: The server has reported that the range is beyond the end.
-    """
+    """Return the requested part of a whole object. `is_beyond`: after a 416 for the range."""
     etag = _checked(head, wanted)
     size = head.length
     start = wanted.begin(size)

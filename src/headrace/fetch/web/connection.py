@@ -30,7 +30,6 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         filled: Bytes received by the latest `fill`. Also valid while it waits and after it failed.
         has_begun: True if any byte of the answer has come.
-        address: IP address of the other side.
         closed: Done when the connection is closed.
 
     Args:
@@ -146,7 +145,6 @@ class Connection(asyncio.BufferedProtocol):
         raise ValueError("it only has interim answers")
 
     def buffered(self) -> memoryview:
-        """Bytes received and not taken yet."""
         return self._room[self._begin : self._end]
 
     def take(self, count: int) -> None:
@@ -195,7 +193,6 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def in_words(error: Exception) -> str:
-    """Describe a connection's error for a message."""
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason}"
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:

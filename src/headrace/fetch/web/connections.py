@@ -47,10 +47,8 @@ class Connections:
     """All connections of one reader, to any origins, as many as are in use at once.
 
     Args:
-        tls: TLS context. None: made from the machine's certificates at first use.
-        is_public: True for an IP address of the public network.
+        tls: None: made from the machine's certificates at first use.
         idle_s: Seconds after which an idle connection is closed.
-        resolve: Returns the addresses of a host and port, see `Lookups`.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class Connections:
         (RFC 9112 §9.3.1; every request is a GET).
 
         Args:
-            name: Address shown in errors.
             public_only: Refuse addresses that are not public.
 
         Raises:
@@ -97,7 +94,6 @@ class Connections:
         return connection, await _ask(connection, request, name)
 
     async def aclose(self) -> None:
-        """Close all connections, idle and in use, and wait until they are closed."""
         self._is_closed = True
         self._lookups.close()
         if self._sweeper is not None:

@@ -57,10 +57,8 @@ class Head(NamedTuple):
     """The head of an answer.
 
     Attributes:
-        status: The three digits.
         headers: By lower-case name. Repeated values are joined by commas.
         length: Bytes of the body. None if it is chunked or extends to the connection's end.
-        is_chunked: True if the body is in chunks.
         keeps_alive: True if another request may follow on the connection.
     """
 
@@ -114,8 +112,7 @@ def request(path: str, fields: Mapping[str, str], headers: Mapping[str, str]) ->
 def head_end(data: bytearray, searched: int, stop: int) -> int:
     """Return the end of the head at the start of `data`, with its empty line; -1: incomplete.
 
-    Args:
-        searched: Number of bytes searched earlier.
+    The first `searched` bytes were searched earlier.
 
     Raises:
         ValueError: this cannot become a head.
@@ -190,11 +187,7 @@ def content_range(value: str) -> ContentRange:
 
 
 def retry_after_s(value: str, now_s: float) -> float | None:
-    """Return the seconds of a Retry-After; None if it is malformed.
-
-    Args:
-        now_s: Seconds since 1970, for a date.
-    """
+    """Return the seconds of a Retry-After, or None. `now_s`: seconds since 1970, for a date."""
     if _SECONDS.fullmatch(value):
         return float(value)
     try:
@@ -205,11 +198,7 @@ def retry_after_s(value: str, now_s: float) -> float | None:
 
 
 class Chunks:
-    """Incremental decoder of a chunked body.
-
-    Attributes:
-        is_done: True after the body's end and its trailers.
-    """
+    """Incremental decoder of a chunked body. `is_done` is True after its end and trailers."""
 
     _LINE_BYTES = 4096
     _WINDOW = 128  # bytes searched for a line's end at a time, as most lines are short

@@ -33,10 +33,6 @@ class IndexPage(NamedTuple):
 async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> AsyncIterator[list[Listed]]:
     """List the objects of a folder, by page. Pages of one level are requested at once.
 
-    Args:
-        base: Address before the slash and the path.
-        prefix: Path of the folder.
-
     Raises:
         OptionError: a page is no index of a folder.
         AccessDeniedError: the server refuses a page.

@@ -51,7 +51,6 @@ class Lookups:
 
     Args:
         resolve: Returns one or more addresses of a host and port, or raises OSError. Called in a thread.
-        clock: Monotonic seconds.
         kept_s: Seconds for which results are cached. Failures are not cached.
     """
 

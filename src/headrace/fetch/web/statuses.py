@@ -25,7 +25,6 @@ def is_plain(encoding: str) -> bool:
 
 
 def encoded(encoding: str) -> str:
-    """Return the error text for a body with this Content-Encoding."""
     return (
         f"its body has Content-Encoding {encoding[:40]!r}, so no range of it can be read: store the object without "
         "this header, and under a name that ends in .gz if its bytes are compressed"

@@ -56,7 +56,6 @@ class Entry:
 
     @staticmethod
     def of(url: str, index: ShardIndex, block: bytes) -> Entry:
-        """Return the entry of the shard at `url`, whose `index` was packed to `block`."""
         rows = index.rows
         return Entry(
             name=url,
@@ -100,12 +99,7 @@ class Texts(Sequence[str]):
 
 
 class Directory:
-    """The shards of an index file and the positions of their blocks, as arrays.
-
-    Attributes:
-        names: Addresses of the shards, in the order of indexing.
-        samples, members, nbytes, sizes: As in `Entry`, for each shard.
-    """
+    """The shards of an index file and the positions of their blocks, as arrays."""
 
     def __init__(self, arrays: Arrays, end: int) -> None:
         self.names = Texts(arrays.fact("prefix", as_text), *arrays.texts("name_text", "name_length"))
@@ -126,14 +120,10 @@ class Directory:
         return len(self.names)
 
     def etag(self, at: int) -> str | None:
-        """The version of object `at` when it was indexed."""
         return self._etags[at] or None
 
     def block(self, at: int) -> tuple[int, int, int]:
-        """Return start and stop of a shard's block in the file, in bytes, and its CRC-32.
-
-        Start and stop are equal if the members are not known.
-        """
+        """Return a shard's block: start and stop in bytes, and CRC-32. Equal: members unknown."""
         return int(self._blocks[at]), int(self._blocks[at + 1]), int(self._checks[at])
 
     def __getitem__(self, at: int) -> Entry:
@@ -181,7 +171,6 @@ class Directory:
         raise AssertionError("unreachable")
 
     def _hashes(self, count: int) -> tuple[Ints, Ints]:
-        """Return the sorted hashes of all tails of `count` segments, and their shards."""
         if count not in self._tails:
             hashes = np.fromiter((hash(_tail(name, count)) for name in self.names), np.int64, len(self))
             order = np.argsort(hashes)
@@ -280,5 +269,4 @@ def check_block(data: Buffer, check: int, what: str) -> None:
 
 
 def wrong_check(what: str) -> FormatError:
-    """Return the error for a block with a wrong CRC-32."""
     return damage(what, "its CRC-32 is not the one that the directory says")

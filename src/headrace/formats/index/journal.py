@@ -46,10 +46,7 @@ class Journal:
     """Iterates over the entries of a journal, up to the first incomplete or damaged record.
 
     Entries have `start` and `length` of their block in the journal. Of several entries of one object the last one is
-    valid.
-
-    Attributes:
-        end: End of the last complete record, in bytes. Truncate the journal here before appending to it.
+    valid. Truncate the journal at `end` before appending to it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -102,8 +99,6 @@ def _entry(facts: dict[str, object]) -> Entry:
 
 def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -> int:
     """Write an index file of `entries`, whose blocks are in `journal`. Return its size.
-
-    Copies the blocks in pieces.
 
     Raises:
         ValueError: two entries have one address.

@@ -42,7 +42,6 @@ _FAR_BYTES = 2**16
 
 
 def damage(what: str, why: str) -> FormatError:
-    """Return the error for damaged data named `what`."""
     return FormatError(f"{masked(what)} is damaged: {why}", url=what)
 
 

@@ -109,8 +109,7 @@ class ShardIndex:
 def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> Ints:
     """Return the gap before each member, in units of `unit` bytes, after rounding members up.
 
-    Args:
-        end: End of the member before the first one.
+    The member before the first one ends at `end`.
 
     Raises:
         ValueError: a gap is negative or no multiple of `unit`.
@@ -125,7 +124,6 @@ def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> In
 
 
 def text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
-    """Concatenate the keys, which have these lengths."""
     table = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), keys.dtype.itemsize)
     return table[np.arange(keys.dtype.itemsize) < lengths[:, None]]
 
@@ -176,11 +174,7 @@ def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
 
 
 def check_keys(what: str, longest: int, count: int, nbytes: int) -> int:
-    """Return the width of a table of keys.
-
-    Args:
-        longest: Bytes of the longest key.
-        nbytes: Bytes of all keys together.
+    """Return the width of a table of `count` keys with `nbytes` in total.
 
     Raises:
         LimitError: the table would be too large.

@@ -1,7 +1,4 @@
-"""Serve a folder with faults.
-
-python -m headrace.testing.fault_server FOLDER --fault reset_body:p=0.3
-"""
+"""Serve a folder with faults: `python -m headrace.testing.fault_server FOLDER --fault …`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def latency(
 
 
 def status(plan: Plan, *, code: int = 500, s3: str = "", retry_after: float | None = None, date: int = 0) -> None:
-    """Object status with an S3 error body: code=, s3= (name), retry_after= (s), date=1 (as date)."""
+    """Object status with an S3 error body: code=, s3= (name), retry_after= (s), date=1 (a date)."""
     headers = {}
     if retry_after is not None:
         until = int(time.time() + retry_after)  # a date has no fractions
@@ -133,7 +133,7 @@ def ignore_range(plan: Plan) -> None:
 
 
 def wrong_range(plan: Plan, *, mode: Literal["label", "data", "total", "short", "none"] = "label", by: int = 7) -> None:
-    """A wrong range: mode=label, data, total (size), short or none (no Content-Range), by= bytes."""
+    """A wrong range: mode=label, data, total (size), short or none (no header), by= bytes."""
     if plan.status != 206:
         return
     first, count, size = plan.start, len(plan.body), len(plan.whole)
