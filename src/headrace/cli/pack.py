@@ -86,7 +86,7 @@ class _ShardWriter(Protocol):
 
 
 class _TarShard:
-    def __init__(self, path: Path, journal: _PackJournal) -> None:  # noqa: ARG002 (as the other)
+    def __init__(self, path: Path, journal: _PackJournal) -> None:  # noqa: ARG002 (as in the other class)
         self._tar = tarfile.open(path, "x", format=tarfile.PAX_FORMAT)  # noqa: SIM115 (closed by close)
         self._taken: set[str] = set()
         self.nbytes = 0
@@ -115,7 +115,7 @@ class _ParquetShard:
         self._waiting = self.nbytes = 0
         self._file: Any = None
 
-    def add(self, sample: Mapping[str, Any], number: int) -> None:  # noqa: ARG002 (as the other)
+    def add(self, sample: Mapping[str, Any], number: int) -> None:  # noqa: ARG002 (as in the other class)
         row = {name: value for name, value in sample.items() if not name.startswith("__")}
         if "key" not in row:
             row = {"key": str(sample.get("__key__", "")), **row}
@@ -199,7 +199,6 @@ class _PackJournal:
             raise OptionError(f"{path} is damaged; remove it, and all is written anew") from error
 
     def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
-        """Check that the first shard does not exist yet, unless this run has written it."""
         from headrace.datasets.blocking import blocking
         from headrace.reading import found
 

@@ -143,8 +143,6 @@ _AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Kept(NamedTuple):
-    """A cached sample, serialized."""
-
     data: NDArray[np.uint8]
 
 
@@ -208,8 +206,6 @@ async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
 
 
 class CachedSource(MadeSource):
-    """A source with cached samples. All else is as in the inner source."""
-
     def __init__(self, data: CachedDataset) -> None:
         super().__init__(data)
         self.data: CachedDataset = data
@@ -268,8 +264,6 @@ class CachedSource(MadeSource):
 
 
 class CacheStep:
-    """Processes and caches samples that are not cached; loads the others."""
-
     def __init__(self, steps: Sequence[Step], keeping: Writer) -> None:
         self._steps = tuple((step.told, step.kind, step.fn) for step in steps)
         self._keeping = keeping
@@ -324,7 +318,6 @@ def _packed(value: object) -> bytearray:
 
 
 def _unpacked(data: NDArray[np.uint8]) -> Any:
-    """Load a sample. Its arrays are views of `data`."""
     count = int(data[:8].view(np.int64)[0])
     lengths = data[8 : 8 + 8 * count].view(np.int64).tolist()
     return serialize.unpack(data.data[serialize.aligned(8 + 8 * count) :], lengths, copy=False)

@@ -48,8 +48,6 @@ _PREFIX = struct.Struct("<8sII")  # magic and version; length of the header; CRC
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """The bytes of a cached read, and their position and version."""
-
     data: bytes
     span: Span
 
@@ -261,7 +259,6 @@ class CacheFolder:
         return os.fstat(tally).st_size + blocks <= self._limit
 
     def _tidy(self, tally: int, blocks: int) -> None:
-        """Count the entries. If `blocks` more do not fit, remove entries down to 90 % of the limit."""
         before = os.fstat(tally).st_size
         abandoned = self._clock() - _ABANDONED_S
         total, times, sizes = 0, array("d"), array("q")  # numbers only: there may be millions

@@ -177,7 +177,6 @@ class _SharedRead:
         return bytes(part), self._request
 
     async def leave(self) -> None:
-        """Remove one reader. The last one cancels the request."""
         self._waiting -= 1
         if not self._waiting:
             self._task.cancel()

@@ -79,7 +79,7 @@ class Reader:
         self._attempts = Attempts(self.options, concurrency, self.meter, clock, rng or random.Random())
         self._gather = Coalescer(self._fetch, self.options, self.meter)
         self._cache = _cache(self.options, storage_options, data_set)
-        self._without_ends: set[str | int] = set()  # hosts that know ranges, and not by the end
+        self._without_ends: set[str | int] = set()  # hosts that support ranges, but not suffix ranges
         self._closed = False
 
     def count_call(self, name: str, seconds: float, waited: float) -> None:

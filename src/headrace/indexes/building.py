@@ -313,7 +313,6 @@ class Spool:
             raise
 
     def add(self, entry: Entry, block: bytes) -> Entry:
-        """Store a shard's index. Return the entry with its position in the journal."""
         record = journal_record(entry, block)
         with self._lock:  # several shards finish concurrently
             self._file.write(record)
@@ -324,7 +323,6 @@ class Spool:
         return placed
 
     def write_index(self, file: IO[bytes], names: Sequence[str]) -> int:
-        """Write the index file of these shards in this order. Return its size."""
         return write_index(file, [self.entries[name] for name in names], self._file)
 
     def remove(self) -> None:

@@ -61,7 +61,6 @@ class HeldReads(Generic[T]):
                 self._held_bytes -= self._nbytes(oldest)
 
     async def aclose(self) -> None:
-        """Cancel the reads on this loop. The cache stays."""
         loop = asyncio.get_running_loop()
         tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]
         for task in tasks:

@@ -47,7 +47,7 @@ class IndexFiles(Protocol):
     """Location of an index. Holds nothing that it read, so it can be sent to other processes."""
 
     async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
-        """Read the numbers of samples of the shards. `hold` gets each shard's index if known already."""
+        """Read the numbers of samples of the shards. `hold` gets a shard's index if known already."""
         ...
 
 
@@ -104,7 +104,6 @@ class Index:
             self._starts = np.concatenate([[0], np.cumsum(self._opened.counts)])
 
     async def aclose(self) -> None:
-        """Cancel the reads on this loop. The index stays open."""
         await self._held.aclose()
 
     def locate(self, number: int) -> tuple[int, int]:
@@ -174,8 +173,6 @@ class BuiltFile(OneFile):
 
 
 class FileForEach:
-    """An index file for each shard: headrace's or DALI's."""
-
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
 

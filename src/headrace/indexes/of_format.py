@@ -104,7 +104,6 @@ class OwnTables:
 
 
 def _as_listed(entry: ShardEntry, shard: ShardIndex) -> ShardIndex:
-    """Return `shard`, if it has the version that was listed."""
     listed = entry.version or Version()
     if shard.size >= 0 and listed.size not in (None, shard.size):
         raise not_as_listed(entry.url, f"it had {listed.size} bytes then, and has {shard.size}")
@@ -131,7 +130,6 @@ def _blocks(counts: Ints, begins: Sequence[Ints | None]) -> Ints | None:
 
 
 def _check(shard: ShardIndex) -> None:
-    """Check that an index from a user's format is consistent."""
     rows = shard.rows
     blocks = len(rows.starts) - 1
     if len(rows.offset) and 0 <= shard.size < int((rows.offset + rows.size).max()):

@@ -244,7 +244,6 @@ class TokenFiles:
             raise LimitError(text, url=file.url)
 
     async def _documents(self, pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> Ints:
-        """Read and check document boundaries in pieces. Return starts and the last end, in tokens."""
         nbytes, most = 8 * (idx.documents + 1), self._limits.member_bytes
         if nbytes > most:
             raise LimitError(
@@ -335,7 +334,6 @@ def bin_of(url: str) -> str:
 
 
 def _with(url: str, suffix: str) -> str:
-    """Replace the suffix `.bin` or `.idx` of an address, or append `suffix`."""
     path, rest = split_path(url)
     return path.removesuffix(_BIN).removesuffix(_IDX) + suffix + rest
 

@@ -100,8 +100,6 @@ class _Takes(Protocol):
 
 
 class _Scan:
-    """Finds samples in successive pieces of an archive, and computes checksums of members."""
-
     def __init__(self, scanner: Scanner) -> None:
         self.end = 0
         self.tables, self.checksums = list[Rows](), list[NDArray[np.uint32]]()
@@ -164,7 +162,6 @@ class _Unpacked:
 
 
 async def _frames(shard: PinnedObject, kind: str, unpacked: int, limits: Limits) -> Frames:
-    """Return the frames of the shard's seek table; without one, a single frame."""
     whole = Frames(np.array([0, shard.size]), np.array([0, unpacked]))
     if kind != "zstd":
         return whole

@@ -71,7 +71,6 @@ class Videos:
         return await self._held.get(ordinal, partial(self._load, reader, ordinal))
 
     async def aclose(self) -> None:
-        """Cancel the reads on this loop. The cache stays."""
         await self._held.aclose()
 
     async def _load(self, reader: Reads, ordinal: int) -> Video:

@@ -132,7 +132,6 @@ def _digest(urls: Iterable[str], storage_options: Mapping[str, object] | None, f
 
 
 def beside(url: str) -> str:
-    """Return the address of the index file beside the shard at `url`."""
     if split(url)[0] not in WEB_SCHEMES:
         return url + SUFFIX
     end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
@@ -140,7 +139,6 @@ def beside(url: str) -> str:
 
 
 def _absolute(url: str) -> str:
-    """Return `url` without secrets, and a local path as absolute."""
     if "://" in url and not url.startswith("file:") and "?" not in url and "@" not in url:
         return url  # the common case
     scheme, _, path = split(url)

@@ -55,7 +55,6 @@ class SampleFile:
 
     @staticmethod
     def begin(fd: int, identity: bytes, count: int) -> None:
-        """Write the header of a new file and reserve its table."""
         os.pwrite(fd, _HEAD.pack(_MAGIC, identity, count), 0)
         os.ftruncate(fd, table_end(count))
 

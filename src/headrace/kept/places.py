@@ -23,8 +23,6 @@ _ATTEMPTS = 100
 
 
 class KeepingPlace(ABC):
-    """Location of sample files."""
-
     is_shared = False  # with other and later processes
 
     @abstractmethod
@@ -121,7 +119,6 @@ class FolderPlace(KeepingPlace):
 
     @staticmethod
     def _begin(file: Path, identity: bytes, count: int) -> None:
-        """Create the file atomically, unless another process does."""
         fd, temporary = tempfile.mkstemp(_PART, dir=file.parent)
         try:
             SampleFile.begin(fd, identity, count)
@@ -186,7 +183,6 @@ def _remove_unused(path: str) -> bool:
 
 
 def place_of(place: str | os.PathLike[str] | None, max_bytes: int | None) -> KeepingPlace:
-    """Return the location for `.cache(place, max_bytes=max_bytes)`."""
     if place is None:
         return MemoryPlace(max_bytes)
     return FolderPlace(Path(place).expanduser().absolute(), max_bytes)

@@ -206,7 +206,7 @@ def report(stats: Stats) -> str:
     ]
     if stats.budget_bytes:
         lines.append(f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}")
-    else:  # map-style and iterable data sets of torch: no reads and no budget
+    else:  # torch data sets: headrace does not budget their reads and memory
         lines.append(f"  memory   {_size(stats.shared_bytes)} shared; {_size(deliver.bytes)} came from workers")
     if fetch.functions:
         lines.append(f"  yours    {_functions(stats)}")

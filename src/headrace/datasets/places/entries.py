@@ -140,7 +140,6 @@ def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
 
 
 def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> None:
-    """Write entries to a file, atomically."""
     from headrace.datasets.places.kinds import survey_to_keep
 
     about = {**about, "start": entries.start, "revision": entries.revision, "survey": survey_to_keep(entries.survey)}

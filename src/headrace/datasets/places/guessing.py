@@ -304,7 +304,6 @@ def is_looked_up(names: Names) -> bool:
 
 
 def _is_folder(url: str) -> bool:
-    """True if an address is a folder, as far as is known without a request."""
     if url.endswith("/") or _HUB_ROOT.fullmatch(url):
         return True
     return "://" not in url and Path(url).is_dir()

@@ -164,8 +164,6 @@ def _known_by() -> str:
 
 
 class Kinds:
-    """Counts of the kinds of some objects, as in `Survey`."""
-
     def __init__(self, found: Survey) -> None:
         self.formats, self.others = Counter(found.formats), Counter(found.others)
         self.media, self.tables = found.media, found.tables
@@ -212,14 +210,12 @@ def only_shards(urls: Sequence[str], name: str) -> Callable[[str], bool]:
 
 
 def stem_of(url: str) -> str:
-    """Remove the part after the first dot of the name."""
     path = path_in(url)
     dot = path.find(".", path.rfind("/") + 1)
     return path[:dot] if dot > 0 else path
 
 
 def without_extension(url: str) -> str:
-    """Remove the part after the last dot of the name."""
     path = path_in(url)
     dot = path.rfind(".", path.rfind("/") + 2)
     return path[:dot] if dot > 0 else path

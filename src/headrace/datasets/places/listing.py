@@ -107,8 +107,6 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
 
 
 class _LeavesOut:
-    """Selects the names that are data, and counts the others."""
-
     def __init__(self, start: int, pattern: Pattern | None) -> None:
         self._start, self._matches = start, None if pattern is None else pattern.matches
         self._is_open = pattern is None or pattern.is_open

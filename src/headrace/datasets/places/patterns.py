@@ -64,7 +64,6 @@ def is_pattern(url: str) -> bool:
 
 
 def _begin(url: str) -> int:
-    """Start of the part of an address that may be a pattern."""
     match = _SCHEME.match(url)
     is_scheme = match is not None and (match[0].endswith("//") or match[1].lower() in ("file", "pipe"))
     return match.end() if match is not None and is_scheme else 0

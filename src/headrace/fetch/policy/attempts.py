@@ -168,7 +168,6 @@ class Attempts:
     async def _may_try_again(
         self, endpoint: Endpoint, request: RangeRequest, failure: ReadFailure, attempt: int, alike: int
     ) -> bool:
-        """Wait for the next attempt. If True, the request counts in the host's limit again."""
         left_s = request.began + request.paused_s + request.time_s(self._options) - self._clock()
         wait_s = self._policy.wait_s(failure, attempt, alike, left_s, self._rng)
         if wait_s is None:

@@ -128,8 +128,6 @@ class RateLimiter:
 
 
 class RateMeter:
-    """Events per second, over the last 0.5 to 1 seconds."""
-
     __slots__ = ("_before", "_count", "_since", "_since_before")
 
     def __init__(self, now: float) -> None:

@@ -79,7 +79,6 @@ class HuggingFaceStore:
         )
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`. A page has a thousand files, and the next page's address."""
         kind, repository, revision, folder = _parts_of(prefix + ".")
         folder = folder.rpartition("/")[0]
         base = prefix[: len(prefix) - len(folder) - 1].rstrip("/") if folder else prefix.rstrip("/")
@@ -128,7 +127,6 @@ class HuggingFaceStore:
 
 
 def _parts_of(path: str) -> tuple[str | None, str, str, str]:
-    """Return (kind, repository, quoted revision, file)."""
     match = _PATH.fullmatch(path)
     if match is None:
         raise OptionError(f"hf://{path} is no file on the hub: hf://datasets/ORGANISATION/NAME[@REVISION]/PATH is one")

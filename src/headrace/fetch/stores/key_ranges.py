@@ -27,8 +27,6 @@ _DEEPEST = 64
 
 @dataclass
 class _Range:
-    """Keys after `after`, up to `end`. None: no bound."""
-
     after: str | None
     end: str | None
 
@@ -147,7 +145,6 @@ class _Listing:
         return self._can_divide
 
     def _divide(self, part: _Range, page: Sequence[Listed]) -> None:
-        """Divide the keys of a range after a page. The range keeps the first part."""
         points = [point for point in points_behind(page[0].path, page[-1].path) if part.end is None or point < part.end]
         if points:
             ends = [*points[1:], part.end]

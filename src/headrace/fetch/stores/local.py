@@ -41,7 +41,6 @@ class LocalStore:
         return await answer_from(self._threads, _File(path).open, start, stop, if_match)
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`. A page is a folder. Links are followed, except to a parent folder."""
         folders: list[tuple[str, tuple[tuple[int, int], ...]]] = [(prefix, ())]
         while folders:
             folder, above = folders.pop()
@@ -64,7 +63,6 @@ async def answer_from(
 
 
 def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
-    """Return the actual range, the file's size and version, and the bytes of a short range."""
     descriptor, size, etag = opened(if_match)
     try:
         first = max(0, size + start) if start < 0 else min(start, size)

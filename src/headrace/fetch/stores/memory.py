@@ -29,8 +29,6 @@ def _path(url: str) -> str:
 
 
 class MemoryStore:
-    """The objects that were `put` in this process."""
-
     is_local = gives_ends = True
 
     async def get(

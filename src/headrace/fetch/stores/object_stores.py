@@ -118,7 +118,6 @@ def _refuse_to_share(root: str, config: Mapping[str, Any], headers: Mapping[str,
 
 
 def _is_clouds_own(root: str, config: Mapping[str, Any]) -> bool:
-    """True if a bucket is read from the cloud's own servers, by https."""
     if root.startswith(("http://", "https://")):
         return False
     given = {**{name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}, **config}
@@ -163,7 +162,6 @@ def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, object]) 
 
 
 def _made(make: Callable[[], Any]) -> tuple[Any, str]:
-    """Return (store, ""), or (None, reason)."""
     try:
         return make(), ""
     except (BaseError, TypeError, ValueError) as error:

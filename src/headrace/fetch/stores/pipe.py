@@ -91,8 +91,6 @@ class PipeStore:
 
 
 class _Run:
-    """One run of a command and its output, which is deleted with the last reference."""
-
     def __init__(self, command: str, threads: Threads) -> None:
         if not command.strip():
             raise OptionError("pipe: is followed by no command")

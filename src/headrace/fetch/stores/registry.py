@@ -26,7 +26,6 @@ def is_local(store: Store) -> bool:
 
 
 def gives_ends(store: Store) -> bool:
-    """True if a store supports suffix ranges."""
     return bool(getattr(store, "gives_ends", False))
 
 

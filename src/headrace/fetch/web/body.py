@@ -124,7 +124,6 @@ class Body:
             self._received += connection.filled
 
     async def _unchunk(self, connection: Connection, chunks: Chunks, target: memoryview) -> bool:
-        """Fill `target`. Return True if the body's end was seen."""
         at = 0
         # A body of known length must end there.
         is_last = self._left == target.nbytes and not self._is_cut

@@ -31,8 +31,6 @@ _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
 
 class _WantedAnswer:
-    """A requested range with its header fields, and its name in errors."""
-
     __slots__ = ("fields", "if_match", "name", "start", "stop")
 
     def __init__(self, name: str, start: int | None, stop: int | None, if_match: str | None) -> None:

@@ -106,7 +106,6 @@ def page_of(url: str, body: bytes) -> IndexPage:
 
 
 def _of_json(url: str, body: bytes) -> IndexPage:
-    """Parse nginx's `autoindex_format json`."""
     page = IndexPage([], [])
     try:
         for one in json.loads(body):

@@ -123,7 +123,7 @@ class Directory:
         return self._etags[at] or None
 
     def block(self, at: int) -> tuple[int, int, int]:
-        """Return a shard's block: start and stop in bytes, and CRC-32. Equal: members unknown."""
+        """Return start and stop of a block (equal if members are unknown), and its CRC-32."""
         return int(self._blocks[at]), int(self._blocks[at + 1]), int(self._checks[at])
 
     def __getitem__(self, at: int) -> Entry:
@@ -141,7 +141,6 @@ class Directory:
         )
 
     def find(self, url: str) -> int | None:
-        """Return the number of the shard `url`, or None. See `find_all`."""
         at = int(self.find_all([url])[0])
         return at if at >= 0 else None
 

@@ -139,8 +139,6 @@ def _body(view: memoryview, what: str) -> bytes:
 
 
 class Arrays:
-    """The arrays of one container, with checked access by name."""
-
     def __init__(self, data: Buffer, what: str) -> None:
         self.what = what
         self.facts, self.arrays = unpack_arrays(data, what)
