@@ -186,7 +186,6 @@ class CachedDataset(MadeDataset):
         return await self.got(self.keeping.last_file(), range(len(self))[key])
 
     async def got(self, file: SampleFile | None, number: int) -> Kept | Fresh:
-        """Return the cached sample, or the input for the steps."""
         data = None if file is None else await _read(file, number)
         if data is not None:
             return Kept(data)
@@ -194,7 +193,6 @@ class CachedDataset(MadeDataset):
 
 
 async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
-    """Read a sample: directly from memory, or in a thread if the disk is slow."""
     if not file.is_on_disk:
         return file.read(number)
     if _AT_ONCE:

@@ -207,7 +207,6 @@ class CacheFolder:
                         os.close(descriptor)
 
     def _make(self, part: Path) -> None:
-        """Create a folder of the own data set with mode 0700, whatever the umask is."""
         above = [folder for folder in self.path.parents if not folder.exists()]
         for folder in (*reversed(above), self.path, self._own, part):
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -9,18 +9,12 @@ from headrace.fetch.ranges import UNWANTED_SHARE
 
 
 class Meter:
-    """Counters of one reader.
+    """Counters of one reader. The others are described in `FetchStats`.
 
     Attributes:
         requests: Requests started, with `hedges`.
         retries: Repeated requests, and requests that continued a body that broke off.
-        errors: Reads that failed after all attempts.
         waiting_s: Seconds in which at least one request was running.
-        hedges: Second requests, started because a first byte was late.
-        hedges_won: Hedges that answered first.
-        coalesced: Ranges read by another range's request.
-        shards_whole, shards_in_part: Indexed shards that were read completely, or only the needed ranges.
-        throttled: Answers by which a store demanded fewer requests.
         level: Concurrency limit of the host that failed last. 0: no host was limited yet.
         functions: Functions of the user on the loop or in threads, by name.
     """

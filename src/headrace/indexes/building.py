@@ -188,7 +188,6 @@ class _How:
             raise OptionError(f"concurrency={self.concurrency} must be 1 or more")
 
     def journal(self, place: Path) -> Path:
-        """Return the journal's path, which depends on the format and the way of indexing."""
         ways = [self.form.name] * (self.form.name != TAR.name) + ["headers"] * self.headers_only
         return place.with_name(".".join([place.name, *ways, "journal"]))
 

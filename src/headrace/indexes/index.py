@@ -78,7 +78,6 @@ class Index:
 
     @property
     def mean_bytes(self) -> float | None:
-        """Mean size of a sample with all its members, if the open index has it."""
         return None if self._opened is None else self._opened.mean_bytes
 
     @property

@@ -55,7 +55,6 @@ class TokenSettings:
 
     @property
     def text(self) -> str:
-        """The options as a text in a state."""
         said = [self.window, self.stride, self.has_short, self.documents, self.eos, self.dtype]
         return " ".join(map(str, said))
 

@@ -225,7 +225,6 @@ async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
 
 
 def _skipped(scanner: TarScanner, offset: int) -> bool:
-    """True if the scanner can skip the bytes before `offset`."""
     try:
         scanner.skip(offset)
     except ValueError:  # it is the body of an extended header

@@ -294,12 +294,10 @@ def _check_exists(path: str) -> None:
 
 
 def _begins(url: str, head: bytes, *begins: bytes) -> bool:
-    """True if a web server's answer begins so, as folder pages do."""
     return url.startswith(_WEB) and head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(begins)
 
 
 def is_looked_up(names: Names) -> bool:
-    """True if the content of the addresses depends on a listing."""
     return bool(names.listings) or all(map(_is_folder, names.urls))
 
 

@@ -130,7 +130,6 @@ class _LeavesOut:
 
 
 def is_data_folder(name: str) -> bool:
-    """True if the files of a folder with this name are listed as data."""
     return _why_not(f"{name}/data", hides=True) is None
 
 

@@ -14,8 +14,6 @@ _LEAST_S = 0.001
 
 
 class TransferProgress(Protocol):
-    """Something a read waits for, with the time of its last progress."""
-
     succeeded_at: float
 
 

@@ -137,7 +137,6 @@ class Endpoint:
         return _NEVER if self.hedges is None else began + self.hedges.delay_s
 
     def hedge(self, now: float) -> float:
-        """Start the hedges that are due. Return the time of the next check."""
         assert self.hedges is not None
         late = []
         again = _NEVER
@@ -263,7 +262,6 @@ class Hedges:
                 self.delay_s = max(_LEAST_S, sorted(times)[len(times) * 95 // 100])
 
     def take(self) -> bool:
-        """Return True if one more hedge is allowed, and count it."""
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0

@@ -91,7 +91,6 @@ class RangeRequest(Watched):
         return options.total_timeout_s * max(1.0, (wanted + skipped) / options.range_bytes)
 
     def accept(self, answer: Answer) -> None:
-        """Check an answer's range and version, and store its facts about the object."""
         size, told = answer.size, Told(answer.etag, answer.modified)
         is_empty = answer.start == answer.stop  # such as an error page, without the object's ETag
         is_checked = answer.etag is not None or not is_empty

@@ -18,11 +18,9 @@ class WaitingLine:
         self._new: deque[asyncio.Future[None]] = deque()
 
     async def wait(self, wake: Callable[[], None], hand_on: Callable[[], None], *, again: bool = False) -> None:
-        """Wait for a `grant`.
+        """Queue a waiter, call `wake` to grant what is free, and wait for a `grant`.
 
-        Args:
-            wake: Called after the waiter is queued. Grants what can be granted now.
-            hand_on: Called if the waiter is cancelled after its grant.
+        `hand_on` is called if the waiter is cancelled after its grant.
         """
         future = asyncio.get_running_loop().create_future()
         line = self._again if again else self._new

@@ -56,8 +56,7 @@ async def without_folders(pages: AsyncGenerator[Sequence[Listed], None]) -> Asyn
 class _Folders:
     """Filters out empty objects that represent folders: "d/", listed as "d" before its content.
 
-    A folder object without content cannot be distinguished from an empty object. `waiting` has the last object of a
-    page, while it may be a folder.
+    `waiting` has the last object of a page, while it may be a folder.
     """
 
     def __init__(self) -> None:

@@ -73,8 +73,6 @@ def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None)
 
 
 class _Body:
-    """Bytes [position, last) of a file. Implements `Fills`."""
-
     def __init__(self, threads: Threads, opened: OpenFile, etag: str, position: int, last: int, head: bytes) -> None:
         self._threads, self._opened, self._etag = threads, opened, etag
         self._position, self._last, self._head = position, last, memoryview(head)
@@ -169,8 +167,6 @@ def _version_of(status: os.stat_result) -> str:
 
 
 class _File:
-    """Opens a file repeatedly, and detects if another file has replaced it."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._number: int | None = None

@@ -215,7 +215,6 @@ class RemoteStore:
             raise translated(error, self._address(path)) from None
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
-        """See `Lists.listing`. Web origins cannot be listed."""
         return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:

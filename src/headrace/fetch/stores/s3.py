@@ -91,7 +91,6 @@ class S3Store:
         return await self._ask(self._signer, path, name, start, stop, if_match)
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
-        """See `Lists.listing`. obstore makes the requests."""
         return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:

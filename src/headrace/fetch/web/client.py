@@ -202,8 +202,6 @@ class WebStore:
         return await self._web.get(url, start, stop, if_match=if_match, headers=self._headers, rest=rest)
 
     def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
-        """See `Lists.listing`. Uses the server's index pages."""
-
         async def ask(url: str) -> bytes:
             return (await self._web.page(url, self._headers or {}, name=url))[0]
 

@@ -37,8 +37,6 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 
 
 class WebOrigin(NamedTuple):
-    """Scheme, host and port of an address. `authority` is the Host field."""
-
     scheme: str
     host: str
     port: int
@@ -165,15 +163,12 @@ def _framed(status: int, headers: dict[str, str], *, is_new: bool) -> Head:
 
 
 class ContentRange(NamedTuple):
-    """Bytes [start, stop) of `size`. None where not reported."""
-
     start: int | None
     stop: int | None
     size: int | None
 
 
 def content_range(value: str) -> ContentRange:
-    """Parse a Content-Range: `bytes 0-99/500`, `bytes 0-99/*`, or `bytes */500`."""
     match = _RANGE.fullmatch(value)
     if match is None:
         raise ValueError(f"its Content-Range {value[:80]!r} cannot be read")

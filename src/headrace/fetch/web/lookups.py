@@ -47,11 +47,7 @@ class Lookups:
     """The addresses of hosts, for one reader.
 
     Lookups run in daemon threads. The event loop joins its own threads when it closes, and a resolver without network
-    is slow.
-
-    Args:
-        resolve: Returns one or more addresses of a host and port, or raises OSError. Called in a thread.
-        kept_s: Seconds for which results are cached. Failures are not cached.
+    is slow. Results are cached for `kept_s` seconds, failures not at all.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ class Request:
     """A received request.
 
     Attributes:
-        target: Path and query as sent.
         headers: By lower-case name.
         elsewhere: True if it came to the second listener.
         attempt: Number of requests for the same object and range so far, with this one.
@@ -36,7 +35,6 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The object's name."""
         return unquote(urlsplit(self.target).path)[1:]
 
     @property
@@ -59,9 +57,6 @@ class Plan:
     Attributes:
         whole, etag: The object's bytes and version. The ETag is empty if there is no object.
         start: Position of `body` in the object.
-        rng: Random numbers for the fault that changes the plan.
-        elsewhere_url: Address of the second listener.
-        interim: Bytes before the answer.
         instead: "reset", "close" or "hang" (for `delay_s`, then close) instead of an answer.
         raw: Bytes instead of an answer.
         delay_s, head_stall_s: Seconds of silence before the head, and in the middle of it.

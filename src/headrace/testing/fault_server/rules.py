@@ -45,7 +45,6 @@ class When:
     t1: float = math.inf
 
     def admits(self, request: Request, age_s: float) -> bool:
-        """True if a request may be hit, apart from chance and counts."""
         attempt = request.attempt
         return (
             fnmatchcase(request.name, self.match)
@@ -101,7 +100,6 @@ class Rule:
         return True
 
     def change(self, plan: Plan) -> None:
-        """Apply the fault."""
         FAULTS[self.fault](plan, **self.parameters)
 
 

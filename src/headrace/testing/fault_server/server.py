@@ -64,7 +64,6 @@ class Line:
         return await self._send_body(plan) and not plan.ends
 
     def end(self, *, reset: bool) -> bool:
-        """Stop sending. Return False, as the connection does not stay open."""
         if reset:
             raw: socket.socket = self._writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -192,12 +191,10 @@ class FaultServer:
         return f"{self.url}/{name}"
 
     def requests_for(self, name: str) -> list[Request]:
-        """Return the requests for one object, in order."""
         return [request for request in self.log if request.name == name]
 
     @property
     def hits(self) -> Counter[str]:
-        """Number of hits of each fault."""
         return Counter(fault for request in self.log for fault in request.faults)
 
     @property
