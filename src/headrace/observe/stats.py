@@ -97,8 +97,8 @@ class DeliverStats:
     """Stage 4, since the loader was created.
 
     Attributes:
-        batches, samples: Received by the trainer. A short last batch of a torch iterable data sets may count as a full
-            one.
+        batches, samples: Received by the trainer. With torch's iterable data sets, a short last batch may count as a
+            full one.
         bytes: Bytes of these batches from worker processes; only for torch's data sets.
         wait_s: Seconds that the trainer waited in `next`, without first batches.
         first_wait_s: Seconds that it waited for the first batch of each epoch.
