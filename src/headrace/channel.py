@@ -15,8 +15,6 @@ from headrace.wakeup import Wakeup
 
 
 class ChannelFailedError(Exception):
-    """The sender failed; `failure` is its exception."""
-
     def __init__(self, failure: PackedError) -> None:
         super().__init__("the other end of the channel has failed")
         self.failure = failure

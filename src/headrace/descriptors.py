@@ -19,7 +19,6 @@ _FEWEST_READS, _FEWEST_SEGMENTS = 4, 4
 
 
 def limit() -> int:
-    """Return the number of descriptors this process may have open at once."""
     try:
         import resource
     except ImportError:  # Windows
@@ -29,7 +28,6 @@ def limit() -> int:
 
 
 def free() -> int:
-    """Return the number of descriptors this process can still open."""
     try:
         is_open = sum(1 for _ in os.scandir("/proc/self/fd"))
     except OSError:
@@ -90,7 +88,6 @@ def sending(descriptors: list[int]) -> Iterator[None]:
 
 
 def are_sent() -> bool:
-    """True within `sending` in this thread."""
     return _now.sent is not None
 
 
@@ -117,5 +114,4 @@ def receiving(descriptors: Sequence[int]) -> Iterator[None]:
 
 
 def receive(number: int) -> int:
-    """Return a copy of a received descriptor, owned by the caller."""
     return os.dup(_now.received[number])

@@ -98,8 +98,6 @@ class TitanState:
 
 
 class _Prepared(Protocol):
-    """Accelerate's loader, with Accelerate's names."""
-
     base_dataloader: torch.utils.data.DataLoader[object]
     iteration: object
     use_stateful_dataloader: bool
@@ -254,7 +252,6 @@ def _update_nothing() -> None:
 
 
 def _made_by_torch(loader: torch.utils.data.DataLoader[object]) -> tuple[str, ...]:
-    """Return the attributes that torch derives from others, and refuses together with them."""
     if loader._dataset_kind == _DatasetKind.Iterable:
         return "sampler", "batch_sampler"
     return ("batch_sampler",) if loader.batch_sampler is None else ("sampler", "batch_size", "drop_last")

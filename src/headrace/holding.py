@@ -84,8 +84,7 @@ class OfLightning(Holder):
     """Lightning's loop. It prefetches one batch from loaders without a length.
 
     Args:
-        loaders: All loaders that the loop iterates together, with a length or without.
-        epoch: See `Holder`.
+        loaders: All loaders that the loop iterates together.
     """
 
     def __init__(self, fetcher: _Fetcher, loaders: Sized, *, epoch: int | None) -> None:

@@ -149,7 +149,6 @@ class RawPart:
 
 
 def address_of(lease: Lease) -> tuple[int, int, int]:
-    """Return the location of a lease, for processes that map its segment."""
     return lease.segment.number, lease.offset, lease.size
 
 
@@ -192,7 +191,6 @@ class PackedPart(_Leased):
 
     @property
     def nbytes(self) -> int:
-        """Pickled size of the whole list."""
         return sum(self.lengths)
 
     @property
@@ -234,7 +232,6 @@ class ApartPart(_Leased):
         return self.take(range(start, stop))
 
     def take(self, chosen: Sequence[int]) -> ApartPart:
-        """Return the samples `chosen`, in that order, with a separate lease."""
         known = set(self.failed)
         failed = [k for k, index in enumerate(chosen) if index in known] if known else ()
         return ApartPart(self.lease.retain(), [self.pieces[index] for index in chosen], failed)
@@ -273,14 +270,12 @@ class TablePart(_Leased):
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole table."""
         return sum(self.lengths)
 
     def cut(self, start: int, stop: int) -> TablePart:
         return TablePart(self.lease.retain(), self.lengths, self.chosen[start:stop])
 
     def take(self, chosen: Sequence[int]) -> TablePart:
-        """Return the samples `chosen`, in that order, with a separate lease."""
         return TablePart(self.lease.retain(), self.lengths, [self.chosen[index] for index in chosen])
 
     def sent(self) -> tuple[SentPart, list[Segment]]:

@@ -167,8 +167,7 @@ class SentRows:
         moved = 0 if self.moved is None else int(self.moved[first])
         return int(self.rows.offset[first]) - moved - self.bases[int(self.shards[index])]
 
-    def remember(self, made: Sequence[object]) -> None:
-        """Do nothing: the samples can be decoded from the same bytes again."""
+    def remember(self, made: Sequence[object]) -> None: ...
 
 
 class _Whole:
@@ -190,15 +189,12 @@ class _Whole:
     def undecoded(self, memory: Memory) -> Undecoded | None:  # noqa: ARG002 (others need it)
         return None
 
-    def remember(self, made: Sequence[object]) -> None:
-        """Do nothing: the samples can be unpickled again."""
+    def remember(self, made: Sequence[object]) -> None: ...
 
 
 @as_call
 @dataclass(slots=True)
 class SentPickle(_Whole):
-    """The samples `[start, stop)` of a list that was pickled as a whole."""
-
     place: Place
     lengths: Sequence[int]
     start: int
@@ -231,8 +227,6 @@ class SentApart(_Whole):
 @as_call
 @dataclass(slots=True)
 class SentTable(_Whole):
-    """Some of the samples of a table. See `headrace.parts.TablePart`."""
-
     place: Place
     lengths: Sequence[int]
     chosen: Sequence[int]

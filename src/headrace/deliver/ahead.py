@@ -104,8 +104,6 @@ class PinStage(Ahead):
 
 
 class DeviceStage(Ahead):
-    """Copies batches to a device, from page-locked slabs."""
-
     depth = _DEPTH_BATCHES
 
     def __init__(self, mover: Mover) -> None:

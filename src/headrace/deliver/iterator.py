@@ -71,10 +71,7 @@ class BatchIterator(Generic[B]):
 
     Args:
         owner: Kept alive as long as the iterator.
-        receiver: The trainer's end of the epoch's channel.
-        ahead: Pins or copies batches before they are returned.
         end: Called once, from any thread, when the iterator is done or collected.
-        meters: Count waiting times.
         timeout_s: Longest wait of `next`, in seconds. 0: no limit.
 
     Attributes:
@@ -305,7 +302,6 @@ class BatchIterator(Generic[B]):
             exhausted()
 
     def _stage(self) -> None:
-        """Pin or copy arrived batches, up to the depth of the stage."""
         while len(self._staged) < self._ahead.depth:
             if not self._arrived and not self._receive():
                 return
@@ -314,7 +310,6 @@ class BatchIterator(Generic[B]):
             self._ahead.put(arrived.open)
 
     def _receive(self) -> bool:
-        """Receive a message without blocking. Return True if one has arrived."""
         if self._over is not None:
             return False
         try:
@@ -332,7 +327,6 @@ class BatchIterator(Generic[B]):
         return self._over is None
 
     def _awaited(self) -> int:
-        """Return the descriptor to wait on for the next batch."""
         return self._ahead.fileno() if self._staged else self._receiver.fileno()
 
     def _finish(self) -> NoReturn:

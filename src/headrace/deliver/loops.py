@@ -39,7 +39,6 @@ def running_loop() -> object:
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the running asyncio loop, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -53,7 +52,6 @@ class Closing:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Same as `close`, without blocking the caller's event loop."""
         await anyio.to_thread.run_sync(self.close)
 
     def __enter__(self) -> Self:

@@ -37,8 +37,6 @@ class Arrived(NamedTuple):
 
 
 class BatchOpener:
-    """Makes batches from delivery messages."""
-
     def __init__(self, views: Views) -> None:
         self._views = views
         self._specs: dict[bytes, Spec] = {}
@@ -62,7 +60,6 @@ class BatchOpener:
         return arrived
 
     def open(self, delivery: Delivery) -> object:
-        """Return the batch, or raise the error that replaces it."""
         if delivery.kind == "error":
             assert delivery.error is not None
             _raise(RaisedError(delivery.error, delivery.note))

@@ -97,11 +97,9 @@ class Progress:
         self._failed = batch
 
     def ask(self) -> None:
-        """Record that the next batch is requested."""
         self._pass_failed()
 
     def end(self) -> None:
-        """Record that the trainer has reached the end of the epoch."""
         self._pass_failed()
         self._begin(_Stretch(replace(self._stretches[-1].end, is_over=True)))
 
@@ -138,13 +136,11 @@ class Progress:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Consecutive batches from one message.
+    """Consecutive batches [start, stop) of one message, each of `samples` samples.
 
     Attributes:
         before: Progress before them.
         after: Changes of all batches of the message.
-        start, stop: Range of these batches in the message.
-        samples: Number of samples in each batch.
     """
 
     before: ProgressSnapshot
@@ -158,7 +154,6 @@ class _Stretch:
         return self.after_first(self.stop - self.start)
 
     def after_first(self, count: int) -> ProgressSnapshot:
-        """Return the progress after the first `count` batches of the stretch."""
         received = self.before
         for delta in self.after.said(self.start, self.start + count):
             received = _with_more(received, delta)

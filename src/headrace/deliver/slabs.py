@@ -42,7 +42,6 @@ class Slabs:
     Attributes:
         limit: Maximum number of slabs: the sum over the running epochs.
         kept: Number of slabs kept for reuse. Without a running epoch, as many as the last one needed.
-        segments: The slabs by number, also read by the trainer's side.
     """
 
     def __init__(self, forget: Callable[[int], None], may_grow: Callable[[int], bool]) -> None:
@@ -98,7 +97,6 @@ class Slabs:
                 heapq.heapify(self._waiting)
 
     def hand_out(self, lease: Lease) -> None:
-        """Give a slab to the trainer's side, until `returned`."""
         self._out[lease.segment.number] = lease
 
     def retire(self, number: int) -> None:
@@ -107,7 +105,6 @@ class Slabs:
             self._retired.add(number)
 
     def returned(self, number: int) -> None:
-        """Release a slab that the trainer's side has no more views of."""
         lease = self._out.pop(number, None)
         if lease is not None:
             lease.release()
@@ -186,13 +183,12 @@ class Views:
     """The trainer's side: views of slabs, which return a slab when its last view is gone.
 
     Args:
-        segments: The slabs by number.
         give_back: Called with the number of a slab, from any thread and inside garbage collection.
         retire: Called with the number of a slab that a forked process has views of.
         lock_pages: Called with the number and memory of a slab before it is read.
         ahead: Number of batches read before the trainer gets them.
         put_back: Called instead of `give_back` for a small slab that was only read. It need not take effect before the
-            next batch is received. None: `give_back`.
+            next batch is received.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Behind data sets of torch's: does what torch's DataLoader does, as torch does it, and economic mode."""
+"""Loaders of torch's data sets: the behavior of torch's DataLoader, and economic mode."""

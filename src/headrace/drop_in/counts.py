@@ -1,4 +1,4 @@
-"""What a loader of torch's data sets counts: in `next`, and in words of memory that its workers share with it."""
+"""Counters of a loader of torch's data sets, partly in memory shared with its workers."""
 
 from __future__ import annotations
 
@@ -14,41 +14,37 @@ from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats
 
 
 class LoaderCounts:
-    """The counters of one loader, over all of its iterators, none of which it keeps.
+    """Counters of one loader over all its iterators. Keeps none of them alive.
 
     Args:
-        step: what making samples is called in reports.
-        workers: how many; 0: batches are made inside `next`.
+        step: Name of the step that makes samples, for reports.
+        workers: Number of workers. 0: batches are made inside `next`.
     """
 
     def __init__(self, step: str, workers: int) -> None:
         self.meters = LoaderMeters()
         self.bytes = 0
         self.step, self._workers = step, workers
-        self._ended: Counter[str] = Counter()  # what crews have counted that were closed
+        self._ended: Counter[str] = Counter()  # counts of closed crews
         self._crews: weakref.WeakSet[TorchWorkerPool] = weakref.WeakSet()
-        self._lock = threading.RLock()  # a signal handler may ask in the middle of a change
+        self._lock = threading.RLock()  # a signal handler may read in the middle of a change
 
     def clock(self) -> Clock:
-        """Of a new iterator, or of another epoch of one."""
         self.meters.begin()
         return Clock(self)
 
     def follow(self, pool: TorchWorkerPool) -> None:
-        """Count what these workers do."""
         with self._lock:
             self._crews.add(pool)
         pool.closing = partial(_fold, weakref.ref(self), weakref.ref(pool))
 
     def fold(self, pool: TorchWorkerPool) -> None:
-        """These workers are let go of."""
         with self._lock:
             if pool in self._crews:
                 self._crews.discard(pool)
                 self._ended.update(pool.counted())
 
     def stats(self, epoch: int) -> Stats:
-        """A snapshot."""
         meters = self.meters
         with self._lock:
             crews = list(self._crews)
@@ -87,26 +83,25 @@ def _fold(counts: weakref.ref[LoaderCounts], pool: weakref.ref[TorchWorkerPool])
 
 
 class Clock:
-    """How long the trainer waits for the batches of one epoch, and what it does between them.
+    """Waiting time of the trainer for the batches of one epoch, and the time between them.
 
-    There may be one of them every few microseconds: what is counted of a batch is kept here until it is given, and
-    each moment is asked for once.
+    Batches may take a few microseconds each. So counts are collected here until a batch is returned, and each moment is
+    measured once.
     """
 
     def __init__(self, counts: LoaderCounts) -> None:
         self._counts, self._meters = counts, counts.meters
         self._asked: float | None = None
         self._left: float | None = None
-        self._made: float | None = None  # when the batch was, where it is made inside `next`
-        self._collate_s = 0.0  # of that
+        self._made: float | None = None  # time when the batch was made inside `next`
+        self._collate_s = 0.0  # part of that spent in collation
 
     def ask(self) -> None:
-        """The trainer asks for a batch, perhaps again."""
         if self._asked is None:
             self._asked = perf_counter()
 
     def timed(self, collate_fn: Callable[[object], object]) -> Callable[[object], object]:
-        """The same function, whose time is that of collation."""
+        """Return the function with its time counted as collation."""
 
         def collate(samples: object) -> object:
             began = perf_counter()
@@ -118,11 +113,10 @@ class Clock:
         return collate
 
     def made(self) -> None:
-        """The batch that was asked for was made inside `next`."""
+        """Record that the requested batch was made inside `next`."""
         self._made = perf_counter()
 
     def got(self, samples: int, nbytes: int = 0) -> None:
-        """It has it, or its error."""
         now = perf_counter()
         asked = now if self._asked is None else self._asked
         self._meters.count_next(samples, now - asked, None if self._left is None else asked - self._left)

@@ -1,7 +1,7 @@
-"""Economic mode: all workers make the samples of one batch at once, and memory is that of the batches under way.
+"""Economic mode: all workers make the samples of one batch together, which bounds memory.
 
-torch's samplers are drawn in the caller's thread, as torch does it, and their keys are sent to the loader's engine, a
-batch at a time. There is no more of anything for more workers: `prefetch_factor` counts batches for all of them.
+The caller's thread draws from torch's samplers, as torch does, and sends the keys to the loader's engine, one batch at
+a time. `prefetch_factor` counts batches of all workers together.
 """
 
 from __future__ import annotations
@@ -39,15 +39,13 @@ from headrace.work.keyed import Begin, OfOne, get_many, getter, pack_in_process,
 
 
 class Economy:
-    """What a loader in economic mode runs on; it ends with the last of those who hold it: the loader, its iterators.
+    """Runtime of a loader in economic mode. Ends with the loader and its last iterator.
 
     Args:
-        loader: a loader of torch's, or a kind of it, with a map-style data set and workers; it is not kept.
-        num_batch_workers: how many batches may be collated at once; None: `prefetch_factor`.
-        memory_budget: bytes of shared memory that are not gone beyond, except for the oldest batch.
-        workers: what the workers are.
-        device: where batches are to be.
-        seed: of the samples' random numbers; None: the base seed that torch draws for each iterator.
+        loader: A torch loader with a map-style data set and workers. Not kept.
+        num_batch_workers: Number of batches collated at once. None: `prefetch_factor`.
+        memory_budget: Limit of shared memory in bytes. Only the oldest batch may exceed it.
+        seed: Seed of the samples' random numbers. None: torch's base seed of each iterator.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Economy:
         self.in_threads = workers == "thread"
         self.seed = seed
         self.epoch = 0  # of the next run
-        self.learned = Learned(use_slots=False)  # in the newest run
+        self.learned = Learned(use_slots=False)  # of the newest run
         settings = Settings(
             batch_size=loader.batch_size or 1,
             drop_last=loader.drop_last,
@@ -85,7 +83,7 @@ class Economy:
             device=device,
         )
         self.runtime = Runtime(settings, workers=workers)
-        self.runtime.read_ahead(memory_budget)  # samples are made for batches under way alone: that is their bound
+        self.runtime.read_ahead(memory_budget)  # bounded by the batches under way: no other samples are made
         self.runtime.meters.batches_at_once = self.prefetch_factor
         self.runtime.meters.collations_at_once = self.num_batch_workers
         self.numbers = _Numbers()
@@ -93,20 +91,15 @@ class Economy:
         self._end.atexit = False
 
     def close(self) -> None:
-        """End all iterators and workers, and wait until nothing is left; batches stay valid."""
+        """End all iterators and workers, and wait for their end. Batches stay valid."""
         self.runtime.close()
         self._end.detach()
 
 
 class EconomicIterator(ResumableIterator):
-    """One run, or with persistent workers all runs, over a loader in economic mode.
+    """One run over a loader in economic mode, or all runs with persistent workers.
 
-    The data set is sent to the workers when this is made. After an error in a batch the next one can be asked for.
-
-    Args:
-        loader: the loader; it is not kept.
-        economy: what it runs on.
-        snapshots: the loader's, where it has one.
+    The data set is sent to the workers at construction. After an error in a batch the next one can be requested.
     """
 
     def __init__(
@@ -116,12 +109,12 @@ class EconomicIterator(ResumableIterator):
         loaded = self._loaded
         super().__init__(loader)  # warns, and draws, as torch does
         self._economy = economy
-        self._run_number = 0  # of those from one base seed
+        self._run_number = 0  # number of the run with one base seed
         if loaded is not None and (self._goes_on or self._persistent_workers):
             self._run_number = loaded["run"] + loaded["is_finished"]
         self._number = economy.numbers.take()
         weakref.finalize(self, economy.numbers.give_back, self._number).atexit = False
-        self._chain = _chain(self, loader, economy)  # kept: threads know it weakly
+        self._chain = _chain(self, loader, economy)  # kept: threads have a weak reference only
         economy.runtime.teach(self._number, self._chain)
         self._in_order = loader.in_order
         self._open_run(self._before)
@@ -144,17 +137,17 @@ class EconomicIterator(ResumableIterator):
             in_order=self._in_order,
             is_spread=self._auto_collation,
             collations=self._economy.num_batch_workers,
-            is_adaptive=self._chain.many is None,  # that one's random numbers go by the first key of each task
+            is_adaptive=self._chain.many is None,  # `many` draws random numbers by the first key of each task
             depth=self._economy.prefetch_factor,
         )
         use_slots = self._auto_collation and self._collate_fn is default_collate and not is_extended()
         self._source = KeyFeed(runtime.parts.of_keys)
-        # What form samples have may change from run to run, and is asked anew; how long they take is a guess anyway.
+        # The form of samples may change between runs. Their time is an estimate anyway, and is kept.
         self._economy.learned = Learned(use_slots, self._economy.learned.sample_s)
         self._drawn, self._is_drawn = 0, False
         self._first, self._beyond = self._run.due, self._run.point.beyond
-        self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch
-        self._opened: deque[int] = deque()  # those that were given since they were counted, as the engine knows them
+        self._numbers: dict[int, int] = {}  # number in the epoch, by the engine's number
+        self._opened: deque[int] = deque()  # returned and not counted, by the engine's numbers
         self._batches: BatchIterator[object] = runtime.iterate(
             self._economy,
             EpochSpec(
@@ -167,8 +160,7 @@ class EconomicIterator(ResumableIterator):
             Watcher(name="headrace.deliver"),
             opener=functools.partial(_Opener, self._opened),
         )
-        # Where each `next` receives a batch, what is drawn for it need not wake the engine: the right to begin another
-        # one does. Where some were received before, nothing else would.
+        # If each `next` receives a batch, its credit wakes the engine. If batches were received ahead, new keys must.
         self._tell: Callable[..., None] = runtime.post if self._batches.looks_ahead else runtime.put
         self._draw(self._economy.prefetch_factor, runtime.post)
 
@@ -188,10 +180,10 @@ class EconomicIterator(ResumableIterator):
         return batch
 
     def try_next(self) -> object:
-        """The next batch if it is ready.
+        """Return the next batch if it is ready.
 
         Raises:
-            NotReady: it is not; nothing was lost, ask again.
+            NotReady: it is not ready. Nothing is lost; call again.
             StopIteration: the epoch is over.
         """
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
@@ -202,7 +194,7 @@ class EconomicIterator(ResumableIterator):
 
     @contextlib.contextmanager
     def _receiving(self) -> Iterator[None]:
-        """Count one delivery: a batch, its error, or the end."""
+        """Count one delivery in a context: a batch, its error, or the end."""
         given = self._num_yielded
         try:
             yield
@@ -215,31 +207,28 @@ class EconomicIterator(ResumableIterator):
                 self._run.receive(self._numbers.pop(self._opened.popleft()), 0, given)
 
     def _key(self) -> int:
-        """From which, with their own keys, the random numbers of this run's samples are made."""
         economy = self._economy
         epoch, economy.epoch = economy.epoch, economy.epoch + 1
         self._run.add(epoch_of_samples=epoch, run=self._run_number)
         if economy.seed is not None:
             return sample_seed(economy.seed, epoch)
-        return sample_seed(
-            int(self._base_seed), self._run_number
-        )  # drawn anew for each iterator, not for each of its runs
+        return sample_seed(int(self._base_seed), self._run_number)  # drawn for each iterator, not for each of its runs
 
     def close(self) -> None:
-        """End this run here; its memory is free, and its workers have nothing more to do for it."""
+        """End this run: free its memory, and cancel the work of its workers."""
         self._batches.close()
 
     def _draw(self, count: int, tell: Callable[..., None] | None = None) -> None:
-        """Have the sampler asked for `count` batches in all, in this thread.
+        """Draw indices from the sampler, in this thread, until `count` batches were drawn.
 
         Args:
-            tell: has the engine called; None: at the latest with the next batch that is received.
+            tell: Calls the engine. None: at the latest when the next batch is received.
         """
         tell, source = tell or self._tell, self._source
         while self._drawn < count and not self._is_drawn:
             try:
                 index = self._next_index()  # type: ignore[no-untyped-call]
-                while is_among(self._first, self._beyond):  # it was given already
+                while is_among(self._first, self._beyond):  # returned already
                     self._first += 1
                     index = self._next_index()  # type: ignore[no-untyped-call]
             except StopIteration:
@@ -260,10 +249,10 @@ def check_benefit(
     *,
     stacklevel: int = 2,
 ) -> None:
-    """Warn of more workers than can ever have something to do at once; the options' names are those of the loader.
+    """Warn of more workers than can be busy at once. The arguments are the loader's options.
 
     Args:
-        stacklevel: which caller the warnings name, as `warnings.warn` has it; 2: who calls this function.
+        stacklevel: As in `warnings.warn`. 2: the caller of this function.
     """
     if not num_workers or prefetch_factor is None:
         return
@@ -283,7 +272,7 @@ def check_benefit(
 
 
 class _Numbers:
-    """The numbers of the chains that live iterators have; a new one takes the lowest that is free."""
+    """Numbers of the chains of live iterators. A new chain gets the lowest free number."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -300,11 +289,7 @@ class _Numbers:
 
 
 class _Opener(BatchOpener):
-    """Says which batches were opened.
-
-    Args:
-        opened: the numbers of batches are put here as they are opened: that is in the order in which they are given.
-    """
+    """Records the numbers of batches in `opened` as they are opened, in order of return."""
 
     def __init__(self, opened: deque[int], views: Views) -> None:
         super().__init__(views)

@@ -16,20 +16,20 @@ from headrace.torch_compat.tracebacks import trimming
 
 
 class InThread:
-    """Batches of an iterator that makes them inside `next`; here that is called in a thread.
+    """Batches of an iterator that makes them inside `next`, which is called in a thread.
 
-    It belongs to no event loop: it may be gone on with in another one. Where waiting is cancelled the batch is made
-    nevertheless, and is the next one that is given; states are of what was given.
+    Independent of event loops: another loop can continue it. If waiting is cancelled, the batch is still made and
+    returned next. States cover the batches returned.
 
     Args:
-        make: makes the iterator, in the thread too, when the first batch is asked for.
+        make: Makes the iterator, in the thread, when the first batch is requested.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make: Callable[[], Any] = make
         self._iterator: ResumableIterator | None = None
-        self._made: deque[tuple[Any, BaseException | None]] = deque()  # at most one: a batch, or what was raised
-        self._lock = threading.Lock()  # whoever has it may make one
+        self._made: deque[tuple[Any, BaseException | None]] = deque()  # at most one: a batch, or an exception
+        self._lock = threading.Lock()  # held while a batch is made
         self._tasks_lock = TaskLock()
 
     def __aiter__(self) -> InThread:
@@ -46,25 +46,24 @@ class InThread:
             with trimming:
                 raise StopAsyncIteration if isinstance(error, StopIteration) else error
         finally:
-            del error  # its traceback has this frame: what they hold would wait for a garbage collection
+            del error  # break the cycle of error, traceback and this frame
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """The state after what was given so far.
+        """Return the state after the batches returned so far.
 
         Raises:
-            OptionError: no batch has been asked for yet.
+            OptionError: no batch was requested so far.
         """
         if self._iterator is None:
             raise OptionError("no batch of this iterator has been asked for; ask its loader for a state")
         return self._iterator.state_dict(batches)
 
     async def aclose(self) -> None:
-        """Give no more batches."""
         self._make, self._iterator = _closed, None
         self._made.clear()
 
     def _make_one(self) -> None:
-        """Have a batch made, unless there is one that nobody has waited for."""
+        """Make a batch, unless one is left from a cancelled wait."""
         with self._lock:
             if self._made:
                 return

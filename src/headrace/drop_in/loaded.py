@@ -1,4 +1,4 @@
-"""A state that a loader of the torch regime was given: whether it can go on from that."""
+"""Checks of a loaded state against a loader of torch's data sets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DATA = {
     "sampler_length": "the sampler gives another number of indices",
     "sampler_replacement": "only one of the samplers draws with replacement",
 }
-# Their lengths are numbers that stand. Other samplers may find theirs out by drawing an epoch.
+# Samplers whose length is fixed. Others may compute it by drawing an epoch.
 _KNOWN_LENGTHS = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
     *(list, tuple, range),
@@ -58,14 +58,14 @@ _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def check(loader: TorchLoader[object], state: Mapping[str, Any], *, force: bool) -> StateDict:
-    """A copy of a state, if the loader can go on from it.
+    """Return a copy of a state that the loader can resume from.
 
     Args:
-        force: take one of other data or another sampler; for map-style data also one of another number of workers, and
-            what their copies had as state is left out; in economic mode one of another batch size.
+        force: Accept other data or another sampler. For map-style data, accept another number of workers and drop the
+            states of their data sets. In economic mode, accept another batch size.
 
     Raises:
-        StateMismatchError: it cannot; says which field differs.
+        StateMismatchError: the loader cannot resume from it. The message names the field.
     """
     check_kind(state, "torch")
     try:
@@ -76,7 +76,7 @@ def check(loader: TorchLoader[object], state: Mapping[str, Any], *, force: bool)
         raise StateMismatchError(f"this is no whole state of a loader: {error!r:.200}", field="version") from error
     if not force and not is_as_saved(state):
         raise StateMismatchError("the state is not as it was saved: it was edited, or is damaged", field="check")
-    loaded["check"] = whole_check(loaded)  # it may count in other batches now
+    loaded["check"] = whole_check(loaded)  # batches may have another size now
     return loaded
 
 
@@ -118,10 +118,10 @@ def _loadable(loader: TorchLoader[object], state: dict[str, Any], *, force: bool
 
 
 def _compare(loaded: Mapping[str, object], ours: Mapping[str, object], *, force: bool) -> None:
-    """Compare what a state says of its loader with what is so now.
+    """Compare a state's description of its loader with the loader.
 
     Raises:
-        StateMismatchError: the data or the sampler are others.
+        StateMismatchError: the data or the sampler differ.
     """
     for name in ("is_map", "economic"):
         if loaded[name] != ours[name]:
@@ -134,10 +134,10 @@ def _compare(loaded: Mapping[str, object], ours: Mapping[str, object], *, force:
 
 
 def _fits(loaded: StateDict, loader: DataLoader[object], batch_size: int | None, *, force: bool) -> bool:
-    """Whether a loader with batches of this other size can go on from a state, with each sample once.
+    """True if a loader with another batch size can resume and deliver each sample once.
 
-    Of the batches that were given none may have to be made again, or left out later: they would be others. And they
-    have to be a whole number of the new ones, as later states count in those.
+    No received batch may have to be made again or skipped later, as it would have other samples. The received batches
+    must be a whole number of new batches, as later states count these.
     """
     if loaded["is_finished"]:
         return True
@@ -150,7 +150,7 @@ def _fits(loaded: StateDict, loader: DataLoader[object], batch_size: int | None,
         return False
     if any(known["known"] != known["batches"] for known in loaded["copies"]):
         return False
-    return not loaded["economic"] or force  # there `__getitems__` draws random numbers for a batch
+    return not loaded["economic"] or force  # there `__getitems__` draws random numbers per batch
 
 
 def _renumber(loaded: StateDict, batch_size: int) -> None:
@@ -165,10 +165,10 @@ def _renumber(loaded: StateDict, batch_size: int) -> None:
 
 
 def _checked(state: Any, *, is_economic: bool) -> StateDict:
-    """A state, if it is whole; what is in it may still be wrong.
+    """Check that a state is complete. Its values may still be wrong.
 
     Raises:
-        StateMismatchError: it is not; says which field is missing, or what of it makes no sense.
+        StateMismatchError: a field is missing or has an invalid value.
     """
     parts: list[tuple[str, object, tuple[str, ...]]] = [("", state, _FIELDS)]
     if is_economic and state.get("economic"):
@@ -223,7 +223,7 @@ def _is_row(value: object) -> bool:
 
 
 def common(loader: DataLoader[object]) -> LoaderState:
-    """What a state says of a loader, besides how far it is."""
+    """Return a state's description of its loader, without progress."""
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler
     ranks = next(parts_of(sampler, (DistributedSampler,)), None)
@@ -251,23 +251,20 @@ def common(loader: DataLoader[object]) -> LoaderState:
 def _count_of(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except Exception:  # a data set that only a sampler knows the keys of
+    except Exception:  # a data set whose keys only the sampler knows
         return None
 
 
 def _length_of(sampler: object) -> int | None:
-    """How many indices a sampler of torch's gives, or a list of them, or the one inside it."""
     return next(map(_count_of, parts_of(sampler, _KNOWN_LENGTHS)), None)
 
 
 def _has_generator(sampler: object) -> bool:
-    """Whether a sampler of torch's, or the one inside it, was given a generator. Others may make theirs only later."""
     own = (part for part in chain_of(sampler) if type(part) in _DRAWING)
     return any(part.generator is not None for part in own)
 
 
 def _replicas_of(sampler: object) -> int | None:
-    """Among how many ranks a sampler divides: torch's names for them, and Accelerate's."""
     names = ("num_replicas", "num_processes")
     counts = (_number(part, name) for part in chain_of(sampler) for name in names)
     return next((count for count in counts if count is not None), None)
@@ -283,7 +280,7 @@ def _inmost_batches(sampler: object) -> object:
 
 
 def epoch_of(loader: DataLoader[object]) -> int | None:
-    """The last number that a sampler was given which knows epochs; None where none does."""
+    """Return the last epoch set on a sampler that has epochs, or None."""
     samplers = (sampler for sampler in chain_of(loader._index_sampler) if hasattr(sampler, "set_epoch"))
     epochs = (_number(sampler, "epoch") for sampler in samplers)
     return next((epoch for epoch in epochs if epoch is not None), None)

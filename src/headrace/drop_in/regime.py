@@ -1,4 +1,4 @@
-"""What is behind a loader in the torch regime: torch's own semantics and draws, over our workers."""
+"""Session of a loader of torch's data sets: torch's semantics, with headrace's workers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ from headrace.torch_compat.stateful import chain_of
 
 
 class Torch:
-    """What is behind a loader in the torch regime. Its workers and memory are its iterators' own, or the economy's.
-
-    Args:
-        loader: the loader; it is not kept.
-    """
+    """Session of a loader of torch's data sets. Iterators or the economy own the workers."""
 
     def __init__(self, loader: TorchLoader[object]) -> None:
         self._epoch = 0
@@ -40,7 +36,7 @@ class Torch:
         self._snapshots = SnapshotBook(loader)
         way = "__iter__" if loader._dataset_kind == _DatasetKind.Iterable else "__getitem__"
         self._counts = LoaderCounts(f"{type(loader.dataset).__name__}.{way}", loader.num_workers)
-        self._made: ResumableIterator | None = None  # an iterator that nobody has asked for yet
+        self._made: ResumableIterator | None = None  # an iterator made for `state_dict`, for the next `iter`
         self._made_epoch: int | None = None
         self._is_making = False
         self._live: weakref.WeakSet[WorkerIterator | EconomicIterator] = weakref.WeakSet()
@@ -49,7 +45,7 @@ class Torch:
         if loader.economic:
             self._economy = self._economy_of(loader)
         elif loader.num_workers and has_fork_server(loader):
-            # So that it stands ready when the first epoch begins, and the next one.
+            # Start it early, and keep it between epochs.
             self._end = weakref.finalize(self, ForkServer.acquire().release)
             self._end.atexit = False
 
@@ -68,7 +64,6 @@ class Torch:
         )
 
     def iterate(self, loader: TorchLoader[object], caller: object) -> ResumableIterator:
-        """A new iterator."""
         del caller
         self._drop_stale(loader)
         if self._made is not None:
@@ -92,23 +87,18 @@ class Torch:
         return made
 
     def _drop_stale(self, loader: TorchLoader[object]) -> None:
-        """Let go of an iterator that nobody has asked for, if samplers have been told another epoch since."""
+        """Drop an iterator made for `state_dict` if the samplers' epoch has changed since."""
         if self._made is not None and epoch_of(loader) != self._made_epoch:
             self._made = self._snapshots.run = None
 
     def state_dict(self, loader: TorchLoader[object], batches: int | None, holder: Holder) -> dict[str, Any]:
-        """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
+        """Return the state of the newest iterator, or make the first one, for the next `iter`.
 
-        While `iter` makes the first one, it is empty: that is the begin.
-
-        Args:
-            loader: not kept.
-            batches: the state after so many.
-            holder: the loop that receives them.
+        While `iter` makes the first iterator, the state is empty, which is the start.
 
         Raises:
-            OptionError: the state after so many batches is not there; or persistent workers were closed before anybody
-                had asked for what their copies of the data set carry from one epoch into the next.
+            OptionError: the state after `batches` batches is not available. Or persistent workers were closed before
+                the states that their data sets carry between epochs were requested.
         """
         self._snapshots.pace.is_asked = True
         self._drop_stale(loader)
@@ -119,7 +109,7 @@ class Torch:
                 )
             return {**copy.deepcopy(self._snapshots.loaded)}
         if self._snapshots.run is None:
-            if self._is_making:  # who asks is a signal handler, or another thread: one iterator is enough
+            if self._is_making:  # called by a signal handler or another thread meanwhile
                 return {}
             self._made, self._made_epoch = self.iterate(loader, None), epoch_of(loader)
         run = self._snapshots.run
@@ -130,10 +120,12 @@ class Torch:
         return {**run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)}
 
     def load_state_dict(self, loader: TorchLoader[object], state: Mapping[str, Any], force: bool = False) -> None:
-        """Have the next `iter` go on from a state; an empty one: begin anew. Iterators that live are let go of.
+        """Make the next `iter` resume from a state. An empty state is the start.
+
+        Live iterators are dropped.
 
         Raises:
-            StateMismatchError: the state is that of another loader; says which field differs.
+            StateMismatchError: the state belongs to another loader. The message names the field.
         """
         self._snapshots.pace.is_asked = True
         loaded = check(loader, state, force=force) if state != {} else None
@@ -147,25 +139,23 @@ class Torch:
             self._economy.epoch = loaded["epoch_of_samples"] + loaded["is_finished"]
 
     def is_in(self, epoch: int) -> bool:
-        """Whether an iterator goes through this epoch; samplers are to be told in any case."""
+        """Return False: samplers get every epoch."""
         del epoch
         return False
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next `iterate` goes on from a state."""
         return self._snapshots.loaded is not None
 
     @property
     def epoch(self) -> int:
-        """The last number that `set_epoch` was given; in economic mode that of the next run."""
+        """The last epoch of `set_epoch`. In economic mode, the epoch of the next run."""
         return self._epoch if self._economy is None else self._economy.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the samplers."""
         self._epoch = epoch
         if self._economy is not None and not (self._made is not None and epoch == self._economy.epoch - 1):
-            if self._made is not None:  # its samples are those of another epoch
+            if self._made is not None:  # its samples are of another epoch
                 self._made = self._snapshots.run = None
             self._economy.epoch = epoch
         for sampler in self._samplers:
@@ -183,13 +173,11 @@ class Torch:
         raise OptionError("peek is for headrace's data sets: of torch's, a batch that was made is consumed")
 
     def stats(self) -> Stats:
-        """A snapshot of all counters."""
         if self._economy is None:
             return self._counts.stats(self.epoch)
         return self._economy.runtime.stats(self.epoch)
 
     def close(self) -> None:
-        """End the workers of all iterators."""
         self._made = None
         for iterator in list(self._live):
             iterator.close()

@@ -1,4 +1,4 @@
-"""An iterator of torch's that can go on from a saved state."""
+"""Base of torch's iterators that resume from a saved state."""
 
 from __future__ import annotations
 
@@ -19,37 +19,35 @@ from headrace.torch_compat.tracebacks import trimming
 
 
 class ResumableIterator(_BaseDataLoaderIter):
-    """An iterator of torch's that can go on from a saved state, and tells the book of its loader how far it is.
+    """A torch iterator that resumes from a saved state and reports its progress to the loader.
 
-    In `_again` are the numbers and indices of batches that were given after the state which it goes on from.
+    `_again` has (number, index) of the batches received after the saved state of the data set.
 
-    torch's own draws are made where torch makes them. One that goes on draws nothing that was drawn before the state
-    was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
+    torch's draws happen where torch makes them. A resumed iterator repeats no draw made before the state. A state of a
+    finished run starts the next one. Only persistent workers carry more into it than the sampler's state.
     """
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed for good: where workers are persistent, a next run needs others."""
+        """True if persistent workers were closed, so that a next run needs new ones."""
         return False
 
     def _prepare(self, loader: DataLoader[object], snapshots: SnapshotBook) -> None:
-        """Before `__init__`, which torch's own classes call with the loader alone."""
+        """Initialize before `__init__`, which torch's classes call with the loader only."""
         self._snapshots, self._loaded, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)
         self._common = common(loader)
         self._goes_on = self._loaded is not None and not self._loaded["is_finished"]
         if self._loaded is not None and self._goes_on:
             _check_epoch(self._loaded, self._common["epoch"])
-        every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
+        every = getattr(loader, "snapshot_every_n_steps", None)  # plain torch loaders lack it
         if self._common["is_map"] and not self._common["economic"] and is_stateful(loader.dataset):
             is_in_turn = loader.in_order or not loader.num_workers
             if self._loaded is not None and self._goes_on:
                 is_in_turn = is_in_turn and _is_dealt_in_turn(self._loaded)
             if not is_in_turn:
-                every = 1  # nobody could say which batches a copy is to make again
+                every = 1  # it is unknown which batches a copy must make again
         self._pace = snapshots.pace
-        self._every = functools.partial(
-            snapshots.pace.every, every
-        )  # knows no iterator, so that those who have it do not
+        self._every = functools.partial(snapshots.pace.every, every)  # must not refer to the iterator
 
     def __init__(self, loader: DataLoader[object]) -> None:
         loaded, draws = self._loaded, self._draws
@@ -67,8 +65,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         self._common["base_seed"], self._common["shared_seed"] = int(self._base_seed), self._shared_seed
         self._open_data()
 
-    def _open_data(self) -> None:
-        """Give a data set that no worker has a copy of its state."""
+    def _open_data(self) -> None: ...
 
     def _reset(self, loader: DataLoader[object], first_iter: bool = False) -> None:
         before = self._draws.sampler.now()
@@ -78,7 +75,11 @@ class ResumableIterator(_BaseDataLoaderIter):
         self._open_run(before)
 
     def _open_run(self, before: torch.Tensor) -> None:
-        """Begin to count; `self._sampler_iter` was opened by torch's own code, and random numbers were there before."""
+        """Start the progress of a run.
+
+        Args:
+            before: State of the sampler's random source before torch's code opened `self._sampler_iter`.
+        """
         loaded = self._loaded if self._goes_on else None
         if loaded is not None:
             self._draws.go_on(loaded["generators"])
@@ -112,37 +113,35 @@ class ResumableIterator(_BaseDataLoaderIter):
         length = this._IterableDataset_len_called
         with trimming:
             if torch._C._autograd._profiler_enabled() or (length is not None and self._num_yielded >= length):
-                return super().__next__()  # which warns of more batches than `len` has told
-            batch = this._next_data()  # without the mark for a profiler, which takes longer than all the rest
+                return super().__next__()  # warns of more batches than `len`
+            batch = this._next_data()  # without torch's profiler mark, which takes longer than the rest
         self._num_yielded += 1
         return batch
 
     @property
     def run(self) -> RunProgress:
-        """How far it has come."""
         return self._run
 
     def _first_copies(self) -> tuple[WorkerSnapshot, ...]:
-        """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
+        """Return the initial snapshots of workers' data sets, or the trainer's. Empty if unused."""
         return ()
 
     def _has_begun(self) -> None:
-        """All is as it was in the state that this goes on from: the next iterator begins anew."""
+        """Drop the loaded state: it has been restored, and the next iterator starts from the begin."""
         if self._loaded is self._snapshots.loaded:
             self._snapshots.loaded = None
         self._loaded, self._goes_on = None, False
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
         self._pace.is_asked = True
         return {**self._run.state(batches)}
 
 
 def _check_epoch(loaded: StateDict, epoch: int | None) -> None:
-    """Samplers may have been told another epoch since the state was loaded: the rest of that would be other samples.
+    """Check that the samplers' epoch did not change after the state was loaded.
 
     Raises:
-        StateMismatchError: they have been, and batches of the state's epoch were received.
+        StateMismatchError: it changed, and batches of the state's epoch were received.
     """
     if loaded["batches"] and None not in (loaded["epoch"], epoch) and loaded["epoch"] != epoch:
         raise StateMismatchError(
@@ -154,7 +153,7 @@ def _check_epoch(loaded: StateDict, epoch: int | None) -> None:
 
 
 def _is_dealt_in_turn(loaded: StateDict) -> bool:
-    """Whether, of map-style data, each batch k up to a state was worker k mod n's, and those that follow will be."""
+    """True if map-style batch k was and will be made by worker k mod n."""
     due, n = loaded["due"], max(1, loaded["num_workers"])
     batches = [known["batches"] for known in loaded["copies"]]
     turns = [len(range(worker, due, n)) for worker in range(n)]

@@ -1,4 +1,4 @@
-"""The iterator of the torch regime without workers: torch's own."""
+"""torch's own iterator without workers, with states."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from headrace.torch_compat.stateful import load, packed_states
 
 
 class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
-    """Batches that are made in the caller's thread, inside `next` (`num_workers=0`): torch's own iterator.
+    """Batches made inside `next` (`num_workers=0`), by torch's own iterator.
 
-    Only a StopIteration that a data set's `__getitem__` or a collate_fn raises does not end the epoch in silence.
+    One difference: a StopIteration from `__getitem__` or collate_fn is an error, not the end of the epoch.
     """
 
     def __init__(self, loader: TorchLoader[object], snapshots: SnapshotBook, counts: LoaderCounts) -> None:
         self._clock = counts.clock()
         self._prepare(loader, snapshots)
         states = self._loaded["copies"][0]["states"] if self._loaded is not None and self._loaded["copies"] else None
-        if not self._goes_on:  # what a data set carries on from an epoch into the next
+        if not self._goes_on:  # the state that a data set carries into the next epoch
             load(loader.dataset, states, "dataset")
             if states and "iterator" in states:
                 load(iter(loader.dataset), states, "iterator")
@@ -45,7 +45,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         self._size, self._batch_size = 1, (loader.batch_size or 1) if self._auto_collation else 1
         self._has_begun()
         fetcher.collate_fn = self._clock.timed(fetcher.collate_fn)
-        if self._dataset_kind == _DatasetKind.Iterable:  # whose own StopIteration does end it
+        if self._dataset_kind == _DatasetKind.Iterable:  # a data set's own StopIteration ends the epoch
             fetcher.collate_fn = functools.partial(_quietly, fetcher.collate_fn)
 
     def _open_data(self) -> None:
@@ -59,14 +59,13 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         return (WorkerSnapshot(blob=blob),) if is_counted else ()
 
     def _make_again(self) -> None:
-        """What was given after the state of the data set was made, so that it is where it was."""
         known, *_ = *self._run.copies, WorkerSnapshot()
         if self._dataset_kind == _DatasetKind.Iterable:
             indices = [next(self._sampler_iter)] * (known.batches - known.known)
         else:
             indices = [index for number, index in self._again if known.known <= number < known.batches]
         for index in indices:
-            with contextlib.suppress(Exception):  # it was told when the batch was made first
+            with contextlib.suppress(Exception):  # raised when the batch was first made
                 self._dataset_fetcher.fetch(index)
 
     def _next_data(self) -> Any:
@@ -79,7 +78,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         except StopIteration:
             self._run.is_finished = True
             raise
-        except BaseException:  # also where the user has stopped it: its index was drawn
+        except BaseException:  # also an interrupt: the index was drawn
             self._receive(self._num_yielded)
             self._clock.got(0)
             raise
@@ -90,7 +89,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
     def _receive(self, given: int) -> None:
         run, fetcher = self._run, self._dataset_fetcher
         if run.indices is not None and run.indices.drawn <= run.due:
-            return  # it was the sampler that has failed
+            return  # the sampler failed
         blob, every = None, self._every()
         if self._is_stateful and every and (run.copies[0].batches + 1) % every == 0:
             blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
@@ -101,7 +100,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
             self._size = self._batch_size
             return super()._next_data()  # type: ignore[no-untyped-call]
         while self._run.indices is not None and self._run.indices.drawn < self._run.due:
-            self._next_index()  # type: ignore[no-untyped-call]  # it was given already
+            self._next_index()  # type: ignore[no-untyped-call]  # returned already
         index = self._next_index()  # type: ignore[no-untyped-call]
         self._size = len(index) if self._auto_collation else 1
         self._sampler_iter, rest = iter([index]), self._sampler_iter
@@ -114,7 +113,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
 
 
 def _copy_now(fetcher: Any, received: WorkerSnapshot) -> WorkerSnapshot:
-    """Nothing is made here before it is received."""
+    """Return the current snapshot of the data set. No batch is made ahead here."""
     blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
     return WorkerSnapshot(received.batches, received.batches, getattr(fetcher, "ended", False), blob)
 

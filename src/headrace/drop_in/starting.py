@@ -1,4 +1,4 @@
-"""Where the workers of torch's data sets come from: a fork of this process, wherever torch's loader forks."""
+"""Choice of the workers' start method: a fork of this process wherever torch's loader forks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.drop_in.workers.threads import ThreadStarter
 
 
 def starter(loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:
-    """What starts the workers of one iterator.
+    """Return the starter of an iterator's workers.
 
-    Where processes are not forked by default (Python 3.14, macOS), a fork server of ours forks them: unlike the
-    standard library's, it takes lambdas, and scripts without a main guard.
+    Where processes are not forked by default (Python 3.14, macOS), headrace's fork server forks them. Unlike the
+    standard library's, it accepts lambdas, and scripts without a main guard.
 
     Raises:
-        CannotCarryError: something in the job cannot be sent to the fork server's workers.
-        OptionError: this process cannot open as many files as so many workers take.
+        CannotCarryError: a part of the job cannot be sent to the fork server's workers.
+        OptionError: this process cannot open as many files as the workers need.
     """
     if loader.workers == "thread":
         return ThreadStarter(config)
@@ -32,7 +32,7 @@ def starter(loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:
 
 
 def has_fork_server(loader: TorchLoader[object]) -> bool:
-    """Whether a fork server of ours has the worker processes. Asking does not settle how this process starts others."""
+    """True if headrace's fork server starts workers. Leaves multiprocessing's start method open."""
     if loader.workers == "thread" or loader.multiprocessing_context is not None:
         return False
     return (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) != "fork"

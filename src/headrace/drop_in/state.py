@@ -1,4 +1,4 @@
-"""How far an iterator of the torch regime has come, and how that is saved: of what the trainer has received."""
+"""States of loaders of torch's data sets: the trainer's progress, and its saved form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headrace.torch_compat.indices import Indices, SamplerState
 from headrace.torch_compat.stateful import PackedStates, States, unpacked_states
 from headrace.types import Ranges
 
-_POINTS = 3  # of the last so many batches, for wrappers that have fetched one more than they gave on
+_POINTS = 3  # number of latest batches with a state, for wrappers that prefetch one
 
 log = logging.getLogger("headrace")
 
 
 class CopyState(TypedDict):
-    """Of a worker's copy of the data set; see `WorkerSnapshot`."""
+    """State of a worker's copy of the data set. See `WorkerSnapshot`."""
 
     batches: int
     known: int
@@ -35,7 +35,7 @@ class CopyState(TypedDict):
 
 
 class LoaderState(TypedDict):
-    """What a state says of a loader, besides how far it is. `docs/reference/state.md` specifies the fields."""
+    """A state's description of its loader. `docs/reference/state.md` specifies the fields."""
 
     version: int
     regime: str
@@ -60,8 +60,6 @@ class LoaderState(TypedDict):
 
 
 class StateDict(LoaderState):
-    """A state."""
-
     is_finished: bool
     batches: int
     due: int
@@ -74,10 +72,13 @@ class StateDict(LoaderState):
 
 
 class WorkerSnapshot(NamedTuple):
-    """A worker's copy of the data set: what the trainer has received of it.
+    """Progress of the trainer in a worker's copy of the data set.
 
-    Its state is known from `known` batches on, of which `batches` were received: those between are made again. Of a
-    map-style data set, the k-th of them was batch k * n + worker; where that may not be so, none are between.
+    Attributes:
+        batches: Number of batches received from the worker.
+        known: Number of batches after which `blob` was taken. The batches up to `batches` are made again on resume. For
+            map-style data, the worker's k-th batch is k * n + worker. If that may not hold, `known` equals `batches`.
+        is_over: True if the copy has no more samples.
     """
 
     batches: int = 0
@@ -87,15 +88,14 @@ class WorkerSnapshot(NamedTuple):
 
 
 class RunPoint(NamedTuple):
-    """Where the trainer is.
+    """Position of the trainer in a run.
 
     Attributes:
-        given: how many batches it was given; one for which it got an error is none.
-        due: the number of the first batch that it got neither of.
-        beyond: the numbers of those after it that it got nevertheless, where order is not kept; they leave out no more
-            than is under way.
-        turn: the worker that is asked next.
-        copies: of each worker's data set.
+        given: Number of batches returned, without errors.
+        due: Number of the first batch that neither was returned nor raised an error.
+        beyond: Numbers after `due` that were returned nevertheless, if order is not kept.
+        turn: The worker that gets the next index.
+        copies: Snapshots of the workers' data sets.
     """
 
     given: int
@@ -106,13 +106,11 @@ class RunPoint(NamedTuple):
 
 
 class RunProgress:
-    """One run of an iterator over the data, as far as the trainer has received it. It outlives the iterator.
+    """The trainer's progress in one run of an iterator. Outlives the iterator.
 
     Args:
-        common: what is the same in all states of this run.
-        indices: what the sampler gives; None where it gives nothing of interest.
-        draws: where random numbers come from.
-        point: where it begins.
+        common: Fields equal in all states of this run.
+        indices: The sampler's indices. None if they are not needed for states.
     """
 
     def __init__(self, common: LoaderState, indices: Indices | None, draws: Draws, point: RunPoint) -> None:
@@ -121,37 +119,32 @@ class RunProgress:
         self.indices = indices
         self._points = deque([point], _POINTS)
         self.is_finished = False
-        self.held: int | None = None  # batches, none where it is an error, that wait for the trainer to come back
-        self.lock = threading.RLock()  # or the iterator's, which holds it while it changes anything here
-        self.begun: list[tuple[PackedStates | None] | None] = []  # the states with which workers' copies began
+        self.held: int | None = None  # number of batches (0 for an error) made and not yet returned
+        self.lock = threading.RLock()  # replaced by the iterator's lock, which it holds during changes
+        self.begun: list[tuple[PackedStates | None] | None] = []  # initial states of the workers' copies
         self.ask_begun: Callable[[], None] | None = None
-        self.ask_now: Callable[[], list[tuple[PackedStates | None] | None]] | None = None  # those in which they are
+        self.ask_now: Callable[[], list[tuple[PackedStates | None] | None]] | None = None  # gets current states
         self.copy_now: Callable[[WorkerSnapshot], WorkerSnapshot] | None = (
-            None  # of the trainer's own data set, where no worker has one
+            None  # snapshot of the trainer's own data set, without workers
         )
 
     def add(self, *, epoch_of_samples: int, run: int) -> None:
-        """Have these in all states of this run, too."""
         self._common["epoch_of_samples"], self._common["run"] = epoch_of_samples, run
 
     @property
     def given(self) -> int:
-        """How many batches the trainer was given."""
         return self._points[-1].given
 
     @property
     def due(self) -> int:
-        """The number of the next batch that it has neither been given nor got an error for."""
         return self._points[-1].due
 
     @property
     def point(self) -> RunPoint:
-        """Where the trainer is."""
         return self._points[-1]
 
     @property
     def copies(self) -> tuple[WorkerSnapshot, ...]:
-        """Of each worker's data set, as far as it was received."""
         return self._points[-1].copies
 
     def receive(
@@ -164,13 +157,13 @@ class RunProgress:
         is_over: bool = False,
         died: bool = False,
     ) -> None:
-        """The trainer has got batch `number`, or its error.
+        """Record that the trainer got batch `number`, or its error.
 
         Args:
-            given: how many batches it was given by then.
-            blob: the state of the worker's copy afterwards, where one was made.
-            is_over: the copy has no more samples.
-            died: no worker could make it.
+            given: Number of batches returned by then.
+            blob: State of the worker's copy after the batch, if taken.
+            is_over: True if the copy has no more samples.
+            died: True if no worker could make the batch.
         """
         last = self._points[-1]
         _, due, beyond, _, copies = last
@@ -191,7 +184,6 @@ class RunProgress:
         self._add(RunPoint(given, due, beyond, turn, copies))
 
     def end_copy(self, worker: int, blob: PackedStates | None) -> None:
-        """A worker's copy has said that it has no more samples."""
         last = self._points[-1]
         old = last.copies[worker]
         known = old.known if blob is None else old.batches
@@ -207,7 +199,7 @@ class RunProgress:
             self.indices.forget(self._first_needed(self._points[0]))
 
     def _first_needed(self, point: RunPoint) -> int:
-        """The number of the first batch that is drawn again to go on from a point."""
+        """Return the first batch whose index is needed to resume from a point."""
         if not self._common["is_map"]:
             return point.due
         n = max(1, len(point.copies))
@@ -215,14 +207,15 @@ class RunProgress:
         return min((point.due, *again))
 
     def state(self, batches: int | None = None, *, is_over: bool = False) -> StateDict:
-        """All that is needed to go on after what the trainer has received; its own objects, for ever.
+        """Return a state to resume after the batches received. It shares no objects with the run.
 
         Args:
-            batches: go on after so many batches instead.
-            is_over: this run has ended with these, whether the trainer was told or not.
+            batches: Resume after this number of batches instead.
+            is_over: True if the run ends with these, even if the trainer did not reach the end.
 
         Raises:
-            OptionError: how it was then is not known any more, or not yet; or it has ended with the workers.
+            OptionError: the state after `batches` batches is not available any more, or not yet. Or it was lost with
+                the workers.
         """
         with self.lock:
             return self._state(batches, is_over)
@@ -245,7 +238,7 @@ class RunProgress:
             point = self._at_the_end(point)
         is_finished = is_over or (
             self.is_finished and batches is None
-        )  # who counts batches is not at the end with the last one
+        )  # after `batches` batches the end is not reached
         first = self._first_needed(point)
         sampler = None if self.indices is None else self.indices.after(first, is_finished=is_finished)
         state: StateDict = {
@@ -264,7 +257,7 @@ class RunProgress:
         return state
 
     def _at_the_end(self, point: RunPoint) -> RunPoint:
-        """Workers that stay are asked for what they carry on, where the state after their last batch is not known."""
+        """Request missing final states, which persistent workers carry into the next epoch."""
         assert self.ask_now is not None
         if not self._common["is_map"] or all(known.known == known.batches for known in point.copies):
             return point
@@ -287,30 +280,26 @@ class RunProgress:
 
 
 class SnapshotSchedule:
-    """Whether anybody has asked a loader for a state: before that, none is kept for later, as that is not for nothing.
+    """Decides whether states are kept. To save cost, none are kept before the first request.
 
     Attributes:
-        is_asked: somebody has.
+        is_asked: True once a state was requested.
     """
 
     def __init__(self) -> None:
         self.is_asked = False
 
     def every(self, option: int | None) -> int:
-        """After how many batches states are kept; 0: after none.
+        """Return after how many batches to keep a state. 0: never.
 
         Args:
-            option: what the user wants, in any case; None: after each, as soon as somebody has asked.
+            option: The user's setting. None: after each batch, once a state was requested.
         """
         return int(self.is_asked) if option is None else option
 
 
 class SnapshotBook:
-    """What a loader remembers of its newest run, and of a state that the next one begins with.
-
-    Args:
-        loader: it is not kept.
-    """
+    """A loader's newest run, and the state that the next run resumes from."""
 
     def __init__(self, loader: DataLoader[object]) -> None:
         self._draws = Draws(loader.generator, loader._index_sampler)
@@ -320,13 +309,12 @@ class SnapshotBook:
         self._has_warned = False
 
     def draws_of(self, loader: DataLoader[object]) -> Draws:
-        """Where the loader's random numbers come from."""
         if self._draws.base.generator is not loader.generator:
             self._draws = Draws(loader.generator, loader._index_sampler)
         return self._draws
 
     def take(self) -> StateDict | None:
-        """The state that the run which now begins goes on from; it stays in `loaded` until that has begun."""
+        """Return the state for the run that starts now. `loaded` keeps it until that has started."""
         loaded = self.loaded
         if loaded is not None and not loaded["is_map"] and not loaded["is_finished"]:
             again = sum(known["batches"] - known["known"] for known in loaded["copies"] if known["states"] is None)
@@ -341,11 +329,9 @@ class SnapshotBook:
 
 
 def is_among(number: int, ranges: Ranges) -> bool:
-    """Whether a number is in one of some ranges."""
     return any(start <= number < stop for start, stop in ranges)
 
 
 def copy_of(loaded: CopyState) -> WorkerSnapshot:
-    """A worker's copy of the data set, as a state tells of it."""
     blob = None if loaded["states"] is None else serialize.pack_bytes(loaded["states"])
     return WorkerSnapshot(loaded["batches"], loaded["known"], loaded["is_over"], blob)

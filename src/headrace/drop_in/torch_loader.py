@@ -1,4 +1,4 @@
-"""What the torch regime sees of a loader: torch's own, and the options of ours that it knows."""
+"""The options of a loader that sessions of torch's data sets use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class TorchLoader(torch.utils.data.DataLoader[T_co]):
-    """A loader with the options of ours; `headrace.DataLoader` says what each means."""
+    """A loader with headrace's options, which `headrace.DataLoader` documents."""
 
     seed: int | None
     memory_budget: int | str

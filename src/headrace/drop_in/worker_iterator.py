@@ -1,7 +1,7 @@
-"""The iterator of the torch regime with workers: whole batches, made as torch's workers make them.
+"""Iterator over torch's data sets with workers: whole batches, made as torch's workers do.
 
-Base seed and indices are drawn in the caller's thread, in `iter` and `next`, exactly as torch's loader draws them. No
-thread and no event loop stands between the caller and the workers.
+The caller's thread draws base seed and indices in `iter` and `next`, exactly as torch's loader. No other thread or
+event loop is involved between caller and workers.
 """
 
 from __future__ import annotations
@@ -47,19 +47,13 @@ from headrace.torch_compat.tracebacks import trimming
 
 
 class WorkerIterator(ResumableIterator):
-    """Batches that workers make, each a whole one: batch k is worker k mod n's, as long as batches come in order.
-
-    Args:
-        loader: the torch loader whose data they are; its `workers` says what they are.
-        snapshots: the loader's.
-        counts: the loader's.
-    """
+    """Whole batches made by workers. With ordered batches, worker k mod n makes batch k."""
 
     def __init__(self, loader: TorchLoader[object], snapshots: SnapshotBook, counts: LoaderCounts) -> None:
         self._counts = counts
         self._prepare(loader, snapshots)
         super().__init__(loader)
-        assert loader.prefetch_factor is not None  # by torch's constructor, where there are workers
+        assert loader.prefetch_factor is not None  # set by torch's constructor if there are workers
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         if self._prefetch_factor <= 0:
             raise LateOptionError(f"prefetch_factor must be greater than 0, and is {self._prefetch_factor}")
@@ -98,7 +92,7 @@ class WorkerIterator(ResumableIterator):
 
     @property
     def _workers(self) -> list[WorkerHandle | None]:
-        """As torch's iterators have it; people and tests reach for it."""
+        """The handles, by the name that torch's iterators use and users' code accesses."""
         return self._pool.handles
 
     def _shutdown_workers(self) -> None:
@@ -117,12 +111,12 @@ class WorkerIterator(ResumableIterator):
         loaded, point = self._loaded, self._run.point
         self._run.lock = self._lock
         self._sent, self._beyond = point.due, point.beyond
-        self._under_way: dict[int, int] = {}  # batches that were sent and have not been due yet, with their workers
-        self._asked_for: dict[int, int] = {}  # how many samples batches are to have
+        self._under_way: dict[int, int] = {}  # worker by number of a batch sent and not yet due
+        self._asked_for: dict[int, int] = {}  # number of samples requested, by batch
         self._arrived: dict[int, MadeBatch] = {}
-        self._staged = deque()  # those that were due, and wait for `next`
-        self._arrived_of = [0] * self._num_workers  # how many have arrived, and `next` has not given
-        self._ends: dict[int, PackedStates | None] = {}  # of copies of the data set that ended before all was given
+        self._staged = deque()  # due batches that wait for `next`
+        self._arrived_of = [0] * self._num_workers  # arrived and not returned, by worker
+        self._ends: dict[int, PackedStates | None] = {}  # copies that ended while their batches wait, by worker
         self._is_active = [True] * self._num_workers
         self._loads = [0] * self._num_workers
         self._turns = itertools.cycle(range(self._num_workers))
@@ -163,12 +157,11 @@ class WorkerIterator(ResumableIterator):
         ]
 
     def _try_put_index(self) -> None:
-        """Send the next batch's index to a worker that may take it."""
         if (every := self._every()) != self._pool.every:
             self._pool.keep_states(every)
         try:
             index = self._next_index()  # type: ignore[no-untyped-call]
-            while is_among(self._sent, self._beyond):  # it was given already
+            while is_among(self._sent, self._beyond):  # returned already
                 self._sent += 1
                 index = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
@@ -201,7 +194,7 @@ class WorkerIterator(ResumableIterator):
                 self._try_put_index()
             except BaseException:
                 with contextlib.suppress(Exception):
-                    batch()  # its place is free again
+                    batch()  # frees its segment
                 self._receive_from(made, given)
                 raise
             try:
@@ -222,7 +215,7 @@ class WorkerIterator(ResumableIterator):
         died, is_map = made.result[0] == "died", self._dataset_kind == _DatasetKind.Map
         self._arrived_of[made.worker] -= 1
         if is_map or not died:
-            number = made.batch if is_map else self._run.due  # those of workers that have ended are none
+            number = made.batch if is_map else self._run.due  # iterable data: batches of ended workers do not count
             self._run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
         if made.worker in self._ends and not self._arrived_of[made.worker]:
             self._run.end_copy(made.worker, self._ends.pop(made.worker))
@@ -243,7 +236,7 @@ class WorkerIterator(ResumableIterator):
 
     def _stage(self) -> bool:
         """Start opening and moving the batches that are due. Return True if there are any."""
-        if self._ahead.depth > 1:  # while the trainer is busy nobody takes in what comes
+        if self._ahead.depth > 1:  # no other thread receives while the trainer is busy
             while (made := self._pool.receive(0)) is not None:
                 self._take_in(made)
         while len(self._staged) < self._ahead.depth:
@@ -267,12 +260,12 @@ class WorkerIterator(ResumableIterator):
             raise LoaderClosedError("the iterator belongs to the process that this one was forked from")
 
     def _receive(self) -> MadeBatch:
-        """What came of some batch.
+        """Wait for the result of a batch.
 
         Raises:
-            RuntimeError: nothing came in time.
-            anyio.WouldBlock: nothing has come yet, and this is not to wait.
-            LoaderClosedError: the iterator was closed by another thread.
+            RuntimeError: the timeout has passed.
+            anyio.WouldBlock: there is no result yet, and this call must not wait.
+            LoaderClosedError: another thread closed the iterator.
         """
         limit_s = 0 if self._is_polling else self._timeout or math.inf
         deadline = time.monotonic() + limit_s
@@ -289,10 +282,10 @@ class WorkerIterator(ResumableIterator):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def try_next(self) -> Any:
-        """The next batch if it is ready.
+        """Return the next batch if it is ready.
 
         Raises:
-            NotReady: it is not; nothing was lost, ask again.
+            NotReady: it is not ready. Nothing is lost; call again.
             StopIteration: the epoch is over.
         """
         with trimming, self._lock:
@@ -305,12 +298,11 @@ class WorkerIterator(ResumableIterator):
                 self._is_polling = False
 
     def ask_begun(self) -> None:
-        """Wait until it is known in which states workers have begun."""
         with self._lock:
             self._pool.ask_begun()
 
     def ask_now(self) -> list[tuple[PackedStates | None] | None]:
-        """The states in which workers are when they have nothing to do."""
+        """Return the workers' states once they are idle."""
         with self._lock:
             return self._pool.ask_now()
 
@@ -319,11 +311,10 @@ class WorkerIterator(ResumableIterator):
         return not self._end.alive
 
     def close(self) -> None:
-        """End the epoch, and the workers."""
         self._ahead.drain()
         self._end()
 
-    # The same for `async for`, under any event loop that anyio knows.
+    # For `async for`, under any event loop that anyio supports.
 
     def __aiter__(self) -> WorkerIterator:
         return self
@@ -337,7 +328,7 @@ class WorkerIterator(ResumableIterator):
             began_s = time.monotonic()
             while True:
                 try:
-                    return self.try_next()  # which looks after the workers, too
+                    return self.try_next()  # also checks the workers
                 except NotReady:
                     pass  # waiting in here would show it in the traceback of a cancellation
                 except StopIteration:
@@ -350,7 +341,7 @@ class WorkerIterator(ResumableIterator):
 
 
 def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
-    """Where the iterator is gone, so are its workers: what they had is not known, or is what a new one begins with."""
+    """Do nothing if the iterator is gone: its states are lost, or equal a new iterator's start."""
     iterator = reference()
     if iterator is not None:
         iterator.ask_begun()
@@ -368,7 +359,7 @@ def _end(pool: TorchWorkerPool, ahead: Ahead) -> None:
     pool.close()
 
 
-# Batches as workers have made them.
+# Results of workers.
 
 
 def _bytes_of(made: MadeBatch) -> int:

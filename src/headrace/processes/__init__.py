@@ -1,9 +1,9 @@
-"""How processes come to be and talk: one fork server for all loaders, its clients, and messages over sockets.
+"""Processes and their messages: the fork server for all loaders, its clients, and sockets.
 
-fork_server.py    the process that forks workers; boot.py: how its interpreter starts
-fork_client.py    the trainer's side of it
-child.py          what makes a worker a child of the trainer
-inheritance.py    what a worker takes over from the trainer
-stopped.py        which of the processes that something is waited for were stopped
+fork_server.py    the process that forks workers; boot.py: starts its interpreter
+fork_client.py    the trainer's side of the fork server
+child.py          makes a worker a child process of the trainer
+inheritance.py    settings that a worker inherits from the trainer
+stopped.py        detects processes that were stopped
 wire.py           messages over a socket pair
 """

@@ -1,4 +1,4 @@
-"""How the interpreter of the fork server is started: as this one was, and with one seed of hashes for good."""
+"""Start options of the fork server's interpreter: those of this process, with one hash seed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 from headrace.errors import OptionError
 
 _SEED = "PYTHONHASHSEED"
-_NAMES = re.compile(r"python|pypy", re.IGNORECASE)  # of interpreters
-_MOST = 2**32 - 1  # that Python takes
+_NAMES = re.compile(r"python|pypy", re.IGNORECASE)  # names of interpreters
+_MOST = 2**32 - 1  # largest seed that Python accepts
 
 
 def executable() -> str:
-    """The Python interpreter that starts other processes: what `multiprocessing.set_executable` was told, if anything.
+    """Return the Python interpreter for new processes. multiprocessing's setting has priority.
 
     Raises:
-        OptionError: this process is a program that embeds Python, and there is no interpreter beside it.
+        OptionError: this process is a program that embeds Python, and no interpreter was found.
     """
     from multiprocessing import spawn
 
     told = os.fsdecode(spawn.get_executable() or b"")
     if told and told != sys.executable:
         return told
-    if not getattr(sys, "frozen", False):  # a program that is one file, with no interpreter
+    if not getattr(sys, "frozen", False):  # a frozen program has no interpreter
         ours = sys.executable or ""
         if any(_NAMES.match(Path(path).name) for path in (ours, os.path.realpath(ours))):
             return ours
@@ -44,37 +44,37 @@ def executable() -> str:
 
 
 def stream(fd: int) -> int | None:
-    """What `subprocess.Popen` is to give another process as stdout (1) or stderr (2).
+    """Return the `subprocess.Popen` argument for stdout (1) or stderr (2).
 
-    A stream that is closed here would be the first file or socket that the other process opens.
+    A stream that is closed here must not become the number of the first file that the new process opens.
     """
     return None if _is_inherited(fd) else subprocess.DEVNULL
 
 
 def _is_inherited(fd: int) -> bool:
     try:
-        return os.get_inheritable(fd)  # what Python opened itself is not: it was closed, and this took its number
+        return os.get_inheritable(fd)  # False for files that Python opened under the number of a closed stream
     except OSError:
         return False
 
 
 def flags() -> list[str]:
-    """The options that this process's interpreter was started with, for another one: -O, -X utf8, …
+    """Return this interpreter's options for another one: -O, -X utf8, …
 
-    Not those that make errors of warnings: what is imported for workers is not to fail by them; workers are told.
+    Warning options are omitted: with errors from warnings, imports for workers could fail. Workers set them later.
     """
     given: Any = subprocess
     return [flag for flag in given._args_from_interpreter_flags() if not flag.startswith("-W")]
 
 
 def boot() -> tuple[list[str], dict[str, str]]:
-    """Options and environment for the interpreter of a fork server.
+    """Return options and environment for the fork server's interpreter.
 
-    `hash` of text gives the same in all workers of all loaders of this process, and where that can be had, what it
-    gives here. Workers get the environment of this process back.
+    `hash` of text is equal in all workers of all loaders of this process, and if possible equal to this process's.
+    Workers later get this process's environment.
     """
     options, environment = flags(), dict(os.environ)
-    if sys.flags.ignore_environment:  # and with the rest of it the seed would be ignored
+    if sys.flags.ignore_environment:  # the seed would be ignored too
         environment = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
         options = [option for option in options if option not in ("-E", "-I")]
         options += ["-s", "-P"] if sys.flags.isolated else []
@@ -83,17 +83,17 @@ def boot() -> tuple[list[str], dict[str, str]]:
 
 @functools.cache
 def hash_seed() -> str:
-    """This process's own, where it was told one; else one that is drawn, as nobody can be asked for it."""
+    """Return this process's hash seed if set, else a random one: the actual seed is unknown."""
     if not sys.flags.hash_randomization:
         return "0"
     seed = "" if sys.flags.ignore_environment else _environment_at_start().get(_SEED, "")
-    if seed.isdecimal() and 0 < int(seed) <= _MOST:  # with -R 0 is none
+    if seed.isdecimal() and 0 < int(seed) <= _MOST:  # with -R, 0 means random
         return seed
     return str(1 + secrets.randbelow(_MOST))
 
 
 def _environment_at_start() -> Mapping[str, str]:
-    """What was set before this process began: only that has had a say in its hashes."""
+    """Return the environment at the start of this process, which has set its hash seed."""
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,6 +1,6 @@
-"""What makes a worker of the fork server a process of multiprocessing's whose parent is the trainer.
+"""Makes a worker of the fork server a multiprocessing child of the trainer.
 
-The kernel's settings (affinity, niceness, umask, limits) are those of the trainer when the fork server was started.
+Kernel settings (affinity, niceness, umask, limits) are the trainer's when the fork server was started.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NAME = b"pt_data_worker"  # as torch's; `ps` and `top` show it
 
 
 class Surroundings(TypedDict):
-    """What a child of the trainer would have that is started now, as JSON can carry it."""
+    """State that a child of the trainer would inherit now, for JSON."""
 
     identity: list[int]
-    parent: list[object]  # its name, and its number
+    parent: list[object]  # name and pid
     authkey: str
     config: dict[str, object]
     locale: str
@@ -33,14 +33,13 @@ class Surroundings(TypedDict):
 
 
 def next_number() -> int:
-    """Return the number of this process's next child; multiprocessing's own children have others."""
+    """Return the number of this process's next child, in multiprocessing's count."""
     counter: Any = processes
     number: int = next(counter._process_counter)
     return number
 
 
 def described() -> Surroundings:
-    """Describe what a child of this process would have that is started now."""
     parent: Any = multiprocessing.current_process()
     return {
         "identity": list(parent._identity),
@@ -56,13 +55,13 @@ def described() -> Surroundings:
 def live(
     surroundings: Surroundings, number: int, run: Callable[[], None], trainer_fd: int | None, *tracker_fd: int
 ) -> int:
-    """Call `run` as such a child, and its finalizers at the end. Return the exit status.
+    """Call `run` as such a child, then its finalizers. Return the exit status.
 
     Args:
-        number: which one, as `next_number` has given it.
-        trainer_fd: a descriptor that is readable once the trainer has ended; None where there is none.
-        *tracker_fd: that of the trainer's resource tracker, if it has one: with one of its own, what the user shares
-            would be removed when this worker ends.
+        number: Result of `next_number`.
+        trainer_fd: A descriptor that is readable once the trainer has ended, if any.
+        *tracker_fd: The trainer's resource tracker, if any. A new tracker would remove the user's shared memory when
+            this worker ends.
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME)
     with contextlib.suppress(locale.Error):
@@ -79,5 +78,5 @@ def live(
     child._parent_name, child._parent_pid = surroundings["parent"]
     child._config = {**surroundings["config"], "daemon": True}
     child.authkey = bytes.fromhex(surroundings["authkey"])
-    status: int = child._bootstrap(trainer_fd)  # which runs the finalizers of multiprocessing's, and ends threads
+    status: int = child._bootstrap(trainer_fd)  # runs multiprocessing's finalizers, and ends threads
     return status

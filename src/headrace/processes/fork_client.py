@@ -1,4 +1,4 @@
-"""The trainer's side of the fork server: one for all loaders, there while any of them needs it."""
+"""The trainer's side of the fork server, which all loaders of the process share."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ _BOOT = (
 
 
 class ForkServer:
-    """The fork server: `acquire` starts it in the background or shares it.
+    """The fork server. `acquire` starts it in the background or shares it.
 
-    It outlives its last user for a while, as a new loader often follows: to start it takes a second or more.
+    It outlives its last user for a while, as a new loader often follows and a start takes a second or more.
     """
 
-    _lock = threading.RLock()  # a collection of garbage while it is held may release the fork server of another loader
+    _lock = threading.RLock()  # reentrant: garbage collection may release another loader's fork server meanwhile
     _shared: ForkServer | None = None
 
     def __init__(self, *, with_torch: bool = True) -> None:
         self.owner, self._has_torch = os.getpid(), with_torch
         self.users = 0
-        self._imported: dict[str, int] = {}  # modules, and when their files were written
+        self._imported: dict[str, int] = {}  # modification times of modules' files
         python = executable()
         ours, theirs = socket.socketpair()
-        life, self._life = os.pipe()  # the process ends at once if this end is closed while it still imports
+        life, self._life = os.pipe()  # the kernel ends the process if this end is closed while it still imports
         with theirs, os.fdopen(life), _beyond_streams(theirs.fileno()) as control, _beyond_streams(life) as alive:
             path = json.dumps([str(p) for p in sys.path])
             code = _BOOT.format(path=path, fd=control, pid=self.owner, life=alive, torch=with_torch)
             options, environment = boot()
-            # Ctrl-C before the fork server can ignore it is no business of its own either: it inherits our mask.
+            # Block Ctrl-C until the fork server can ignore it: it inherits this mask.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
                 self.process = subprocess.Popen(
@@ -80,12 +80,12 @@ class ForkServer:
 
     @classmethod
     def acquire(cls, modules: Mapping[str, int] | None = None, *, with_torch: bool = True) -> ForkServer:
-        """The fork server of this process, which keeps running until it is released as often as it was acquired.
+        """Return the running fork server of this process. Each call needs a `release`.
 
         Args:
-            modules: what `prepare` will be told; a fork server that has imported an older one of them is not taken.
-            with_torch: have it import torch before it forks workers for this user. Workers that are without it import
-                it where they need it after all, each for itself.
+            modules: The modules of `prepare`. A fork server that has imported an older version of one is replaced.
+            with_torch: Import torch before workers are forked for this user. Otherwise each worker that needs torch
+                imports it.
         """
         with cls._lock:
             while True:
@@ -98,11 +98,11 @@ class ForkServer:
                     shared._control.send({"torch": True})
                     shared._has_torch = True
                 shared.users += 1
-                if shared is cls._shared:  # and was not replaced as some user's garbage was collected just now
+                if shared is cls._shared:  # not replaced by garbage collection just now
                     return shared
 
     def release(self) -> None:
-        """One user less. Without any the process ends some time later."""
+        """Undo `acquire`. Without users the process ends some time later."""
         with self._lock:
             self.users -= 1
             if self.users or self.owner != os.getpid():
@@ -114,7 +114,6 @@ class ForkServer:
 
     @classmethod
     def end_idle(cls) -> None:
-        """End the process now if it has no users, and wait for its end."""
         with cls._lock:
             shared = cls._shared
             if shared is not None and not shared.users and shared.owner == os.getpid():
@@ -123,30 +122,30 @@ class ForkServer:
 
     @classmethod
     def shut_down(cls) -> None:
-        """End the process now; if it has users, with the last of them. A next user has another one."""
+        """End the process now, or with its last user. Later users get a new one."""
         with cls._lock:
             shared, cls._shared = cls._shared, None
             if shared is not None and not shared.users and shared.owner == os.getpid():
                 shared._end()
 
     def give_up(self) -> None:
-        """Have it start no more workers, for whoever asks next: it does nothing. Those that it has started live on."""
+        """Do not use this fork server for new users. Its workers continue."""
         with self._lock:
             if ForkServer._shared is self:
                 ForkServer._shared = None
 
     def connect(self) -> socket.socket:
-        """A control connection of one's own; workers that were started over it end with it."""
+        """Open another control connection. Workers started over it end with it."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             self._control.send({"attach": True}, [theirs.fileno()])
         return ours
 
     def prepare(self, orders: ForkServerCommands, modules: Mapping[str, int]) -> None:
-        """Have modules imported once, before workers are forked over the same connection, instead of by each of them.
+        """Import modules once in the fork server, before it forks workers for the same connection.
 
         Args:
-            modules: by name when their files were written, in nanoseconds.
+            modules: Modification time of each module's file, in nanoseconds.
         """
         new = sorted(modules.keys() - self._imported.keys())
         if new:
@@ -154,7 +153,7 @@ class ForkServer:
             self._imported.update(modules)
 
     def _serves(self, modules: Mapping[str, int]) -> bool:
-        """Whether it runs, in this process, and has nothing imported that has changed since."""
+        """True if it runs, belongs to this process, and has imported no older version of a module."""
         if self.owner != os.getpid() or self.process.poll() is not None:
             return False
         if any(self._imported.get(name, written) != written for name, written in modules.items()):
@@ -182,9 +181,9 @@ class ForkServer:
         if is_stopped(self.process.pid):
             self.process.kill()
         try:
-            self.process.wait(protocol.GRACE_S + 1)  # workers that were dismissed may be in the middle of a sample
+            self.process.wait(protocol.GRACE_S + 1)  # dismissed workers may be in the middle of a sample
         except subprocess.TimeoutExpired:
-            self.process.kill()  # its workers are told by the kernel
+            self.process.kill()  # the kernel ends its workers
             self.process.wait()
 
 
@@ -192,12 +191,12 @@ atexit.register(ForkServer.end_idle)
 
 
 def shutdown() -> None:
-    """Ends what loaders have left running for a next one: the fork server, and workers that were let go of.
+    """End the processes that loaders keep for later ones: the fork server and released workers.
 
-    Without it the process stays for 30 seconds after the last loader was closed, or until this process ends. It is
-    waited for: some milliseconds, or some seconds where a worker is in the middle of a sample. Loaders that are still
-    open go on, and the process ends with the last of them. A loader that is made later starts another one, which takes
-    a second or two. May be called at any time, and as often as one likes.
+    Without this call the fork server ends 30 seconds after the last loader was closed, or with this process. The call
+    waits for the end: some milliseconds, or some seconds if a worker is in the middle of a sample. Open loaders
+    continue, and the fork server ends with the last of them. A later loader starts a new one, which takes a second or
+    two. May be called at any time and repeatedly.
 
     Example:
         >>> import headrace as hr
@@ -209,27 +208,22 @@ def shutdown() -> None:
 
 
 class ForkServerCommands:
-    """What the fork server is told over one connection; nothing here waits for it.
-
-    Args:
-        send: sends a message, with descriptors that may be closed afterwards.
-    """
+    """Commands to the fork server over one connection. None of them waits."""
 
     def __init__(self, send: Callable[[object, Sequence[int]], object]) -> None:
         self._send = send
         self._announced = b""
 
     def have_imported(self, modules: Sequence[str]) -> None:
-        """Have it import modules, before what is ordered next."""
         self._tell_place()
         self._send({"import": modules}, ())
 
     def fork(self, token: int, number: int, worker: socket.socket, start: int | None = None) -> None:
-        """Have it fork a worker, which it tells with the token.
+        """Fork a worker. The answer has the token.
 
         Args:
-            worker: the worker's end of its socket pair.
-            start: for a worker of the torch regime how many had its number before it.
+            worker: The worker's end of its socket pair.
+            start: For workers of torch's data sets, the number of earlier workers with this number.
         """
         self._tell_place()
         descriptors = [worker.fileno(), *_tracker()]
@@ -237,7 +231,7 @@ class ForkServerCommands:
         self._send({**order, "descriptors": len(descriptors)}, descriptors)
 
     def _tell_place(self) -> None:
-        """Send this process's surroundings if they have changed: in memory, as they may be large."""
+        """Send this process's surroundings if changed, in shared memory, as they may be large."""
         surroundings = json.dumps({**_place(), "child": described(), "inherited": capture()}).encode()
         if surroundings != self._announced:
             segment = Segment.create(len(surroundings))
@@ -251,8 +245,8 @@ class WorkerSpawner:
     """Starts the workers of one loader through the fork server, on the loader's event loop.
 
     Args:
-        exited: called with (pid, exit code; minus the signal where one ended it) of each worker that ended.
-        modules: what the workers will need, as far as that is known, for `ForkServer.prepare`.
+        exited: Called with (pid, exit code) of each worker that ended. A negative code is a signal.
+        modules: Modules that the workers will need, as far as known, for `ForkServer.prepare`.
     """
 
     def __init__(self, fork_server: ForkServer, exited: Callable[[int, int], None], modules: Mapping[str, int]) -> None:
@@ -261,7 +255,7 @@ class WorkerSpawner:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[int]] = {}
         self._watch = Watch()
-        self._left: list[LoopWire] = []  # to fork servers that have started workers, and start no more
+        self._left: list[LoopWire] = []  # to replaced fork servers, whose workers still run
         self._acquired: list[ForkServer] = []
         self._connect()
 
@@ -279,10 +273,10 @@ class WorkerSpawner:
         self._connect()
 
     async def start(self, number: int) -> tuple[int, socket.socket]:
-        """A new worker, as soon as the fork server is ready.
+        """Start a worker, as soon as the fork server is ready.
 
         Raises:
-            OSError: the fork server is gone, or does nothing; at another attempt there is another one.
+            OSError: the fork server is gone or stopped. A new attempt uses another one.
         """
         if self._is_lost:
             self._renew()
@@ -300,14 +294,14 @@ class WorkerSpawner:
             del self._waiting[token]
 
     def look(self) -> None:
-        """Give the fork server up if it is stopped, and a worker is waited for."""
+        """Replace the fork server if it is stopped while a worker is awaited."""
         if self._watch.look([self.fork_server.process.pid] if self._waiting else ()):
             log.warning(STOPPED)
             self._renew()
             self._fail(STOPPED)
 
     def close(self) -> None:
-        self._wire.send({"dismiss": True})  # they have finalizers to run
+        self._wire.send({"dismiss": True})  # workers have finalizers to run
         for wire in (self._wire, *self._left):
             wire.close()
         while self._acquired:
@@ -337,7 +331,7 @@ class WorkerSpawner:
 
 @contextmanager
 def _beyond_streams(fd: int) -> Iterator[int]:
-    """A copy of a descriptor whose number is none of a standard stream's, which another process has for itself."""
+    """Duplicate a descriptor above the numbers of the standard streams."""
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     try:
         yield copy
@@ -353,6 +347,6 @@ def _tracker() -> tuple[int, ...]:
 def _place() -> dict[str, object]:
     try:
         folder: str | None = str(Path.cwd())
-    except OSError:  # it was removed
+    except OSError:  # the folder was removed
         folder = None
     return {"environment": dict(os.environ), "path": [str(p) for p in sys.path], "folder": folder}

@@ -1,10 +1,9 @@
-"""The fork server: imports once what workers need, and forks them from there, in milliseconds.
+"""The fork server: imports the workers' modules once, then forks workers in milliseconds.
 
-It is started from the trainer without a fork of the trainer and without importing its `__main__`; it never unpickles
-anything of the user's, imports the user's modules on demand, and has one thread. Workers end with it, and it ends with
-the trainer: it watches its control sockets and the trainer's process descriptor (a user's forked child may hold the
-socket open, so its end alone would not do; PR_SET_PDEATHSIG would fire when the trainer's *thread* that started it
-ends).
+The trainer starts it without forking itself and without importing `__main__` there. It never unpickles the user's
+objects, imports the user's modules on demand, and has one thread. Workers end with it, and it ends with the trainer. It
+watches its control sockets and the trainer's process descriptor. The socket alone is not enough, as a forked child of
+the user may hold it open. PR_SET_PDEATHSIG would fire when the trainer's *thread* that started the fork server ends.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from headrace.wakeup import is_readable
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 1.0
-_IDLE_S = 30.0  # how long it is there for a next loader
-# Libraries start threads of their own for these as they are loaded, and forks of a process with threads may hang.
+_IDLE_S = 30.0  # wait for a next loader
+# Without these settings libraries start threads on import, and forks of a process with threads may hang.
 _BLAS = "OPENBLAS_NUM_THREADS"
 _WITHOUT_THREADS = {_BLAS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-GRACE_S = 5.0  # how long workers that are not needed any more may go on with what they are in the middle of
+GRACE_S = 5.0  # time for dismissed workers to end their current tasks
 
 
 class _Forked:
     def __init__(self, pid: int, connection: int) -> None:
         self.pid, self.connection = pid, connection
-        self.end_s: float | None = None  # when it is ended, if it has not by itself; of those that were dismissed
+        self.end_s: float | None = None  # deadline of a dismissed worker
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -58,19 +57,19 @@ class _Forked:
 class _ForkServer:
     def __init__(self, primary: socket.socket, trainer: int, file_limits: tuple[int, int]) -> None:
         self.primary, self.trainer = primary.fileno(), trainer
-        self.file_limits = file_limits  # those of workers: soft, hard
+        self.file_limits = file_limits  # limits of workers: soft, hard
         self.poll = select.poll()
         self.connections: dict[int, PolledWire] = {}
-        self.places: dict[int, dict[str, object]] = {}  # what was told of the trainer's surroundings, by connection
+        self.places: dict[int, dict[str, object]] = {}  # the trainer's surroundings, by connection
         self.inbox: deque[tuple[int, Any]] = deque()
         self.workers: dict[int, _Forked] = {}  # by process descriptor
         self.is_ending = False
         self.idle_end_s = math.inf
         self.has_torch = False
         self.avoided: list[str] = []  # modules that start threads
-        self.wanted: dict[str, None] = {}  # all that were to be imported, in order
-        self.place: dict[str, object] = {}  # where they were last
-        self.environment = dict(os.environ)  # with which this process was started
+        self.wanted: dict[str, None] = {}  # all modules to import, in order
+        self.place: dict[str, object] = {}  # surroundings of the last import
+        self.environment = dict(os.environ)  # of this process at its start
         self.trainer_fd = _process_descriptor(trainer)
         if self.trainer_fd is not None:
             self.poll.register(self.trainer_fd, select.POLLIN)
@@ -87,7 +86,7 @@ class _ForkServer:
                     self.is_ending |= fd == self.primary
                     for lost in list(self.connections) if self.is_ending else [fd]:
                         self._drop(lost)
-                    break  # descriptors' numbers may mean something else by now: ask again
+                    break  # descriptor numbers may be reused: poll again
             while self.inbox:
                 self._answer(*self.inbox.popleft())
             if os.getppid() != self.trainer:
@@ -105,7 +104,7 @@ class _ForkServer:
         return wire
 
     def _on_event(self, fd: int, events: int) -> bool:
-        """Send and take in what can be, never waiting for a trainer who does neither; False at the connection's end."""
+        """Send and receive without blocking. Return False at the connection's end."""
         wire = self.connections[fd]
         if events & select.POLLOUT and wire.flush():
             self.poll.modify(wire, select.POLLIN)
@@ -139,24 +138,23 @@ class _ForkServer:
             self._fork(fd, message, *(wire.take_descriptor() for _ in range(message["descriptors"])))
 
     def import_torch(self) -> None:
-        """Import it, and what workers need that work with it."""
         if self.has_torch:
             return
         self.has_torch = True
         with _frozen():
             import torch
 
-            torch.set_num_threads(1)  # a fork server with threads could not fork safely
+            torch.set_num_threads(1)  # forks of a process with threads are not safe
             for name in ("work.keyed", "drop_in.workers.worker_main"):
                 importlib.import_module(f"headrace.{name}")
             importlib.import_module("headrace.torch_compat.worker_info").warm_up()
 
     def _import(self, place: dict[str, Any], names: Sequence[str]) -> None:
-        """Import what workers are about to need, once for all; whatever fails there fails again in each of them."""
+        """Import modules for all workers. A module that fails here fails again in each of them."""
         before, self.place = sys.path[:], place
         self.wanted.update(dict.fromkeys(names))
         _take_place(place)
-        for variable, value in _WITHOUT_THREADS.items():  # workers have the trainer's own
+        for variable, value in _WITHOUT_THREADS.items():  # workers get the trainer's values
             os.environ.setdefault(variable, value)
         for name in names:
             if name not in self.avoided:
@@ -172,7 +170,10 @@ class _ForkServer:
         gc.freeze()
 
     def _begin_again(self, name: str) -> NoReturn:
-        """A module has started a thread, whose locks no fork would ever see free: be as before, without that module."""
+        """Restart this process without a module that has started a thread.
+
+        A fork would never see the thread's locks released.
+        """
         workers = [(fd, worker.pid, worker.connection, worker.end_s) for fd, worker in self.workers.items()]
         connections = [(fd, wire.halves(), self.places.get(fd)) for fd, wire in self.connections.items()]
         state = json.dumps(
@@ -199,7 +200,6 @@ class _ForkServer:
         os.execve(sys.executable, [sys.executable, *flags(), "-c", code], self.environment)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on with what was there before `_begin_again`."""
         self.avoided, (soft, hard) = state["avoided"], state["file_limits"]
         self.file_limits = soft, hard
         for fd, halves, place in state["connections"]:
@@ -245,7 +245,7 @@ class _ForkServer:
         status = 1
         try:
             for wire in self.connections.values():
-                wire.close()  # with the descriptors of workers that are to be forked next
+                wire.close()  # with the descriptors of workers to be forked next
             for fd in self.workers:
                 os.close(fd)
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -272,9 +272,9 @@ class _ForkServer:
             self._tell(worker.connection, {"exited": worker.pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _drop(self, fd: int) -> None:
-        """A loader is gone: so are its workers, before its place among the descriptors is given away.
+        """End a loader's workers, before the number of its descriptor is reused.
 
-        Those that were dismissed may end by themselves; so may all once the trainer wants this process to end.
+        Dismissed workers may end by themselves. So may all workers once the trainer ends this process.
         """
         self.poll.unregister(fd)
         self.connections.pop(fd).close()
@@ -304,9 +304,9 @@ def _has_threads() -> bool:
 
 
 def _needed_by(name: str, known: set[str]) -> list[str]:
-    """The packages that a module has imported, beside its own: they may be had without it, if they start no threads.
+    """Return the other packages that a module has imported, which may be imported without it.
 
-    Only what was installed: of the user's own files nobody says here when they have changed.
+    Only installed packages: changes of the user's own files would not be noticed here.
     """
     found = dict.fromkeys(new.partition(".")[0] for new in list(sys.modules) if new not in known)
     found.pop(name.partition(".")[0], None)
@@ -331,7 +331,7 @@ def _take_place(message: dict[str, Any]) -> None:
 
 def _work(message: dict[str, object], worker_fd: int) -> None:
     importlib.import_module("headrace.processes.inheritance").apply(message["inherited"])
-    with socket.socket(fileno=worker_fd) as sock:  # closed by itself, it would be warned about where users see that
+    with socket.socket(fileno=worker_fd) as sock:  # otherwise users would see a ResourceWarning
         if message["start"] is None:
             importlib.import_module("headrace.work.worker").main(sock, message["number"])
         else:
@@ -349,10 +349,10 @@ def _process_descriptor(pid: int) -> int | None:
 
 @contextlib.contextmanager
 def _frozen() -> Iterator[None]:
-    """Within, modules are imported that stay for good: workers share their pages. OpenBLAS starts no threads."""
+    """Return a context for permanent imports, whose memory workers share, without BLAS threads."""
     before = os.environ.get(_BLAS)
-    os.environ[_BLAS] = "1"  # a fork server with threads could not fork safely
-    gc.disable()  # to look for garbage in what is imported takes a sixth of the time, and there is next to none
+    os.environ[_BLAS] = "1"  # forks of a process with threads are not safe
+    gc.disable()  # collections would take a sixth of the import time, and find almost nothing
     try:
         yield
     finally:
@@ -369,26 +369,26 @@ def main(
     with_torch: bool = True,
     state: tuple[int, int] | None = None,
 ) -> None:
-    """Import what workers need, then fork one whenever the trainer asks, until the trainer is gone.
+    """Import the workers' modules, then fork workers on request until the trainer is gone.
 
     Args:
-        with_torch: import torch, too.
-        life_fd: a pipe that the trainer has the other end of. While this process imports, some seconds, it looks at
-            nothing: at the pipe's end the kernel itself ends it.
+        with_torch: True to import torch too.
+        life_fd: A pipe whose other end the trainer has. During imports, which take seconds, this process polls nothing.
+            The kernel ends it when the pipe ends.
     """
     if life_fd is not None:
         fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life_fd, fcntl.F_SETFL, os.O_ASYNC)  # SIGIO
-    if os.getppid() != trainer or (life_fd is not None and is_readable(life_fd, 0)):  # it was at its end before
+    if os.getppid() != trainer or (life_fd is not None and is_readable(life_fd, 0)):  # the trainer ended before
         return
     file_limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limits[1],) * 2)  # it holds something for each worker
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limits[1],) * 2)  # it holds descriptors for each worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with _frozen():
         for name in ("processes.child", "work.worker"):
             importlib.import_module(f"headrace.{name}")
-        with contextlib.suppress(ImportError):  # images are decoded more often than not: 40 ms less for each worker
+        with contextlib.suppress(ImportError):  # most data has images: saves each worker 40 ms
             importlib.import_module("PIL.Image").preinit()
             importlib.import_module("simplejpeg")
     fork_server = _ForkServer(socket.socket(fileno=control_fd), trainer, file_limits)

@@ -1,7 +1,7 @@
-"""What a worker of the fork server takes over from the trainer, beside environment, path and folder.
+"""Settings that workers inherit from the trainer, except environment, path and folder.
 
-A fork of the trainer would have all of its state, with its locks, threads and CUDA. Here it is what functions rely on
-without passing it, and what is small and known by name.
+A fork of the trainer would copy all its state, with locks, threads and CUDA. Inherited are settings that functions rely
+on implicitly, if they are small and have names.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ _COLLATE = "torch.utils.data._utils.collate"
 
 
 class CapturedHandler(TypedDict):
-    """A handler of the root logger that writes to a standard stream."""
-
     stream: str
     level: int
     formatter: str | None
 
 
 class CapturedLogging(TypedDict):
-    """Levels and handlers."""
-
     levels: dict[str, int]
     root: int
     disable: int
@@ -43,7 +39,7 @@ class CapturedLogging(TypedDict):
 
 
 class Captured(TypedDict):
-    """What a worker takes over, as JSON can carry it."""
+    """The inherited settings, for JSON."""
 
     warnings: list[list[Any]]
     logging: CapturedLogging
@@ -53,12 +49,10 @@ class Captured(TypedDict):
 
 
 def capture() -> Captured:
-    """What a worker that starts now has to take over.
-
-    It costs some tenths of a millisecond.
+    """Return the settings for a worker that starts now. Takes some tenths of a millisecond.
 
     Raises:
-        CannotCarryError: an entry of torch's `default_collate_fn_map` cannot be pickled; the message names its type.
+        CannotCarryError: an entry of torch's `default_collate_fn_map` cannot be pickled. The message names its type.
     """
     return {
         "warnings": [kept for kept in map(_described_filter, list(warnings.filters)) if kept is not None],
@@ -70,7 +64,7 @@ def capture() -> Captured:
 
 
 def apply(captured: Captured) -> None:
-    """Take over what `capture` found. Once, in a fresh worker, before anything of the user's is unpickled there."""
+    """Apply the result of `capture`. To be called once, before a new worker unpickles anything."""
     warnings.resetwarnings()
     warnings.filters.extend(filter(None, map(_filter, captured["warnings"])))  # type: ignore[attr-defined]
     _apply_logging(captured["logging"])
@@ -85,7 +79,7 @@ def _described_filter(entry: tuple[object, ...]) -> list[Any] | None:
     action, message, category, module, line = entry
     patterns = [_described_pattern(pattern) for pattern in (message, module)]
     if not isinstance(category, type) or False in patterns:
-        return None  # it was put there by hand, and nobody but its author knows what it does
+        return None  # added by hand, with unknown meaning
     return [action, patterns[0], [category.__module__, category.__qualname__], patterns[1], line]
 
 
@@ -96,7 +90,7 @@ def _described_pattern(pattern: object) -> object:
 
 
 def _filter(described: list[Any]) -> tuple[Any, ...] | None:
-    """None where the module of the category is not loaded: to import it could take seconds."""
+    """Return None if the category's module is not loaded: importing it could take seconds."""
     action, message, (module, name), place, line = described
     category: object = sys.modules.get(module)
     for part in name.split("."):
@@ -122,14 +116,14 @@ def _described_logging() -> CapturedLogging:
 
 
 def _described_handler(handler: logging.Handler) -> CapturedHandler | None:
-    """A handler that writes to a standard stream; others hold files, sockets and locks, and stay where they are."""
+    """Describe a handler of a standard stream. Others have files, sockets and locks: None."""
     if not isinstance(handler, logging.StreamHandler):
         return None
     for stream in _STREAMS:
         if handler.stream is getattr(sys, stream) or handler.stream is getattr(sys, f"__{stream}__"):
             formatter = None
             if handler.formatter is not None:
-                with contextlib.suppress(Exception):  # one that does not pickle: plain lines are better than none
+                with contextlib.suppress(Exception):  # not picklable: plain lines are better than none
                     is_pythons = type(handler.formatter) is logging.Formatter
                     formatter = _packed(handler.formatter, None if is_pythons else handler.formatter)
             return {"stream": stream, "level": handler.level, "formatter": formatter}
@@ -165,7 +159,7 @@ def _apply_to_torch(captured: Captured) -> None:
 
 
 def _described_collate_map() -> str:
-    """All of the map, with its order: whether an entry applies depends on those before it."""
+    """Describe the whole map in order: earlier entries have priority."""
     entries = list(_collate_map().items())
     users = [
         entry for entry in entries if getattr(entry[1], "__module__", None) != _COLLATE or not _is_torchs(entry[0])
@@ -188,7 +182,7 @@ def _described_collate_map() -> str:
 def _apply_collate_map(packed: str) -> None:
     entries = _unpacked(packed)
     found = _collate_map()
-    found.clear()  # in place: torch's functions and the user's hold this very dict
+    found.clear()  # in place: other functions refer to this dict
     found.update(entries)
 
 
@@ -203,12 +197,12 @@ def _is_torchs(types: object) -> bool:
 
 
 def _packed(value: object, users: object) -> str:
-    """`value` as text; `users` is what of it may belong to modules that a worker could not import."""
+    """Serialize `value` as text. `users` are its parts from modules that workers may not find."""
     from headrace.torch_compat import serialize
 
     if users:
         descriptors: list[int] = []
-        serialize.pack_for_workers(users, descriptors)  # from here on such modules go by value; it takes a millisecond
+        serialize.pack_for_workers(users, descriptors)  # makes pickling of such modules by value permanent; takes 1 ms
         if descriptors:
             close_all(descriptors)
             raise TypeError("it uses memory or connections that processes share, which cannot be inherited this way")

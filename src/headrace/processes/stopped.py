@@ -1,8 +1,8 @@
-"""Which of the processes that something is waited for do nothing because they were stopped.
+"""Detection of awaited processes that make no progress because they were stopped.
 
-Nobody hears of a process that gets SIGSTOP, or whose control group is frozen: its socket stays open, and its work is
-never done. Looks are counted, not seconds: while this process is stopped as well (Ctrl-Z, and `fg` later) there are
-none. One that a debugger has stopped is waited for, as long as the debugger is there.
+A process that gets SIGSTOP, or whose control group is frozen, causes no event: its socket stays open. Checks are
+counted instead of seconds, as there are none while this process is stopped too (Ctrl-Z, later `fg`). A process stopped
+by a debugger is awaited as long as the debugger is attached.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 @dataclass
 class Patience:
-    """How long a process is borne with that is stopped while it is waited for.
+    """Tolerance for an awaited process that is stopped.
 
     Attributes:
-        each_s: seconds between two looks.
-        looks: at so many, one after the other, it was stopped.
+        each_s: Seconds between two checks.
+        looks: Number of consecutive checks after which a stopped process is given up.
     """
 
     each_s: float = 1.0
@@ -30,16 +30,16 @@ PATIENCE = Patience()
 
 
 class Watch:
-    """Looks at processes now and then; one for each place where processes are waited for."""
+    """Periodic checks of processes, one for each place where processes are awaited."""
 
     def __init__(self) -> None:
-        self._stopped: dict[int, int] = {}  # at how many looks they were, by process
+        self._stopped: dict[int, int] = {}  # number of checks that found a process stopped
         self._last_s = time.monotonic()
 
     def look(self, pids: Iterable[int]) -> list[int]:
-        """Those that are to be given up, of the processes that something is waited for now.
+        """Return the processes to give up, of those awaited now.
 
-        It may be called as often as one likes: looks are `PATIENCE.each_s` apart.
+        May be called at any rate: checks are at least about `PATIENCE.each_s` apart.
         """
         now_s = time.monotonic()
         if now_s - self._last_s < 0.9 * PATIENCE.each_s:
@@ -53,11 +53,11 @@ class Watch:
 
 
 def is_stopped(pid: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether a process will do nothing until somebody has it go on; False where that cannot be known.
+    """True if a process will do nothing until it is continued. False if unknown.
 
     Args:
-        proc: where the kernel tells of processes.
-        groups: where it tells of control groups (version 2).
+        proc: The mounted proc file system.
+        groups: The mounted control groups (version 2).
     """
     try:
         state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
@@ -69,7 +69,7 @@ def is_stopped(pid: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/f
 
 
 def _is_frozen(pid: int, proc: Path, groups: Path) -> bool:
-    """Whether its control group is frozen; one in which we are as well is not, for here we are."""
+    """True if the process's control group is frozen. False for this process's group, which runs."""
     group, ours = ((proc / name / "cgroup").read_text() for name in (str(pid), "self"))
     if group == ours:
         return False

@@ -1,4 +1,4 @@
-"""Messages over a socket pair, with file descriptors beside them: blocking in a worker, on the loop in the trainer."""
+"""Messages and descriptors over a socket pair: blocking in workers, asynchronous otherwise."""
 
 from __future__ import annotations
 
@@ -23,19 +23,16 @@ _CHUNK = 1 << 16
 _ASKED_EACH_S = 1.0
 _MAX_DESCRIPTORS = 64
 _ANCILLARY_BYTES = socket.CMSG_LEN(_MAX_DESCRIPTORS * array("i").itemsize)
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # as an enumeration's member it is slow to calculate with
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # arithmetic with the enum member is slow
 _AT_ONCE = 32  # descriptors in one message
 
 
 def in_groups(descriptors: Sequence[int]) -> list[tuple[tuple[str, int], Sequence[int]]]:
-    """The messages, with descriptors, by which any number of them are sent."""
     groups = [descriptors[k : k + _AT_ONCE] for k in range(0, len(descriptors), _AT_ONCE)]
     return [(("descriptors", len(group)), group) for group in groups]
 
 
 class Codec(NamedTuple):
-    """How the body of a message is written and read."""
-
     dumps: Callable[[Any], bytes]
     loads: Callable[[memoryview], object]
 
@@ -45,14 +42,11 @@ JSON = Codec(lambda message: json.dumps(message).encode(), lambda body: json.loa
 
 
 def encode(message: object, codec: Codec = PICKLE) -> bytes:
-    """A message as it goes over the wire: its length, then its body."""
     body = codec.dumps(message)
     return _HEADER.pack(len(body)) + body
 
 
 class _Decoder:
-    """Messages out of the bytes and descriptors that have come so far."""
-
     def __init__(self, codec: Codec) -> None:
         self._loads = codec.loads
         self._data = bytearray()
@@ -73,7 +67,6 @@ class _Decoder:
         return messages
 
     def rest(self) -> bytes:
-        """The beginning of a message that has not come whole."""
         return bytes(self._data)
 
 
@@ -96,7 +89,7 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 class BlockingWire:
-    """A worker's end: waits for messages, sends at once. Only the process that has made it can do either."""
+    """A worker's end, which blocks. Usable only in the process that created it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -105,13 +98,13 @@ class BlockingWire:
         self._waiting: deque[object] = deque()
 
     def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
-        """The next message.
+        """Return the next message.
 
         Args:
-            is_wanted: asked each second whether to go on waiting.
+            is_wanted: Called each second. False ends the wait.
 
         Raises:
-            EOFError: the other end is gone, or the message is not wanted any more.
+            EOFError: the other end is gone, or `is_wanted` returned False.
         """
         self._original.check()
         while not self._waiting:
@@ -125,11 +118,10 @@ class BlockingWire:
         return self._waiting.popleft()
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the message just received."""
+        """Return the next descriptor of the message just received."""
         return self._decoder.descriptors.popleft()
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send, waiting until the socket has taken it all."""
         self._original.check()
         data = encode(message)
         sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
@@ -137,21 +129,20 @@ class BlockingWire:
 
 
 class _Unsent:
-    """A message, or the rest of one, that the socket has not taken yet."""
+    """A message, or the rest of one, that the socket has not accepted yet."""
 
     __slots__ = ("are_ours", "data", "descriptors")
 
     def __init__(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         self.data, self.descriptors = data, list(descriptors)
-        self.are_ours = False  # the descriptors, which are closed once they have been sent
+        self.are_ours = False  # close the descriptors after sending
 
     def keep_descriptors(self) -> None:
-        """Whoever gave them may close them."""
         self.descriptors = [os.dup(fd) for fd in self.descriptors]
         self.are_ours = True
 
     def take_from(self, count: int) -> None:
-        """So many bytes were sent, and with the first of them the descriptors."""
+        """Remove the bytes sent. The descriptors were sent with the first of them."""
         self.data = self.data[count:]
         if self.are_ours:
             for fd in self.descriptors:
@@ -160,11 +151,9 @@ class _Unsent:
 
 
 class PolledWire:
-    """One end that never blocks. Its owner polls the socket, for reading and, while `flush` says so, for writing.
+    """One end that never blocks. `close` closes the socket.
 
-    Args:
-        sock: the connected socket; closed by `close`.
-        codec: what messages are in.
+    The owner polls the socket for reading, and for writing while `flush` returns False.
     """
 
     def __init__(self, sock: socket.socket, codec: Codec = PICKLE) -> None:
@@ -178,10 +167,10 @@ class PolledWire:
         return self._sock.fileno()
 
     def send(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> bool:
-        """Send now, or in `flush`; whether all was sent.
+        """Send now, or in `flush`. Return True if all was sent.
 
         Args:
-            are_kept: the descriptors stay open until `close`; others may be closed afterwards in any case.
+            are_kept: True if the descriptors stay open until `close`. Otherwise they are duplicated if necessary.
         """
         unsent = _Unsent(encode(message, self._codec), descriptors)
         self._unsent.append(unsent)
@@ -190,13 +179,16 @@ class PolledWire:
         try:
             if not are_kept:
                 unsent.keep_descriptors()
-        except OSError:  # there are too many
+        except OSError:  # too many open files
             self._unsent.remove(unsent)
             raise
         return False
 
     def flush(self) -> bool:
-        """Send what the socket takes; whether all was sent, or never can be (reading shows the end too)."""
+        """Send as much as the socket accepts. Return False if a rest remains.
+
+        True also if the connection is broken, which reading shows.
+        """
         try:
             while self._unsent:
                 first = self._unsent[0]
@@ -210,7 +202,7 @@ class PolledWire:
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:  # so many descriptors are on their way: until some were taken
+            if error.errno == errno.ETOOMANYREFS:  # too many descriptors in flight: retry later
                 return False
             self._drop_unsent()
         return True
@@ -221,10 +213,10 @@ class PolledWire:
             unsent.take_from(len(unsent.data))
 
     def receive(self) -> list[Any]:
-        """Messages that have come; there may be more, unless there are none.
+        """Return received messages. An empty list means there are no more for now.
 
         Raises:
-            EOFError: the other end is gone, and all that it has sent was received.
+            EOFError: the other end is gone, and everything it has sent was received.
         """
         while True:
             try:
@@ -240,20 +232,18 @@ class PolledWire:
                 return messages
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the message just received."""
         return self._decoder.descriptors.popleft()
 
     def close(self) -> None:
-        """Close the socket, and descriptors that nobody took."""
         self._sock.close()
         self._drop_unsent()
         while self._decoder.descriptors:
             os.close(self._decoder.descriptors.popleft())
 
     def halves(self) -> dict[str, Any]:
-        """What has come of a message that is not whole, and what is still to be sent (without descriptors), for JSON.
+        """Return the incomplete message and the unsent data (without descriptors), for JSON.
 
-        With the socket it is all that another process image needs in order to go on, by `take_halves`.
+        Another process image with the same socket continues from them with `take_halves`.
         """
         unsent = b"".join(unsent.data for unsent in self._unsent)
         return {
@@ -263,20 +253,17 @@ class PolledWire:
         }
 
     def take_halves(self, halves: dict[str, Any]) -> None:
-        """Go on with what another end on the same socket has left."""
         self._decoder.feed(base64.b64decode(halves["come"]), halves["descriptors"])
         if halves["unsent"]:
             self._unsent.append(_Unsent(base64.b64decode(halves["unsent"])))
 
 
 class LoopWire:
-    """The trainer's end, served by its event loop.
+    """The trainer's end, served by its event loop. `close` closes the socket.
 
     Args:
-        sock: the connected socket; closed by `close`.
-        received: called with each message.
-        lost: called once when the other end is gone.
-        codec: what messages are in.
+        received: Called with each message.
+        lost: Called once, when the other end is gone.
     """
 
     def __init__(
@@ -289,12 +276,12 @@ class LoopWire:
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send now, or as soon as the socket takes it. The descriptors may be closed afterwards in any case."""
+        """Send now, or when the socket accepts it. The descriptors may be closed after this call."""
         if self._open and not self._wire.send(message, descriptors):
             self._loop.add_writer(self._wire.fileno(), self._flush)
 
     def close(self) -> None:
-        """Close the socket; nothing is called any more."""
+        """Close the socket. No callback follows."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._wire.fileno())

@@ -1,4 +1,4 @@
-"""Classes and functions that travel by value: cloudpickle's, corrected where a fork would give something else."""
+"""Pickling of classes and functions by value: cloudpickle's, corrected to match a fork."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from typing import Any
 import cloudpickle.cloudpickle as internals
 
 Cells = dict[int, tuple[types.CellType, types.CellType]]
-"""Of each variable that functions close over: its cell, and the empty one that is pickled for it, by its id."""
+"""By the id of a closure cell: the cell, and the empty cell pickled in its place."""
 
 _State = tuple[dict[str, object], dict[str, object], dict[str, dict[str, object]]]
-"""Of a class: its attributes, its slots, and the attributes of its members."""
+"""State of a class: its attributes, its slots, and the attributes of its enum members."""
 
 _SetState = Callable[[type, _State], None]
 
-_FILE = 10  # where the name of the file stands among what a code object is made of
+_FILE = 10  # index of the file name among the arguments of a code object
 
 
-_modules: set[str] = set()  # that workers could not import
+_modules: set[str] = set()  # modules that workers could not import
 _lock = threading.Lock()
-_packing = 0  # how many pack just now
-_lent: set[str] = set()  # of those, what is in cloudpickle's own list meanwhile
-# Another thread may hold it while workers are forked. They send batches by it.
+_packing = 0  # number of threads within `packing`
+_lent: set[str] = set()  # modules added to cloudpickle's own list during `packing`
+# Another thread may hold the lock during a fork. Forked workers need it to send batches.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def modules_by_value() -> set[str]:
-    """The names of the modules whose classes and functions go by value: the user's own choice, and ours."""
+    """Return the modules pickled by value: the user's in cloudpickle, and `send_by_value`'s."""
     return _modules.union(internals.list_registry_pickle_by_value())
 
 
 def send_by_value(module: str) -> None:
-    """Have a module's classes and functions go by value, from now on, in what this package packs."""
+    """Pickle a module's classes and functions by value from now on, in this package only."""
     _modules.add(module)
 
 
 @contextlib.contextmanager
 def packing() -> Iterator[None]:
-    """Within, cloudpickle knows those modules; its list is the whole process's, and as the user left it elsewhere."""
+    """Return a context in which cloudpickle's process-wide list has all modules by value."""
     global _packing
     listed: set[str] = internals._PICKLE_BY_VALUE_MODULES
     with _lock:
@@ -88,13 +88,12 @@ def share_classes() -> list[type]:
 
 
 def begin_forked_worker() -> None:
-    """Have this process, a forked worker, refer to the classes that it shares with the trainer."""
     global _is_forked_worker
     _is_forked_worker = True
 
 
 def reference_to(kind: type) -> tuple[Callable[[str], type], tuple[str]] | None:
-    """The reduced form of a class that the trainer of this forked worker has; None for others."""
+    """Return the reduced form of a class that this forked worker shares with the trainer."""
     if not _is_forked_worker or kind not in _shared:
         return None
     return _shared_class, (internals._get_or_create_tracker_id(kind),)
@@ -106,12 +105,12 @@ def _shared_class(tracker: str) -> type:
 
 
 def has_modules() -> bool:
-    """Whether there is anything that `packing` would do."""
+    """True if `packing` has any effect."""
     return bool(_modules)
 
 
 def is_by_name(what: Callable[..., object]) -> bool:
-    """Whether a function or class is found by its name in a module that does not go by value."""
+    """True if a function or class is found by its name in a module that is not pickled by value."""
     module = sys.modules.get(getattr(what, "__module__", None) or "__main__")
     if module is None or module.__name__ in {"__main__", *modules_by_value()}:
         return False
@@ -122,7 +121,7 @@ def is_by_name(what: Callable[..., object]) -> bool:
 
 
 def load_home(kind: type) -> None:
-    """Import the module that a class says it is found in, if only that of its package was: numpy.rec is such."""
+    """Import the module that a class names as its home, if only its package is (numpy.rec)."""
     home: object = kind.__module__
     if isinstance(home, str) and home not in sys.modules and home.partition(".")[0] in sys.modules and "." in home:
         with contextlib.suppress(ImportError):
@@ -130,11 +129,11 @@ def load_home(kind: type) -> None:
 
 
 def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -> object:
-    """Functions that close over one variable do so afterwards, too.
+    """Keep closure variables that functions share shared after unpickling.
 
     Args:
-        reduced: what cloudpickle gives for it; NotImplemented where it goes by name.
-        cells: those that were met in this pickle.
+        reduced: cloudpickle's result. NotImplemented for functions pickled by name.
+        cells: Cells of this pickle so far.
     """
     if reduced is NotImplemented or function.__closure__ is None:
         return reduced
@@ -144,16 +143,16 @@ def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -
 
 
 def reduced_code(code: types.CodeType) -> tuple[Callable[..., types.CodeType], tuple[object, ...]]:
-    """Code says which file it is of, as where it comes from: tracebacks, warnings and debuggers show its lines.
+    """Reduce code with its file name, for tracebacks, warnings and debuggers.
 
-    cloudpickle leaves the file out since 3.1.3.
+    cloudpickle omits the file name since 3.1.3.
     """
     make, arguments = internals.Pickler.dispatch_table[types.CodeType](code)
     return make, (*arguments[:_FILE], code.co_filename, *arguments[_FILE + 1 :])
 
 
 def reduced_code_with_lines(code: types.CodeType) -> object:
-    """Reduce code for another process, with its lines if no file has them, as those of a notebook's cell."""
+    """Reduce code for another process, with source lines that are in no file (notebook cells)."""
     make, arguments = reduced_code(code)
     file = code.co_filename
     if file not in linecache.cache or os.path.exists(file):  # noqa: PTH110 (it may be anything)
@@ -167,7 +166,7 @@ _brought: set[str] = set()  # files whose lines came with code
 def _code_with_lines(
     file: str, lines: list[str], make: Callable[..., types.CodeType], arguments: tuple[object, ...]
 ) -> types.CodeType:
-    """Make code, and let `linecache` know its lines: tracebacks and `inspect` ask that."""
+    """Make code, and add its lines to `linecache` for tracebacks and `inspect`."""
     if file not in linecache.cache or file in _brought:
         _brought.add(file)
         linecache.cache[file] = sum(map(len, lines)), None, lines, file
@@ -175,11 +174,12 @@ def _code_with_lines(
 
 
 def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:
-    """Classes have their slots, their qualified names and all members, and are not registered a second time.
+    """Reduce a class with its slots, qualified name and all members, not to be registered again.
 
     Args:
-        reduced: what cloudpickle gives for it; NotImplemented where it goes by name.
-        outward: whether it is the trainer that says what becomes of a class; else one that is known stays as it is.
+        reduced: cloudpickle's result. NotImplemented for classes pickled by name.
+        outward: True in the trainer, whose state of a class replaces that of workers. Otherwise a known class stays as
+            it is.
     """
     if reduced is NotImplemented or len(reduced) < 3:
         return reduced
@@ -189,7 +189,7 @@ def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:
         return _reduced_enum(reduced, kind, set_state)
     _, _, bases, namespace, tracker, _ = arguments
     own = vars(kind)
-    if "__slots__" in own and not issubclass(kind, tuple):  # which can have none
+    if "__slots__" in own and not issubclass(kind, tuple):  # tuples cannot have slots
         namespace = {**namespace, "__slots__": own["__slots__"]}
         for name in [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]:
             attributes.pop(name, None)
@@ -209,10 +209,10 @@ def _class(
     tracker: str,
     is_quiet: bool,
 ) -> type:
-    """An empty class. What classes and metaclasses that travel do with new ones is done already: its results travel.
+    """Return an empty class. Hooks of pickled classes do not run: their effects are pickled.
 
     Args:
-        known: the metaclass, or the first above it that is found by name.
+        known: The metaclass, or its first base that is found by name.
     """
     found: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     if found is not None:
@@ -232,7 +232,7 @@ def _tracked(made: type, tracker: str) -> type:
     return found
 
 
-_new: weakref.WeakSet[type] = weakref.WeakSet()  # that have no state yet
+_new: weakref.WeakSet[type] = weakref.WeakSet()  # classes without a state so far
 
 
 def _set_state(kind: type, state: _State) -> None:
@@ -244,14 +244,14 @@ def _set_state(kind: type, state: _State) -> None:
 
 
 def _set_new_state(kind: type, state: _State) -> None:
-    """One that is known here may have changed since it went out; what comes back is a copy of what it was."""
+    """Ignore the state of a class that was known before: it may have changed since it was sent."""
     if kind in _new:
         _set_state(kind, state)
 
 
 @contextlib.contextmanager
 def _quiet(bases: tuple[type, ...]) -> Iterator[None]:
-    """Within, nothing is done with new subclasses that classes which travel would do."""
+    """Disable `__init_subclass__` of pickled classes in a context."""
     above = dict.fromkeys(base for direct in bases for base in direct.__mro__)
     travelled = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS
     name = "__init_subclass__"
@@ -265,12 +265,11 @@ def _quiet(bases: tuple[type, ...]) -> Iterator[None]:
             type.__setattr__(base, name, hook)
 
 
-def _nothing(kind: type) -> None:
-    """In the place of `__init_subclass__`."""
+def _nothing(kind: type) -> None: ...
 
 
 def _reduced_enum(reduced: Any, kind: type[enum.Enum], set_state: _SetState) -> object:
-    """With those of its members that have a second name, and what a constructor of their own has given them."""
+    """Add the aliases of members, and the attributes set by a constructor."""
     mixed: type[Any] = vars(kind)["_member_type_"]
     if mixed is not object and "__new_member__" in vars(kind):
         for member in kind:

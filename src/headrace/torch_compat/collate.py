@@ -1,4 +1,4 @@
-"""torch's default_collate, in memory of the process; `spec` and `slots` have it written straight into a slab."""
+"""torch's default_collate in process memory. `spec` and `slots` write it into a slab."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ORIGINAL_MAP = dict(default_collate_fn_map)
 
 
 def is_extended() -> bool:
-    """Whether the user has registered collate functions of their own with torch."""
+    """True if the user has registered collate functions with torch."""
     return default_collate_fn_map != _ORIGINAL_MAP
 
 
 def plain_collate(samples: object) -> object:
-    """What torch's default_collate gives, in a worker too, in memory of the process.
+    """Return the result of torch's default_collate in process memory, in workers too.
 
-    torch's own function puts tensors into fresh shared memory there, and ours would have to be copied out of it again.
+    In workers torch's own function puts tensors into new shared memory, from which headrace would have to copy them.
     """
     functions = dict(default_collate_fn_map)
     if functions.get(torch.Tensor) is _ORIGINAL_MAP[torch.Tensor]:
@@ -42,15 +42,12 @@ def _stack(
     if first.is_nested or first.layout is not torch.strided:
         made: torch.Tensor = _ORIGINAL_MAP[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
         return made
-    # As torch's function in a worker: the batch has the dtype of the first, whatever the others could be cast to.
+    # As torch's function in a worker: the batch has the first tensor's dtype.
     return torch.stack(tensors, 0, out=first.new_empty((len(tensors), *first.shape)))
 
 
-# What is done to samples that are given on one by one, in the place of collation.
-
-
 class Single:
-    """Collation where there is none: the function of the only sample."""
+    """Applies a function to the only sample, in place of collation."""
 
     def __init__(self, function: Callable[[object], object]) -> None:
         self.function = function
@@ -60,12 +57,11 @@ class Single:
 
 
 def of_single(function: Callable[[object], object]) -> Single | None:
-    """What does it to a list with the only sample; None: nothing is done."""
     return None if function is as_it_is else Single(function)
 
 
 def unchanged_by(collate: Callable[[list[object]], object] | None) -> Callable[[object], bool] | None:
-    """What tells of a sample whether it stays as it is; None: nobody can tell."""
+    """Return a predicate for samples that a collation does not change. None if unknown."""
     return _is_unchanged if isinstance(collate, Single) and collate.function is default_convert else None
 
 

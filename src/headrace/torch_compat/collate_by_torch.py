@@ -1,4 +1,4 @@
-"""torch's default_collate for workers, most of which never call it: they write samples into slots."""
+"""torch's default_collate for workers, most of which write into slots and never call it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headrace.errors import CollateError
 
 
 def collate_by_torch(samples: list[object]) -> object:
-    """Collate as torch's default_collate does; torch is loaded at the first call.
+    """Collate as torch's default_collate does. Imports torch at the first call.
 
     Raises:
-        CollateError: the samples differ in their fields, of which torch would drop those that the first one lacks.
+        CollateError: the samples have different fields. torch would drop those that the first sample lacks.
     """
     from torch.utils.data import default_collate
     from torch.utils.data._utils.collate import default_collate_fn_map
@@ -22,14 +22,13 @@ def collate_by_torch(samples: list[object]) -> object:
 
 
 def check_fields(samples: Sequence[object], leaves: tuple[type | tuple[type, ...], ...] = ()) -> None:
-    """Compare the fields of the samples of a batch, also of dicts in them.
+    """Compare the fields of the samples of a batch, also in nested dicts.
 
     Args:
-        samples: the samples.
-        leaves: the types that are not looked into.
+        leaves: Types whose values are not entered.
 
     Raises:
-        CollateError: a sample lacks a field of the first one, or the other way round.
+        CollateError: a sample lacks a field that another has.
     """
     _check(samples, samples, "", leaves)
 
@@ -43,8 +42,8 @@ def _check(
     if isinstance(first, Mapping):
         for number, value in enumerate(values):
             if not isinstance(value, Mapping):
-                return  # which collation refuses
-            if value.keys() != first.keys() and set(value) != set(first):  # which may be no sets
+                return  # collation raises for these
+            if value.keys() != first.keys() and set(value) != set(first):  # keys() may not be a set
                 raise _other_fields(first, value, number, samples, path)
         for name in first:
             _check([value[name] for value in values], samples, f"{path}{name}.", leaves)
@@ -68,7 +67,7 @@ def _other_fields(
 
 
 def why_no_batch(samples: Sequence[object]) -> str | None:
-    """The field and the sample for which collation has failed: a None, or a list of another length.
+    """Describe the None, or the list of another length, that made collation fail.
 
     Returns None for other reasons.
     """
@@ -110,7 +109,7 @@ def _named(samples: Sequence[object], number: int) -> str:
 
 
 def for_workers(collate: Callable[[list[Any]], object] | None) -> Callable[[list[Any]], object] | None:
-    """A function that does the same, and can be sent to a worker without torch."""
+    """Return an equivalent function that can be sent to a worker without torch."""
     from torch.utils.data import default_collate
 
     return collate_by_torch if collate is default_collate else collate

@@ -1,4 +1,4 @@
-"""What torch's loader does for data sets that are its DataPipes."""
+"""Support for torch's DataPipes, as in torch's loader."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 traversing = threading.Lock()
 os.register_at_fork(before=traversing.acquire, after_in_parent=traversing.release, after_in_child=traversing.release)
-"""Torch finds the parts of a pipe by a hook of its class while it pickles it: one thread at a time can."""
+"""torch traverses a pipe by pickling it with a hook of its class, which only one thread at a time can use."""
 
 
 def is_pipe(dataset: object) -> bool:
-    """Whether a data set is one; each worker, and each thread, has a copy of its own to shard."""
+    """True for a DataPipe. Each worker and each thread shards its own copy."""
     return isinstance(dataset, IterDataPipe | MapDataPipe)
 
 
 def is_iterated_pipe(dataset: object) -> TypeGuard[IterDataPipe[object]]:
-    """Whether a data set is one that draws random numbers from a seed of its own."""
+    """True for a DataPipe that draws random numbers from its own seed."""
     return isinstance(dataset, IterDataPipe)
 
 
 def seeded(dataset: object, shared_seed: int | None) -> Any:
-    """A data set, with pipes that draw from a seed which all workers share, if it is one that is iterated over."""
     if not is_iterated_pipe(dataset):
         return dataset
     generator = torch.Generator()
@@ -41,7 +40,7 @@ def seeded(dataset: object, shared_seed: int | None) -> Any:
 def with_sharding(
     init_fn: Callable[[int], object] | None, dataset: object, world_size: int, rank: int
 ) -> Callable[[int], object] | None:
-    """A `worker_init_fn` that has each worker of each rank read its share of a pipe, too."""
+    """Return a `worker_init_fn` that also selects this worker's and rank's share of a DataPipe."""
     return functools.partial(_shard, init_fn, world_size, rank) if is_pipe(dataset) else init_fn
 
 

@@ -1,4 +1,4 @@
-"""Where a loader's random numbers come from: its generator, its sampler's, or torch's global one; and their states."""
+"""Random sources of a loader, and their states."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from headrace.torch_compat.stateful import chain_of
 
 
 def encoded(state: torch.Tensor) -> str:
-    """The state of a generator as text."""
     return base64.b64encode(zlib.compress(state.numpy().tobytes())).decode("ascii")  # half of torch's bytes are zero
 
 
 def decoded(text: str) -> torch.Tensor:
-    """The state of a generator that `encoded` gave.
+    """Return the state of a generator from the text of `encoded`.
 
     Raises:
-        StateMismatchError: it did not.
+        StateMismatchError: the text is not such a state.
     """
     try:
         return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
@@ -32,23 +31,21 @@ def decoded(text: str) -> torch.Tensor:
 
 
 class StateSource:
-    """Where draws come from: a generator, or torch's global one.
+    """Source of random numbers: a generator, or torch's global one.
 
-    A state cannot set the global one, which is the user's. When it was drawn from, and is now another than it was when
-    the state was made, draws go on from a place of our own, as they would have gone on there; until somebody else
-    draws from the global one, or seeds it.
+    Loading a state cannot set the global generator, which belongs to the user. If the loaded state differs from the
+    global one, draws continue from the loaded state, until the user draws from the global generator or seeds it.
 
     Args:
-        generator: None for torch's global one.
+        generator: None for torch's global generator.
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator
         self._own: torch.Tensor | None = None
-        self._outside: torch.Tensor | None = None  # the global one's state, as long as we draw from a place of our own
+        self._outside: torch.Tensor | None = None  # the global generator's state while `_own` is in use
 
     def now(self) -> torch.Tensor:
-        """The state that the next draw begins with."""
         if self.generator is not None:
             return self.generator.get_state()
         outside = torch.get_rng_state()
@@ -56,7 +53,6 @@ class StateSource:
         return outside if own is None else own
 
     def go_on(self, state: torch.Tensor) -> None:
-        """Have the next draw begin there."""
         if self.generator is not None:
             self.generator.set_state(state)
         else:
@@ -64,17 +60,17 @@ class StateSource:
             self._own = None if torch.equal(self._outside, state) else state
 
     def _place(self, outside: torch.Tensor) -> torch.Tensor | None:
-        """Where the next draw begins, if that is a place of our own."""
+        """Return the loaded state, unless the global generator has changed since."""
         if self._own is not None and self._outside is not None and not torch.equal(self._outside, outside):
             self._own = None
         return self._own
 
     @contextlib.contextmanager
     def drawing(self, at: torch.Tensor | None = None) -> Iterator[None]:
-        """What is drawn within comes from here.
+        """Return a context in which torch draws from this source.
 
         Args:
-            at: begin there. The global generator is left as it was before, for what is drawn was drawn once already.
+            at: State to repeat earlier draws from. The global generator is restored afterwards.
         """
         if self.generator is not None:
             if at is not None:
@@ -96,7 +92,7 @@ class StateSource:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """What is drawn within does not count."""
+        """Return a context whose draws have no effect on later ones."""
         before = torch.get_rng_state() if self.generator is None else self.generator.get_state()
         try:
             yield
@@ -105,11 +101,11 @@ class StateSource:
 
 
 class Draws:
-    """The sources of one loader's draws: that of base seeds, and that of its sampler, which may be the same.
+    """The sources of a loader's draws: of base seeds and of its sampler. Both may be one.
 
     Args:
-        generator: the loader's.
-        sampler: what it asks for indices.
+        generator: The loader's generator.
+        sampler: The loader's sampler or batch sampler.
     """
 
     def __init__(self, generator: torch.Generator | None, sampler: object) -> None:
@@ -119,22 +115,20 @@ class Draws:
         self._all = list(dict.fromkeys((self.base, self.sampler)))
 
     def now(self) -> list[str]:
-        """The sources' states, as text."""
         return [encoded(source.now()) for source in self._all]
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """What is drawn within does not count."""
         with contextlib.ExitStack() as stack:
             for source in self._all:
                 stack.enter_context(source.kept())
             yield
 
     def go_on(self, states: list[str]) -> None:
-        """Have the next draws begin where the sources were.
+        """Continue draws from earlier states.
 
         Raises:
-            StateMismatchError: these are the states of others.
+            StateMismatchError: the states belong to other sources.
         """
         if len(states) != len(self._all):
             raise StateMismatchError(

@@ -1,4 +1,4 @@
-"""Exceptions of workers and of the pinning thread as torch's loader raises them; the original one is the cause."""
+"""Exceptions from workers and the pinning thread, as torch raises them, with their cause."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from headrace.torch_compat.tracebacks import trim
 
 
 def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE) -> PackedError:
-    """What a user's function has raised in a worker, or the death that torch's worker would have died of it.
+    """Pack a user's exception in a worker, or the worker's death that it means in torch.
 
     Args:
-        where: as in "in DataLoader worker process 0".
+        where: Text such as "in DataLoader worker process 0".
     """
     if is_death(error):
         return serialize.pack_error(_end(error), origin)
@@ -28,13 +28,12 @@ def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether it ends a worker of torch's: what is no Exception, such as a KeyboardInterrupt or SystemExit."""
+    """True if an exception ends a torch worker, as KeyboardInterrupt and SystemExit do."""
     return not isinstance(error, Exception)
 
 
 @functools.singledispatch
 def _exit_code(error: BaseException) -> int:
-    """That of a worker of torch's that it ends."""
     del error
     return 1
 
@@ -49,7 +48,7 @@ def _code_of_interrupt(error: KeyboardInterrupt) -> int:
 
 
 def _end(error: BaseException) -> WorkerDiedError:
-    """The death of torch's worker; ours lives on."""
+    """Return the error for a torch worker's death. headrace's worker continues."""
     died = WorkerDiedError(
         f"DataLoader worker (pid(s) {os.getpid()}) exited unexpectedly: {error!r} was raised in it",
         pid=os.getpid(),
@@ -60,17 +59,16 @@ def _end(error: BaseException) -> WorkerDiedError:
 
 
 def unpack_error(packed: PackedError) -> BaseException:
-    """The exception that the trainer sees.
+    """Return the exception that the trainer sees.
 
-    Where a user's function has raised it in a worker of torch's kind, its cause is the original one, with all of its
-    attributes.
+    If a user's function raised it in a worker as in torch, its cause is the original with all attributes.
     """
     error = serialize.unpack_error(packed)
     return _caused(error, packed.origin.caught) if packed.origin.caught else error
 
 
 def caught(error: BaseException, where: str) -> BaseException:
-    """The same for an exception of this process."""
+    """Return an exception of this process as torch words it, with the original as the cause."""
     return _caused(error, _caught_text(error, where))
 
 
@@ -88,26 +86,25 @@ def _caused(original: BaseException, text: str) -> BaseException:
     with contextlib.suppress(Exception):
         if text in str(error):
             return error
-    error.add_note(text)  # its class says something of its own
+    error.add_note(text)  # the class ignores the text
     return error
 
 
 def _retold(original: BaseException, text: str) -> BaseException:
-    """An exception of the same type whose text is `text`, by the way torch makes it."""
     kind: Any = type(original)
-    if isinstance(original, StopIteration | StopAsyncIteration):  # else the loop would end as if nothing had happened
+    if isinstance(original, StopIteration | StopAsyncIteration):  # else the loop would end without an error
         return RuntimeError(text)
     from torch._utils import KeyErrorMessage
 
-    argument = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else its lines would be one
+    argument = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else str() escapes line ends
     has_message = bool(getattr(kind, "message", None))
     with contextlib.suppress(Exception):
         try:
             made: BaseException = kind(message=argument) if has_message else kind(argument)
-        except Exception:  # it wants other arguments: it is put together without them
+        except Exception:  # it needs other arguments: make it without `__init__`
             made = kind.__new__(kind)
             made.args = (argument,)
-            if not str(made):  # it is made of the arguments, as UnicodeDecodeError's
+            if not str(made):  # its text needs the original arguments, as in UnicodeDecodeError
                 made = kind(*original.args)
         if type(made) is kind:
             return made

@@ -1,4 +1,4 @@
-"""What a sampler gives, and how it is gone on with from the middle."""
+"""Indices of a sampler, and their resumption in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.torch_compat.stateful import States, failed, is_stateful, load
 
 
 class SamplerState(TypedDict):
-    """How a sampler is gone on with: text and numbers, but for its own states."""
+    """State of a sampler: text and numbers, plus the states of stateful samplers."""
 
     batches: int
     samples: int | None
@@ -31,23 +31,21 @@ class SamplerState(TypedDict):
 
 class _Kept(NamedTuple):
     drawn: int
-    states: States | PackedError | None  # bytes stand for states that could not be had
+    states: States | PackedError | None  # PackedError: `state_dict` raised
     is_over: bool
 
 
 class Indices:
-    """What a sampler gives in one epoch; and what is needed to have it go on after any of the last of them.
+    """Indices of a sampler in one epoch, with states to resume after any of the last ones.
 
-    Where neither the sampler nor its iterator is stateful that is a number, and the state of the generator from which
-    the order was drawn. torch's own BatchSampler is looked through.
+    Without a stateful sampler or iterator a state is a count, and the state of the generator that drew the order.
+    torch's own BatchSampler is replaced by its inner sampler.
 
     Args:
-        sampler: the loader's batch sampler or sampler.
-        opened: `iter` of it.
-        source: where it draws random numbers.
-        before: the state of `source` before `iter` was called.
-        every: says after how many indices a stateful sampler is asked for its state; 0: only before the first, at the
-            end, and by `after`.
+        opened: `iter` of the sampler.
+        before: State of `source` before `iter` was called.
+        every: Returns after how many indices to request the state of a stateful sampler. 0: only before the first
+            index, at the end, and in `after`.
     """
 
     def __init__(
@@ -61,10 +59,10 @@ class Indices:
         self._source, self._every = source, every
         self._batches = sampler if type(sampler) is BatchSampler else None
         self._sampler = sampler if self._batches is None else self._batches.sampler
-        self._iterator = opened if self._batches is None else None  # as lazily as torch
+        self._iterator = opened if self._batches is None else None  # opened lazily, as in torch
         draws_later = self._batches is not None or isinstance(opened, GeneratorType)
         self._before = None if draws_later else before
-        self._first: torch.Tensor | None = None  # the source's state when the first one was drawn
+        self._first: torch.Tensor | None = None  # state of the source when the first index was drawn
         self._waiting: deque[object] = deque()
         self._kept: deque[_Kept] = deque()
         self._end: States | PackedError | None = None  # the states after the end
@@ -75,7 +73,7 @@ class Indices:
     def resumed(
         cls, sampler: Iterable[object], source: StateSource, loaded: SamplerState, every: Callable[[], int]
     ) -> Indices:
-        """Those that come after the ones of which `told` was made."""
+        """Return the indices that follow a state of `after`."""
         before, first = (None if text is None else decoded(text) for text in loaded["start"])
         states = copy.deepcopy(loaded["states"])
         batches = sampler if type(sampler) is BatchSampler else None
@@ -91,14 +89,14 @@ class Indices:
     def _go_to(self, loaded: SamplerState, states: States | None) -> None:
         self.drawn, self._is_over = loaded["batches"], loaded["is_over"]
         if states is not None:
-            if self.drawn or "iterator" in states:  # otherwise what opening it draws is still to be drawn
+            if self.drawn or "iterator" in states:  # otherwise nothing was drawn yet, and opening it draws
                 self._open()
             load(self._iterator, states, "iterator")
             self._kept.append(_Kept(self.drawn, copy.deepcopy(loaded["states"]), self._is_over))
         elif self._first is not None:
             count = self.drawn if loaded["samples"] is None or self._batches is None else loaded["samples"]
             next(itertools.islice(self._open(), count, count), None)
-            with contextlib.suppress(StopIteration):  # the order is drawn with the first, also where that comes later
+            with contextlib.suppress(StopIteration):  # the order is drawn with the first index
                 self._waiting.append(self._draw())
 
     def __iter__(self) -> Indices:
@@ -128,7 +126,7 @@ class Indices:
 
     def _draw(self) -> object:
         try:
-            if self._is_over:  # the last batch was a short one
+            if self._is_over:  # the previous batch was short
                 raise StopIteration
             if self._batches is None:
                 return next(self._open())
@@ -139,8 +137,8 @@ class Indices:
                 raise StopIteration
         except StopIteration:
             self._is_over = True
-            if self._end is None:  # asked for more once again, the sampler may be in the next epoch
-                self._end = self._states()  # what it carries on into that
+            if self._end is None:  # a second request may start the sampler's next epoch
+                self._end = self._states()  # the state it carries into that epoch
             raise
         return batch
 
@@ -151,7 +149,7 @@ class Indices:
         try:
             states: States = {name: thing.state_dict() for name, thing in things.items() if is_stateful(thing)}
             return copy.deepcopy(states) or None
-        except Exception as error:  # indices come whether a state can be had or not
+        except Exception as error:  # indices do not depend on states
             return failed(error, "raised where the state of the sampler was asked for")
 
     def _keep(self) -> None:
@@ -160,21 +158,20 @@ class Indices:
             self._kept.append(_Kept(self.drawn, states, self._is_over))
 
     def until(self, number: int) -> list[tuple[int, object]]:
-        """The next ones, with their numbers, up to the one with this number."""
+        """Return the next indices with their numbers, up to `number`, exclusively."""
         return [(self.drawn - 1, index) for index in itertools.islice(self, max(0, number - self.drawn))]
 
     @property
     def are_kept(self) -> bool:
-        """Whether there are states of earlier times."""
         return len(self._kept) > 1
 
     def forget(self, drawn: int) -> None:
-        """Nobody will ask how it was before so many were drawn."""
+        """Drop the states that are only needed before `drawn` indices."""
         while len(self._kept) > 1 and self._kept[1].drawn <= drawn:
             self._kept.popleft()
 
     def after(self, drawn: int, *, is_finished: bool) -> SamplerState:
-        """How to go on after `drawn` of them, or some before: text and numbers, but for the sampler's own states."""
+        """Return the state after `drawn` indices, or the last kept state before."""
         known = next((kept for kept in reversed(self._kept) if kept.drawn <= drawn), None)
         if is_finished:
             known = _Kept(drawn, self._end, False)
@@ -196,5 +193,5 @@ class Indices:
 
 
 def _drawing(source: StateSource, at: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
-    """What is drawn within was drawn once already, from there; None: it was not."""
+    """Return a context that repeats draws from a state. None: nothing was drawn before."""
     return contextlib.nullcontext() if at is None else source.drawing(at)

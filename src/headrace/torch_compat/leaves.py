@@ -1,4 +1,4 @@
-"""The values of a sample: what form each has, how it is written into a slab, and how it is read from there."""
+"""Leaves of samples: the form of each value, and its encoding in a slab."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayLeaf", "ColumnLeaf", "Leaf", "Mismatch", "NumberLeaf", "Taker", "leaf_of"]
 
-_SLOT_BYTES = 65536  # leaves of this size are written one by one, smaller ones a chunk at a time
+_SLOT_BYTES = 65536  # leaves of this size or more are written one by one, smaller ones in chunks
 
 Taker = Callable[[object, list[object]], None]
-"""Puts what a sample has at some place at the end of a list, or raises Mismatch."""
+"""Appends the leaf values of a (part of a) sample to a list, or raises Mismatch."""
 
 
 class Mismatch(Exception):
@@ -30,12 +30,11 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Leaf(abc.ABC):
-    """One value of a sample.
+    """Form of one value of a sample.
 
     Attributes:
-        dtype: torch's name for that of what a batch has of it; None where a batch has a list of such values,
-            and they have no slots.
-        shape: of one value.
+        dtype: torch's name of the dtype in a batch. None if a batch has a list of the values instead of slots.
+        shape: Shape of one value.
     """
 
     dtype: str | None = None
@@ -43,40 +42,37 @@ class Leaf(abc.ABC):
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Bytes of one sample's value in the slab."""
         return 0 if self.dtype is None else math.prod(self.shape) * self.itemsize
 
     @functools.cached_property
     def itemsize(self) -> int:
-        """Bytes of one of its numbers."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself, where there are slots. It is not kept: a worker's leaves travel without torch."""
+        """The dtype as torch's object. Not stored: leaves are sent to workers without torch."""
         return _torch_dtype(self.dtype or "")
 
     @abc.abstractmethod
     def taker(self) -> Taker:
-        """What takes a value of exactly this form."""
+        """Return a function that accepts a value of exactly this form."""
 
     def check(self, values: Sequence[object]) -> None:
-        """Raise Mismatch where one of some values has another form."""
         take, out = self.taker(), list[object]()
         for value in values:
             take(value, out)
 
     @abc.abstractmethod
     def write(self, values: list[Any], here: memoryview) -> None:
-        """Write values that were taken into their slots.
+        """Write accepted values into their slots.
 
         Raises:
-            Mismatch: a value cannot be written so that it reads as it was.
+            Mismatch: a value cannot be stored exactly.
         """
 
     @abc.abstractmethod
     def values(self, here: memoryview, count: int) -> list[object]:
-        """What `write` wrote; arrays and tensors are views of the slots."""
+        """Read values that `write` wrote. Arrays and tensors are views of the slots."""
 
 
 @functools.cache
@@ -88,8 +84,6 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 
 class TensorLeaf(Leaf):
-    """A tensor in the host's memory."""
-
     dtype: str
 
     @functools.cached_property
@@ -130,10 +124,10 @@ class TensorLeaf(Leaf):
 
 @dataclass(frozen=True)
 class ArrayLeaf(TensorLeaf):
-    """An array, of which a batch has a tensor.
+    """An array, which becomes a tensor in a batch.
 
     Attributes:
-        exact: the array's own dtype.
+        exact: The array's own dtype.
     """
 
     exact: np.dtype[np.generic] | None = None
@@ -153,7 +147,7 @@ class ArrayLeaf(TensorLeaf):
         return take
 
     def write(self, values: list[Any], here: memoryview) -> None:
-        """By numpy, which takes arrays as they are: torch would make a tensor of each first, in six times the time."""
+        """Write with numpy. torch would make a tensor of each array, and take six times as long."""
         target = np.frombuffer(here, self.exact).reshape(len(values), *self.shape)
         if self.shape and self.nbytes < _SLOT_BYTES:
             np.concatenate(values, out=target.reshape(-1, *self.shape[1:]))
@@ -167,11 +161,7 @@ class ArrayLeaf(TensorLeaf):
 
 @dataclass(frozen=True)
 class _ExactLeaf(Leaf):
-    """A value whose form is its type.
-
-    Attributes:
-        exact: the type.
-    """
+    """A value whose form is its type."""
 
     exact: type = object
 
@@ -191,8 +181,6 @@ class _ExactLeaf(Leaf):
 
 
 class NumberLeaf(_ExactLeaf):
-    """A number of Python's."""
-
     def write(self, values: list[Any], here: memoryview) -> None:
         try:
             np.frombuffer(here, self.exact)[:] = values
@@ -204,14 +192,12 @@ class NumberLeaf(_ExactLeaf):
 
 
 class ScalarLeaf(NumberLeaf):
-    """A number of numpy's."""
-
     def values(self, here: memoryview, count: int) -> list[object]:  # noqa: ARG002
         return list(np.frombuffer(here, self.exact))
 
 
 class ColumnLeaf(_ExactLeaf):
-    """Text or bytes: a batch has a list of them, beside the slots."""
+    """Text or bytes. A batch has a list of them, outside the slots."""
 
     def write(self, values: list[Any], here: memoryview) -> None:
         raise NotImplementedError
@@ -235,14 +221,14 @@ def _array_leaf(value: np.ndarray[Any, np.dtype[np.generic]]) -> Leaf:
 
 
 def name_of(dtype: np.dtype[np.generic]) -> str:
-    """Torch's name for the dtype of the tensor that `torch.from_numpy` makes of an array of this one.
+    """Return torch's name of the dtype that `torch.from_numpy` makes of a numpy dtype.
 
     Raises:
-        Mismatch: it makes none.
+        Mismatch: torch has no such dtype.
     """
     if dtype.name not in _COMMON or not dtype.isnative:
         raise Mismatch
-    if dtype.kind == "u" and dtype.char != np.dtype(dtype.name).char:  # C's unsigned long long
+    if dtype.kind == "u" and dtype.char != np.dtype(dtype.name).char:  # C's unsigned long long: torch refuses it
         raise Mismatch
     return dtype.name
 
@@ -251,7 +237,7 @@ _COMMON = frozenset({
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 })  # fmt: skip
-"""The names of the dtypes that numpy and torch have in common."""
+"""Names of the dtypes that numpy and torch share."""
 
 
 _LEAVES_OF_TYPES: dict[type, Leaf] = {
@@ -261,14 +247,14 @@ _LEAVES_OF_TYPES: dict[type, Leaf] = {
     str: ColumnLeaf(exact=str),
     bytes: ColumnLeaf(exact=bytes),
 }
-"""Of values whose form is their type, and no type derived from it."""
+"""Leaves of exact types. Subclasses are not included."""
 
 
 def leaf_of(value: object) -> Leaf:
-    """The form of a value.
+    """Return the form of a value.
 
     Raises:
-        Mismatch: batches of its kind are torch's business.
+        Mismatch: torch must collate values of this kind.
     """
     kind = type(value)
     if kind in _LEAVES_OF_TYPES:

@@ -1,4 +1,4 @@
-"""Values of which each is packed by itself, some of them together: samples that are given on one by one."""
+"""Values pickled one by one and stored together, for samples that are delivered separately."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headrace.torch_compat.serialize import Pickled, PickledPart, aligned, pack
 from headrace.types import Buffer
 
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
-_ALIKE = frozenset("biufcmMSU")  # the kinds of arrays that any pickler packs alike: of numbers, times and texts
+_ALIKE = frozenset("biufcmMSU")  # numpy dtype kinds that every pickler packs identically: numbers, times and text
 _NESTED_AT_MOST = 4
 
 
 class PackedEach:
-    """Values of which each is packed by itself, so that none shares anything with another: pickles, then buffers.
+    """Values pickled one by one, which share no objects. Pickles are stored first, then buffers.
 
     Attributes:
-        sizes: of each value the bytes of its pickle, and of its buffers.
-        nbytes: of all of them.
+        sizes: For each value the bytes of its pickle and of its buffers.
+        nbytes: Total size of the values.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,13 @@ class PackedEach:
 
     @classmethod
     def of(cls, values: Iterable[object]) -> PackedEach:
-        """All of some values."""
         packed = cls()
         for value in values:
             packed.add(value)
         return packed
 
     def add(self, value: object) -> None:
-        """One more; where it cannot be packed, it is as if it had not been given."""
+        """Pickle one more value. If that fails, nothing is added."""
         parts: list[PickledPart]
         if is_data(value, has_arrays=True):
             buffers: list[pickle.PickleBuffer] = []
@@ -54,17 +53,15 @@ class PackedEach:
         self.nbytes += sum(self.sizes[-1])
 
     def skip(self) -> None:
-        """Nothing, in the place of one."""
         self.sizes.append(())
 
     @property
     def parts(self) -> list[PickledPart]:
-        """For `write`; none where there is nothing."""
         return [b"".join(self._pickles), *self._buffers] if self._pickles else []
 
     @property
     def pieces(self) -> list[tuple[int, ...]]:
-        """For each value where its pickle begins, its bytes, and the same of each of its buffers."""
+        """For each value (offset, size) of its pickle and of each buffer, in one flat tuple."""
         found = []
         at, buffers_at = 0, aligned(sum(each[0] for each in self.sizes if each))
         for first, *buffers in self.sizes:
@@ -78,17 +75,16 @@ class PackedEach:
 
 
 def each_size(sizes: Iterable[Sequence[int]]) -> int:
-    """How many bytes `write` has written of `PackedEach`."""
     given = [each for each in sizes if each]
     return aligned(sum(each[0] for each in given)) + sum(aligned(size) for each in given for size in each[1:])
 
 
 def unpack_each(source: Buffer, sizes: Iterable[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-    """For each value of `PackedEach` what unpacks it; its arrays have memory of their own.
+    """Yield a function for each value of `PackedEach` that unpickles it, with memory of its own.
 
     Args:
-        source: what `write` has written.
-        sizes: of the values; of those without any there is nothing.
+        source: Output of `write`.
+        sizes: Sizes of the values. Empty ones are skipped.
     """
     sizes, memory = list(sizes), memoryview(source)
     at, buffers_at = 0, aligned(sum(each[0] for each in sizes if each))
@@ -114,13 +110,12 @@ def is_data(
     *,
     has_arrays: bool = False,
 ) -> bool:
-    """Whether a value is of text, bytes and Python's own numbers alone, in few containers: any pickler does for it.
+    """True if a value consists of text, bytes and Python numbers, with little nesting.
 
     Args:
-        value: whatever.
-        containers: of these kinds.
-        depth: how many containers there may be in one another.
-        has_arrays: whether NumPy's arrays of such may be in them, too.
+        containers: Allowed container types.
+        depth: Maximum nesting of containers.
+        has_arrays: True to also allow numpy arrays of such values.
     """
     kind = type(value)
     if kind in _LEAVES:

@@ -1,4 +1,4 @@
-"""Collation of samples whose arrays differ in length: each is filled up to the longest."""
+"""Collation of samples whose arrays differ in length, by padding to the longest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from headrace.torch_compat.collate_by_torch import check_fields
 from headrace.torch_compat.sample_table import ArrayColumn, RowsOfTables, SampleTable
 
 Pad = float | Mapping[str, float]
-"""What arrays are filled up with: a number, or one for each field by its name."""
+"""Padding value, or one for each field by its name."""
 
 
 class PaddedCollate:
-    """Collates as torch's default does, but arrays, tensors and lists of numbers of one field may differ in length.
+    """Collates as torch's default, but pads arrays, tensors and lists of different lengths.
 
     Args:
-        pad: what they are filled up with, behind their own numbers, up to the longest of the batch in each dimension.
-            Fields that a mapping does not name, 0. Those of tuples are named by their places: "0", "1".
+        pad: Padding value, used after the own numbers up to the longest of the batch in each dimension. A mapping gives
+            values for fields; others get 0. Fields of tuples have the names "0", "1".
     """
 
     takes_tables = True
@@ -46,7 +46,6 @@ class PaddedCollate:
         return batch
 
     def _of_columns(self, table: SampleTable, fields: set[str]) -> object:
-        """Collate a table of samples as `_collated` collates a list of them."""
         names = table.names
         if names is None:
             return self._of_column(table.columns[0], "")
@@ -63,11 +62,11 @@ class PaddedCollate:
         )
 
     def _collated(self, values: Sequence[Any], name: str, fields: set[str]) -> object:
-        """A field of all samples, or the samples.
+        """Collate samples, or the values of one field.
 
         Args:
-            name: of the field; "" where these are the samples.
-            fields: the names of all fields are put here.
+            name: Name of the field. "" for samples.
+            fields: Collects the names of all fields.
         """
         first = values[0]
         if isinstance(first, Mapping):
@@ -79,12 +78,11 @@ class PaddedCollate:
             columns = [(str(k), some) for k, some in enumerate(zip(*values, strict=True))]
             fields.update(k for k, _ in columns)
             made: list[Any] = [self._collated(some, k, fields) for k, some in columns]
-            return type(first)(*made) if hasattr(first, "_fields") else made  # torch's default gives a list, too
+            return type(first)(*made) if hasattr(first, "_fields") else made  # a list, as in torch's default
         arrays = _arrays(values, name)
         return plain_collate(values) if arrays is None else self._filled(arrays, name)
 
     def _filled(self, arrays: Sequence[Any], name: str) -> object:
-        """Arrays, or tensors, in a tensor that has room for each: [samples, longest, …]."""
         dtypes, shapes = {array.dtype for array in arrays}, {tuple(array.shape) for array in arrays}
         if len(dtypes) > 1:
             raise ValueError(f"{_the(name)} of a batch are of {_listed(dtypes)}: one dtype is needed")
@@ -102,10 +100,10 @@ class PaddedCollate:
 
 
 def _arrays(values: Sequence[Any], name: str) -> Sequence[Any] | None:
-    """The values as arrays of numbers, or tensors; None: they are something else.
+    """Return the values as arrays of numbers or tensors. None if they are something else.
 
     Raises:
-        ValueError: some are, and others are not.
+        ValueError: only some of the values are such.
     """
     kinds = set(map(type, values))
     others = {kind for kind in kinds if kind not in (list, np.ndarray) and not issubclass(kind, torch.Tensor)}
@@ -118,13 +116,13 @@ def _arrays(values: Sequence[Any], name: str) -> Sequence[Any] | None:
         return [value if _is_tensor(value) else torch.as_tensor(array_of(value)) for value in values]
     try:
         arrays = [array_of(value) for value in values]
-    except ValueError:  # lists within them that differ in length
+    except ValueError:  # nested lists of different lengths
         return None
     except OverflowError as error:
         error.add_note(_the(name))
         raise
     is_list = [type(value) is list for value in values]
-    if any(is_list):  # one without numbers says nothing of their kind
+    if any(is_list):  # an empty list does not determine a dtype
         of_lists = [array.dtype for array, listed in zip(arrays, is_list, strict=True) if listed and array.size]
         dtypes = of_lists or [array.dtype for array in arrays if array.size] or [np.dtype(np.int64)]
         common = np.result_type(*dtypes)
@@ -139,7 +137,7 @@ def _full(shape: tuple[int, ...], pad: float, like: Any) -> Any:
 
 
 def _forwards(array: Any) -> Any:
-    """The array as torch takes it: none that lies backwards."""
+    """Copy an array with negative strides, which torch refuses."""
     return array if _is_tensor(array) or min(array.strides, default=0) >= 0 else array.copy()
 
 
@@ -148,10 +146,10 @@ def _is_tensor(value: object) -> bool:
 
 
 def _checked(pad: float, name: str, like: Any) -> float:
-    """The number, where arrays of this kind can hold it: others would be wrapped around or cut off without a word.
+    """Check that arrays can hold the padding value: numpy would wrap or truncate it silently.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: the arrays cannot hold it.
     """
     name_of_type = like.dtype.name if hasattr(like.dtype, "name") else str(like.dtype).removeprefix("torch.")
     known = getattr(torch, name_of_type)

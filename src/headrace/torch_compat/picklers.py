@@ -1,6 +1,7 @@
-"""The picklers: what is pickled for each object, on its way to workers and back.
+"""Picklers for objects sent to workers and back.
 
-Classes and functions of the user's script travel by value (cloudpickle), and come back as the script's own.
+Classes and functions of the user's script are pickled by value (cloudpickle), and refer to the script's own when they
+return.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
-            raise TypeError("an open file cannot be pickled")  # cloudpickle would carry a copy of all that it reads
+            raise TypeError("an open file cannot be pickled")  # cloudpickle would copy the file's content
         if isinstance(obj, tensor_types()):
             self._check_tensor(obj)
         if is_tensor(obj) and _is_plain(obj):
@@ -78,25 +79,25 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class NamingPacker(Packer):
-    """For what is kept longer than this process: classes and functions go by their names, or not at all."""
+    """For data that outlives this process: classes and functions are pickled by name only."""
 
     def reducer_override(self, obj: object) -> Any:
         return NotImplemented if isinstance(obj, type | FunctionType) else super().reducer_override(obj)
 
 
 class OutwardPacker(Packer):
-    """For what workers need: mapped files are mapped again, and shared tensors stay shared.
+    """For objects sent to workers. Mapped files are mapped again, shared tensors stay shared.
 
-    It is used within `descriptors.sending`.
+    To be used within `descriptors.sending`.
 
     Attributes:
-        modules: the names of the modules that were met.
-        named: functions and classes that go by value, and can be found by name in their modules.
+        modules: Names of the modules used.
+        named: Functions and classes pickled by value that can be found by name in their modules.
     """
 
     is_outward = True
     dispatch_table: ClassVar = ChainMap({CodeType: reduced_code_with_lines}, cloudpickle.Pickler.dispatch_table)
-    lets_go_of_graphs = True  # as a data set that is forked: what comes of it is found out with its samples
+    lets_go_of_graphs = True  # as with a forked data set; errors appear with its samples
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class OutwardPacker(Packer):
         self.modules: set[str] = set()
         self.named: list[object] = []
         self._by_value = {"__main__", *modules_by_value()}
-        self._plain: set[type] = set()  # kinds of which there is nothing to ask
+        self._plain: set[type] = set()  # types without special handling
 
     def reducer_override(self, obj: object) -> Any:
         kind = type(obj)
@@ -132,7 +133,7 @@ class OutwardPacker(Packer):
 
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, functools._lru_cache_wrapper)
-_SPECIAL = ("builtins", "functools", "_io", "numpy", "torch", "torch.storage", reducers.PIPES)  # homes of other kinds
+_SPECIAL = ("builtins", "functools", "_io", "numpy", "torch", "torch.storage", reducers.PIPES)  # homes of special types
 
 
 def _form_of_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -160,7 +161,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions in the order in which they lie in memory; None where that is theirs, or memory has gaps."""
+    """Return the dimensions in memory order. None if the tensor is contiguous or has gaps."""
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -175,7 +176,7 @@ def tensor_of(
     requires_grad: bool,
     order: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """A tensor over a buffer, which lies there in the order of its dimensions that is given."""
+    """Return a tensor over a buffer. `order` gives the dimensions in memory order."""
     import torch
 
     data = np.frombuffer(buffer, np.uint8)

@@ -1,4 +1,4 @@
-"""What frameworks see as the sampler of a loader whose order is a plan's, and how they hand it back."""
+"""The sampler that frameworks see in a loader whose order is headrace's plan."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class _HasEpochs(Protocol):
 
 
 class PlanSampler(DistributedSampler[int]):
-    """The sampler of a loader in the headrace regime: it has a length and an epoch, and samples cannot be drawn of it.
+    """Sampler of a loader of headrace's data sets: a length and an epoch, but no indices.
 
-    It is a DistributedSampler because that is what frameworks look for before they divide samples among ranks
-    themselves, and what they tell the epoch.
+    It is a DistributedSampler because frameworks look for one before they split samples among ranks, and call its
+    `set_epoch`.
 
     Args:
-        dataset: the loader's data set.
-        shuffle: whether the loader was asked to shuffle it.
-        loader: told the epoch; not kept alive.
+        shuffle: The loader's option.
+        loader: Gets the epoch. Not kept alive.
     """
 
     def __init__(self, dataset: object, shuffle: bool, loader: _HasEpochs) -> None:
@@ -42,14 +41,14 @@ class PlanSampler(DistributedSampler[int]):
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iter` of the loader begin this epoch."""
+        """Make the next `iter` of the loader start this epoch."""
         loader = self._loader()
         if loader is not None:
             loader.set_epoch(epoch)
 
 
 class SamplerOrder(NamedTuple):
-    """What samplers that name no order of their own say: None where they leave it to the loader's other arguments."""
+    """Settings implied by samplers without their own order. None: the loader's options decide."""
 
     shuffle: bool
     batch_size: int | None
@@ -57,13 +56,13 @@ class SamplerOrder(NamedTuple):
 
 
 def order_of(dataset: object, sampler: object, batch_sampler: object) -> SamplerOrder:
-    """What these samplers say of a data set that a plan orders.
+    """Return the settings implied by samplers for a data set that is ordered by a plan.
 
-    Frameworks that make a loader anew hand back its sampler, or one that goes through the data set from its first
-    sample to its last, and may wrap either into a batch sampler.
+    Frameworks that rebuild a loader pass back its sampler, or a sequential one. They may wrap either in a batch
+    sampler.
 
     Raises:
-        OptionError: only they know their order.
+        OptionError: the samplers have their own order.
     """
     inner = sampler if batch_sampler is None else batch_sampler
     while hasattr(inner, "sampler"):

@@ -1,4 +1,4 @@
-"""Which part of the data this process reads, among how many, and whether all of them read by the same plan."""
+"""Ranks: this process's share of the data, and a check that all ranks use the same plan."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
 
-# What those who make a mesh call its dimensions. Members of a data dimension read different samples, those of a replica
-# dimension compute on the same ones. A name that is used for both, such as "ep", is in neither: the user has to say.
+# Usual names of mesh dimensions. Members of a data dimension read different samples, those of a replica dimension the
+# same. A name used for both, such as "ep", is in neither set: the user must decide.
 DATA_DIMS = {"dp", "dp_replicate", "dp_shard", "data", "ddp", "fsdp", "batch", "replicate", "shard"}
 REPLICA_DIMS = {"tp", "tensor", "model", "sp", "sequence", "cp", "context", "pp", "pipe", "pipeline"}
 
 _GIVE = "give rank= and world_size="
-_CHECKS_PER_S = 4000  # that a store is asked for by all ranks together
+_CHECKS_PER_S = 4000  # requests to a store by all ranks together
 _GRACE_S = 10.0
 _AGREED = "agreed"
 
-# How often each thing was compared within a process group, so that one epoch's entries are not another's. The group has
-# it and not a loader: a program may have many loaders, and makes the same ones on every rank.
+# Number of comparisons of each kind within a process group, so that epochs use different store keys. Kept by group, not
+# by loader: a program may have many loaders, and makes the same ones on every rank.
 _compared: WeakKeyDictionary[object, dict[str, itertools.count[int]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The part of every step that this process reads.
+    """The share of every step that this process reads.
 
     Attributes:
-        rank: the number of its part, its data rank; processes of the same data rank read the same samples.
-        world: how many parts there are.
-        is_torch: whether there are other processes, of a process group of torch's, to compare plans with.
-        members: the ranks in that group that compare, in ascending order; None: all of them.
+        rank: Data rank, the number of the share. Processes of one data rank read the same samples.
+        world: Number of shares.
+        is_torch: True if a torch process group has other processes to compare plans with.
+        members: Ascending ranks of that group that compare. None: all.
     """
 
     rank: int = 0
@@ -52,20 +52,20 @@ class Ranks:
     members: Sequence[int] | None = None
 
     def agree(self, what: str, digest: int, *, timeout_s: float | None = None) -> None:
-        """Return when all ranks have called this for `what` with the same digest, and make a whole world together.
+        """Wait for all ranks to call this for `what`. Compare their digests and shares.
 
-        It blocks, but not other threads or interrupts, and is no collective: each rank makes some small requests to the
-        process group's store, however many ranks there are, and what is kept there is deleted when all have left.
-        Every rank has to make its calls for the same `what` in the same order.
+        The call does not block other threads or interrupts. It is not a collective: each rank makes a few small
+        requests to the process group's store, however many ranks there are. The entries are deleted when all have left.
+        Every rank must make its calls for one `what` in the same order.
 
         Args:
-            what: named in errors, such as "the plan of the training data".
+            what: Name in errors, such as "the plan of the training data".
             digest: 64 bits.
-            timeout_s: how long the other ranks are waited for; None: as long as the group's store waits by default.
+            timeout_s: Longest wait for other ranks, in seconds. None: the store's default.
 
         Raises:
-            StateMismatchError: digests differ. It names the ranks, and every rank raises the same.
-            OptionError: some ranks did not come in time, or they count themselves differently; on every rank, too.
+            StateMismatchError: digests differ. The message names the ranks, and every rank raises the same.
+            OptionError: some ranks did not call in time, or their shares do not form a whole. Every rank raises it.
         """
         import torch.distributed as dist
 
@@ -94,20 +94,20 @@ def find_ranks(
     data_dims: Sequence[str] | None = None,
     ranks: Literal["all", "local"] = "all",
 ) -> Ranks:
-    """This process's part, by the first of these that says it.
+    """Return this process's share, from the first source that gives it.
 
-    The arguments; the data dimensions of the mesh; torch's default process group; RANK and WORLD_SIZE, as torchrun sets
-    them; Open MPI's variables; a task of Slurm's `srun`. Else there is one part.
+    Sources are, in order: the arguments; the data dimensions of the mesh; torch's default process group; RANK and
+    WORLD_SIZE, as torchrun sets them; Open MPI's variables; a task of Slurm's `srun`. Otherwise there is one share.
 
     Args:
-        rank: the number of this process's part.
-        world_size: how many parts there are.
-        device_mesh: a DeviceMesh of torch's that this process is in.
-        data_dims: the mesh's dimensions whose members read different samples; None: those with usual names.
+        rank: Number of this process's share.
+        world_size: Number of shares.
+        device_mesh: A torch DeviceMesh that contains this process.
+        data_dims: Dimensions of the mesh whose members read different samples. None: those with usual names.
         ranks: "local": plans are never compared, as not all ranks iterate.
 
     Raises:
-        OptionError: an argument or a variable cannot be used, or two sources disagree; it says what to give.
+        OptionError: an argument or a variable cannot be used, or two sources disagree. The message says what to give.
     """
     if ranks not in ("all", "local"):
         raise OptionError(f"ranks={ranks!r} is neither 'all' nor 'local'")
@@ -116,7 +116,7 @@ def find_ranks(
     comparing = _comparing() if ranks == "all" else 0
     if rank is not None or world_size is not None:
         number, world = _given(rank, world_size)
-        # In another world than the group's, nobody knows which processes read.
+        # With another world size than the group's, it is unknown which processes read.
         return Ranks(number, world, is_torch=comparing == world > 1)
     if device_mesh is not None:
         number, world, members = _place_in(device_mesh, data_dims)
@@ -124,7 +124,7 @@ def find_ranks(
     group = _of_group()
     if group is not None:
         return Ranks(*group, is_torch=comparing > 1)
-    # Open MPI may start its own processes by srun, one on each node, which then says less than Open MPI does.
+    # Before Slurm: Open MPI may start its daemons by srun, one per node, and Slurm's variables then describe these.
     return Ranks(
         *(
             _of_environment("RANK", "WORLD_SIZE")
@@ -136,14 +136,14 @@ def find_ranks(
 
 
 def _comparing() -> int:
-    """How many processes there are to compare plans with: those of torch's default group, where it has a store."""
+    """Return the size of torch's default process group if it has a store, else 0."""
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "fake":  # it only simulates others
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "fake":  # simulates processes
         return 0
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return dist.get_world_size() if _get_default_store() is not None else 0  # MPI's has none
+    return dist.get_world_size() if _get_default_store() is not None else 0  # the MPI backend has none
 
 
 def _given(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -159,7 +159,7 @@ def _given(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
-    """(data rank, number of data ranks, the mesh's ranks in the process group)."""
+    """Return (data rank, number of data ranks, the mesh's ranks in the process group)."""
     sizes = list(mesh.mesh.shape)
     are_data = _are_data(mesh.mesh_dim_names, sizes, data_dims)
     place = mesh.get_coordinate()
@@ -170,13 +170,12 @@ def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, i
         )
     rank, world = 0, 1
     for at, size, is_data in zip(place, sizes, are_data, strict=True):
-        if is_data:  # row-major: the last data dimension goes fastest
+        if is_data:  # row-major: the last data dimension varies fastest
             rank, world = rank * size + at, world * size
     return rank, world, members
 
 
 def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence[str] | None) -> list[bool]:
-    """Whether members along each of the mesh's dimensions read different samples."""
     if not names:
         if data_dims is not None or len(sizes) > 1:
             raise OptionError(
@@ -200,7 +199,7 @@ def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence
 
 
 def _of_group() -> tuple[int, int] | None:
-    """The place in torch's default process group; a launcher that says another one is an error."""
+    """Return rank and size of torch's default process group. A launcher must not contradict."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -216,10 +215,10 @@ def _of_group() -> tuple[int, int] | None:
 
 
 def _of_slurm() -> tuple[int, int] | None:
-    """The place among the tasks of a step of Slurm's.
+    """Return rank and size of a Slurm step.
 
-    A batch script and the shells of `salloc` see the job's variables, but are one process: they are in no step, or in
-    one of a single task. A shell of `srun --pty` may be one of several, and has a terminal, as no other task has.
+    Batch scripts and shells of `salloc` see the job's variables but are one process: in no step, or in a step with one
+    task. A shell of `srun --pty` may be one of several tasks, and is the only one with a terminal.
     """
     if "SLURM_STEP_ID" not in os.environ or os.isatty(0):
         return None
@@ -250,10 +249,10 @@ def _number(name: str) -> int | None:
 def _compare(
     store: Store, what: str, members: list[int], me: int, entry: tuple[int, int, int], timeout_s: float
 ) -> None:
-    """Compare (digest, data rank, world) of all members through a store that is theirs for this once.
+    """Compare (digest, data rank, world) of all members, through a store used only once.
 
-    Each leaves its entry. One of them judges: the last to come, or the first whose time is up. The others wait for its
-    verdict, so all go on or all raise, those that come late too, and only the judge reads every entry.
+    Each member writes its entry. One member judges: the last to arrive, or the first whose time is up. The others wait
+    for its verdict. So all continue or all raise, late members too, and only the judge reads all entries.
     """
     longest_s = max(0.01, len(members) / _CHECKS_PER_S)
     store.set(f"entry/{me}", " ".join(map(str, entry)))
@@ -265,12 +264,12 @@ def _compare(
             raise OptionError(f"{what}: the rank that compared it for all has ended meanwhile")
     verdict = store.get("verdict").decode()
     is_agreed = verdict == _AGREED
-    with suppress(RuntimeError, NotImplementedError):  # a store that is gone by now, or cannot delete
+    with suppress(RuntimeError, NotImplementedError):  # the store is gone, or cannot delete
         if is_agreed:
             store.delete_key(f"entry/{me}")
         store.add("left", 1)
-        # The first member is most often the process that keeps the store: were it to end now, the others would see that
-        # and no verdict. An error's verdict stays for those that are late.
+        # The first member usually hosts the store. If it ended now, the others would get a connection error and no
+        # verdict. An error's verdict stays for late members.
         if me == members[0]:
             all_left = _becomes(lambda: store.add("left", 0) >= store.add("came", 0), _GRACE_S, longest_s)
             for key in ("came", "judges", "verdict", "left") if all_left and is_agreed else ():
@@ -281,10 +280,10 @@ def _compare(
 
 
 def _becomes(condition: Callable[[], bool], timeout_s: float, longest_s: float) -> bool:
-    """Whether the condition holds before the time is up; asked again and again, with pauses up to `longest_s`.
+    """Poll a condition, with growing pauses up to `longest_s`. Return False when time is up.
 
-    The store's own `wait` keeps the process's only connection to itself, which torch's watchdogs use too, cannot be
-    interrupted, and writes to stderr when its time is up.
+    The store's own `wait` is not used. It blocks the process's only connection, which torch's watchdogs share, cannot
+    be interrupted, and writes to stderr on a timeout.
     """
     deadline, pause_s = time.monotonic() + timeout_s, 0.001
     while not condition():
@@ -297,7 +296,7 @@ def _becomes(condition: Callable[[], bool], timeout_s: float, longest_s: float) 
 
 
 def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str:
-    """What all members do: go on, or raise the error of this name with this text."""
+    """Return `_AGREED`, or the name and text of the error that all members raise."""
     keys = {f"entry/{member}": member for member in members}
     if store.add("came", 0) < len(members):
         absent = _listed([keys[key] for key in _absent(store, list(keys))])
@@ -326,7 +325,7 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
 
 
 def _absent(store: Store, keys: list[str]) -> Iterator[str]:
-    """The keys that are not set, by halving: a thousand ranks of which one is missing take twenty requests."""
+    """Yield the keys that are not set, by bisection: one of a thousand takes twenty requests."""
     if store.check(keys):
         return
     if len(keys) == 1:
@@ -337,7 +336,7 @@ def _absent(store: Store, keys: list[str]) -> Iterator[str]:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Ascending numbers as text, runs as "3-7"."""
+    """Format ascending numbers, with runs such as "3-7"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""Reduce objects for workers that pickle refuses or changes, or whose file it would copy."""
+"""Reducers for objects that pickle refuses, changes, or copies from a file."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     import torch
 
 Reduced = tuple[object, ...]
-"""What `__reduce_ex__` gives: a function, its arguments, a state, items, entries, and what sets the state."""
+"""Result of `__reduce_ex__`: function, arguments, state, list items, dict items, state setter."""
 
 PIPES = "torch.utils.data.datapipes.datapipe"
-_CData = ctypes.c_char.__mro__[-2]  # what all of ctypes' values are
+_CData = ctypes.c_char.__mro__[-2]  # base class of all ctypes values
 
 
 def reduced(obj: object) -> Reduced | None:
-    """What is pickled for `obj`, as `__reduce_ex__` gives it; None where pickle itself does well.
+    """Return the reduced form of an object for workers. None if pickle's own is right.
 
     Raises:
-        CannotCarryError: it is an array through which workers would write to memory that processes share.
+        CannotCarryError: the object is a writable array over memory that processes share.
     """
     if isinstance(obj, np.ndarray):
         return _of_array(obj)
@@ -45,7 +45,7 @@ def reduced(obj: object) -> Reduced | None:
     if not torch_is_loaded():
         return None
     if type(obj).__module__ == PIPES and hasattr(obj, "_datapipe"):
-        return type(obj), (obj._datapipe,)  # it would pickle the data pipe by itself, and without cloudpickle
+        return type(obj), (obj._datapipe,)  # its own __reduce__ pickles the pipe separately, and without cloudpickle
     import torch
 
     if is_tensor(obj):
@@ -56,7 +56,7 @@ def reduced(obj: object) -> Reduced | None:
     return None
 
 
-# Functions that remember what they gave.
+# Functions with caches.
 
 
 class _CacheParameters(TypedDict):
@@ -65,7 +65,7 @@ class _CacheParameters(TypedDict):
 
 
 def _of_cache(wrapper: functools._lru_cache_wrapper[object]) -> Reduced:
-    """With an empty memory: what is in it cannot be asked for."""
+    """Reduce with an empty cache: its content is not accessible."""
     attributes = {name: value for name, value in vars(wrapper).items() if name not in _OF_CACHES}
     return _cache, (wrapper.__wrapped__, wrapper.cache_parameters()), attributes, None, None, _set_attributes
 
@@ -78,7 +78,7 @@ _OF_CACHES = {"__wrapped__", "cache_parameters"}
 
 
 def _of_cached_property(found: functools.cached_property[object]) -> Reduced:
-    """Without its lock, which Python 3.11 has: an unlocked one is as good."""
+    """Reduce without the lock of Python 3.11. A new lock replaces it."""
     attributes = {name: value for name, value in vars(found).items() if name != "lock"}
     return _cached_property, (type(found), hasattr(found, "lock")), attributes, None, None, _set_attributes
 
@@ -98,11 +98,11 @@ def _set_attributes(obj: object, attributes: dict[str, object]) -> None:
 
 
 def put_together(cls: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]) -> BaseException:
-    """An exception, made without a call of its class."""
+    """Return an exception made without calling its class."""
     error = cls.__new__(cls, *args)
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     with contextlib.suppress(Exception):
-        # For what those of Python itself keep beside: errno, encoding, …
+        # Sets the extra fields of built-in exceptions: errno, encoding, …
         builtin.__init__(error, *args)  # type: ignore[misc]
     if not isinstance(error, OSError):
         error.args = args
@@ -114,13 +114,12 @@ def put_together(cls: type[BaseException], args: tuple[object, ...], attributes:
 
 
 def with_attributes(tensor: torch.Tensor, reduced: Reduced) -> Reduced:
-    """A tensor with what was made an attribute of it."""
     attributes = vars(tensor)
     return (*reduced[:2], attributes, None, None, _set_attributes) if attributes and len(reduced) == 2 else reduced
 
 
 def _of_array(array: NDArray[np.generic]) -> Reduced | None:
-    """None: it is copied, as pickle does it."""
+    """Reduce an array. None: pickle copies it."""
     if type(array) in (np.ndarray, np.memmap) and (form := _of_mapped_file(array)) is not None:
         return form
     attributes = {} if isinstance(array, np.memmap) else getattr(array, "__dict__", {})
@@ -148,7 +147,7 @@ def _set_array(array: NDArray[np.generic], state: tuple[Any, dict[str, object]])
 
 
 def _of_mapped_file(array: NDArray[np.generic]) -> Reduced | None:
-    """None where the memory is not the file's: copies, changes that are kept private."""
+    """Reduce an array in a mapped file. None for copies and copy-on-write maps."""
     whole: Any = array
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
@@ -180,7 +179,7 @@ def _mapped_file(
 
 
 def _of_shared_tensor(tensor: torch.Tensor) -> Reduced:
-    """Its place in its storage, which is pickled by itself: all tensors of one storage have one in a worker, too."""
+    """Reduce to the storage and a location in it, so that workers' tensors share storages too."""
     place = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
     return _shared_tensor, (tensor.untyped_storage(), *place, tensor.requires_grad)
 

@@ -1,4 +1,4 @@
-"""Samples of one form in columns: they go to the next stage together, and any of them can be had there."""
+"""Tables: samples of one form, stored in columns, from which any sample can be read."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from headrace.torch_compat.leaves import Mismatch, name_of
 from headrace.torch_compat.serialize import PickledPart
 
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
-_LARGE_BYTES = 2**14  # of a value: to put larger ones together takes longer than to say where each is
+_LARGE_BYTES = 2**14  # of a value: copying larger ones together costs more than pickling each
 
 
 @dataclass(slots=True)
 class ArrayColumn:
-    """A column of arrays, or of tensors.
+    """A column of arrays or tensors.
 
     Attributes:
-        numbers: [arrays, …] where all have one shape; else all their numbers, one array's behind the other's.
-        shapes: of each; None: they have one.
-        are_tensors: whether they are torch's.
+        numbers: [arrays, …] if all have one shape. Otherwise the flattened arrays, concatenated.
+        shapes: Shape of each array. None if all have one shape.
+        are_tensors: True for torch tensors.
     """
 
     numbers: NDArray[Any]
@@ -38,7 +38,7 @@ class ArrayColumn:
     are_tensors: bool = False
 
     def views(self, chosen: Sequence[int]) -> list[object]:
-        """The rows with these numbers, as views."""
+        """Return views of the chosen rows."""
         if self.shapes is None:
             arrays = [self.numbers[k] for k in chosen]
         else:
@@ -47,7 +47,6 @@ class ArrayColumn:
         return [_as_tensor(array) for array in arrays] if self.are_tensors else arrays
 
     def is_like(self, other: ArrayColumn) -> bool:
-        """Whether all arrays of both have one form."""
         return (
             self.shapes is other.shapes is None
             and self.numbers.shape[1:] == other.numbers.shape[1:]
@@ -58,12 +57,12 @@ class ArrayColumn:
 
 @dataclass(slots=True)
 class SampleTable:
-    """Samples that are dicts, tuples, or values that are in no container.
+    """Samples that are dicts, tuples or single values.
 
     Attributes:
-        count: how many.
-        names: of their values, where they are dicts; how many these are, of tuples; None: the samples are the values.
-        columns: for each value that of all samples.
+        count: Number of samples.
+        names: Field names of dicts, or the length of tuples. None if each sample is a single value.
+        columns: For each field the values of all samples.
     """
 
     count: int
@@ -72,7 +71,7 @@ class SampleTable:
 
     @classmethod
     def of(cls, samples: Sequence[Any]) -> SampleTable | None:
-        """Samples that have one form and are small, in memory of their own; None: they are others."""
+        """Copy small samples of one form into a table. None for others."""
         if not samples:
             return None
         first, kinds = samples[0], set(map(type, samples))
@@ -97,7 +96,7 @@ class SampleTable:
 
     @classmethod
     def of_columns(cls, columns: Columns, bodies: ColumnBodies, count: int) -> SampleTable | None:
-        """`count` samples that are columns of what was fetched (`headrace.formats.columns`)."""
+        """Return a table of `count` samples from fetched columns. None if it cannot hold them."""
         made = list[list[object] | ArrayColumn]()
         named = columns if isinstance(columns, Mapping) else None
         for column in columns if named is None else named.values():
@@ -114,12 +113,12 @@ class SampleTable:
         return cls(count, len(columns) if named is None else tuple(named), made)
 
     def packed(self) -> list[PickledPart]:
-        """For `serialize.write`; `serialize.unpack` gives it. Of what is in it, any pickler does."""
+        """Return the table as input of `serialize.write`, for `serialize.unpack`."""
         buffers: list[pickle.PickleBuffer] = []
         return [pickle.dumps(self, protocol=5, buffer_callback=buffers.append), *(buffer.raw() for buffer in buffers)]
 
     def samples(self) -> list[object]:
-        """All of them; their arrays are views."""
+        """Return all samples. Their arrays are views."""
         values = [_values(column, range(self.count)) for column in self.columns]
         if self.names is None:
             return values[0]
@@ -128,10 +127,10 @@ class SampleTable:
 
 
 class RowsOfTables(AllMade):
-    """Samples that lie in tables, one table's behind the other's.
+    """Rows of consecutive tables as samples. Iteration copies their arrays.
 
     Args:
-        parts: tables, and the numbers of their samples.
+        parts: Tables, and the numbers of their chosen rows.
     """
 
     def __init__(self, parts: Sequence[tuple[SampleTable, Sequence[int]]]) -> None:
@@ -139,23 +138,20 @@ class RowsOfTables(AllMade):
 
     @classmethod
     def of(cls, some: Iterable[RowsOfTables]) -> RowsOfTables:
-        """The rows of all of `some`, in order."""
         return cls([part for rows in some for part in rows._parts])
 
     def __len__(self) -> int:
         return sum(len(chosen) for _, chosen in self._parts)
 
     def views(self) -> list[object]:
-        """All samples of the tables; their arrays are views."""
+        """Return all samples of the tables, chosen or not. Their arrays are views."""
         return [sample for table, _ in self._parts for sample in table.samples()]
 
     @property
     def only(self) -> SampleTable | None:
-        """The table that they all lie in; None: there are several."""
         return self._parts[0][0] if len(self._parts) == 1 else None
 
     def __iter__(self) -> Iterator[Any]:
-        """Their arrays have memory of their own."""
         for table, chosen in self._parts:
             columns = [_joined([(column, chosen)], are_copied=True) for column in table.columns]
             yield from SampleTable(len(chosen), table.names, columns).samples()
@@ -168,7 +164,7 @@ class RowsOfTables(AllMade):
         return list(self)[index]
 
     def table(self) -> SampleTable | None:
-        """All of them in one, where they have one form; arrays that differ in shape are views, in a list."""
+        """Return all rows in one table, or None if their fields differ."""
         first, _ = self._parts[0]
         if any(table.names != first.names for table, _ in self._parts):
             return None
@@ -189,7 +185,7 @@ def _joined(
     numbers = np.empty((sum(len(chosen) for _, chosen in parts), *first.numbers.shape[1:]), first.numbers.dtype)
     at = 0
     for column, (_, chosen) in zip(arrays, parts, strict=True):
-        np.take(column.numbers, chosen, 0, numbers[at : at + len(chosen)], "clip")  # any other mode copies it twice
+        np.take(column.numbers, chosen, 0, numbers[at : at + len(chosen)], "clip")  # other modes make a second copy
         at += len(chosen)
     return ArrayColumn(numbers, None, first.are_tensors)
 
@@ -203,7 +199,7 @@ def _values(column: list[object] | ArrayColumn, chosen: Sequence[int]) -> list[o
 
 
 def _column(values: Sequence[Any]) -> list[object] | ArrayColumn | None:
-    """One value of all samples; None: they are large, or such as only a pickle of each keeps as they are."""
+    """Return one field of all samples as a column. None if large, or only separately picklable."""
     kinds = set(map(type, values))
     if _LEAVES.issuperset(kinds):
         is_large = any(type(value) in (str, bytes) and len(value) > _LARGE_BYTES for value in values)
@@ -213,7 +209,7 @@ def _column(values: Sequence[Any]) -> list[object] | ArrayColumn | None:
         return None
     try:
         arrays = [value.numpy() for value in values] if are_tensors else values
-    except (RuntimeError, TypeError):  # of another kind, or on a device, or with a gradient
+    except (RuntimeError, TypeError):  # another layout, on a device, or with a gradient
         return None
     dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
     if not _is_common(dtype) or () in shapes or any(array.dtype != dtype for array in arrays):
@@ -227,7 +223,6 @@ def _column(values: Sequence[Any]) -> list[object] | ArrayColumn | None:
 
 
 def _is_common(dtype: np.dtype[Any]) -> bool:
-    """Whether numpy and torch have it in common."""
     try:
         return bool(name_of(dtype))
     except Mismatch:

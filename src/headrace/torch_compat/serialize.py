@@ -1,4 +1,4 @@
-"""Objects as bytes: pickle protocol 5 with the memory of arrays and tensors beside it, not in it."""
+"""Serialization: pickle protocol 5, with the data of arrays and tensors in buffers."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ _LOADED_ALREADY = ("torch", "numpy", "cloudpickle")  # by the fork server
 
 
 class Pickled:
-    """A pickle in pieces: bytes of 64 KiB and more stay the objects they are, and are not copied into it."""
+    """A pickle in pieces. Bytes objects of 64 KiB and more are kept as pieces without a copy."""
 
     def __init__(self) -> None:
         self.pieces: list[Buffer] = []
         self._nbytes = 0
 
     def write(self, piece: Buffer) -> None:
-        """Called by the pickler."""
-        self.pieces.append(piece if type(piece) is bytes else bytes(piece))  # what can change is copied now
+        self.pieces.append(piece if type(piece) is bytes else bytes(piece))  # mutable data is copied now
         self._nbytes += len(piece)
 
     def __len__(self) -> int:
@@ -56,11 +55,11 @@ class Pickled:
 T = TypeVar("T")
 
 PickledPart = Pickled | Buffer
-"""Of what is carried: first a pickle, then the buffers that belong to it."""
+"""One of the parts of a serialized value: first its pickle, then its buffers."""
 
 
 def pack(value: object, packer: type[Packer] = Packer) -> list[PickledPart]:
-    """`value` as a pickle and the buffers that belong to it; nothing large is copied yet."""
+    """Serialize `value` into a pickle and its buffers. Nothing large is copied yet."""
     buffers: list[pickle.PickleBuffer] = []
     out = Pickled()
     packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -68,7 +67,7 @@ def pack(value: object, packer: type[Packer] = Packer) -> list[PickledPart]:
 
 
 def pack_by_name(value: object) -> list[PickledPart]:
-    """The same for other processes than this one and its workers: they have the classes and functions already."""
+    """Serialize for other processes than workers, which import classes and functions by name."""
     return pack(value, NamingPacker)
 
 
@@ -77,14 +76,14 @@ def pack_for_workers(
     descriptors: list[int],
     modules: set[str] | None = None,
 ) -> list[Buffer]:
-    """`value` for `write` and `unpack_in_worker`.
+    """Serialize `value` for `write` and `unpack_in_worker`.
 
-    Functions and classes of modules that a worker could not import go by value, from now on. Such are modules that were
-    loaded from a place that is not on the path: tests, plug-ins, notebooks' helpers.
+    Functions and classes of modules that a worker could not import are pickled by value from now on. Such modules were
+    loaded from outside the path: tests, plug-ins, helpers of notebooks.
 
     Args:
-        descriptors: of what workers share with this process, for `unpack_in_worker`; they are the caller's to close.
-        modules: the names of the modules that workers will import are put here.
+        descriptors: Collects the descriptors that workers share, for `unpack_in_worker`. The caller must close them.
+        modules: Collects the names of the modules that workers will import.
     """
     try:
         while True:
@@ -93,7 +92,7 @@ def pack_for_workers(
             out = io.BytesIO()
             packer = OutwardPacker(out, buffer_callback=buffers.append)
             with sending(descriptors):
-                packer.dump((value, packer.named))  # the list is filled while what comes before it is pickled
+                packer.dump((value, packer.named))  # pickling the value fills the list after it
             by_value = modules_by_value()
             named = (name for name in packer.modules if name in sys.modules and name not in by_value)
             foreign = [name for name in named if not _is_importable(name)]
@@ -109,7 +108,6 @@ def pack_for_workers(
 
 
 def why_not_for_workers(value: object) -> Exception | None:
-    """What an attempt at `pack_for_workers` raises."""
     descriptors: list[int] = []
     try:
         pack_for_workers(value, descriptors)
@@ -121,7 +119,7 @@ def why_not_for_workers(value: object) -> Exception | None:
 
 
 def files_of(modules: Iterable[str]) -> dict[str, int]:
-    """Of those modules that are the user's own or other people's: when their files were written, in nanoseconds."""
+    """Return modification times, in nanoseconds, of modules neither standard nor preloaded."""
     found = {}
     for name in modules:
         top, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None)
@@ -133,7 +131,7 @@ def files_of(modules: Iterable[str]) -> dict[str, int]:
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a fresh process with our sys.path would find the same module."""
+    """True if a new process with this sys.path would find the same module."""
     if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
         return True
     place: Sequence[str] | None = None
@@ -149,12 +147,11 @@ def _is_importable(name: str) -> bool:
 
 
 def packed_size(parts: Sequence[PickledPart]) -> int:
-    """How many bytes `write` needs for `parts`."""
     return sum(aligned(len(p)) for p in parts)
 
 
 def write(parts: Sequence[PickledPart], target: memoryview) -> tuple[int, ...]:
-    """Write `parts` into `target` one after the other; gives their lengths, which `unpack` wants back."""
+    """Write `parts` into `target` in order. Return their lengths, for `unpack`."""
     offset = 0
     for part in parts:
         at = offset
@@ -166,12 +163,12 @@ def write(parts: Sequence[PickledPart], target: memoryview) -> tuple[int, ...]:
 
 
 def unpack(source: memoryview | NDArray[np.uint8], lengths: Sequence[int], *, copy: bool) -> Any:
-    """The value that `pack` and `write` put there.
+    """Return the value written by `pack` and `write`.
 
     Args:
-        source: a memoryview or a uint8 array; without `copy` the arrays of the value are views of it and keep it alive.
-        lengths: what `write` gave.
-        copy: give the value memory of its own.
+        source: Without `copy` the value's arrays are views of it and keep it alive.
+        lengths: Return value of `write`.
+        copy: True to give the arrays their own memory.
     """
     data, *pieces = _pieces(source, lengths)
     return pickle.loads(memoryview(data), buffers=[bytearray(piece) for piece in pieces] if copy else pieces)
@@ -186,7 +183,7 @@ def _pieces(source: memoryview | NDArray[np.uint8], lengths: Sequence[int]) -> l
 
 
 def unpack_parts(parts: Sequence[Buffer]) -> Any:
-    """The value of `pack`'s parts, each of them a copy; its arrays have memory of their own."""
+    """Return the value of `pack`'s parts. Its arrays own their memory."""
     return pickle.loads(parts[0], buffers=[bytearray(part) for part in parts[1:]])
 
 
@@ -195,23 +192,23 @@ def unpack_in_worker(
     lengths: Sequence[int],
     descriptors: Sequence[int],
 ) -> Any:
-    """The value of `pack_for_workers`: its arrays are views of `source`.
+    """Return the value of `pack_for_workers`. Its arrays are views of `source`.
 
-    Functions and classes that went by value can be found in their modules from now on; those are made, if need be.
+    Functions and classes pickled by value are added to their modules, which are created if they do not exist.
 
     Args:
-        descriptors: those of `pack_for_workers`; none of them is needed any more after this.
+        descriptors: Those of `pack_for_workers`. Not needed after this call.
     """
     data, *buffers = _pieces(source, lengths)
     with receiving(descriptors):
         value, named = pickle.loads(data, buffers=buffers)
-    for what in named:  # whoever pickles by name in the worker finds them: torch's DataPipes, the user's own code
+    for what in named:  # for picklers by name in the worker, such as torch's DataPipes
         vars(_module(what.__module__)).setdefault(what.__name__, what)
     return value
 
 
 def copied(value: T) -> T:
-    """`value` as a worker would have it; in this process."""
+    """Return `value` as a worker would receive it, in this process."""
     descriptors: list[int] = []
     parts = pack_for_workers(value, descriptors)
     target = memoryview(bytearray(packed_size(parts)))
@@ -223,7 +220,7 @@ def copied(value: T) -> T:
 
 
 def _module(name: str) -> ModuleType:
-    """The module of this name; an empty one where there is none to import."""
+    """Return the module of this name. It is empty if it cannot be imported."""
     parent = name.rpartition(".")[0]
     if parent:
         _module(parent)
@@ -237,7 +234,7 @@ def _module(name: str) -> ModuleType:
 
 
 def pack_bytes(value: object) -> bytes:
-    """`value` as one string of bytes, for things that are small or sent once."""
+    """Serialize a small value into one byte string."""
     parts = pack(value)
     target = bytearray(packed_size(parts))
     lengths = write(parts, memoryview(target))
@@ -245,27 +242,28 @@ def pack_bytes(value: object) -> bytes:
 
 
 def unpack_bytes(blob: bytes) -> Any:
-    """The value of `pack_bytes`, with memory of its own."""
+    """Return the value of `pack_bytes`. Its arrays own their memory."""
     lengths, data = pickle.loads(blob)
     return unpack(memoryview(data), lengths, copy=True)
 
 
 def aligned(length: int) -> int:
-    """Where what follows so many bytes begins."""
+    """Round up to the alignment of parts."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 class WorkerTraceback(Exception):
-    """The traceback of an exception where it was raised, as text; the cause of the exception that the trainer sees."""
+    """Traceback in a worker, as text. The cause of the exception that the trainer sees."""
 
     def __str__(self) -> str:
         return f"\n\n{self.args[0]}"
 
 
 def pack_error(error: BaseException, origin: Origin = NOWHERE, /) -> PackedError:
-    """An exception; for other processes with its notes, its attributes, and the text of its traceback.
+    """Pack an exception with its notes, its attributes and the text of its traceback.
 
-    What of it does not pickle is left out there, and is text where it was an argument. It is shown there as here.
+    In other processes unpicklable attributes are missing, and unpicklable arguments are replaced by their `repr`. `str`
+    and `repr` of the exception stay the same.
     """
     trim(error)
     text = "".join(traceback.format_exception(error))
@@ -280,11 +278,11 @@ def _packed_error(error: BaseException, notes: list[str], text: str) -> bytes:
     for form in (error, _Parts(error), _Parts(error, shown)):
         try:
             blob = pack_bytes((form, notes, text))
-            back = unpack_bytes(blob)[0]  # some exceptions pickle and do not come back, or come back as others
+            back = unpack_bytes(blob)[0]  # some exceptions cannot be unpickled, or change
             is_whole = isinstance(back, BaseException) and (form is not error or back.args == error.args)
             if is_whole and [*map(_without_addresses, _shown(back))] == [*map(_without_addresses, shown)]:
                 return blob
-        except Exception:  # noqa: S112 (whatever goes wrong, there is another form)
+        except Exception:  # noqa: S112 (try the next form)
             continue
     line = "".join(traceback.format_exception_only(error)).strip()
     made = RuntimeError(f"{line} (the exception itself cannot be pickled)")
@@ -301,14 +299,14 @@ def _shown(error: BaseException) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-_without_addresses = partial(re.compile(" at 0x[0-9a-fA-F]+").sub, "")  # those of objects are others in each process
+_without_addresses = partial(re.compile(" at 0x[0-9a-fA-F]+").sub, "")  # addresses differ between processes
 
 
 class _Parts:
-    """An exception that is put together again without a call of its class, which may want other arguments.
+    """An exception rebuilt without calling its class, which may need other arguments.
 
     Args:
-        shown: what `str` and `repr` give of it from now on, whatever its class makes of what is left of it.
+        shown: Fixed results of `str` and `repr`, independent of its class.
     """
 
     def __init__(self, error: BaseException, shown: tuple[str, str] | None = None) -> None:
@@ -324,7 +322,7 @@ class _Parts:
 
 
 class ReprText(str):
-    """The `repr` of a thing, in the place of that."""
+    """The `repr` of an object, in place of the object."""
 
     __slots__ = ()
 
@@ -335,7 +333,7 @@ class ReprText(str):
 def put_together_as(
     text: str, shown: str, kind: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]
 ) -> BaseException:
-    """An exception of a kind that makes its text of what other processes do not have."""
+    """Rebuild an exception whose class would make its text from data that this process lacks."""
     members = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -355,7 +353,7 @@ def _packs(value: object) -> bool:
 
 
 def _as_error(signal: BaseException) -> RuntimeError:
-    """What would be taken for an end of the epoch, or for a wish of the trainer's, where it is raised again."""
+    """Replace a signal that would end the epoch or cancel the trainer if raised there."""
     error = RuntimeError(f"{type(signal).__name__} was raised: {signal}").with_traceback(signal.__traceback__)
     for note in getattr(signal, "__notes__", ()):
         error.add_note(note)
@@ -363,7 +361,11 @@ def _as_error(signal: BaseException) -> RuntimeError:
 
 
 def unpack_error(packed: PackedError) -> BaseException:
-    """The exception of `pack_error`: itself once, where it was raised; else its cause shows its traceback."""
+    """Return the exception of `pack_error`.
+
+    In the process that raised it, the first call returns the original. Other calls return a copy whose cause shows the
+    traceback.
+    """
     original = packed.original.take() if packed.original is not None else None
     if original is not None:
         return original

@@ -1,4 +1,4 @@
-"""The samples of one task on their way into a batch's slab."""
+"""Slots of one task's samples in a batch's slab."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ _WRITTEN_AT_ONCE_BYTES = 2**20
 
 
 class Slots:
-    """Where the samples of one task go in a batch's slab; they are written as they are made, about a MiB at a time.
+    """Writes the samples of one task into a batch's slab, about 1 MiB at a time.
 
     Args:
-        spec: their form.
-        slab: the batch's memory.
-        first: the slot of the first one.
-        capacity: how many slots there are.
+        first: First slot of the task.
+        capacity: Number of slots in the slab.
 
     Attributes:
-        at_once: how many are written together, for so many bytes are in the processor's cache.
-        waiting: samples that are made and not written.
-        count: how many are written.
-        columns: of the leaves that have no slots.
+        at_once: Number of samples written together, which fit the processor's cache.
+        waiting: Samples made and not written.
+        count: Number of samples written.
+        columns: Values of the leaves that have no slots.
     """
 
     def __init__(self, spec: Spec, slab: memoryview, first: int, capacity: int) -> None:
@@ -38,28 +36,29 @@ class Slots:
         """Write all of `samples`.
 
         Raises:
-            Mismatch: one has another form, or there are more than slots. Those in `waiting` are not written.
+            Mismatch: a sample has another form, or there are more samples than slots. Samples in `waiting` are not
+                written.
         """
         for sample in samples:
             self.waiting.append(sample)
-            del sample  # the next one is to be made where this one was: that memory is in the processor's cache
+            del sample  # reuse its memory, which is in the processor's cache, for the next sample
             if len(self.waiting) >= self.at_once:
                 self.flush()
         self.flush()
 
     def add(self, samples: Sequence[object]) -> None:
-        """Write samples, sooner or later: `flush` writes those that wait; raises as `fill` does."""
+        """Add samples to write now or at `flush`. Raises as `fill` does."""
         self.waiting += samples
         if len(self.waiting) >= self.at_once:
             self.flush()
 
     def flush(self) -> None:
-        """Write those that wait; raises as `fill` does."""
+        """Write waiting samples. Raises as `fill` does."""
         if self.waiting:
             self._write()
 
     def fill_columns(self, columns: Columns, bodies: ColumnBodies, count: int) -> bool:
-        """Write `count` samples that are columns (`headrace.formats.columns`); whether they have this form."""
+        """Write `count` samples from columns. Return False if they have another form."""
         leaves = self._spec.leaves
         values: Sequence[Column | Sequence[str]]
         if isinstance(columns, Mapping):
@@ -80,7 +79,7 @@ class Slots:
         return True
 
     def written(self) -> list[object]:
-        """The samples that were written, equal to what they were; where none were written before `first`."""
+        """Read back the samples written. Only for a task whose `first` is 0."""
         return self._spec.samples(self._slab, self.count, self._capacity, self.columns)
 
     def _write(self) -> None:

@@ -1,7 +1,7 @@
-"""The form of a sample, and where its values lie in the slab of a batch.
+"""Specs: the form of a sample, and the layout of its values in a batch's slab.
 
-A spec is taken from one sample. Samples of exactly that form are written into slots; for all others torch's own
-function makes the batch, so that the result is equal to torch's by construction or by a check of exact types.
+A spec is derived from one sample. Samples of exactly that form are written into slots. All others are collated by
+torch's function. So the result always equals torch's.
 """
 
 from __future__ import annotations
@@ -18,38 +18,35 @@ from numpy.typing import NDArray
 
 from headrace.torch_compat.leaves import Leaf, Mismatch, Taker, leaf_of
 
-_COPY_BYTES = 4096  # leaves of this size leave the slab: keeping the labels must not keep the images
+_COPY_BYTES = 4096  # leaves up to this size are copied: keeping the labels must not keep the images
 _ALIGNMENT = 64
 
 
 class _Template(abc.ABC):
-    """A sample's containers; its leaves are numbered from the left."""
+    """Containers of a sample. Leaves are numbered from the left."""
 
     @abc.abstractmethod
     def taker(self, leaves: Sequence[Leaf]) -> Taker:
-        """What takes the leaves of a sample of exactly this form."""
+        """Return a function that collects the leaves of a sample of exactly this form."""
 
     @abc.abstractmethod
     def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
-        """Put the values of many samples at the end of `out`, one leaf after the other; Mismatch for any other form."""
+        """Append the values of many samples to `out`, leaf by leaf, or raise Mismatch."""
 
     @abc.abstractmethod
-    def sample(self, values: Sequence[object]) -> object:
-        """A sample, of its leaves' values."""
+    def sample(self, values: Sequence[object]) -> object: ...
 
     @abc.abstractmethod
     def batch(self, values: Sequence[object]) -> object:
-        """A batch as torch collates it, of what it has for each leaf."""
+        """Return a batch as torch collates it, made of the batch's value of each leaf."""
 
     def batch_in_sequence(self, values: Sequence[object]) -> object:
-        """The same, where the container around it is a sequence."""
+        """Same as `batch`, inside a sequence."""
         return self.batch(values)
 
 
 @dataclass(frozen=True)
 class _Place(_Template):
-    """One leaf: its number."""
-
     number: int
 
     def taker(self, leaves: Sequence[Leaf]) -> Taker:
@@ -66,7 +63,7 @@ class _Place(_Template):
         return values[self.number]
 
     def batch_in_sequence(self, values: Sequence[object]) -> object:
-        """Torch transposes sequences, and leaves strings as that gives them."""
+        """Return texts as a tuple: torch transposes sequences, which makes tuples of them."""
         value = values[self.number]
         return tuple(value) if type(value) is list else value
 
@@ -126,7 +123,7 @@ class _Sequence(_Template):
         return self.cls(child.sample(values) for child in self.children)
 
     def batch(self, values: Sequence[object]) -> object:
-        return [child.batch_in_sequence(values) for child in self.children]  # torch makes a list of a tuple too
+        return [child.batch_in_sequence(values) for child in self.children]  # torch makes a list, also of a tuple
 
 
 class _NamedTuple(_Sequence):
@@ -153,7 +150,7 @@ def _template(value: object, leaves: list[Leaf]) -> _Template:
 
 
 class Spec:
-    """The form of a sample, and where its values lie in a slab: one array for each leaf, one after the other."""
+    """Form of a sample, and layout of a slab: one array per leaf, in order."""
 
     def __init__(self, template: _Template, leaves: list[Leaf]) -> None:
         self._template, self.leaves = template, leaves
@@ -161,7 +158,7 @@ class Spec:
 
     @classmethod
     def of(cls, sample: object) -> Spec | None:
-        """The spec of `sample`; None where batches of its kind are torch's business."""
+        """Return the spec of `sample`. None if torch must collate such samples."""
         leaves: list[Leaf] = []
         try:
             template = _template(sample, leaves)
@@ -173,21 +170,18 @@ class Spec:
         return Spec, (self._template, self.leaves)
 
     def dumps(self) -> bytes:
-        """The spec as bytes, with the user's own named tuples in it."""
         from headrace.torch_compat.serialize import pack_bytes
 
         return pack_bytes(self)
 
     @staticmethod
     def loads(blob: bytes) -> Spec:
-        """The spec of `dumps`."""
         from headrace.torch_compat.serialize import unpack_bytes
 
         spec: Spec = unpack_bytes(blob)
         return spec
 
     def fits(self, sample: object) -> bool:
-        """Whether `sample` has this form."""
         try:
             self._flatten(sample)
         except Mismatch:
@@ -195,28 +189,26 @@ class Spec:
         return True
 
     def is_tuple_of(self, count: int) -> bool:
-        """Whether samples are tuples of so many values, none of which is a container."""
+        """True if samples are tuples of `count` values without nested containers."""
         return self._template == _Sequence(tuple, tuple(map(_Place, range(count))))
 
     def is_dict_of(self, names: Sequence[str]) -> bool:
-        """Whether samples are dicts of these names, in this order, and none of their values is a container."""
+        """True if samples are dicts with these names in this order, without nested containers."""
         return self._template == _Dict(tuple(names), tuple(map(_Place, range(len(names)))))
 
     def columns(self, sample: object) -> list[list[object]]:
-        """What `write` would give for `sample` alone."""
+        """Return the columns that `write` would return for `sample` alone."""
         return [[value] for leaf, value in zip(self.leaves, self._flatten(sample), strict=True) if leaf.dtype is None]
 
     @functools.cached_property
     def sample_bytes(self) -> int:
-        """Bytes of one sample's slots."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def nbytes(self, capacity: int) -> int:
-        """Bytes of a slab of `capacity` slots."""
         return sum(aligned(leaf.nbytes * capacity) for leaf in self.leaves)
 
     def write(self, samples: Sequence[object], slab: memoryview, slot: int, capacity: int) -> list[list[object]]:
-        """Write samples into the slots from `slot` on; gives the columns of the leaves that have no slots.
+        """Write samples into the slots from `slot` on. Return the columns of leaves without slots.
 
         Raises:
             Mismatch: a sample has another form. Slots of this call may have been written.
@@ -237,7 +229,7 @@ class Spec:
         return columns
 
     def samples(self, slab: memoryview, count: int, capacity: int, columns: Sequence[Sequence[object]]) -> list[Any]:
-        """The first `count` samples that were written, equal to what they were; their arrays are views of the slab."""
+        """Return the first `count` samples written. Their arrays are views of the slab."""
         lists: list[list[object]] = []
         offset, column = 0, iter(columns)
         for leaf in self.leaves:
@@ -258,14 +250,14 @@ class Spec:
         copy: bool,
         holes: Collection[int] = (),
     ) -> object:
-        """The batch as torch's default_collate would have made it.
+        """Return the batch as torch's default_collate would make it.
 
         Args:
-            slab: a uint8 array over the slab; tensors are views of it and keep it alive, small ones are copies.
-            count: how many slots are meant, from the first on.
-            columns: what `write` gave, all chunks of the batch one after the other.
-            copy: make copies of all.
-            holes: those slots among them that hold no sample.
+            slab: The slab's bytes. Large tensors are views of it and keep it alive; small ones are copies.
+            count: Number of slots to read.
+            columns: Return values of `write`, concatenated over the batch's tasks.
+            copy: True to copy all tensors.
+            holes: Slots among them without a sample.
         """
         import torch
 
@@ -290,12 +282,11 @@ class Spec:
         return self._template.batch(values)
 
     def _flatten(self, sample: object) -> list[object]:
-        """The values of its leaves; Mismatch for any other form."""
         out: list[object] = []
         self._take(sample, out)
         return out
 
 
 def aligned(size: int) -> int:
-    """The size with what is left free behind it."""
+    """Round up to the alignment of leaves."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,6 +1,6 @@
-"""What can be resumed of torch's parts: data sets, samplers and generators.
+"""States of data sets, samplers and generators of torch and the user.
 
-An object is stateful when it has both `state_dict` and `load_state_dict`; that is all that is asked of it.
+An object is stateful if it has both `state_dict` and `load_state_dict`. Nothing else is required.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ from headrace.torch_compat import serialize
 _NESTED_MOST = 8
 
 PackedStates = bytes | PackedError
-"""States, or why they could not be had."""
+"""Pickled states, or the error raised by `state_dict`."""
 
 
 class Stateful(Protocol):
-    """An object that can say its state, and take it back."""
-
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Any, /) -> object: ...
 
 
 States = dict[str, object]
-"""What objects have said, by what they are: "dataset", "sampler", "iterator"."""
+"""States by the role of the object: "dataset", "sampler", "iterator"."""
 
 
 def is_stateful(thing: object) -> TypeGuard[Stateful]:
-    """Whether an object can say its state, and take it back. The parameters of a module are none."""
+    """True if an object has a state. The parameters of a module do not count."""
     if torch_is_loaded() and _is_module(thing):
         return False
     try:
         return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-    except Exception:  # a property that cannot be had
+    except Exception:  # a property that raises
         return False
 
 
@@ -48,10 +46,10 @@ def _is_module(thing: object) -> bool:
 
 
 def load(thing: object, states: States | None, name: str) -> None:
-    """Give an object its part of `states`, if there is one.
+    """Load an object's entry of `states`, if there is one.
 
     Raises:
-        StateMismatchError: there is, and the object takes no state.
+        StateMismatchError: there is an entry, and the object is not stateful.
     """
     if not states or name not in states:
         return
@@ -63,9 +61,9 @@ def load(thing: object, states: States | None, name: str) -> None:
 
 
 def packed_states(dataset: object, iterator: object) -> PackedStates | None:
-    """The states of a data set and of what iterates over it, only once where they are one object; None without any.
+    """Return the states of a data set and its iterator. None if neither is stateful.
 
-    Batches are made whether a state can be had or not: `unpacked_states` raises what goes wrong here.
+    One object in both roles has one entry. An error does not stop batches: `unpacked_states` raises it.
     """
     states = {}
     try:
@@ -79,18 +77,15 @@ def packed_states(dataset: object, iterator: object) -> PackedStates | None:
 
 
 def failed(error: Exception, note: str) -> PackedError:
-    """What stands for a state that could not be had."""
     error.add_note(note)
     return serialize.pack_error(error)
 
 
 def is_known(packed: PackedStates | None) -> TypeGuard[bytes]:
-    """Whether somebody can go on from a state that `packed_states` gave."""
     return isinstance(packed, bytes)
 
 
 def unpacked_states(packed: PackedStates | None) -> States | None:
-    """The states that `packed_states` gave, as objects of their own."""
     if packed is None:
         return None
     if isinstance(packed, PackedError):
@@ -100,8 +95,8 @@ def unpacked_states(packed: PackedStates | None) -> States | None:
 
 
 def chain_of(sampler: object) -> Iterator[Any]:
-    """A sampler, the one that it takes its indices from, and so on."""
-    for _ in range(_NESTED_MOST):  # an object may have an attribute of any name, without end
+    """Yield a sampler, the sampler it takes indices from, and so on."""
+    for _ in range(_NESTED_MOST):  # objects with a `__getattr__` may never end the chain
         if sampler is None:
             return
         yield sampler
@@ -110,5 +105,4 @@ def chain_of(sampler: object) -> Iterator[Any]:
 
 
 def parts_of(sampler: object, kinds: tuple[type, ...]) -> Iterator[Any]:
-    """Those in the chain of a sampler that are of some kinds."""
     return (part for part in chain_of(sampler) if isinstance(part, kinds))

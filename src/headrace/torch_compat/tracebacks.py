@@ -1,4 +1,4 @@
-"""Tracebacks as users see them: without the frames of this package, and of what it calls their functions by."""
+"""Removal of this package's frames from tracebacks that users see."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CARRIERS = (
 
 
 def trim(error: BaseException) -> None:
-    """Take this package's frames out of the traceback of an exception, of its causes and of the members of a group.
+    """Remove this package's frames from an exception, its causes and the members of a group.
 
-    What leads to the first frame of somebody else is left out with them. An error without such a frame is ours. Where
-    it is a documented one or has a cause, it needs no frames; any other is a defect, and keeps all of them. So do all
-    errors under `python -X dev`.
+    Frames of event loops and threads that lead to the first foreign frame are removed too. If there is no foreign
+    frame, documented errors and errors with a cause lose all frames. Any other such error is a defect and keeps them.
+    `python -X dev` keeps all frames.
     """
     if sys.flags.dev_mode:
         return
@@ -38,7 +38,7 @@ def trim(error: BaseException) -> None:
 
 
 class _Trimming:
-    """Within, an exception that leaves the block is trimmed: of the frame that the block is in, nothing is seen."""
+    """Context that trims exceptions which leave it. The caller's own frame stays invisible."""
 
     def __enter__(self) -> None: ...
 
@@ -73,6 +73,6 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def _is_carrier(frame: TracebackType) -> bool:
-    """Whether it may be of what runs functions on loops and in threads."""
+    """True for frames of modules that run functions on event loops and in threads."""
     file = frame.tb_frame.f_code.co_filename
     return file.startswith(_CARRIERS[:-1]) or _CARRIERS[-1] in file

@@ -1,4 +1,4 @@
-"""Why something cannot be sent to a worker: the path to the attribute at fault, and what to do about it."""
+"""Reports why a value cannot be sent to a worker: the path to the fault, and the remedy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORK = 'or give multiprocessing_context="fork"'
 
 
 def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str = FORK) -> CannotCarryError:
-    """Return the error for what workers need and what did not pickle.
+    """Return the error for values that cannot be pickled for workers.
 
     Args:
-        error: what the attempt raised.
-        values: what was to be sent, by the names that the user knows, such as "dataset" and "collate_fn".
-        offer: what else may be done.
+        error: The exception of the attempt.
+        values: The values by names that the user knows, such as "dataset" and "collate_fn".
+        offer: Another remedy to mention.
     """
     text = _refusal(error, values)
     return CannotCarryError(
@@ -36,7 +36,6 @@ def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str 
 
 
 def cannot_carry_index(error: BaseException, index: object) -> CannotCarryError:
-    """Return the error for an index that a sampler gave."""
     text = _refusal(error, {"sampler's index": index})
     return CannotCarryError(
         f"{text}. Indices go to workers that run already, also where these were forked: have the sampler give "
@@ -63,8 +62,8 @@ def _fault(
 ) -> tuple[str, object] | None:
     """Find the innermost part of `value` that fails by itself.
 
-    None if it fails only for a part that was met before: objects that know one another all fail for one lock.
-    `seen` holds the values, too, so that no other one gets the id of one of them.
+    Return None if it fails only for a part visited before: objects that refer to one another all fail for one lock.
+    `seen` also keeps the values alive, so that their ids stay unique.
     """
     seen[id(value)] = value
     failing.add(id(value))
@@ -84,7 +83,7 @@ def _fault(
 
 
 def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """List what is pickled with `value`, with the path to each. Ways of pickling of one's own are not looked into."""
+    """Yield (path, part) of everything pickled with `value`, except by custom `__reduce__`."""
     attributes: object = getattr(value, "__dict__", {})
     if isinstance(value, dict):
         yield from ((f"{path}[{key!r:.60}]", part) for key, part in value.items())
@@ -103,9 +102,9 @@ def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
     elif not isinstance(value, type):
         yield f"type({path})", type(value)
         attributes = {}
-        with contextlib.suppress(Exception):  # of a value that cannot be pickled whatever it holds
+        with contextlib.suppress(Exception):  # the value itself cannot be pickled
             attributes = value.__getstate__()
-        if isinstance(attributes, tuple) and len(attributes) == 2:  # of a class with slots
+        if isinstance(attributes, tuple) and len(attributes) == 2:  # class with slots
             attributes = {**(attributes[0] or {}), **attributes[1]}
     if isinstance(attributes, Mapping):
         yield from ((f"{path}.{name}", part) for name, part in attributes.items() if name not in _OF_CLASSES)

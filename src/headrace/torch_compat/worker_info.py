@@ -1,4 +1,4 @@
-"""What torch tells a worker of itself: `torch.utils.data.get_worker_info()`, and its random seeds."""
+"""Worker identity as in torch: `torch.utils.data.get_worker_info()` and random seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _of_thread = _OfThread()
 
 
 def set_in_process(number: int, count: int, base_seed: int, dataset: Any) -> None:
-    """Have this process be worker `number` of `count`, as torch has it: seeds, and what `get_worker_info` answers."""
+    """Make this process worker `number` of `count`: seeds, and the result of `get_worker_info`."""
     seed = base_seed + number
     random.seed(seed)
     torch.manual_seed(seed)
@@ -30,16 +30,16 @@ def set_in_process(number: int, count: int, base_seed: int, dataset: Any) -> Non
 
 
 def warm_up() -> None:
-    """Load what seeding needs, so that processes forked from this one need not: some 25 ms each."""
+    """Load the modules that seeding needs, which saves each forked process some 25 ms."""
     set_in_process(0, 1, 0, None)
     torch_worker._worker_info = None
 
 
 def set_in_thread(number: int, count: int, base_seed: int, dataset: Any) -> None:
-    """Have this thread be worker `number` of `count`. The random number generators are the process's: they stay.
+    """Make this thread worker `number` of `count`. Random generators belong to the process.
 
-    torch keeps what `get_worker_info` answers in one variable for the whole process. Data sets have imported that very
-    function: so it is the function's body that is made to ask for the thread first.
+    torch stores the result of `get_worker_info` once per process, and data sets have imported that function. So the
+    function's code is replaced, to look at the thread first.
     """
     body = _get_worker_info.__code__
     if get_worker_info.__code__ is not body:

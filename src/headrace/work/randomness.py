@@ -73,7 +73,6 @@ def rng() -> np.random.Generator:
 
 
 def _philox_key(key: int, position: int) -> int:
-    """Join both words of a key, the first one lowest."""
     key ^= position >> 64  # the hash of a part, see `part_position`
     return key & _MASK | (position & _MASK) << 64
 
@@ -94,7 +93,6 @@ def key_number(key: object) -> int:
 
 
 def _canonical(key: object) -> bytes:
-    """Return the same bytes for all keys that are equal."""
     key = _plain(key)
     integer = _integer(key)
     return _typed(key) if integer is None else b"i%d" % integer

@@ -59,8 +59,6 @@ class _Search(OutwardPacker):
 
 
 class _Sink(io.BytesIO):
-    """Counts and discards bytes."""
-
     def __init__(self) -> None:
         super().__init__()
         self._count = 0
@@ -81,7 +79,6 @@ def _names_torch(module: str) -> bool:
 
 
 def _top_of(value: object) -> str:
-    """Return the top-level package of a module, class or function."""
     is_module = isinstance(value, ModuleType)
     name = value.__name__ if is_module else getattr(value, "__module__", None)  # type: ignore[attr-defined]
     return name.partition(".")[0] if isinstance(name, str) else ""

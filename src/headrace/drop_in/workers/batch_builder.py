@@ -1,4 +1,4 @@
-"""What a worker of the torch regime does: whole batches, by itself, as torch's workers make them."""
+"""Batches made in a worker, as torch's workers make them."""
 
 from __future__ import annotations
 
@@ -29,28 +29,23 @@ from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, failed, is_stateful, load, packed_states, unpacked_states
 from headrace.work.randomness import begin_sample
 
-_INLINE_BYTES = 16384  # smaller batches go with the message: a place of their own would cost more than the copy
-_SLOTS_FROM_BYTES = 4096  # samples of fewer bytes are collated by torch: writing them one by one is slower
+_INLINE_BYTES = 16384  # smaller batches go with the message: a segment would cost more than the copy
+_SLOTS_FROM_BYTES = 4096  # smaller samples are collated by torch: writing them one by one is slower
 
 
-class _Ended(Exception):
-    """An iterable data set has no more samples."""
+class _Ended(Exception): ...
 
 
 class BatchBuilder:
     """Makes batches.
 
     Args:
-        number: the worker's number.
-        table: where batches are put for the trainer, whose thread this is; None where the process is the worker's own.
-        place: gives (its number, memory of at least so many bytes) for the batch that is being made.
-        tell_spec: makes the form of samples known in which slots are filled from now on.
-        progress: memory of three numbers: in the first the index of the sample in its batch is told that is begun, -1
-            for none; to the third the nanoseconds are added that the collate function takes.
-        start: where to go on; None: begin.
-
-    Attributes:
-        is_stateful: whether the data set, or what iterates over it, can say its state.
+        table: Receives the batches of a thread of the trainer. None in worker processes.
+        place: Returns (segment number, memory of at least this size) for the current batch.
+        tell_spec: Sends the spec of the following slots.
+        progress: Shared counters. [0] is the index in its batch of the sample being made, or -1. The nanoseconds of the
+            collate function are added to [2].
+        start: Resume point. None: the start.
     """
 
     def __init__(
@@ -69,10 +64,10 @@ class BatchBuilder:
         self._place, self._tell_spec, self._progress = place, tell_spec, progress
         self._dataset = config.dataset
         self._failure: Result | None = None
-        self._shared: PackedStates | None = None  # stands for the state of a data set that this worker has no copy of
-        self._has_begun = False  # what is done once has not failed
+        self._shared: PackedStates | None = None  # error in place of the state of a data set that threads share
+        self._has_begun = False  # one-time initialization has succeeded
         self._index: object = None
-        self._are_small = False  # the last samples were, so that they are not worth writing one by one
+        self._are_small = False  # the previous samples were too small for slots
         self._spec: Spec | None = None
         self._iterator: Iterator[object] | None = None
         self._is_over = self._has_reported_end = False
@@ -82,7 +77,6 @@ class BatchBuilder:
         self._begin(start)
 
     def reset(self, shared_seed: int | None) -> None:
-        """Begin another epoch with the same data set."""
         if self._has_begun:
             self._failure = None
             with self._kept_error():
@@ -90,7 +84,7 @@ class BatchBuilder:
                 self._open()
 
     def make(self, index: Any) -> Result:
-        """The batch of an index, or of the next samples; whatever goes wrong is in the answer."""
+        """Make the batch of an index, or of the next samples. Errors are returned as results."""
         if self._failure is not None:
             return self._failure
         self._index = index
@@ -113,16 +107,16 @@ class BatchBuilder:
             self._progress[0] = -1
 
     def state(self) -> PackedStates | None:
-        """The states of this worker's copy of the data set and of its iterator; None where they have none."""
+        """Return the states of this worker's data set and iterator, or None without any."""
         if self._shared is not None:
             return self._shared
         return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
 
     def state_after(self, result: Result, every: int) -> StateAfter | None:
-        """What is to be told with a result: the states, and whether the data set is over; None: nothing.
+        """Return the states to send with a result, and whether the data set is over. None: nothing.
 
         Args:
-            every: states are told after so many batches; 0: only where the data set is over.
+            every: Send states after this number of batches. 0: only at the end of the data set.
         """
         if result[0] == "end":
             is_due, self._has_reported_end = not self._has_reported_end, True
@@ -152,7 +146,10 @@ class BatchBuilder:
                 self._go_on(start)
 
     def _copy_dataset(self) -> None:
-        """Each thread shards its own, and has its own state; one that cannot be copied is shared, and has none."""
+        """Copy the data set for this thread, which shards it and has its own state.
+
+        One that cannot be copied is shared, and has no state.
+        """
         try:
             with traversing if is_pipe(self._dataset) else contextlib.nullcontext():
                 self._dataset = serialize.copied(self._dataset)
@@ -175,7 +172,7 @@ class BatchBuilder:
         for packed, times in start.again:
             index = unpacked_index(packed)
             for _ in range(times):
-                with contextlib.suppress(Exception):  # it was told when the batch was made first
+                with contextlib.suppress(Exception):  # raised when the batch was first made
                     self._collate(self._fetched(index) if self._config.auto_collation else self._one(index))
         if start.is_finished:
             self._open()
@@ -190,7 +187,7 @@ class BatchBuilder:
 
     @contextlib.contextmanager
     def _kept_error(self) -> Iterator[None]:
-        """Keep an error as the answer to every further task."""
+        """Make an error in this context the result of all further tasks."""
         try:
             yield
         except BaseException as error:
@@ -230,7 +227,6 @@ class BatchBuilder:
                 yield sample
 
     def _fetched(self, index: Sequence[object]) -> object:
-        """What the collate function is given: a list of samples, or whatever `__getitems__` gives."""
         if self._iterator is not None:
             return self._complete(list(self._samples(index)), index)
         dataset, progress = self._dataset, self._progress
@@ -261,7 +257,7 @@ class BatchBuilder:
             self._progress[2] += time.perf_counter_ns() - began
 
     def _into_slots(self, index: Sequence[object]) -> Result:
-        """Each sample straight into its place in the batch, if they are large and of one form."""
+        """Write each sample directly into the batch, if samples are large and of one form."""
         if self._iterator is None and getattr(self._dataset, "__getitems__", None):
             items = _items(self._dataset, index)
             if type(items) is not list:
@@ -290,7 +286,7 @@ class BatchBuilder:
         return "slots", segment, slots.count, capacity, slots.columns
 
     def _complete(self, samples: list[object], index: Sequence[object]) -> list[object]:
-        """The samples of a batch, if it is one: an iterable data set may have ended before."""
+        """Check that samples form a batch. An iterable data set may have ended before."""
         if self._iterator is not None and (not samples or (self._config.drop_last and len(samples) < len(index))):
             raise _Ended
         return samples
@@ -342,7 +338,7 @@ def _items(dataset: Any, keys: Sequence[object]) -> object:
 
 
 def _is_small(samples: object) -> bool:
-    """Whether samples are like these of so few bytes, or come in such a way, that they are better collated by torch."""
+    """True if samples are small, or are not in a list, so that torch collates them faster."""
     if type(samples) is not list or not samples or type(samples[0]) in (int, float, bool, str, bytes):
         return True
     spec = Spec.of(samples[0])

@@ -1,4 +1,4 @@
-"""Workers that the fork server forks: clean processes, whose job is packed once for all of them."""
+"""Workers forked by the fork server: clean processes, for which the job is pickled once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ from headrace.wakeup import is_readable, is_ready
 
 log = logging.getLogger("headrace")
 
-_STATUS_S = 1.0  # how long the fork server is waited for to say how a worker ended
+_STATUS_S = 1.0  # longest wait for the fork server to report a worker's exit code
 
 
 class ForkedWorkerHandle:
-    """A worker that the fork server has forked, or will have."""
-
     def __init__(self, starter: ForkServerStarter) -> None:
         self._starter = starter
         self._pid: int | None = None
@@ -83,11 +81,10 @@ class ForkedWorkerHandle:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    # Asked, and told, by the starter.
+    # For the starter.
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it has been ordered, and is not there yet."""
         return self._pid is None and not self._is_over
 
     def forked(self, pid: int) -> None:
@@ -100,18 +97,15 @@ class ForkedWorkerHandle:
 
 
 class ForkServerStarter:
-    """Workers that are forked from the fork server; their job is packed once for all.
-
-    Args:
-        config: what they work on.
+    """Starts workers through the fork server. Their job is pickled once for all.
 
     Raises:
-        CannotCarryError: something in it, or of what workers inherit, cannot be sent to another process.
+        CannotCarryError: a part of the job, or of the inherited settings, cannot be sent.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
         modules: set[str] = set()
-        capture()  # which may not do; while nothing has begun, something else can still be done
+        capture()  # raise early, before anything was started
         self._descriptors: list[int] = []
         try:
             parts = serialize.pack_for_workers(config, self._descriptors, modules)
@@ -130,7 +124,7 @@ class ForkServerStarter:
         self._fork_server = ForkServer.acquire(files)
         self._files = files
         self._watch = Watch()
-        self._left: list[ForkServer] = []  # that have started workers, and start no more
+        self._left: list[ForkServer] = []  # replaced ones, whose workers still run
         self._connect()
         self._lock = threading.RLock()
         self._asked: weakref.WeakValueDictionary[int, ForkedWorkerHandle] = weakref.WeakValueDictionary()
@@ -141,7 +135,7 @@ class ForkServerStarter:
 
     def _connect(self) -> None:
         self._wire = PolledWire(self._fork_server.connect(), JSON)
-        # Not in `close`: the fork server tells over it how workers ended.
+        # Not in `close`: the fork server reports exit codes over it.
         weakref.finalize(self, self._wire.close).atexit = False
         self.awaits_writing = self._has_ended = False
         self._orders = ForkServerCommands(self._send)
@@ -154,7 +148,7 @@ class ForkServerStarter:
         self._connect()
 
     def look(self) -> list[WorkerHandle]:
-        """The workers that a stopped fork server was to start, and will not; another one can be asked for them."""
+        """Replace a stopped fork server. Return the workers that it did not start."""
         asked = [handle for handle in self._asked.values() if handle.is_awaited]
         if not self._watch.look([self._fork_server.process.pid] if asked else ()):
             return []
@@ -189,7 +183,7 @@ class ForkServerStarter:
         return self._has_ended or self._fork_server.process.poll() is not None
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for news and take them in; whether there may be more."""
+        """Wait for messages and handle them. Return False if there will be no more."""
         if self._wire.fileno() < 0 or self._has_ended:
             for handle in (*self._asked.values(), *self._by_pid.values()):
                 handle.over(None)

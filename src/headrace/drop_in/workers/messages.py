@@ -1,4 +1,4 @@
-"""What the workers of the torch regime are told, and what they answer."""
+"""Tasks and results of workers for torch's data sets."""
 
 from __future__ import annotations
 
@@ -16,43 +16,41 @@ from headrace.torch_compat.stateful import PackedStates
 from headrace.torch_compat.why_unpicklable import cannot_carry_index
 
 SlotsResult = tuple[Literal["slots"], int, int, int, list[list[object]]]
-"""The segment's number, how many samples, how many slots, the columns that are not in slots."""
+"""Segment number, number of samples, number of slots, columns outside the slots."""
 
 PackedResult = tuple[Literal["packed"], int, tuple[int, ...]]
-"""The segment's number, the lengths of the pickle and its buffers there."""
+"""Segment number, lengths of the pickle and its buffers."""
 
 InlineResult = tuple[Literal["inline"], list[bytes]]
-"""The pickle and its buffers themselves."""
+"""The pickle and its buffers."""
 
 ObjectResult = tuple[Literal["object"], object]
-"""The batch itself, which has stayed in the process."""
+"""The batch itself, from a thread of this process."""
 
 ErrorResult = tuple[Literal["error", "died"], PackedError]
-"""An exception; "died" is one that is no Exception, by which torch's worker would have died."""
+"""An exception. "died": not a subclass of Exception, which would end a torch worker."""
 
 EndResult = tuple[Literal["end"]]
 """The worker's data set has no more samples."""
 
 Result = SlotsResult | PackedResult | InlineResult | ObjectResult | ErrorResult | EndResult
-"""What a worker answers, as it goes over the wire: a kind and its fields."""
+"""A worker's result on the wire: a kind and its fields."""
 
 
 def segment_of(result: Result) -> int | None:
-    """The number of the segment that a batch lies in; None: it lies in none."""
     return result[1] if result[0] == "slots" or result[0] == "packed" else None
 
 
 def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
-    """The answer where a user's function has raised."""
     kind: Literal["error", "died"] = "died" if is_death(error) else "error"
     return kind, pack_worker_error(error, f"in DataLoader worker {'thread' if in_thread else 'process'} {number}")
 
 
 def packed_index(index: object) -> object:
-    """A batch's index as it goes over the wire: what is not the same object in every process as bytes.
+    """Return a batch's index for the wire: bytes, unless it consists of plain values.
 
     Raises:
-        CannotCarryError: it cannot be sent to another process; the message names the attribute at fault.
+        CannotCarryError: it cannot be sent to another process. The message names the attribute at fault.
     """
     kinds = set(map(type, index)) if isinstance(index, list) else {type(index)}
     if kinds <= _PLAIN:
@@ -64,7 +62,6 @@ def packed_index(index: object) -> object:
 
 
 def unpacked_index(packed: object) -> Any:
-    """The index of `packed_index`."""
     return serialize.unpack_bytes(packed) if isinstance(packed, bytes) else packed
 
 
@@ -72,15 +69,13 @@ _PLAIN = {int, str, float, bool, type(None)}  # and lists of them
 
 
 StateAfter = tuple[PackedStates | None, bool]
-"""What may be told with a result: the states of a worker's copy of the data set afterwards, and whether it is over."""
+"""Sent with a result: states of the worker's copy of the data set after it, and whether the copy is over."""
 
 UNTOLD: StateAfter = (None, False)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What the workers of one iterator are told; the names are those of torch's loader."""
-
     dataset: Any
     is_iterable: bool
     auto_collation: bool
@@ -94,14 +89,14 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a worker goes on.
+    """Resume point of a worker.
 
     Attributes:
-        blob: the states of the data set and its iterator, packed; None where they have none.
-        is_over: the data set has no more samples.
-        made: how many batches of this epoch the worker had made.
-        again: packed indices of batches that were made after that state, and how often each is made, and dropped.
-        is_finished: the epoch was over: the next one is begun.
+        blob: Pickled states of the data set and its iterator. None without any.
+        is_over: True if the data set has no more samples.
+        made: Number of batches that the worker had made in this epoch.
+        again: (packed index, count) of batches to make again and drop.
+        is_finished: True if the epoch was over, so that the next one starts.
     """
 
     blob: PackedStates | None = None
@@ -113,18 +108,14 @@ class Start:
 
 # Memory that workers share with the trainer.
 
-# Of each worker: the task it is at, the index of the sample in it, and nanoseconds that it has spent so far in making
-# batches, in the collate function among that, and in beginning. Before them is a word for all: whether they are to end.
+# Words of each worker: current task, index of its current sample, and the total nanoseconds of making batches, of the
+# collate function (included in the former) and of starting. The first word of the memory makes all workers end.
 WORDS = 5
 TASK, SAMPLE, MADE_NS, COLLATE_NS, START_NS = range(WORDS)
 
 
 class WorkerProgress:
-    """The trainer's end.
-
-    Args:
-        workers: how many there are.
-    """
+    """The trainer's view of the words shared with workers."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -132,26 +123,24 @@ class WorkerProgress:
         self._words = self._segment.view.cast("q")
 
     def place_of(self, worker: int) -> tuple[tuple[str, int, int], list[int]]:
-        """The message, and the descriptor with it, by which a worker is told where its words are."""
         return ("words", self._segment.size, _first_of(worker)), [self._segment.fd]
 
     def have_all_end(self) -> None:
-        """Have workers end after what they are in the middle of."""
         self._words[0] = True
 
     def taken(self, worker: int) -> tuple[int, int]:
-        """The task that a worker was at when it ended, and the index of the sample in it; -1: in none."""
+        """Return and reset (task, index of the sample) of a worker that ended. -1: not in a sample."""
         first = _first_of(worker)
         task, sample = self._words[first + TASK], self._words[first + SAMPLE]
         self._words[first + TASK], self._words[first + SAMPLE] = 0, -1
         return task, sample
 
     def spent_ns(self, what: int) -> int:
-        """What all workers together have spent on something, such as `COLLATE_NS`."""
+        """Return the total of all workers for a word such as `COLLATE_NS`."""
         return sum(self._words[_first_of(worker) + what] for worker in range(self._workers))
 
     def close(self) -> None:
-        """Let go of the memory, which workers still have."""
+        """Unmap the memory, which workers still map."""
         self._segment.close()
 
 
@@ -159,14 +148,12 @@ def _first_of(worker: int) -> int:
     return 1 + WORDS * worker
 
 
-# Objects on their way from one thread to another, over a wire that carries bytes: only their places travel.
+# Objects passed between threads by reference, over a wire that carries bytes.
 
 _shelf_numbers = itertools.count()
 
 
 class ObjectTable:
-    """Where one thread puts objects for another."""
-
     def __init__(self) -> None:
         self._number = next(_shelf_numbers)
         self._objects: dict[int, object] = {}
@@ -175,19 +162,18 @@ class ObjectTable:
         _shelves[self._number] = self
 
     def put(self, value: object) -> object:
-        """What to pickle in its place: it is unpickled, once, as `value` itself."""
+        """Store an object. Return a reference to pickle, which is unpickled once, as the object."""
         place = next(self._places)
         self._objects[place] = value
-        if self._is_closed:  # asked after it was put: whichever of two threads is later clears it away
+        if self._is_closed:  # checked after the store: the later of two threads clears the table
             self._objects.clear()
         return _ObjectRef(self._number, place)
 
     def take(self, place: int) -> object:
-        """What was put there, which is not in the table any more."""
         return self._objects.pop(place)
 
     def close(self) -> None:
-        """Nobody will take what is there, and what may still be put there."""
+        """Drop all objects, also those stored later."""
         self._is_closed = True
         self._objects.clear()
 

@@ -1,4 +1,4 @@
-"""Workers that a multiprocessing context starts, which the user has named."""
+"""Workers started by a multiprocessing context that the user has chosen."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ContextStarter:
-    """Workers that a multiprocessing context starts from the trainer, as torch's loader starts its own.
+    """Starts workers with a multiprocessing context from the trainer, as torch's loader does.
 
     Args:
-        context: such as `multiprocessing.get_context("fork")`, or the module itself.
-        config: what they work on.
+        context: For example `multiprocessing.get_context("fork")`, or the module itself.
     """
 
     greeting, awaits_writing = (), False
@@ -34,7 +33,7 @@ class ContextStarter:
         self._context, self._config = context, config
         self._started: list[BaseProcess] = []
         self._owner = os.getpid()
-        # Workers that are forked have the script's own classes, and not copies: both sides refer to them.
+        # Forked workers have the script's own classes, not copies: both sides refer to them.
         self._classes = share_classes() if context.get_start_method() == "fork" else []
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
@@ -72,7 +71,7 @@ class ContextStarter:
         if self._owner != os.getpid():
             return
         deadline = time.monotonic() + protocol.GRACE_S
-        for process in started:  # they are children of this process, which has to reap them
+        for process in started:  # this process must reap its children
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
@@ -80,7 +79,7 @@ class ContextStarter:
 
 
 def _run(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
-    for end in list(_our_ends):  # forked: the trainer alone must hold them, so that their closing is seen
+    for end in list(_our_ends):  # forked copies would hide the trainer's close
         end.close()
     begin_forked_worker()
     main_of_context(sock, number, start, config)

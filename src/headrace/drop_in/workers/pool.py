@@ -1,6 +1,6 @@
-"""The trainer's side of the torch regime's workers: sends them whole batches to make, and takes in what they made.
+"""The trainer's side of workers for torch's data sets: sends tasks and receives batches.
 
-There is no thread and no loop behind it. Whoever wants a batch waits in `receive`, as with torch's own loader.
+It has no thread and no event loop. The thread that wants a batch waits in `receive`, as with torch's loader.
 """
 
 from __future__ import annotations
@@ -50,18 +50,15 @@ from headrace.wakeup import Wakeup
 from headrace.work.messages import exit_text
 
 _STOPPED = "; it was stopped while it was waited for, and so it was killed"
-_END_S = 1.0  # how long the end of a worker is waited for that has closed its socket
+_END_S = 1.0  # longest wait for the end of a worker that has closed its socket
 log = logging.getLogger("headrace")
 
 
 class PoolEvents:
-    """Sockets of workers, news of who starts them, and the end. Each event is a function to call.
-
-    Args:
-        starter: who starts them.
+    """Events of workers' sockets, of their starter, and of closing. An event is a function.
 
     Attributes:
-        selector: where links to workers are registered, with what is to be called.
+        selector: Has the links to workers, with the functions to call.
     """
 
     def __init__(self, starter: WorkerStarter) -> None:
@@ -69,16 +66,15 @@ class PoolEvents:
         self.selector = selectors.DefaultSelector()
         self._wakeup = Wakeup()
         self.selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-        self._listened_to = -1, 0  # the starter's descriptor, and what for
+        self._listened_to = -1, 0  # the starter's descriptor, and the events
         self._is_waited_for = self._is_closed = False
 
     def fileno(self) -> int:
-        """What to wait on; `PATIENCE.each_s` long, for somebody to look after workers."""
+        """Return the descriptor to wait on, at most `PATIENCE.each_s` long, before checking workers."""
         descriptor: int = self.selector.fileno()
         return descriptor
 
     def listen_to_starter(self, on_news: Callable[[], None]) -> None:
-        """Hear of news from whoever starts workers, and of room for what it could not be told yet."""
         fd = self._starter.fileno()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._starter.awaits_writing else 0)
         if (fd, events) != self._listened_to:
@@ -89,7 +85,7 @@ class PoolEvents:
             self._listened_to = fd, events
 
     def __enter__(self) -> None:
-        """Within, somebody waits."""
+        """Keep the selector open while a thread waits."""
         self._is_waited_for = True
 
     def __exit__(self, *_: object) -> None:
@@ -97,13 +93,13 @@ class PoolEvents:
         self._close_unless_waited_for()
 
     def wait(self, timeout_s: float | None) -> list[Callable[[], None]]:
-        """What has come after that time, and no later than after `PATIENCE.each_s`."""
+        """Return the events after at most `timeout_s` and at most `PATIENCE.each_s` seconds."""
         each_s = PATIENCE.each_s
         events = self.selector.select(each_s if timeout_s is None else min(timeout_s, each_s))
         return [key.data for key, _ in events]
 
     def close(self) -> None:
-        """Wake up who waits; nothing comes any more."""
+        """Wake the waiting thread. No events follow."""
         self._is_closed = True
         self._wakeup.set()
         self._close_unless_waited_for()
@@ -117,15 +113,13 @@ class TorchWorkerPool:
     """The workers of one iterator. One thread may send while another receives.
 
     Args:
-        config: what they work on.
-        starter: starts them.
-        limit: how many batches are under way at most.
+        limit: Maximum number of batches under way.
 
     Attributes:
-        places: where batches lie in shared memory.
-        every: after so many of its batches a worker tells its state; 0: never.
-        closing: called once, when this is closed.
-        begun: of each worker, once it is known: the state in which its copy of the data set began this epoch.
+        places: Shared memory of batches.
+        every: Workers send states after this number of batches. 0: never.
+        closing: Called once, on `close`.
+        begun: Initial state in this epoch of each worker's copy of the data set, once known.
     """
 
     def __init__(self, config: WorkerConfig, starter: WorkerStarter, limit: int) -> None:
@@ -142,8 +136,8 @@ class TorchWorkerPool:
         self.begun: Answers = [None] * config.num_workers
         self.closing: Callable[[], None] | None = None
         self._deaths = 0
-        self._states: Answers = []  # in what state they are when they were asked
-        self._question: StateQuestion | None = None  # that is open
+        self._states: Answers = []  # answers of `ask_now`
+        self._question: StateQuestion | None = None  # the open question
         self.places = BatchMemory(config.num_workers, limit, self._forget)
         self._progress = WorkerProgress(config.num_workers)
         try:
@@ -155,15 +149,13 @@ class TorchWorkerPool:
 
     @property
     def handles(self) -> list[WorkerHandle | None]:
-        """The workers, with the face of multiprocessing's processes."""
         return [worker.handle for worker in self._workers]
 
     def fileno(self) -> int:
-        """What to wait on until there may be something to receive; `PATIENCE.each_s` long, for `receive` to look."""
+        """Return the descriptor to wait on, at most `PATIENCE.each_s` long, before `receive`."""
         return self._events.fileno()
 
     def send(self, batch: int, number: int, index: object) -> None:
-        """Have worker `number` make a batch."""
         with self._lock:
             if self._is_closed:
                 return
@@ -177,7 +169,7 @@ class TorchWorkerPool:
             self._give(worker, serial, task)
 
     def receive(self, timeout_s: float | None) -> MadeBatch | None:
-        """What came of a batch; None where nothing has after `timeout_s` seconds (None: wait as long as it takes).
+        """Return a result, or None after `timeout_s` seconds. A `timeout_s` of None: no limit.
 
         Raises:
             EOFError: the pool was closed.
@@ -190,33 +182,32 @@ class TorchWorkerPool:
         return self._inbox.popleft() if self._inbox else None
 
     def keep_states(self, every: int) -> None:
-        """Have each worker tell its state after so many of the batches that are sent from now on."""
+        """Make each worker send states after this number of its following batches."""
         with self._lock:
             self.every = every
             for worker in self._workers:
                 worker.tell(("every", every))
 
     def go_on(self, starts: Sequence[Start]) -> None:
-        """Have each worker go on somewhere; before the first batch is sent."""
         with self._lock:
             for worker, start in zip(self._workers, starts, strict=True):
                 worker.start = start
                 worker.tell(("start", self._epoch, start))
 
     def ask_begun(self) -> None:
-        """Wait until `begun` is known of all workers that can still tell."""
+        """Wait until `begun` is complete for all workers that can still answer."""
         self._ask("begin", self.begun)
 
     def ask_now(self) -> Answers:
-        """The states of all workers' copies of the data set, when they have made all that was sent."""
+        """Return the states of all workers once they have made all batches sent."""
         self._states = [None] * len(self._workers)
         self._ask("tell", self._states)
         return self._states
 
     def _ask(self, name: str, answers: Answers) -> None:
-        """Ask workers what is not known of them, and wait as long as they can still answer.
+        """Send a question to workers without an answer, and wait while they can answer.
 
-        Who cannot, and had a state to lose, is answered for by the error that it is lost.
+        A worker that cannot answer and had a state gets an error as its answer.
         """
         with self._lock:
             self._question = question = StateQuestion(name, answers)
@@ -232,14 +223,13 @@ class TorchWorkerPool:
         answer_for_lost(self._workers, answers)
 
     def _put_question(self, worker: WorkerRecord) -> None:
-        """Send the open question to a worker that has not answered it."""
         if self._question is not None and self._question.unanswered([worker]):
             worker.tell((self._question.name,))
 
     def reset(self, shared_seed: int | None) -> None:
-        """Have the workers begin another epoch.
+        """Start another epoch.
 
-        They make all batches that are under way nonetheless, as torch's do: so their random numbers are the same.
+        Workers still make all batches under way, as torch's do, so that their random numbers are equal.
         """
         self._mourn_idle()
         with self._lock:
@@ -255,18 +245,18 @@ class TorchWorkerPool:
                 worker.tell(("reset", shared_seed, self._epoch))
 
     def _mourn_idle(self) -> None:
-        """Take in the deaths that came while nobody waited."""
+        """Handle deaths that happened while no thread waited."""
         while not self._is_closed and self._events.wait(0):
             self._wait(0)
 
     def counted(self) -> dict[str, int]:
-        """Nanoseconds that all workers together have spent so far in each step, and how many of them have died."""
+        """Return the total nanoseconds of all workers by step, and the number of deaths."""
         with self._lock:
             made, collate, start = map(self._progress.spent_ns, (MADE_NS, COLLATE_NS, START_NS))
         return {"samples": max(0, made - collate), "collate": collate, "start": start, "deaths": self._deaths}
 
     def close(self) -> None:
-        """Have all workers end after what they are in the middle of; that is not waited for."""
+        """Make all workers end after their current tasks, without waiting for them."""
         with self._lock:
             if self._is_closed:
                 return
@@ -285,7 +275,6 @@ class TorchWorkerPool:
         self._events.close()
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Handle the events of the next `timeout_s` seconds."""
         events = self._events.wait(timeout_s)
         if not events:
             self._look()
@@ -296,7 +285,6 @@ class TorchWorkerPool:
                 handle()
 
     def _look(self) -> None:
-        """Replace workers that were stopped."""
         with self._lock:
             if self._is_closed:
                 return
@@ -394,7 +382,7 @@ class TorchWorkerPool:
         worker.idle_deaths = 0
         used = segment_of(result)
         made, worker.made = worker.made, None
-        if made is not None and made.number != used:  # an error came after it
+        if made is not None and made.number != used:  # the batch failed after its creation
             self.places.unused(made, worker.number, is_too_small=False)
         if task.place is None or task.place.number != used:
             self._leave_place(worker, task, is_too_small=used is not None)
@@ -403,14 +391,13 @@ class TorchWorkerPool:
         self._answer(worker, task, result, state)
 
     def _on_second_answer(self, worker: WorkerRecord, serial: int) -> None:
-        """Drop an answer to a task that was answered before."""
         made, worker.made = worker.made, None
         if made is not None:
             self.places.unused(made, worker.number, is_too_small=False)
         log.warning("worker %d has answered a second time (%d); that is left out", worker.number, serial)
 
     def _leave_place(self, worker: WorkerRecord, task: BatchTask, *, is_too_small: bool = False) -> None:
-        """Give back the place of a task that does not use it, or the right to make one."""
+        """Give back a task's unused segment, or its reservation."""
         place, task.place = task.place, None
         self.places.left(place, worker.number, is_too_small=is_too_small)
 
@@ -422,7 +409,6 @@ class TorchWorkerPool:
             self.drop(made)
 
     def drop(self, made: MadeBatch) -> None:
-        """Let go of a batch that nobody wants any more."""
         if (segment := segment_of(made.result)) is not None:
             self.places.give_back(segment)
 
@@ -432,10 +418,10 @@ class TorchWorkerPool:
         assert worker.link is not None
         assert worker.handle is not None
         self._deaths += 1
-        with contextlib.suppress(EOFError):  # what it has sent before counts
+        with contextlib.suppress(EOFError):  # messages sent before its death count
             while messages := worker.link.receive():
                 self._take_in(worker, messages)
-        worker.handle.kill()  # it may have closed its socket only
+        worker.handle.kill()  # it may only have closed its socket
         worker.handle.join(_END_S)
         pid, code = worker.handle.pid, worker.handle.exitcode
         how, worker.how = worker.how, ""
@@ -461,7 +447,6 @@ class TorchWorkerPool:
         )
 
     def _begin_again(self, worker: WorkerRecord) -> None:
-        """Start a process that takes over the worker's open tasks."""
         self._start(worker)
         for serial, task in worker.tasks.items():
             self._leave_place(worker, task)
@@ -469,7 +454,7 @@ class TorchWorkerPool:
         self._put_question(worker)
 
     def _death_of(self, worker: WorkerRecord) -> Result:
-        """Return the answer for a worker that is not started again: its error; for iterable data the end after that."""
+        """Return a failed worker's result: its error, then for iterable data the end."""
         if self._config.is_iterable and worker.is_mourned:
             return ("end",)
         worker.is_mourned = True

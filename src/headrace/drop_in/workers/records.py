@@ -1,4 +1,4 @@
-"""What the trainer's side of the torch regime knows of its workers: links, tasks, states and deaths."""
+"""The trainer's records of workers: links, tasks, states and deaths."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from headrace.work.messages import DEATHS, exit_text
 
 
 class PoolLink:
-    """The trainer's end: its socket, and what tells that the worker has ended.
+    """The trainer's end of a worker's connection, and the detection of the worker's end.
 
     Args:
-        sock: connected to the worker.
-        selector: tells of what comes.
-        readable: called when something has come.
-        ended: called when the worker has ended, also where somebody else holds its socket open.
+        readable: Called when data has arrived.
+        ended: Called when the worker has ended, even if another process holds its socket open.
     """
 
     def __init__(
@@ -45,13 +43,12 @@ class PoolLink:
         selector.register(sock, selectors.EVENT_READ, self._on_readable)
 
     def watch(self, sentinel: int) -> None:
-        """Hear of the worker's end by a descriptor, as soon as there is one."""
+        """Watch a descriptor for the worker's end, once there is one."""
         if self._sentinel < 0 <= sentinel:
             self._sentinel = os.dup(sentinel)
             self._selector.register(self._sentinel, selectors.EVENT_READ, self._on_end)
 
     def send(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> None:
-        """Send now, or when the socket takes it; see `PolledWire.send`."""
         if not self._is_open or self._wire.send(message, descriptors, are_kept=are_kept):
             return
         if not self._awaits_writing:
@@ -60,22 +57,20 @@ class PoolLink:
             self._selector.modify(self._wire, both, self._on_writable)
 
     def receive(self) -> list[Any]:
-        """As `PolledWire.receive`."""
         return self._wire.receive()
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the message just received."""
         return self._wire.take_descriptor()
 
     def part(self) -> None:
-        """Close it, and hear nothing more: of one death two events may tell at once."""
+        """Close the link and ignore further events: a death may cause two."""
         self._selector.unregister(self._wire)
         if self._sentinel >= 0:
             self._selector.unregister(self._sentinel)
         self.close()
 
     def close(self) -> None:
-        """Close it; the selector is closed, too."""
+        """Close the link, together with the selector."""
         self._is_open = False
         self._wire.close()
         if self._sentinel >= 0:
@@ -101,67 +96,58 @@ class PoolLink:
 
 @dataclass(slots=True)
 class BatchTask:
-    """A batch that a worker is to make."""
-
     batch: int
     epoch: int
     index: Any
     place: Segment | None = None
-    deaths: dict[int, int] = field(default_factory=dict)  # workers that ended at it, by the sample's index in it
+    deaths: dict[int, int] = field(default_factory=dict)  # number of workers that died at it, by the sample's index
 
 
 class WorkerRecord:
-    """A worker."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.starts = 0
-        self.idle_deaths = 0  # one after the other, in no batch
+        self.idle_deaths = 0  # consecutive deaths without a task
         self.handle: WorkerHandle | None = None
         self.link: PoolLink | None = None
-        self.known: set[int] = set()  # segments that it has mapped
-        self.tasks: dict[int, BatchTask] = {}  # in the order in which it works on them
+        self.known: set[int] = set()  # segments it has mapped
+        self.tasks: dict[int, BatchTask] = {}  # in order of execution
         self.spec = b""
-        self.start: Start | None = None  # where another one would go on in its place
-        self.made: Segment | None = None  # a place that it has made, and not yet said what for
-        self.failure: PackedError | None = None  # why it is not started again
-        self.is_mourned = False  # that was told
-        self.how = ""  # it came to its end, where that is known besides its exit code
+        self.start: Start | None = None  # resume point of a replacement
+        self.made: Segment | None = None  # a segment it has created for its next result
+        self.failure: PackedError | None = None  # reason for not restarting it
+        self.is_mourned = False  # the failure was returned once
+        self.how = ""  # cause of its end, in addition to the exit code
 
     def tell(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> None:
-        """Send it a message, if there is anybody to send it to."""
         if self.link is not None:
             self.link.send(message, descriptors, are_kept=are_kept)
 
     def show(self, segment: Segment) -> None:
-        """Have it map a segment, unless it has."""
         if segment.number not in self.known:
             self.known.add(segment.number)
             self.tell(("segment", segment.number, segment.size), [segment.fd])
 
     def forget(self, number: int) -> None:
-        """Have it unmap a segment."""
         if number in self.known:
             self.known.discard(number)
             self.tell(("forget", number))
 
     def goes_on_from(self, blob: PackedStates | None, is_over: bool = False) -> None:
-        """Have another one in its place go on from a state, if there is one."""
         if is_known(blob):
             self.start = Start(blob, is_over)
 
     def owes(self, is_asked: bool) -> bool:
-        """Whether it runs, and is waited for."""
+        """True if the worker runs and an answer of it is awaited."""
         runs = self.handle is not None and self.handle.sentinel >= 0 and self.link is not None
         return runs and (bool(self.tasks) or is_asked)
 
     def watch(self) -> None:
-        """Hear of its end also where somebody else holds its socket open."""
+        """Watch for the worker's end, even if another process holds its socket open."""
         if self.link is not None and self.handle is not None:
             self.link.watch(self.handle.sentinel)
 
     def part(self) -> None:
-        """It has ended, or will not begin."""
         assert self.link is not None
         self.link.part()
         self.link = None
@@ -169,10 +155,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class MadeBatch:
-    """What came of a batch: its number, its worker's, what the worker answered, and the form of its samples.
-
-    And of the worker's copy of the data set afterwards: its state, where that was told, and whether it is over.
-    """
+    """A worker's result for a batch, with the state of its data set after the batch."""
 
     batch: int
     worker: int
@@ -190,27 +173,26 @@ LOST = (
 )
 
 Answers = list[tuple[PackedStates | None] | None]
-"""Of each worker, where it is known."""
+"""Answer of each worker, or None while unknown."""
 
 
 class StateQuestion:
-    """A question that workers are asked, also those that have taken the place of others meanwhile.
+    """A question to workers and to their replacements.
 
     Args:
-        name: of the message.
-        answers: those that are known so far; others are put here.
+        name: Name of the message.
+        answers: Answers so far. New ones are added.
     """
 
     def __init__(self, name: str, answers: Answers) -> None:
         self.name, self.answers = name, answers
 
     def unanswered(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
-        """Those whose answer is not known."""
         return [worker for worker in workers if self.answers[worker.number] is None]
 
 
 def answer_for_lost(workers: Iterable[WorkerRecord], answers: Answers) -> None:
-    """Who cannot answer, and had a state to lose, is answered for by the error that it is lost."""
+    """Answer for workers that cannot and had a state: with an error that the state is lost."""
     for worker in workers:
         if answers[worker.number] is None and worker.start is not None:
             answers[worker.number] = (failed(OptionError(LOST), "raised where the state was asked for"),)
@@ -221,12 +203,11 @@ def answer_for_lost(workers: Iterable[WorkerRecord], answers: Answers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker has ended.
+    """The end of a worker.
 
     Attributes:
-        pid: its process.
-        code: its exit code, where that is known.
-        how: what is known besides.
+        code: Exit code, if known.
+        how: Further details.
     """
 
     pid: int | None
@@ -234,7 +215,6 @@ class Death:
     how: str
 
     def error(self, text: str, batch: int | None = None) -> PackedError:
-        """The error of it, packed."""
         return serialize.pack_error(
             WorkerDiedError(
                 f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly ({exit_text(self.code)}){text}",
@@ -248,17 +228,14 @@ class Death:
 def judge(
     worker: WorkerRecord, death: Death, config: WorkerConfig, running: int, sample: int
 ) -> tuple[int, PackedError] | None:
-    """Count a death; where the worker is not to be started again, its `failure` says why.
+    """Count a death. If the worker must not be restarted, its `failure` has the reason.
 
     Args:
-        worker: which one has died.
-        death: how.
-        config: what it worked on.
-        running: the number of the task that it was at.
-        sample: the index of the sample in that.
+        running: Number of the task it was at.
+        sample: Index of the sample in the task.
 
     Returns:
-        The number of a task that is not to be tried again, and the error that is its answer.
+        The number of a task that must not be tried again, and the error as its result.
     """
     if config.is_iterable:
         worker.failure = death.error(f"{death.how}; its place in the data set is lost with it")

@@ -1,7 +1,7 @@
-"""What starts the workers of the torch regime, and what people reach for a worker by.
+"""Protocols of the starters of workers, and of the handles by which users access workers.
 
-Three kinds do: the fork server's (`forked`), a multiprocessing context's (`of_context`), and threads (`threads`). All
-give the same: something with the face of a `multiprocessing.Process`, and our end of a socket pair to it.
+Implementations: the fork server's (`forked`), a multiprocessing context's (`of_context`), and threads (`threads`). Each
+returns a handle with the interface of `multiprocessing.Process`, and the trainer's end of a socket pair.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class WorkerHandle(Protocol):
-    """A worker as people reach for it in `iterator._workers`; the names are multiprocessing's."""
+    """A worker in `iterator._workers`, with multiprocessing's names."""
 
     @property
     def pid(self) -> int | None: ...
@@ -30,7 +30,7 @@ class WorkerHandle(Protocol):
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that is readable once it has ended; -1 while there is none."""
+        """A descriptor that is readable once the worker has ended. -1 if there is none."""
         ...
 
 
@@ -38,33 +38,33 @@ class WorkerStarter(Protocol):
     """Starts workers.
 
     Attributes:
-        greeting: the messages, with descriptors that stay open until `close`, that a new worker is sent first.
+        greeting: First messages to a new worker, with descriptors that stay open until `close`.
     """
 
     @property
     def greeting(self) -> Sequence[tuple[object, Sequence[int]]]: ...
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
-        """A new worker; `start` counts those that had its number before it."""
+        """Start a worker. `start` counts earlier workers with this number."""
         ...
 
     def fileno(self) -> int:
-        """What to wait on for news of workers, for `pump`; -1 where there are none."""
+        """Return the descriptor to wait on before `pump`. -1 if there is none."""
         ...
 
     @property
     def awaits_writing(self) -> bool:
-        """Whether to wait there for room to write, too."""
+        """True to wait on the descriptor for writing too."""
         ...
 
     def pump(self) -> None:
-        """Take in the news that have come, and send what could not be sent yet."""
+        """Handle received messages, and send waiting ones."""
         ...
 
     def look(self) -> list[WorkerHandle]:
-        """Those of the workers that were asked for in vain, as whoever was to start them does nothing."""
+        """Return requested workers that will not start, as their starter is stopped."""
         ...
 
     def close(self) -> None:
-        """Let go of all workers: they end by themselves once their sockets are closed, or are made to."""
+        """Release all workers. They end once their sockets are closed, or are made to."""
         ...

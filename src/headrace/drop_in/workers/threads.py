@@ -17,8 +17,6 @@ from headrace.processes import fork_server as protocol
 
 
 class ThreadWorkerHandle:
-    """A worker that is a thread of the trainer's process."""
-
     sentinel = -1
 
     def __init__(self, thread: threading.Thread) -> None:
@@ -39,23 +37,19 @@ class ThreadWorkerHandle:
         self._thread.join(timeout)
 
     def terminate(self) -> None:
-        """A thread cannot be ended from outside: it ends with its task, once its socket is closed."""
+        """Do nothing: a thread ends after its task, once its socket is closed."""
 
     kill = terminate
 
 
 class ThreadStarter:
-    """Workers that are threads of the trainer's process.
-
-    Args:
-        config: what they work on; the data set is the trainer's own object.
-    """
+    """Starts workers that are threads. Their data set is the trainer's own object."""
 
     greeting, awaits_writing = (), False
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._shelves: list[ObjectTable] = []  # kept until then: batches of a thread that has ended may be in its table
+        self._shelves: list[ObjectTable] = []  # kept until `close`: the table of an ended thread may have batches
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
         ours, theirs = socket.socketpair()
@@ -86,7 +80,7 @@ _ends_of_threads: weakref.WeakKeyDictionary[threading.Thread, socket.socket] = w
 
 @atexit.register
 def _end_threads() -> None:
-    """What a thread does in torch while the interpreter ends would abort it."""
+    """End all threads: one that runs torch code during interpreter shutdown would abort it."""
     for end in list(_ends_of_threads.values()):
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A worker of the torch regime: waits for tasks on its socket, answers them in turn, ends with the connection."""
+"""Main loop of a worker for torch's data sets: answers tasks until its connection ends."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mappe
 from headrace.processes.wire import BlockingWire
 from headrace.torch_compat import serialize
 
-_SEGMENTS_AT_MOST = 2**20  # that one worker makes, for their numbers to be its own
+_SEGMENTS_AT_MOST = 2**20  # per worker, so that segment numbers are unique
 
 
 class BatchServer:
     """The worker's end of a connection.
 
     Args:
-        sock: connected to the trainer's side.
-        number: the worker's number.
-        start: how many times a worker with this number was started before: its segments' numbers follow from both.
-        config: what it works on, where that need not come over the wire.
-        table: where batches are put for the trainer, whose thread this is; None where the process is the worker's own.
+        start: Number of earlier workers with this number. Segment numbers follow from both.
+        config: The configuration, unless it arrives over the wire.
+        table: Receives the batches of a thread of the trainer. None in worker processes.
     """
 
     def __init__(
@@ -54,28 +52,28 @@ class BatchServer:
         self._epoch = 0
         self._every = 0
         self._has_reported_start = False
-        self._refusal: Result | None = None  # the answer to every task, where there is no maker
+        self._refusal: Result | None = None  # the result of every task, if there is no builder
         self._descriptors: list[int] = []
         self._segments: dict[int, memoryview] = {}
-        self._given: tuple[int, ...] | None = None  # the place for the batch that is being made
+        self._given: tuple[int, ...] | None = None  # segment for the current batch
         self._numbers = itertools.count((number * 1024 + start) * _SEGMENTS_AT_MOST + 1)
         self._words = memoryview(bytearray(8 * (1 + WORDS))).cast("q")
         self._first_word = 0
 
     def serve(self, is_wanted: Callable[[], bool] | None = None) -> None:
-        """Answer until the other end is gone, or `is_wanted`, asked each second, says no."""
+        """Answer until the other end is gone or `is_wanted`, called each second, returns False."""
         while True:
             try:
                 kind, *rest = self._wire.receive(is_wanted)
                 getattr(self, f"_on_{kind}")(*rest)
             except (EOFError, ConnectionError):
-                self._builder = None  # which knows us: a thread's memory is not to wait for the collector
+                self._builder = None  # break a cycle: a thread's memory must not wait for the collector
                 return
 
     # Messages.
 
     def _on_words(self, size: int, first: int) -> None:
-        """Shared memory of all workers: its first word says whether they are to end, our own begin at `first`."""
+        """Map the shared words of all workers. This worker's start at `first`."""
         self._words = self._map(size).cast("q")
         self._first_word = first
 
@@ -104,7 +102,6 @@ class BatchServer:
         self._epoch, self._start = epoch, start
 
     def _on_every(self, every: int) -> None:
-        """After so many batches the state is to be told with what was made; 0: never."""
         self._every = every
 
     def _on_reset(self, shared_seed: int | None, epoch: int) -> None:
@@ -131,7 +128,7 @@ class BatchServer:
         self._segments.pop(number, None)
 
     def _on_make(self, task: int, index: object, place: tuple[int, ...] | None) -> None:
-        if self._words[0]:  # nobody waits for it any more
+        if self._words[0]:  # all workers must end
             raise EOFError
         self._words[self._first_word + TASK] = task
         self._begin_once()
@@ -147,7 +144,7 @@ class BatchServer:
         state = None if self._builder is None else self._builder.state_after(result, self._every)
         self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
 
-    # What the maker needs.
+    # For the builder.
 
     def _begin_once(self) -> None:
         if self._builder is None and self._refusal is None:
@@ -169,7 +166,6 @@ class BatchServer:
         self._tell_start()
 
     def _tell_start(self) -> None:
-        """Send the state in which the worker begins an epoch."""
         assert self._builder is not None
         assert self._config is not None
         if self._builder.is_stateful or self._config.is_iterable:
@@ -186,7 +182,7 @@ class BatchServer:
         return segment.number, self._segments[segment.number]
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """Call `do`; its error is the answer to every task."""
+        """Call `do`. Its error becomes the result of every task."""
         try:
             do()
         except BaseException as error:
@@ -201,21 +197,18 @@ class BatchServer:
 
 
 def main(sock: socket.socket, number: int, start: int) -> None:
-    """Serve as a process that the fork server has forked."""
     _begin_process()
     BatchServer(sock, number, start, None, None).serve()
 
 
 def main_of_context(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
-    """Serve as a process that a multiprocessing context has started from the trainer."""
     _begin_process()
     parent = os.getppid()
-    # A sibling may hold the other end of our socket open.
+    # A sibling may hold the other end of this socket open.
     BatchServer(sock, number, start, config, None).serve(lambda: os.getppid() == parent)
 
 
 def main_of_thread(sock: socket.socket, number: int, start: int, config: WorkerConfig, table: ObjectTable) -> None:
-    """Serve as a thread of the trainer's process."""
     with contextlib.closing(sock):
         BatchServer(sock, number, start, config, table).serve()
 
@@ -226,7 +219,7 @@ def _begin_process() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handlers: Any = signal_handling
-    handlers._set_worker_signal_handlers()  # they tell of a bus error or a segmentation fault
+    handlers._set_worker_signal_handlers()  # they report a bus error or a segmentation fault
     with contextlib.suppress(AttributeError):  # since torch 2.7
         torch.multiprocessing._set_thread_name("pt_data_worker")
     torch.set_num_threads(1)
