@@ -98,44 +98,6 @@ def timed(**more: Any) -> Iterator[Timed]:
     driven.close()
 
 
-def test_batch_waits_from_its_first_sample_on_and_no_longer() -> None:
-    with timed(samples=9) as driven:
-        driven.wait(10)
-        assert driven.receive() is None
-        driven.give()
-        driven.wait(0.75)
-        driven.give()
-        assert driven.receive() is None
-        driven.wait(0.25)
-        assert driven.receive() == [0, 1]
-        driven.wait(10)
-        assert driven.receive() is None  # never an empty one
-
-
-def test_batch_that_is_full_does_not_wait_and_the_next_one_has_its_own_time() -> None:
-    with timed(samples=9, look_ahead=9) as driven:
-        driven.give(2)
-        driven.wait(0.75)
-        driven.give(2)
-        assert driven.receive() == [0, 1, 2]
-        driven.wait(0.75)
-        assert driven.receive() is None
-        driven.wait(0.25)
-        assert driven.receive() == [3]
-
-
-def test_batch_grows_while_nobody_could_be_given_it() -> None:
-    """A trainer that is slower than the samples gets fuller batches, not more of them."""
-    with timed(samples=20, depth=1, look_ahead=9) as driven:
-        driven.give()
-        driven.wait(1)  # this one is on its way to the trainer
-        driven.give()
-        driven.wait(5)
-        driven.give()
-        assert driven.receive() == [0]
-        assert driven.receive() == [1, 2]  # at once: its time has long been over
-
-
 def test_nothing_is_cut_before_it_is_asked_for_when_nothing_is_made_ahead() -> None:
     with timed(samples=20, depth=0, look_ahead=9) as driven:
         assert driven.receive() is None

@@ -139,17 +139,6 @@ def test_decompressor_gives_what_was_packed_when_it_takes_many_steps(kind: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_reading_gives_all_that_was_fed_when_there_is_room(kind: str) -> None:
-    data = mixed(3_000_000)
-    archive = Decompressor(kind, URL)
-    archive.feed(pack(kind, data))
-    target = bytearray(len(data) + 1)
-    assert archive.read_into(memoryview(target)) == len(data)
-    assert target[:-1] == data
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_small_read_unpacks_a_little_only_when_the_data_is_a_bomb(kind: str) -> None:
     packed = pack(kind, bytes(2**25))
     archive = Decompressor(kind, URL, ROOM)

@@ -151,10 +151,6 @@ def test_unpack_gives_what_was_packed_when_samples_are_any(plain: Plain, crc: bo
     assert (after.rows.starts.dtype, after.rows.field.dtype, after.rows.size.dtype) == (np.int64, np.int32, np.int64)
 
 
-def test_unpack_gives_the_size_as_unknown_when_it_was_not_known() -> None:
-    assert ShardIndex.unpack(replace(SMALL, size=-1).pack(), WHAT).size == -1
-
-
 def test_unpack_gives_the_frames_when_the_archive_is_compressed() -> None:
     frames = Frames(np.array([0, 30, 50]), np.array([0, 3000, 6000]))
     before = replace(SMALL, size=60, frames=frames)
@@ -540,10 +536,6 @@ def test_find_gives_nothing_when_there_are_no_shards() -> None:
     directory = read_directory(pack_directory([]))
     assert len(directory) == 0
     assert directory.find("a/b") is None
-
-
-def test_find_gives_nothing_when_an_address_is_there_twice() -> None:
-    assert read_directory(pack_directory([Entry(name="a", samples=1), Entry(name="a", samples=2)])).find("a") is None
 
 
 @given(st.lists(st.text(max_size=8), max_size=8))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.datasets.inputs.sources import JoinedStep
 from headrace.datasets.planning import Planning
 
 
@@ -24,10 +23,6 @@ async def later(sample: Any) -> Any:
 
 def plain(sample: Any) -> Any:
     return sample
-
-
-def fails(sample: Any) -> Any:
-    raise LookupError(sample)
 
 
 class Endless(hr.AsyncIterableDataset):
@@ -152,17 +147,6 @@ def test_mixture_is_the_same_when_it_was_pickled_or_copied_after_use() -> None:
     samples = list(data)
     assert len(samples) == len(data) > 30
     assert list(pickle.loads(pickle.dumps(data))) == list(copy.deepcopy(data)) == samples
-
-
-def test_switch_survives_pickling_and_says_where_an_error_is_from() -> None:
-    switch = pickle.loads(
-        pickle.dumps(JoinedStep(["source 'a'", "source 'b'"], ["a", "b"], [[], [("map(fails)", fails)]], None))
-    )
-    assert switch((0, {"x": 1})) == {"x": 1, "__source__": "a"}
-    assert switch((0, 5)) == 5
-    with pytest.raises(LookupError) as caught:
-        switch((1, 5))
-    assert caught.value.__notes__ == ["source 'b'; stage: map(fails)"]
 
 
 def test_objects_in_a_mixture_within_a_mixture_are_read_with_their_options() -> None:

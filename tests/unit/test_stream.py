@@ -192,18 +192,6 @@ def test_describe_says_where_each_step_runs() -> None:
     ]  # fmt: skip
 
 
-def test_the_pipeline_sorts_operators_by_who_carries_them_out() -> None:
-    pipeline = tars().shuffle().take(9).map(double).filter(double).take(5).take(7).batch(4).map(double).pipeline()
-    assert [type(o).__name__ for o in pipeline.order.operators] == ["Shuffle", "Take"]
-    assert [s.kind for s in pipeline.steps] == ["map", "filter"]
-    assert pipeline.limit == 5
-    assert pipeline.group is not None
-    assert pipeline.group.size == 4
-    assert len(pipeline.after) == 1
-    assert not pipeline.keeps_count
-    assert tars().map(double).take(3).pipeline().keeps_count
-
-
 def test_building_reads_nothing() -> None:
     loader = hr.DataLoader(tars(1000).shuffle().decode("rgb8").batch(4))
     assert loader.stats().fetch.requests == 0
