@@ -90,6 +90,8 @@ STREAMS: dict[str, Callable[[], hr.Stream]] = {
     "shuffled parts": lambda: source().flat_map(listed).shuffle(window=7).map(draws),
     "shuffled batches": lambda: source().flat_map(listed).batch(3).shuffle(window=2).map(sized),
     "shuffled behind a limit": lambda: source().filter(odd_number).take(13).shuffle(seed=1, window=4).map(noted),
+    "shuffled over passes": lambda: source(9).repeat(3).shuffle(window=6).map(noted),
+    "skipped over passes": lambda: source(9).shuffle(seed=2).repeat(3).skip(5).map(noted),
     "skipped": lambda: source().filter(odd_number).skip(2).map(noted),
     "sliced, and batched": lambda: source().flat_map(listed).slice(1, 30, 2).batch(3).map(sized).unbatch().skip(1),
     "counted": lambda: source().filter(odd_number).enumerate().filter(sum).skip(1).map(sum).map(noted),

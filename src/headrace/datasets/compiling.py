@@ -97,6 +97,11 @@ class _Compiler:
         return self._levels[-1][1]
 
     @property
+    def _is_in_epoch(self) -> bool:
+        """True if samples have their places in the epoch already, so that its order cannot change."""
+        return self._order.has_passes or any(one.step.is_numbered for *_, each, _ in self._levels for one in each)
+
+    @property
     def _is_of_source(self) -> bool:
         """True if each sample is still one of the source, with its number."""
         return self._is_counted and self._limit is None and not self._is_batched
@@ -145,7 +150,7 @@ class _Compiler:
         self._take(operator.samples * (1 if self._batch is None else self._batch.size))
 
     def add_order(self, operator: PassOperator) -> None:
-        if operator.by_number is not None and not self._is_of_source:
+        if operator.by_number is not None and (self._is_in_epoch or not self._is_of_source):
             step, most = operator.by_number
             self._add_numbered(operator, step)
             if most is not None:
@@ -167,7 +172,7 @@ class _Compiler:
 
     def add_shuffle(self, operator: Shuffle) -> None:
         is_of_source = len(self._levels) == 1 and self._limit is None and not self._is_batched
-        if is_of_source and all(one.step.kind != "many" for one in self._each):
+        if is_of_source and not self._is_in_epoch and all(one.step.kind != "many" for one in self._each):
             self._check_place(operator)
             self._order.add_shuffle(operator)
         else:

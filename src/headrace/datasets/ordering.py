@@ -80,6 +80,10 @@ class OrderBuilder:
     _is_late: bool = False
 
     @property
+    def has_passes(self) -> bool:
+        return bool(self._passes)
+
+    @property
     def has_only_shuffles(self) -> bool:
         """True if no operator so far selects samples."""
         return len(self._shuffles) == len(self.operators)
