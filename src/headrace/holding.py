@@ -41,11 +41,7 @@ class Holder:
         return HeldBatches()
 
     def next_epoch(self, counted: object) -> object:
-        """Return the epoch that a resumed run starts with, as Accelerate counts epochs.
-
-        Args:
-            counted: Accelerate's current count.
-        """
+        """Return the epoch of a resumed run, as Accelerate counts. `counted` is its current count."""
         return counted
 
 
@@ -81,11 +77,7 @@ class _Shard(Protocol):
 
 
 class OfLightning(Holder):
-    """Lightning's loop. It prefetches one batch from loaders without a length.
-
-    Args:
-        loaders: All loaders that the loop iterates together.
-    """
+    """Lightning's loop. It prefetches one batch from loaders without a length."""
 
     def __init__(self, fetcher: _Fetcher, loaders: Sized, *, epoch: int | None) -> None:
         self.epoch = epoch
@@ -106,11 +98,7 @@ class OfLightning(Holder):
 
 
 class OfAccelerate(Holder):
-    """Loop over a loader prepared by Accelerate. It prefetches one batch, except after the last.
-
-    Attributes:
-        begun: Number of the epoch, as Accelerate counts epochs.
-    """
+    """Loop over a loader prepared by Accelerate. It prefetches one batch, except after the last."""
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = weakref.ref(shard)

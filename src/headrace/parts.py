@@ -253,11 +253,7 @@ class ApartPart(_Leased):
 
 @dataclass(slots=True)
 class TablePart(_Leased):
-    """Samples stored in columns, in one lease. Any of them can be read alone; none is a failure.
-
-    Attributes:
-        chosen: Indices of these samples in the table.
-    """
+    """Samples `chosen` of a table in columns, in one lease. Any can be read alone; none fails."""
 
     lengths: tuple[int, ...]
     chosen: Sequence[int]
@@ -290,7 +286,6 @@ class ListPart:
     """Samples that are Python objects of this process, which no other process can receive.
 
     Attributes:
-        claim: Memory reserved for the samples.
         nbytes: Estimated size of the samples, if known.
     """
 

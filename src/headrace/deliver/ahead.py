@@ -63,11 +63,7 @@ class Ahead:
 
 
 class PinStage(Ahead):
-    """Copies batches into page-locked memory, in a thread that starts with the first batch.
-
-    Args:
-        device_index: Device that the memory is page-locked for.
-    """
+    """Copies batches into page-locked memory, in a thread that starts with the first batch."""
 
     depth = _DEPTH_BATCHES
 

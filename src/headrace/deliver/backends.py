@@ -37,10 +37,7 @@ def mover_to(device: torch.device | str | int) -> Mover:
 
 
 class CudaBackend:
-    """An NVIDIA GPU, or an AMD GPU by the same API.
-
-    Args:
-        device: A device of type "cuda". Without an index: the current one.
+    """An NVIDIA GPU, or an AMD GPU by the same API. Without an index, the current device.
 
     Raises:
         RuntimeError, AssertionError: torch cannot use the device.

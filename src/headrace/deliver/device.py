@@ -182,10 +182,6 @@ class Mover:
         """Page-lock a slab and keep it mapped until `unlock_pages` or `close`. Idempotent.
 
         If page-locking fails, copies go through torch's pinned memory.
-
-        Args:
-            number: Number of the slab.
-            memory: The whole slab.
         """
         with self._lock:
             if not self._is_closed and number not in self._pages:

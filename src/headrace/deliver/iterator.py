@@ -34,11 +34,8 @@ B = TypeVar("B")
 async def readable(descriptor: int, timeout_s: float) -> None:
     """Wait, under any event loop that anyio supports, until a descriptor is readable.
 
-    Args:
-        timeout_s: 0 waits without limit.
-
     Raises:
-        RuntimeError: `timeout_s` seconds have passed.
+        RuntimeError: `timeout_s` seconds have passed. 0 waits without limit.
     """
     with anyio.move_on_after(timeout_s or None) as scope:
         await anyio.wait_readable(descriptor)
@@ -54,7 +51,6 @@ class Watcher:
         name: Label of `next` in profiles.
         count: Number of batches in the epoch, if known. A caller that counts them may never ask for one more.
         exhausted: Called once, after the last batch was returned. An exception of it replaces the end of the iteration.
-        progress: Informed of the batches that were returned. None if no state is kept.
     """
 
     name: str

@@ -17,11 +17,10 @@ _REMEMBERED = 16  # number of batches before the last whose states stay availabl
 
 @dataclass(frozen=True, slots=True)
 class ProgressSnapshot:
-    """Progress since the epoch began or was resumed.
+    """Progress of this rank since the epoch began or was resumed.
 
     Attributes:
-        batches: Number of batches received by this rank.
-        samples: Number of samples received by this rank.
+        batches, samples: Numbers received.
         used: Number of samples the batches were cut from, failed ones included.
         covers: Ranges of source samples consumed by these batches.
         mark: Resume point of a source whose samples have no numbers.

@@ -185,7 +185,6 @@ class Views:
     Args:
         give_back: Called with the number of a slab, from any thread and inside garbage collection.
         retire: Called with the number of a slab that a forked process has views of.
-        lock_pages: Called with the number and memory of a slab before it is read.
         ahead: Number of batches read before the trainer gets them.
         put_back: Called instead of `give_back` for a small slab that was only read. It need not take effect before the
             next batch is received.

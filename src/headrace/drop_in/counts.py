@@ -14,12 +14,7 @@ from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats
 
 
 class LoaderCounts:
-    """Counters of one loader over all its iterators. Keeps none of them alive.
-
-    Args:
-        step: Name of the step that makes samples, for reports.
-        workers: Number of workers. 0: batches are made inside `next`.
-    """
+    """Counters of one loader over all its iterators, none of which are kept alive."""
 
     def __init__(self, step: str, workers: int) -> None:
         self.meters = LoaderMeters()

@@ -219,11 +219,7 @@ class EconomicIterator(ResumableIterator):
         self._batches.close()
 
     def _draw(self, count: int, tell: Callable[..., None] | None = None) -> None:
-        """Draw indices from the sampler, in this thread, until `count` batches were drawn.
-
-        Args:
-            tell: Calls the engine. None: at the latest when the next batch is received.
-        """
+        """Draw indices from the sampler, in this thread, until `count` batches were drawn."""
         tell, source = tell or self._tell, self._source
         while self._drawn < count and not self._is_drawn:
             try:
@@ -249,11 +245,7 @@ def check_benefit(
     *,
     stacklevel: int = 2,
 ) -> None:
-    """Warn of more workers than can be busy at once. The arguments are the loader's options.
-
-    Args:
-        stacklevel: As in `warnings.warn`. 2: the caller of this function.
-    """
+    """Warn of more workers than can be busy at once. The arguments are the loader's options."""
     if not num_workers or prefetch_factor is None:
         return
     if num_batch_workers is not None and num_batch_workers > prefetch_factor:

@@ -118,11 +118,7 @@ def _loadable(loader: TorchLoader[object], state: dict[str, Any], *, force: bool
 
 
 def _compare(loaded: Mapping[str, object], ours: Mapping[str, object], *, force: bool) -> None:
-    """Compare a state's description of its loader with the loader.
-
-    Raises:
-        StateMismatchError: the data or the sampler differ.
-    """
+    """Raise StateMismatchError if the loader's data or sampler differ from the state's."""
     for name in ("is_map", "economic"):
         if loaded[name] != ours[name]:
             raise StateMismatchError(f"{name}: {loaded[name]} in the state, {ours[name]} in the loader", field=name)
@@ -165,11 +161,7 @@ def _renumber(loaded: StateDict, batch_size: int) -> None:
 
 
 def _checked(state: Any, *, is_economic: bool) -> StateDict:
-    """Check that a state is complete. Its values may still be wrong.
-
-    Raises:
-        StateMismatchError: a field is missing or has an invalid value.
-    """
+    """Check that a state is complete, or raise StateMismatchError. Values may still be wrong."""
     parts: list[tuple[str, object, tuple[str, ...]]] = [("", state, _FIELDS)]
     if is_economic and state.get("economic"):
         parts.append(("", state, ("epoch_of_samples", "run")))

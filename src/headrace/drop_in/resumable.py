@@ -75,11 +75,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         self._open_run(before)
 
     def _open_run(self, before: torch.Tensor) -> None:
-        """Start the progress of a run.
-
-        Args:
-            before: State of the sampler's random source before torch's code opened `self._sampler_iter`.
-        """
+        """Start the progress of a run. `before` is the sampler's random state before `iter`."""
         loaded = self._loaded if self._goes_on else None
         if loaded is not None:
             self._draws.go_on(loaded["generators"])
@@ -138,11 +134,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
 
 def _check_epoch(loaded: StateDict, epoch: int | None) -> None:
-    """Check that the samplers' epoch did not change after the state was loaded.
-
-    Raises:
-        StateMismatchError: it changed, and batches of the state's epoch were received.
-    """
+    """Raise StateMismatchError if the samplers' epoch changed after the state was loaded."""
     if loaded["batches"] and None not in (loaded["epoch"], epoch) and loaded["epoch"] != epoch:
         raise StateMismatchError(
             f"epoch: {loaded['epoch']} in the state, of which {loaded['batches']} batches were received, and the "

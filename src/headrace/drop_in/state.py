@@ -95,7 +95,6 @@ class RunPoint(NamedTuple):
         due: Number of the first batch that neither was returned nor raised an error.
         beyond: Numbers after `due` that were returned nevertheless, if order is not kept.
         turn: The worker that gets the next index.
-        copies: Snapshots of the workers' data sets.
     """
 
     given: int
@@ -109,7 +108,6 @@ class RunProgress:
     """The trainer's progress in one run of an iterator. Outlives the iterator.
 
     Args:
-        common: Fields equal in all states of this run.
         indices: The sampler's indices. None if they are not needed for states.
     """
 
@@ -280,21 +278,13 @@ class RunProgress:
 
 
 class SnapshotSchedule:
-    """Decides whether states are kept. To save cost, none are kept before the first request.
-
-    Attributes:
-        is_asked: True once a state was requested.
-    """
+    """Decides whether states are kept. To save cost, none are kept before the first request."""
 
     def __init__(self) -> None:
         self.is_asked = False
 
     def every(self, option: int | None) -> int:
-        """Return after how many batches to keep a state. 0: never.
-
-        Args:
-            option: The user's setting. None: after each batch, once a state was requested.
-        """
+        """Resolve `snapshot_every_n_steps`. None: each batch, once a state was requested. 0: never."""
         return int(self.is_asked) if option is None else option
 
 

@@ -142,11 +142,7 @@ class ForkServer:
         return ours
 
     def prepare(self, orders: ForkServerCommands, modules: Mapping[str, int]) -> None:
-        """Import modules once in the fork server, before it forks workers for the same connection.
-
-        Args:
-            modules: Modification time of each module's file, in nanoseconds.
-        """
+        """Import modules once in the fork server, before it forks workers for the same connection."""
         new = sorted(modules.keys() - self._imported.keys())
         if new:
             orders.have_imported(new)
@@ -246,7 +242,6 @@ class WorkerSpawner:
 
     Args:
         exited: Called with (pid, exit code) of each worker that ended. A negative code is a signal.
-        modules: Modules that the workers will need, as far as known, for `ForkServer.prepare`.
     """
 
     def __init__(self, fork_server: ForkServer, exited: Callable[[int, int], None], modules: Mapping[str, int]) -> None:

@@ -37,10 +37,7 @@ class Watch:
         self._last_s = time.monotonic()
 
     def look(self, pids: Iterable[int]) -> list[int]:
-        """Return the processes to give up, of those awaited now.
-
-        May be called at any rate: checks are at least about `PATIENCE.each_s` apart.
-        """
+        """Return awaited processes to give up. Checks at most once per `PATIENCE.each_s`."""
         now_s = time.monotonic()
         if now_s - self._last_s < 0.9 * PATIENCE.each_s:
             return []
@@ -53,12 +50,7 @@ class Watch:
 
 
 def is_stopped(pid: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> bool:
-    """True if a process will do nothing until it is continued. False if unknown.
-
-    Args:
-        proc: The mounted proc file system.
-        groups: The mounted control groups (version 2).
-    """
+    """True if a process will do nothing until it is continued. False if unknown."""
     try:
         state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
         if state == "T":

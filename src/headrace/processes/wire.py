@@ -185,10 +185,7 @@ class PolledWire:
         return False
 
     def flush(self) -> bool:
-        """Send as much as the socket accepts. Return False if a rest remains.
-
-        True also if the connection is broken, which reading shows.
-        """
+        """Send what the socket accepts. Return True if nothing remains or the connection is broken."""
         try:
             while self._unsent:
                 first = self._unsent[0]

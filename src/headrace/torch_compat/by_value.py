@@ -129,12 +129,7 @@ def load_home(kind: type) -> None:
 
 
 def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -> object:
-    """Keep closure variables that functions share shared after unpickling.
-
-    Args:
-        reduced: cloudpickle's result. NotImplemented for functions pickled by name.
-        cells: Cells of this pickle so far.
-    """
+    """Keep closure variables that functions share shared after unpickling."""
     if reduced is NotImplemented or function.__closure__ is None:
         return reduced
     make, (*arguments, _), *rest = reduced
@@ -143,10 +138,7 @@ def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -
 
 
 def reduced_code(code: types.CodeType) -> tuple[Callable[..., types.CodeType], tuple[object, ...]]:
-    """Reduce code with its file name, for tracebacks, warnings and debuggers.
-
-    cloudpickle omits the file name since 3.1.3.
-    """
+    """Reduce code with its file name, which tracebacks need and cloudpickle omits since 3.1.3."""
     make, arguments = internals.Pickler.dispatch_table[types.CodeType](code)
     return make, (*arguments[:_FILE], code.co_filename, *arguments[_FILE + 1 :])
 
@@ -177,9 +169,7 @@ def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:
     """Reduce a class with its slots, qualified name and all members, not to be registered again.
 
     Args:
-        reduced: cloudpickle's result. NotImplemented for classes pickled by name.
-        outward: True in the trainer, whose state of a class replaces that of workers. Otherwise a known class stays as
-            it is.
+        outward: True in the trainer, whose classes replace those of workers. Otherwise a known class stays as it is.
     """
     if reduced is NotImplemented or len(reduced) < 3:
         return reduced

@@ -22,10 +22,7 @@ def collate_by_torch(samples: list[object]) -> object:
 
 
 def check_fields(samples: Sequence[object], leaves: tuple[type | tuple[type, ...], ...] = ()) -> None:
-    """Compare the fields of the samples of a batch, also in nested dicts.
-
-    Args:
-        leaves: Types whose values are not entered.
+    """Compare the fields of the samples of a batch, also in nested dicts, except in `leaves`.
 
     Raises:
         CollateError: a sample lacks a field that another has.
@@ -67,10 +64,7 @@ def _other_fields(
 
 
 def why_no_batch(samples: Sequence[object]) -> str | None:
-    """Describe the None, or the list of another length, that made collation fail.
-
-    Returns None for other reasons.
-    """
+    """Describe the None, or the list of another length, that made collation fail, if any."""
     return _why(samples, samples, "")
 
 

@@ -31,13 +31,10 @@ def decoded(text: str) -> torch.Tensor:
 
 
 class StateSource:
-    """Source of random numbers: a generator, or torch's global one.
+    """Source of random numbers: a generator, or torch's global one (None).
 
     Loading a state cannot set the global generator, which belongs to the user. If the loaded state differs from the
     global one, draws continue from the loaded state, until the user draws from the global generator or seeds it.
-
-    Args:
-        generator: None for torch's global generator.
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:
@@ -101,12 +98,7 @@ class StateSource:
 
 
 class Draws:
-    """The sources of a loader's draws: of base seeds and of its sampler. Both may be one.
-
-    Args:
-        generator: The loader's generator.
-        sampler: The loader's sampler or batch sampler.
-    """
+    """The sources of a loader's draws: of base seeds and of its sampler. Both may be one."""
 
     def __init__(self, generator: torch.Generator | None, sampler: object) -> None:
         own = _generator_of(sampler)

@@ -17,11 +17,7 @@ from headrace.torch_compat.tracebacks import trim
 
 
 def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE) -> PackedError:
-    """Pack a user's exception in a worker, or the worker's death that it means in torch.
-
-    Args:
-        where: Text such as "in DataLoader worker process 0".
-    """
+    """Pack a user's exception in a worker, or the worker's death that it means in torch."""
     if is_death(error):
         return serialize.pack_error(_end(error), origin)
     return serialize.pack_error(error, replace(origin, caught=_caught_text(error, where)))

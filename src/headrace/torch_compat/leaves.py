@@ -124,11 +124,7 @@ class TensorLeaf(Leaf):
 
 @dataclass(frozen=True)
 class ArrayLeaf(TensorLeaf):
-    """An array, which becomes a tensor in a batch.
-
-    Attributes:
-        exact: The array's own dtype.
-    """
+    """An array of dtype `exact`, which becomes a tensor in a batch."""
 
     exact: np.dtype[np.generic] | None = None
 

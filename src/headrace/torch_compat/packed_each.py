@@ -80,12 +80,7 @@ def each_size(sizes: Iterable[Sequence[int]]) -> int:
 
 
 def unpack_each(source: Buffer, sizes: Iterable[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-    """Yield a function for each value of `PackedEach` that unpickles it, with memory of its own.
-
-    Args:
-        source: Output of `write`.
-        sizes: Sizes of the values. Empty ones are skipped.
-    """
+    """Yield a function for each value of `PackedEach` that unpickles it, with memory of its own."""
     sizes, memory = list(sizes), memoryview(source)
     at, buffers_at = 0, aligned(sum(each[0] for each in sizes if each))
     for each in sizes:
@@ -110,13 +105,7 @@ def is_data(
     *,
     has_arrays: bool = False,
 ) -> bool:
-    """True if a value consists of text, bytes and Python numbers, with little nesting.
-
-    Args:
-        containers: Allowed container types.
-        depth: Maximum nesting of containers.
-        has_arrays: True to also allow numpy arrays of such values.
-    """
+    """True if a value consists of text, bytes and Python numbers, with little nesting."""
     kind = type(value)
     if kind in _LEAVES:
         return True

@@ -62,12 +62,7 @@ class PaddedCollate:
         )
 
     def _collated(self, values: Sequence[Any], name: str, fields: set[str]) -> object:
-        """Collate samples, or the values of one field.
-
-        Args:
-            name: Name of the field. "" for samples.
-            fields: Collects the names of all fields.
-        """
+        """Collate samples, or the values of the field `name`. Collects field names in `fields`."""
         first = values[0]
         if isinstance(first, Mapping):
             fields.update(map(str, first))

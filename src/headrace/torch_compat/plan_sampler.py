@@ -20,10 +20,6 @@ class PlanSampler(DistributedSampler[int]):
 
     It is a DistributedSampler because frameworks look for one before they split samples among ranks, and call its
     `set_epoch`.
-
-    Args:
-        shuffle: The loader's option.
-        loader: Gets the epoch. Not kept alive.
     """
 
     def __init__(self, dataset: object, shuffle: bool, loader: _HasEpochs) -> None:

@@ -19,13 +19,7 @@ FORK = 'or give multiprocessing_context="fork"'
 
 
 def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str = FORK) -> CannotCarryError:
-    """Return the error for values that cannot be pickled for workers.
-
-    Args:
-        error: The exception of the attempt.
-        values: The values by names that the user knows, such as "dataset" and "collate_fn".
-        offer: Another remedy to mention.
-    """
+    """Return the error for values that cannot be pickled for workers, by names that users know."""
     text = _refusal(error, values)
     return CannotCarryError(
         f"{text}. Workers are processes that are not forked from this one. "

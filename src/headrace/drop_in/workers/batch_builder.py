@@ -113,11 +113,7 @@ class BatchBuilder:
         return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
 
     def state_after(self, result: Result, every: int) -> StateAfter | None:
-        """Return the states to send with a result, and whether the data set is over. None: nothing.
-
-        Args:
-            every: Send states after this number of batches. 0: only at the end of the data set.
-        """
+        """Return the states to send with a result, and whether the data set is over. None: nothing."""
         if result[0] == "end":
             is_due, self._has_reported_end = not self._has_reported_end, True
         else:
@@ -146,10 +142,7 @@ class BatchBuilder:
                 self._go_on(start)
 
     def _copy_dataset(self) -> None:
-        """Copy the data set for this thread, which shards it and has its own state.
-
-        One that cannot be copied is shared, and has no state.
-        """
+        """Copy the data set for this thread. One that cannot be copied is shared, without a state."""
         try:
             with traversing if is_pipe(self._dataset) else contextlib.nullcontext():
                 self._dataset = serialize.copied(self._dataset)

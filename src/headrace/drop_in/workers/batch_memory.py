@@ -39,10 +39,7 @@ class BatchMemory:
         self.segments[segment.number] = segment
 
     def free_for(self, worker: int) -> Segment | None:
-        """Return a free segment for a worker's next batch.
-
-        None: the worker may create one, which is reserved until `settled`.
-        """
+        """Return a free segment. None: the worker may create one, reserved until `settled`."""
         self._take_back()
         if self._free[worker]:
             return self._free[worker].pop()

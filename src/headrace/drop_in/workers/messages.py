@@ -92,7 +92,6 @@ class Start:
     """Resume point of a worker.
 
     Attributes:
-        blob: Pickled states of the data set and its iterator. None without any.
         is_over: True if the data set has no more samples.
         made: Number of batches that the worker had made in this epoch.
         again: (packed index, count) of batches to make again and drop.

@@ -21,11 +21,7 @@ _our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class ContextStarter:
-    """Starts workers with a multiprocessing context from the trainer, as torch's loader does.
-
-    Args:
-        context: For example `multiprocessing.get_context("fork")`, or the module itself.
-    """
+    """Starts workers with a multiprocessing context from the trainer, as torch's loader does."""
 
     greeting, awaits_writing = (), False
 

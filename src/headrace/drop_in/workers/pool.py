@@ -55,11 +55,7 @@ log = logging.getLogger("headrace")
 
 
 class PoolEvents:
-    """Events of workers' sockets, of their starter, and of closing. An event is a function.
-
-    Attributes:
-        selector: Has the links to workers, with the functions to call.
-    """
+    """Events of workers' sockets, of their starter, and of closing. An event is a function."""
 
     def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
@@ -116,9 +112,7 @@ class TorchWorkerPool:
         limit: Maximum number of batches under way.
 
     Attributes:
-        places: Shared memory of batches.
         every: Workers send states after this number of batches. 0: never.
-        closing: Called once, on `close`.
         begun: Initial state in this epoch of each worker's copy of the data set, once known.
     """
 
@@ -205,10 +199,7 @@ class TorchWorkerPool:
         return self._states
 
     def _ask(self, name: str, answers: Answers) -> None:
-        """Send a question to workers without an answer, and wait while they can answer.
-
-        A worker that cannot answer and had a state gets an error as its answer.
-        """
+        """Ask workers without an answer, and wait while they can answer. Lost states become errors."""
         with self._lock:
             self._question = question = StateQuestion(name, answers)
             asked = question.unanswered(self._workers)

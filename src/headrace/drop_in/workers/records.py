@@ -177,12 +177,7 @@ Answers = list[tuple[PackedStates | None] | None]
 
 
 class StateQuestion:
-    """A question to workers and to their replacements.
-
-    Args:
-        name: Name of the message.
-        answers: Answers so far. New ones are added.
-    """
+    """A question to workers and to their replacements, with the answers so far."""
 
     def __init__(self, name: str, answers: Answers) -> None:
         self.name, self.answers = name, answers
@@ -203,12 +198,7 @@ def answer_for_lost(workers: Iterable[WorkerRecord], answers: Answers) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker.
-
-    Attributes:
-        code: Exit code, if known.
-        how: Further details.
-    """
+    """The end of a worker. `how` has further details."""
 
     pid: int | None
     code: int | None
