@@ -1,7 +1,7 @@
 """Copies of batches to a device, concurrent with training.
 
-A slab must not be filled again while it is being copied, whatever the trainer does with its batch. The mover therefore
-keeps a reference to the host batch, and so to the slab, until the last copy's event is done.
+A slab must not be filled again while it is being copied, even if the trainer drops its batch. The mover therefore keeps
+a reference to the host batch, and so to the slab, until the last copy's event is done.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ProgressSnapshot:
         skipped: Number of failed samples skipped: (in total, directly before the next sample).
         is_over: True if the end of the epoch was reached.
         parts, passed, given: See `ProgressDelta`.
-        lanes: Progress of the lanes that documents are packed into. None: at the begin.
+        lanes: Progress of the lanes that documents are packed into. None: at the start.
         repeated: Number of the samples that belong to a second or later pass over the data, if counted.
     """
 

@@ -1,1 +1,1 @@
-"""Loaders of torch's data sets: the behavior of torch's DataLoader, and economic mode."""
+"""Loaders of torch data sets: the behavior of torch's DataLoader, and economic mode."""

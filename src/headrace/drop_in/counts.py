@@ -1,4 +1,4 @@
-"""Counters of a loader of torch's data sets, partly in memory shared with its workers."""
+"""Counters of a loader of torch data sets, partly in memory shared with its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a loaded state against a loader of torch's data sets."""
+"""Checks of a loaded state against a loader of torch data sets."""
 
 from __future__ import annotations
 

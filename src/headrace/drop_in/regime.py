@@ -1,4 +1,4 @@
-"""Session of a loader of torch's data sets: torch's semantics, with headrace's workers."""
+"""Session of a loader of torch data sets: torch's semantics, with headrace's workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.torch_compat.stateful import chain_of
 
 
 class Torch:
-    """Session of a loader of torch's data sets. Iterators or the economy own the workers."""
+    """Session of a loader of torch data sets. Iterators or the economy own the workers."""
 
     def __init__(self, loader: TorchLoader[object]) -> None:
         self._epoch = 0

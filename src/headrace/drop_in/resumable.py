@@ -1,4 +1,4 @@
-"""Base of torch's iterators that resume from a saved state."""
+"""Base of torch iterators that resume from a saved state."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         return ()
 
     def _has_begun(self) -> None:
-        """Drop the loaded state: it has been restored, and the next iterator starts from the begin."""
+        """Drop the loaded state: it is restored, and the next iterator must not use it."""
         if self._loaded is self._snapshots.loaded:
             self._snapshots.loaded = None
         self._loaded, self._goes_on = None, False
@@ -134,7 +134,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
 
 def _check_epoch(loaded: StateDict, epoch: int | None) -> None:
-    """Raise StateMismatchError if the samplers' epoch changed after the state was loaded."""
+    """Raise StateMismatchError if samplers left the epoch of a partly received state."""
     if loaded["batches"] and None not in (loaded["epoch"], epoch) and loaded["epoch"] != epoch:
         raise StateMismatchError(
             f"epoch: {loaded['epoch']} in the state, of which {loaded['batches']} batches were received, and the "

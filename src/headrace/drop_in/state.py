@@ -1,4 +1,4 @@
-"""States of loaders of torch's data sets: the trainer's progress, and its saved form."""
+"""States of loaders of torch data sets: the trainer's progress, and its saved form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a loader that sessions of torch's data sets use."""
+"""The options of a loader that sessions of torch data sets use."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class ForkServer:
         return bool(self.users) or self._stays()
 
     def _stays(self) -> bool:
-        """Tell an idle fork server to stay. Return True if it does."""
+        """Ask an idle fork server to stay. Return True if it does."""
         self._control.send({"busy": True})
         watch = Watch()
         try:
@@ -219,7 +219,7 @@ class ForkServerCommands:
 
         Args:
             worker: The worker's end of its socket pair.
-            start: For workers of torch's data sets, the number of earlier workers with this number.
+            start: For workers of torch data sets, the number of earlier workers with this number.
         """
         self._tell_place()
         descriptors = [worker.fileno(), *_tracker()]

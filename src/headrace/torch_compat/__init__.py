@@ -1,1 +1,1 @@
-"""What must be as torch has it: collation, and how tensors travel. Torch is imported here and in `deliver`."""
+"""Compatibility with torch: collation, and pickling of tensors."""

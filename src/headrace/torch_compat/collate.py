@@ -23,7 +23,7 @@ def is_extended() -> bool:
 
 
 def plain_collate(samples: object) -> object:
-    """Return the result of torch's default_collate in process memory, in workers too.
+    """Return torch's default_collate result in process memory, in workers too.
 
     In workers torch's own function puts tensors into new shared memory, from which headrace would have to copy them.
     """

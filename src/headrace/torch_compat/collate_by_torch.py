@@ -1,4 +1,4 @@
-"""torch's default_collate for workers, most of which write into slots and never call it."""
+"""torch's default_collate for workers. Most write into slots and never call it."""
 
 from __future__ import annotations
 

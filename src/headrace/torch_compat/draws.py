@@ -34,7 +34,8 @@ class StateSource:
     """Source of random numbers: a generator, or torch's global one (None).
 
     Loading a state cannot set the global generator, which belongs to the user. If the loaded state differs from the
-    global one, draws continue from the loaded state, until the user draws from the global generator or seeds it.
+    global one, draws continue from the loaded state. That ends when the user draws from the global generator or seeds
+    it.
     """
 
     def __init__(self, generator: torch.Generator | None) -> None:

@@ -136,10 +136,10 @@ def find_ranks(
 
 
 def _comparing() -> int:
-    """Return the size of torch's default process group if it has a store, else 0."""
+    """Return the default process group's size if it has a store, else 0."""
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "fake":  # simulates processes
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "fake":  # simulates others
         return 0
     from torch.distributed.distributed_c10d import _get_default_store
 
@@ -199,7 +199,7 @@ def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence
 
 
 def _of_group() -> tuple[int, int] | None:
-    """Return rank and size of torch's default process group. A launcher must not contradict."""
+    """Return rank and size in the default process group. A launcher must not contradict."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -333,7 +333,7 @@ class ReprText(str):
 def put_together_as(
     text: str, shown: str, kind: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]
 ) -> BaseException:
-    """Rebuild an exception whose class would make its text from data that this process lacks."""
+    """Rebuild an exception with a fixed text. Its class would need data that this process lacks."""
     members = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,

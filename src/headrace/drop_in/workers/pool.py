@@ -373,7 +373,7 @@ class TorchWorkerPool:
         worker.idle_deaths = 0
         used = segment_of(result)
         made, worker.made = worker.made, None
-        if made is not None and made.number != used:  # the batch failed after its creation
+        if made is not None and made.number != used:  # the batch failed after the segment was created
             self.places.unused(made, worker.number, is_too_small=False)
         if task.place is None or task.place.number != used:
             self._leave_place(worker, task, is_too_small=used is not None)
