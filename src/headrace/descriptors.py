@@ -92,11 +92,7 @@ def are_sent() -> bool:
 
 
 def send(fd: int) -> int:
-    """Return the index by which a worker receives a descriptor.
-
-    Raises:
-        TypeError: this thread is not within `sending`.
-    """
+    """Return the index by which a worker receives a descriptor. TypeError outside `sending`."""
     if _now.sent is None:
         raise TypeError("an open file can be sent to workers alone")
     _now.sent.append(os.dup(fd))

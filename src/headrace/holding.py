@@ -33,11 +33,7 @@ class Holder:
     epoch: int | None = None
 
     def held(self, *, knows_end: bool) -> HeldBatches:  # noqa: ARG002
-        """Return the batches that the loop holds now.
-
-        Args:
-            knows_end: True if the loop has reached the end of the epoch.
-        """
+        """Return the batches that the loop holds. `knows_end`: it has reached the epoch's end."""
         return HeldBatches()
 
     def next_epoch(self, counted: object) -> object:

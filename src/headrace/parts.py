@@ -90,7 +90,6 @@ class RawPart:
         return self._with(self.rows.cut(start, stop), self.shards[start:stop])
 
     def take(self, chosen: Ints) -> RawPart:
-        """Return the samples `chosen`, in that order, with separate leases."""
         return self._with(self.rows.take(chosen), self.shards[chosen])
 
     def _with(self, rows: Rows, shards: Ints) -> RawPart:
@@ -214,7 +213,6 @@ class ApartPart(_Leased):
 
     Attributes:
         pieces: For each sample (offset in the lease, size) of its pickle and of each buffer, in one flat tuple.
-        failed: Ascending indices of failures.
     """
 
     pieces: Sequence[tuple[int, ...]]

@@ -29,8 +29,6 @@ def size_of(place: Place) -> int:
 
 
 class MemberBytes(Protocol):
-    """Bytes of samples' members in the fetched ranges."""
-
     def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
         """Return the bytes of each (offset, size)."""
         ...

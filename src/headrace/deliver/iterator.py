@@ -188,7 +188,6 @@ class BatchIterator(Generic[B]):
 
     @property
     def looks_ahead(self) -> bool:
-        """True if several batches may be received before one is returned."""
         return self._ahead.depth > 1
 
     @property

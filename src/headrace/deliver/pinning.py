@@ -116,7 +116,6 @@ class PinThread:
             self._arrived.set()
 
     def _has_room(self) -> bool:
-        """Wait for room. Return False once the thread is closed."""
         while not self._is_closed:
             if len(self._ready) < self._depth:
                 return True

@@ -135,12 +135,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Consecutive batches [start, stop) of one message, each of `samples` samples.
-
-    Attributes:
-        before: Progress before them.
-        after: Changes of all batches of the message.
-    """
+    """Consecutive batches [start, stop) of one message, each of `samples` samples."""
 
     before: ProgressSnapshot
     after: Afters = field(default_factory=AfterThese)

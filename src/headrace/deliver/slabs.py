@@ -131,7 +131,6 @@ class Slabs:
             heapq.heapify(self._waiting)
 
     def close(self) -> None:
-        """Close all slabs. Views that the trainer still has keep their memory."""
         for segment in self.segments.values():
             segment.close()
         self.segments.clear()

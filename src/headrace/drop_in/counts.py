@@ -96,8 +96,6 @@ class Clock:
             self._asked = perf_counter()
 
     def timed(self, collate_fn: Callable[[object], object]) -> Callable[[object], object]:
-        """Return the function with its time counted as collation."""
-
         def collate(samples: object) -> object:
             began = perf_counter()
             try:
@@ -108,7 +106,6 @@ class Clock:
         return collate
 
     def made(self) -> None:
-        """Record that the requested batch was made inside `next`."""
         self._made = perf_counter()
 
     def got(self, samples: int, nbytes: int = 0) -> None:

@@ -180,12 +180,7 @@ class EconomicIterator(ResumableIterator):
         return batch
 
     def try_next(self) -> object:
-        """Return the next batch if it is ready.
-
-        Raises:
-            NotReady: it is not ready. Nothing is lost; call again.
-            StopIteration: the epoch is over.
-        """
+        """Return the next batch if it is ready. Raises as `BatchIterator.try_next`."""
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
         with trimming, self._receiving():
             batch = self._batches.try_next()

@@ -20,9 +20,6 @@ class InThread:
 
     Independent of event loops: another loop can continue it. If waiting is cancelled, the batch is still made and
     returned next. States cover the batches returned.
-
-    Args:
-        make: Makes the iterator, in the thread, when the first batch is requested.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:

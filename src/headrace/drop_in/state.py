@@ -105,11 +105,7 @@ class RunPoint(NamedTuple):
 
 
 class RunProgress:
-    """The trainer's progress in one run of an iterator. Outlives the iterator.
-
-    Args:
-        indices: The sampler's indices. None if they are not needed for states.
-    """
+    """The trainer's progress in one run of an iterator. Outlives the iterator."""
 
     def __init__(self, common: LoaderState, indices: Indices | None, draws: Draws, point: RunPoint) -> None:
         self._common, self._draws = common, draws

@@ -282,12 +282,7 @@ class WorkerIterator(ResumableIterator):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def try_next(self) -> Any:
-        """Return the next batch if it is ready.
-
-        Raises:
-            NotReady: it is not ready. Nothing is lost; call again.
-            StopIteration: the epoch is over.
-        """
+        """Return the next batch if it is ready. Raises as `BatchIterator.try_next`."""
         with trimming, self._lock:
             self._is_polling = True
             try:
@@ -341,7 +336,6 @@ class WorkerIterator(ResumableIterator):
 
 
 def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
-    """Do nothing if the iterator is gone: its states are lost, or equal a new iterator's start."""
     iterator = reference()
     if iterator is not None:
         iterator.ask_begun()

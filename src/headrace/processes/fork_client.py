@@ -215,12 +215,7 @@ class ForkServerCommands:
         self._send({"import": modules}, ())
 
     def fork(self, token: int, number: int, worker: socket.socket, start: int | None = None) -> None:
-        """Fork a worker. The answer has the token.
-
-        Args:
-            worker: The worker's end of its socket pair.
-            start: For workers of torch data sets, the number of earlier workers with this number.
-        """
+        """Fork a worker with one end of a socket pair. The answer has the token."""
         self._tell_place()
         descriptors = [worker.fileno(), *_tracker()]
         order = {"fork": token, "number": number, "start": start, "process": next_number()}
@@ -289,7 +284,6 @@ class WorkerSpawner:
             del self._waiting[token]
 
     def look(self) -> None:
-        """Replace the fork server if it is stopped while a worker is awaited."""
         if self._watch.look([self.fork_server.process.pid] if self._waiting else ()):
             log.warning(STOPPED)
             self._renew()

@@ -118,7 +118,6 @@ class BlockingWire:
         return self._waiting.popleft()
 
     def take_descriptor(self) -> int:
-        """Return the next descriptor of the message just received."""
         return self._decoder.descriptors.popleft()
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
@@ -129,8 +128,6 @@ class BlockingWire:
 
 
 class _Unsent:
-    """A message, or the rest of one, that the socket has not accepted yet."""
-
     __slots__ = ("are_ours", "data", "descriptors")
 
     def __init__(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -256,12 +253,7 @@ class PolledWire:
 
 
 class LoopWire:
-    """The trainer's end, served by its event loop. `close` closes the socket.
-
-    Args:
-        received: Called with each message.
-        lost: Called once, when the other end is gone.
-    """
+    """The trainer's end, served by its event loop. `close` closes the socket."""
 
     def __init__(
         self, sock: socket.socket, received: Callable[[Any], None], lost: Callable[[], None], codec: Codec = PICKLE
@@ -278,7 +270,6 @@ class LoopWire:
             self._loop.add_writer(self._wire.fileno(), self._flush)
 
     def close(self) -> None:
-        """Close the socket. No callback follows."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._wire.fileno())

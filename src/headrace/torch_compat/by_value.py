@@ -199,11 +199,7 @@ def _class(
     tracker: str,
     is_quiet: bool,
 ) -> type:
-    """Return an empty class. Hooks of pickled classes do not run: their effects are pickled.
-
-    Args:
-        known: The metaclass, or its first base that is found by name.
-    """
+    """Return an empty class. Hooks of pickled classes do not run: their effects are pickled."""
     found: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     if found is not None:
         return found

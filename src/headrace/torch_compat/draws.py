@@ -19,11 +19,7 @@ def encoded(state: torch.Tensor) -> str:
 
 
 def decoded(text: str) -> torch.Tensor:
-    """Return the state of a generator from the text of `encoded`.
-
-    Raises:
-        StateMismatchError: the text is not such a state.
-    """
+    """Return the generator state of `encoded`'s text, or raise StateMismatchError."""
     try:
         return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
@@ -118,11 +114,7 @@ class Draws:
             yield
 
     def go_on(self, states: list[str]) -> None:
-        """Continue draws from earlier states.
-
-        Raises:
-            StateMismatchError: the states belong to other sources.
-        """
+        """Continue draws from earlier states, or raise StateMismatchError."""
         if len(states) != len(self._all):
             raise StateMismatchError(
                 "generator: the loader, or its sampler, had another one when the state was made", field="generator"

@@ -20,8 +20,6 @@ from headrace.torch_compat.stateful import States, failed, is_stateful, load
 
 
 class SamplerState(TypedDict):
-    """State of a sampler: text and numbers, plus the states of stateful samplers."""
-
     batches: int
     samples: int | None
     is_over: bool

@@ -64,11 +64,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def write(self, values: list[Any], here: memoryview) -> None:
-        """Write accepted values into their slots.
-
-        Raises:
-            Mismatch: a value cannot be stored exactly.
-        """
+        """Write accepted values into their slots, or raise Mismatch if one cannot be stored exactly."""
 
     @abc.abstractmethod
     def values(self, here: memoryview, count: int) -> list[object]:
@@ -217,11 +213,7 @@ def _array_leaf(value: np.ndarray[Any, np.dtype[np.generic]]) -> Leaf:
 
 
 def name_of(dtype: np.dtype[np.generic]) -> str:
-    """Return torch's name of the dtype that `torch.from_numpy` makes of a numpy dtype.
-
-    Raises:
-        Mismatch: torch has no such dtype.
-    """
+    """Return torch's dtype name for a numpy dtype, or raise Mismatch if torch has none."""
     if dtype.name not in _COMMON or not dtype.isnative:
         raise Mismatch
     if dtype.kind == "u" and dtype.char != np.dtype(dtype.name).char:  # C's unsigned long long: torch refuses it
@@ -247,11 +239,7 @@ _LEAVES_OF_TYPES: dict[type, Leaf] = {
 
 
 def leaf_of(value: object) -> Leaf:
-    """Return the form of a value.
-
-    Raises:
-        Mismatch: torch must collate values of this kind.
-    """
+    """Return the form of a value, or raise Mismatch if torch must collate it."""
     kind = type(value)
     if kind in _LEAVES_OF_TYPES:
         return _LEAVES_OF_TYPES[kind]

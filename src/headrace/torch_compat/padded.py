@@ -95,11 +95,7 @@ class PaddedCollate:
 
 
 def _arrays(values: Sequence[Any], name: str) -> Sequence[Any] | None:
-    """Return the values as arrays of numbers or tensors. None if they are something else.
-
-    Raises:
-        ValueError: only some of the values are such.
-    """
+    """Return values as arrays or tensors, None if none are such. ValueError if only some are."""
     kinds = set(map(type, values))
     others = {kind for kind in kinds if kind not in (list, np.ndarray) and not issubclass(kind, torch.Tensor)}
     if others:
@@ -141,11 +137,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _checked(pad: float, name: str, like: Any) -> float:
-    """Check that arrays can hold the padding value: numpy would wrap or truncate it silently.
-
-    Raises:
-        ValueError: the arrays cannot hold it.
-    """
+    """Raise ValueError if arrays cannot hold the pad: numpy would truncate it silently."""
     name_of_type = like.dtype.name if hasattr(like.dtype, "name") else str(like.dtype).removeprefix("torch.")
     known = getattr(torch, name_of_type)
     largest = torch.finfo(known).max if known.is_floating_point or known.is_complex else 0

@@ -37,7 +37,6 @@ class PlanSampler(DistributedSampler[int]):
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter` of the loader start this epoch."""
         loader = self._loader()
         if loader is not None:
             loader.set_epoch(epoch)

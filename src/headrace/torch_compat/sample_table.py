@@ -38,7 +38,6 @@ class ArrayColumn:
     are_tensors: bool = False
 
     def views(self, chosen: Sequence[int]) -> list[object]:
-        """Return views of the chosen rows."""
         if self.shapes is None:
             arrays = [self.numbers[k] for k in chosen]
         else:

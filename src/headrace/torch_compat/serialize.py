@@ -248,7 +248,6 @@ def unpack_bytes(blob: bytes) -> Any:
 
 
 def aligned(length: int) -> int:
-    """Round up to the alignment of parts."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -288,5 +288,4 @@ class Spec:
 
 
 def aligned(size: int) -> int:
-    """Round up to the alignment of leaves."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -46,11 +46,7 @@ def _is_module(thing: object) -> bool:
 
 
 def load(thing: object, states: States | None, name: str) -> None:
-    """Load an object's entry of `states`, if there is one.
-
-    Raises:
-        StateMismatchError: there is an entry, and the object is not stateful.
-    """
+    """Load an object's entry of `states`, if any, or raise StateMismatchError if not stateful."""
     if not states or name not in states:
         return
     if not is_stateful(thing):

@@ -54,7 +54,6 @@ class BatchMemory:
         self._promised -= 1
 
     def filled(self, number: int, worker: int) -> None:
-        """Record that a segment has a batch that the trainer is about to read."""
         self._out[number] = worker
 
     def unused(self, segment: Segment, worker: int, *, is_too_small: bool) -> None:

@@ -139,7 +139,6 @@ class WorkerProgress:
         return sum(self._words[_first_of(worker) + what] for worker in range(self._workers))
 
     def close(self) -> None:
-        """Unmap the memory, which workers still map."""
         self._segment.close()
 
 
@@ -172,7 +171,6 @@ class ObjectTable:
         return self._objects.pop(place)
 
     def close(self) -> None:
-        """Drop all objects, also those stored later."""
         self._is_closed = True
         self._objects.clear()
 

@@ -66,7 +66,6 @@ class PoolEvents:
         self._is_waited_for = self._is_closed = False
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on, at most `PATIENCE.each_s` long, before checking workers."""
         descriptor: int = self.selector.fileno()
         return descriptor
 
@@ -95,7 +94,6 @@ class PoolEvents:
         return [key.data for key, _ in events]
 
     def close(self) -> None:
-        """Wake the waiting thread. No events follow."""
         self._is_closed = True
         self._wakeup.set()
         self._close_unless_waited_for()
@@ -388,7 +386,6 @@ class TorchWorkerPool:
         log.warning("worker %d has answered a second time (%d); that is left out", worker.number, serial)
 
     def _leave_place(self, worker: WorkerRecord, task: BatchTask, *, is_too_small: bool = False) -> None:
-        """Give back a task's unused segment, or its reservation."""
         place, task.place = task.place, None
         self.places.left(place, worker.number, is_too_small=is_too_small)
 

@@ -43,7 +43,6 @@ class PoolLink:
         selector.register(sock, selectors.EVENT_READ, self._on_readable)
 
     def watch(self, sentinel: int) -> None:
-        """Watch a descriptor for the worker's end, once there is one."""
         if self._sentinel < 0 <= sentinel:
             self._sentinel = os.dup(sentinel)
             self._selector.register(self._sentinel, selectors.EVENT_READ, self._on_end)
@@ -70,7 +69,6 @@ class PoolLink:
         self.close()
 
     def close(self) -> None:
-        """Close the link, together with the selector."""
         self._is_open = False
         self._wire.close()
         if self._sentinel >= 0:
@@ -143,7 +141,6 @@ class WorkerRecord:
         return runs and (bool(self.tasks) or is_asked)
 
     def watch(self) -> None:
-        """Watch for the worker's end, even if another process holds its socket open."""
         if self.link is not None and self.handle is not None:
             self.link.watch(self.handle.sentinel)
 

@@ -182,7 +182,6 @@ class BatchServer:
         return segment.number, self._segments[segment.number]
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """Call `do`. Its error becomes the result of every task."""
         try:
             do()
         except BaseException as error:
