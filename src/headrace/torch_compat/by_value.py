@@ -70,7 +70,7 @@ _is_forked_worker = False
 
 
 def share_classes() -> list[type]:
-    """Give ids to the classes that workers would send by value, so that forks of this process can refer to them.
+    """Give ids to the classes pickled by value, so that forks of this process can refer to them.
 
     Returns the classes. The caller keeps them alive for as long as its forks run.
     """
