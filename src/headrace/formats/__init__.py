@@ -1,1 +1,1 @@
-"""How samples lie in bytes: plain functions over buffers."""
+"""Formats: find and decode samples in bytes. Depends on no loader."""

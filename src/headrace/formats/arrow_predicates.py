@@ -1,4 +1,4 @@
-"""Predicates asked of columns of Arrow: which rows are kept. Values are those of pyarrow's own `filters=`."""
+"""Evaluates predicates on Arrow columns, with the results of pyarrow's `filters=`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ _NAMES = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">"
 
 
 def kept_rows(where: Where, table: Arrow) -> Mask:
-    """Which rows of a table are kept.
-
-    Raises:
-        ValueError: a column cannot be compared so.
-    """
+    """Return a mask of the rows that are kept. An incomparable column raises a ValueError."""
     kept = np.zeros(table.num_rows, np.bool_)
     for some in where:
         these = np.ones(table.num_rows, np.bool_)
@@ -48,11 +44,7 @@ def kept_rows(where: Where, table: Arrow) -> Mask:
 
 
 def check_kinds(where: Where, types: Mapping[str, Arrow]) -> None:
-    """See that columns of these types can be compared so.
-
-    Raises:
-        ValueError: one has values of another kind than it is compared with.
-    """
+    """Raise an OptionError if a column is compared with a value of another kind."""
     for term in (term for some in where for term in some):
         kind = _kind(types[term.column])
         if kind != term.kind:
@@ -63,7 +55,7 @@ def check_kinds(where: Where, types: Mapping[str, Arrow]) -> None:
 
 
 def _kind(kind: Arrow) -> str | None:
-    """What values of a type are compared with, as `Term.kind`; None: with nothing."""
+    """Return the kind of values that a type is compared with, as `Term.kind`. None: none."""
     types = library().types
     kind = kind.storage_type if hasattr(kind, "storage_type") else kind
     if types.is_dictionary(kind):
@@ -96,7 +88,7 @@ def _holds(array: Arrow, term: Term) -> Mask:
 
 
 def _is_in(array: Arrow, values: Sequence[Plain]) -> Mask:
-    """Which are one of `values`; those that are missing are none."""
+    """Return a mask of the elements that are in `values`. Missing elements are not."""
     pa, types = library(), library().types
     kind = array.type
     if types.is_integer(kind):
@@ -109,7 +101,7 @@ def _is_in(array: Arrow, values: Sequence[Plain]) -> Mask:
 
 
 def _compared(array: Arrow, op: str, value: Plain) -> Mask:
-    """Which compare so with `value`; those that are missing do not."""
+    """Compare each element with `value`. False for missing elements."""
     pa, types, kind = library(), library().types, array.type
     if types.is_integer(kind) and not isinstance(value, str | bytes):
         return _ints_compared(array, op, value)  # type: ignore[arg-type]
@@ -129,17 +121,17 @@ def _compared(array: Arrow, op: str, value: Plain) -> Mask:
 
 
 def _ticks(time: dt.datetime, unit: str) -> Fraction:
-    """A time as a number of units since 1970. Arrow refuses times that nanoseconds in int64 cannot hold."""
+    """Return a time in units since 1970. Arrow refuses times beyond int64 nanoseconds."""
     return Fraction(microseconds_of(time) * _TICKS_PER_S[unit], 10**6)
 
 
 def _is_exact(value: float) -> bool:
-    """True if a decimal is compared with the float itself: with others, such as 0.1, as the nearest floats."""
+    """True if a decimal is compared exactly. Other floats, such as 0.1, are compared as floats."""
     return abs(value) < _EXACT_BELOW and value.is_integer()
 
 
 def _ints_compared(array: Arrow, op: str, value: float | Fraction) -> Mask:
-    """The same of whole numbers, exactly: by the whole numbers that are next to `value`."""
+    """Compare integers exactly, by the integers next to `value`."""
     pa, (low, high) = library(), _bounds(array.type)
     if op in ("==", "!="):
         if not (_is_whole(value) and low <= value <= high):
@@ -147,7 +139,7 @@ def _ints_compared(array: Arrow, op: str, value: float | Fraction) -> Mask:
         return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(int(value), array.type)]))
     if not math.isfinite(as_float(value)):
         return _mask(array.is_valid()) & ((value > 0) == (op in ("<", "<=")))
-    match op:  # as a bound that belongs to it
+    match op:  # as an inclusive bound
         case "<":
             op, bound = "<=", math.ceil(value) - 1
         case "<=":

@@ -1,6 +1,6 @@
-"""Columns of Arrow as values of Python, a row at a time: what rows of a table become, and nothing of the other rows.
+"""Converts rows of Arrow columns to Python values, one row at a time.
 
-Numbers, text and bytes are read out of Arrow's buffers themselves: to ask Arrow for each value takes ten times as long.
+Numbers, text and bytes are read from Arrow's buffers directly. Asking Arrow for each value takes ten times as long.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ from headrace.formats.json_values import as_list, as_number, as_object, as_text
 from headrace.formats.rows_of_block import RowsOfBlock
 
 Arrow = Any
-"""An object of pyarrow, which has no types."""
+"""A pyarrow object; pyarrow has no type annotations."""
 
 Getter = Callable[[int], object]
-"""The value of a row."""
+"""Returns the value of a row."""
 
 Taker = Callable[[Sequence[int]], Iterable[object]]
-"""The values of several rows; they are a range where they follow one another."""
+"""Returns the values of several rows, given as a range if consecutive."""
 
-_FEW = 8  # values that are taken one by one
+_FEW = 8  # values that are read one by one
 _ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")
 _ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 _NESTED = ("Sequence", "List", "LargeList")
 
 
 def library() -> Arrow:
-    """The library pyarrow.
-
-    Raises:
-        ImportError: it is not installed; the message says how it is.
-    """
+    """Import pyarrow. The ImportError has instructions for its installation."""
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -50,7 +46,7 @@ def library() -> Arrow:
 
 @functools.lru_cache(maxsize=64)
 def features_of(text: bytes) -> Mapping[str, object]:
-    """The features of Hugging Face's `datasets`, by column, from the metadata `huggingface` of a file."""
+    """Return the features of Hugging Face's `datasets`, by column, from a file's metadata."""
     try:
         info = as_object((as_object(json.loads(text)) or {}).get("info")) if text else None
     except (ValueError, RecursionError):
@@ -59,7 +55,7 @@ def features_of(text: bytes) -> Mapping[str, object]:
 
 
 def kind_of(kind: Arrow, feature: object = None) -> str:
-    """A type in words. Types of equal words have values of the same kind, whatever library wrote them."""
+    """Describe a type. Types with equal descriptions have values of the same kind."""
     types, text = library().types, json.dumps(feature)
     if any(f'"{name}"' in text for name in (*_ENCODED, *_ARRAYS)):
         return f"{kind_of(kind)} as {text}"
@@ -85,7 +81,7 @@ def kind_of(kind: Arrow, feature: object = None) -> str:
 
 
 def leaf_count(kind: Arrow) -> int:
-    """The number of primitive columns that a column of a type has in Parquet."""
+    """Return the number of primitive columns in Parquet for a column of a type."""
     types = library().types
     if hasattr(kind, "storage_type"):
         return leaf_count(kind.storage_type)
@@ -95,16 +91,13 @@ def leaf_count(kind: Arrow) -> int:
 
 
 class TableRows(RowsOfBlock):
-    """The rows of a table as dicts, None those that are left out.
+    """The rows of a table as dicts. None replaces skipped rows.
 
     Args:
-        table: a table, or record batch, of Arrow.
-        features: what Hugging Face's `datasets` says of columns; see `getter`.
-        constants: fields that are the same in all rows.
-        kept: of each row whether it is not left out; None: none is.
-
-    Attributes:
-        nbytes: of the table.
+        table: Arrow table or record batch.
+        features: Features of Hugging Face's `datasets`; see `getter`.
+        constants: Fields that are equal in all rows.
+        kept: Mask of the rows that are not skipped. None: all rows.
     """
 
     def __init__(
@@ -137,7 +130,7 @@ class TableRows(RowsOfBlock):
 
 
 def _taker(array: Arrow, get: Getter) -> Taker:
-    """What gives the values of several rows, as `get` gives that of each."""
+    """Return a function for the values of several rows, equal to those of `get`."""
     if array.null_count:
         return lambda rows: map(get, rows)
     types, kind = library().types, array.type
@@ -158,7 +151,7 @@ def _numbers_at(numbers: NDArray[Any], rows: Sequence[int]) -> Iterable[object]:
 
 
 def _named_at(take: Taker, numbers: NDArray[Any], get: Getter, rows: Sequence[int]) -> Iterable[object]:
-    """Values of a dictionary: where all differ, they are taken as they follow one another there."""
+    """Return values of a dictionary. Consecutive, distinct values are taken together."""
     if isinstance(rows, range) and len(rows) >= _FEW:
         chosen = numbers[rows.start : rows.stop]
         first = int(chosen[0])
@@ -168,7 +161,7 @@ def _named_at(take: Taker, numbers: NDArray[Any], get: Getter, rows: Sequence[in
 
 
 def _texts_at(starts: memoryview, data: memoryview, get: Getter, rows: Sequence[int]) -> Iterable[object]:
-    """Texts that follow one another are decoded as one and cut, where a character of that is a byte."""
+    """Decode consecutive ASCII strings together, then split them."""
     if not isinstance(rows, range) or len(rows) < _FEW:
         return map(get, rows)
     ends = starts[rows.start : rows.stop + 1].tolist()
@@ -180,7 +173,7 @@ def _texts_at(starts: memoryview, data: memoryview, get: Getter, rows: Sequence[
 
 
 def whole_array(column: Arrow) -> Arrow:
-    """A column as one array."""
+    """Return a column as one array."""
     if not hasattr(column, "chunks"):
         return column
     if column.num_chunks == 1:
@@ -190,17 +183,17 @@ def whole_array(column: Arrow) -> Arrow:
 
 
 def getter(array: Arrow, feature: object = None) -> Getter:
-    """What gives the values of an array as Python has them; None for those that are missing.
+    """Return a function for the Python values of an array. None for missing values.
 
-    Numbers are int, float and bool; text is str; lists of numbers that miss none are arrays of numpy, of their own
+    Numbers are int, float and bool; text is str; lists of numbers without missing ones are numpy arrays that own their
     memory; structs are dicts, maps lists of pairs, decimals `decimal.Decimal`; dates and times are those of `datetime`,
-    those that count nanoseconds numpy's.
+    or numpy's for nanoseconds.
 
     Args:
-        feature: what Hugging Face's `datasets` says of it: images and the like are their encoded bytes then, and arrays
-            have their shape.
+        feature: Feature of Hugging Face's `datasets`: images and the like are then encoded bytes, arrays have their
+            shape.
     """
-    if hasattr(array, "storage"):  # of an extension type that somebody has registered
+    if hasattr(array, "storage"):  # a registered extension type
         array = array.storage
     get = _of_feature(array, feature) or _present(array, feature)
     if not array.null_count:
@@ -210,7 +203,6 @@ def getter(array: Arrow, feature: object = None) -> Getter:
 
 
 def _present(array: Arrow, feature: object) -> Getter:
-    """The same of values that are not missing."""
     pa = library()
     types, kind = pa.types, array.type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
@@ -244,13 +236,12 @@ def _present(array: Arrow, feature: object) -> Getter:
 
 
 def numbers_of(array: Arrow) -> NDArray[Any]:
-    """Numbers, or times by nanoseconds, as an array of numpy; what stands where one is missing means nothing.
+    """Return numbers, or times in nanoseconds, as a numpy array. Missing values are arbitrary.
 
-    They are taken from Arrow's buffer: `array.to_numpy` loads pandas where that is installed, which takes half a second
-    in each worker.
+    `array.to_numpy` would import pandas if installed, which takes half a second per worker.
 
     Raises:
-        ValueError: there are fewer than there should be.
+        ValueError: The buffer is too short.
     """
     kind, buffer, first, count = array.type, array.buffers()[1], array.offset, len(array)
     if buffer is None or not count:
@@ -271,7 +262,7 @@ def _dtype(kind: Arrow) -> np.dtype[Any]:
 
 
 def _starts(array: Arrow) -> memoryview:
-    """Where the values of an array of lists, text or bytes begin, and where the last one ends."""
+    """Return the starts of the values of lists, text or bytes, and the end of the last."""
     pa = library()
     is_large = array.type in (pa.large_string(), pa.large_binary()) or pa.types.is_large_list(array.type)
     width, buffer = 8 if is_large else 4, array.buffers()[1]
@@ -302,7 +293,7 @@ def _lists(array: Arrow, feature: object) -> Getter:
 
 def _fixed_lists(array: Arrow, feature: object) -> Getter:
     types, values, shape = library().types, array.values, [array.type.list_size]
-    first, size = array.offset * shape[0], shape[0]  # where the values of row 0 begin, and how many each row has
+    first, size = array.offset * shape[0], shape[0]  # first value of row 0, values per row
     while types.is_fixed_size_list(values.type) and not values.null_count:
         shape.append(values.type.list_size)
         first, size, values = (first + values.offset) * shape[-1], size * shape[-1], values.values
@@ -314,7 +305,7 @@ def _fixed_lists(array: Arrow, feature: object) -> Getter:
 
 
 def _stretches(values: Arrow, shape: list[int] | None = None) -> Callable[[int, int], object]:
-    """What gives some consecutive numbers as an array, or as a list where one of them is missing."""
+    """Return a function for consecutive numbers: an array, or a list if one is missing."""
     numbers = numbers_of(values)
     if not values.null_count:
         if shape is not None:
@@ -336,7 +327,7 @@ def _are_numbers(kind: Arrow) -> bool:
 
 
 def _of_feature(array: Arrow, feature: object) -> Getter | None:
-    """The values of what `datasets` has a class of its own for; None where it has none."""
+    """Return a function for values with a class in `datasets`, or None."""
     said = as_object(feature) or {}
     kind, types = as_text(said.get("_type")), library().types
     if kind in _ENCODED and types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
@@ -371,6 +362,6 @@ def _feature_of_values(feature: object) -> object:
 def _features_of_children(feature: object) -> Callable[[str], object]:
     said = as_object(feature) or {}
     inner = as_object(said.get("feature"))
-    if said.get("_type") == "Sequence" and inner is not None:  # a struct of lists stands for a list of structs
+    if said.get("_type") == "Sequence" and inner is not None:  # a struct of lists represents a list of structs
         return lambda name: {"_type": "Sequence", "feature": inner.get(name)}
     return said.get

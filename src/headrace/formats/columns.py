@@ -27,9 +27,7 @@ class ColumnBodies(Protocol):
         """Return the `length` bytes at each of `offsets` as `[len(offsets), length]`."""
         ...
 
-    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
-        """Write the bytes at each of `offsets` into the rows of `out`."""
-        ...
+    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None: ...
 
 
 class Column(NamedTuple):

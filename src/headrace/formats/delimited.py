@@ -1,4 +1,4 @@
-"""CSV and TSV: each record is a sample, a dict of text by the names of the columns."""
+"""CSV and TSV: each record is a sample, a dict of strings by column."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """How records are written.
+    """The syntax of records.
 
     Attributes:
-        delimiter: between fields.
-        quote: around fields; None: they are never quoted.
-        header: whether the first record has the names of the columns.
+        quote: Quote around fields. None: fields are never quoted.
+        header: True if the first record has the names of the columns.
     """
 
     delimiter: str
@@ -40,13 +39,13 @@ class RecordLayout:
     header: bool
 
     def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """The fields of records, by Python's `csv`: its own limits hold."""
+        """Split records with Python's `csv`, within its limits."""
         if self.quote is None:
             return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
         return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quote)
 
     def split(self, text: str) -> list[str]:
-        """The fields of one record, as `csv` finds them, however long they are. Raises a ValueError for damage."""
+        """Split one record as `csv` does, but for any size. Raises a ValueError for damage."""
         fields: list[str] = []
         at = 0
         while True:
@@ -75,7 +74,7 @@ class RecordLayout:
 
     @staticmethod
     def wrong_with(columns: Sequence[str]) -> str | None:
-        """Why these can be no names of columns; None where they can."""
+        """Return why these are no valid names of columns, or None."""
         seen: set[str] = set()
         for name in columns:
             if name in seen:
@@ -88,14 +87,13 @@ class RecordLayout:
 
 
 class DelimitedScanner(SuccessiveScanner):
-    """Finds the records of an object in successive buffers of it.
+    """Finds the records of an object in successive buffers.
 
-    A quote opens a field where that begins, and closes it; everywhere else it is a character like others, as for
-    Python's `csv`. Where all quotes are as RFC 4180 has them, every second one closes, and no loop is needed.
+    A quote opens a field at its start, and closes it. Elsewhere it is a plain character, as in Python's `csv`. If all
+    quotes follow RFC 4180, every second one closes, and no loop is needed.
 
     Args:
-        layout: how they are written.
-        columns: their names, where the caller knows them.
+        columns: Names of the columns, if known to the caller.
     """
 
     def __init__(
@@ -103,13 +101,13 @@ class DelimitedScanner(SuccessiveScanner):
     ) -> None:
         super().__init__(url)
         self._layout, self._columns, self._limits = layout, columns, limits
-        self._start = 0  # of the record that is not known whole
-        self._line = 1  # that it begins in
-        self._newlines = 0  # in all that was fed
-        self._is_inside = False  # quotes, at the end of what was fed
-        self._has_closed = False  # whether the last byte was a quote that closes, unless another one follows
-        self._last = _NEWLINE  # the byte before what will be fed
-        self._head = b""  # the header, as far as it is known
+        self._start = 0  # start of the incomplete record
+        self._line = 1  # line at `_start`
+        self._newlines = 0  # number of newlines that were fed
+        self._is_inside = False  # True if the fed bytes end within quotes
+        self._has_closed = False  # True if the last byte was a closing quote, unless another quote follows
+        self._last = _NEWLINE  # the last fed byte
+        self._head = b""  # the fed part of the header
         self._member = None if layout.header or columns is None else self._described(columns)
 
     @property
@@ -150,7 +148,7 @@ class DelimitedScanner(SuccessiveScanner):
         return self.error is not None
 
     def _are_outside(self, data: NDArray[np.uint8], newlines: Ints) -> NDArray[np.bool_]:
-        """Which newlines are not in quotes, and so end a record."""
+        """Return a mask of the newlines outside of quotes, which end records."""
         if self._layout.quote is None or not len(data):
             return np.ones(len(newlines), np.bool_)
         quotes = np.flatnonzero(data == ord(self._layout.quote))
@@ -161,13 +159,13 @@ class DelimitedScanner(SuccessiveScanner):
         return np.asarray(inside == 0)
 
     def _are_regular(self, quotes: Ints, data: NDArray[np.uint8]) -> bool:
-        """Whether quotes open and close by turns, only where fields begin and end, or are two for one."""
+        """True if quotes alternate and only stand at starts and ends of fields, or are doubled."""
         if not len(quotes):
             return True
         delimiter, quote = (ord(text) for text in (self._layout.delimiter, self._layout.quote or ""))
         opening, closing = quotes[int(self._is_inside) :: 2], quotes[1 - int(self._is_inside) :: 2]
         before = np.where(opening > 0, data[opening - 1], self._last)
-        behind = data[np.minimum(closing + 1, len(data) - 1)]  # of the last byte what follows is not known yet
+        behind = data[np.minimum(closing + 1, len(data) - 1)]  # the byte after the last one is not known yet
         if self._has_closed and data[0] not in (delimiter, quote, _NEWLINE, _RETURN):
             return False
         if not self._has_closed and len(opening) and opening[0] == 0 and self._last == quote:
@@ -178,7 +176,6 @@ class DelimitedScanner(SuccessiveScanner):
         )
 
     def _turns(self, quotes: Ints, data: NDArray[np.uint8]) -> Ints:
-        """The quotes that open and close, where others are only characters."""
         starts = (ord(self._layout.delimiter), _NEWLINE)
         inside, closed = self._is_inside, -1 if self._has_closed else -2
         turns: list[int] = []
@@ -240,7 +237,7 @@ class DelimitedScanner(SuccessiveScanner):
         self._head, self._member = b"", self._described(columns)
 
     def _described(self, columns: Sequence[str]) -> str:
-        """What a record must know of its shard to be opened by itself."""
+        """Return the data that decoding one record needs, as the name of its member."""
         layout = self._layout
         said = {"columns": columns, "delimiter": layout.delimiter, "quote": layout.quote, "header": layout.header}
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
@@ -254,22 +251,22 @@ _SHOWN = 60
 
 
 class Csv(Format):
-    r"""Records of fields between delimiters, in UTF-8, as RFC 4180 has them and as Python's `csv` reads them.
+    r"""Records of delimited fields in UTF-8, with the syntax of RFC 4180 and Python's `csv`.
 
-    A field may be quoted, and have delimiters, newlines and doubled quotes in it then. The first record has the names
-    of the columns. Values are text; nothing is guessed: `types=` says what else a column is. Empty lines are passed
-    over. A sample's key is the number of the line that it begins in, from 1.
+    A quoted field may contain delimiters, newlines and doubled quotes. The first record has the names of the columns.
+    Values are strings; `types=` converts columns. Empty lines are skipped. The key of a sample is the number of its
+    first line, from 1.
 
     Args:
-        delimiter: between fields, one ASCII character.
-        quote: around fields, one ASCII character; None: fields are never quoted.
-        header: whether the first record has the names of the columns.
-        columns: the names of the columns where no header has them. Where one has, they must be the same.
-        types: for some columns what makes a value of the text: `int`, `float`, `bool` ("true", "false", 1 or 0), or any
-            function of a string that raises a ValueError for what it does not take.
+        delimiter: Separator of fields, one ASCII character.
+        quote: Quote around fields, one ASCII character. None: fields are never quoted.
+        header: True if the first record has the names of the columns.
+        columns: Names of the columns, if there is no header. If there is one, it must have the same names.
+        types: Conversions of some columns from strings: `int`, `float`, `bool` ("true", "false", 1 or 0), or any
+            function that raises a ValueError for invalid strings.
 
     Raises:
-        OptionError: an argument is none of these.
+        OptionError: An argument is invalid.
 
     Examples:
         >>> import headrace as hr
@@ -308,7 +305,7 @@ class Csv(Format):
         usual = type(self).__init__.__kwdefaults__ or {}
         given = {"delimiter": delimiter, "quote": quote, "header": header, "columns": names}
         said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != usual[name])
-        self.name = f"{type(self).name}({said})" if said else type(self).name  # an index of it is no other's
+        self.name = f"{type(self).name}({said})" if said else type(self).name  # indexes with other options do not match
 
     def scanner(self, url: str, limits: Limits) -> DelimitedScanner:
         return DelimitedScanner(url, self._layout, self._columns, limits)
@@ -329,11 +326,11 @@ class Csv(Format):
             texts = [str(body, "utf-8") for body in bodies]
             rows = list(self._layout.reader(texts))
         except (ValueError, csv.Error):
-            return ()  # said better of one alone
+            return ()  # decoding one alone gives a better error
         if len(rows) != len(texts):
-            return ()  # quotes that are not closed
+            return ()  # unclosed quotes
         joined = "".join(texts)
-        if "\0" in joined or "\r\r" in joined:  # of two ends of a line `csv` overlooks the second
+        if "\0" in joined or "\r\r" in joined:  # `csv` ignores the second of two line ends
             return ()
         count = len(columns)
         if self._types:
@@ -368,7 +365,7 @@ class Csv(Format):
 
 
 class Tsv(Csv):
-    """The same with tabs between fields; see `Csv`."""
+    """Records of fields separated by tabs; see `Csv`."""
 
     name = "tsv"
     suffixes = (".tsv",)

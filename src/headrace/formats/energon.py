@@ -1,8 +1,8 @@
-"""Folders that Megatron-Energon has prepared: tar shards, with an index of samples beside each.
+"""Folders prepared by Megatron-Energon: tar shards, with an index of samples next to each.
 
-The folder `.nv-meta` says which shards each split has, and how many samples each shard. The file `.tar.idx` beside a
-shard has offsets: a u64 for each sample, where its first header begins, and one for where they end. A sample is all
-that lies between two of them, and the header behind it.
+The folder `.nv-meta` has the shards of each split, and their numbers of samples. The file `.tar.idx` next to a shard
+has u64 offsets: the first header of each sample, and the end of the last. A sample is read as the bytes between two
+offsets, and the header after them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _REGULAR = (b"0", b"\0", b"7")
 
 
 class Energon(Format):
-    """A folder with `.nv-meta`, or single shards with their `.tar.idx` beside them.
+    """A folder with `.nv-meta`, or single shards with a `.tar.idx` next to them.
 
     Args:
-        split: which of the folder's.
+        split: Name of the split.
     """
 
     name = "energon"
@@ -93,10 +93,9 @@ class Energon(Format):
 
 
 def _goes_on(key: bytes, behind: bytes) -> bool:
-    """Whether the header behind a sample is none, or that of another of its members.
+    """True if the header after a sample is invalid, or that of another of its members.
 
-    So no epoch over offsets that do not fit ends without an error: where one sample has been cut off its first members,
-    another has them at its end.
+    This detects wrong offsets: if one sample lacks its first members, the sample before has them at its end.
     """
     if not any(behind):
         return False  # the end mark
@@ -115,16 +114,16 @@ _BYTES_MOST = 2**53
 
 
 def index_of(url: str) -> str:
-    """The address of the index beside the shard at `url`; what follows its path holds for that, too."""
+    """Return the URL of the index next to the shard at `url`, with the same query."""
     path, rest = split_path(url)
     return path + ".idx" + rest
 
 
 async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[Ints, Span]:
-    """Where the samples of a shard begin, and where they end; and what is known of the shard then.
+    """Return the starts of samples and the end of the last, and a span with the shard's size.
 
-    The first sample has all that lies before the second: members that are of no sample may precede it. A FormatError
-    names the index that is damaged, or of another archive.
+    The first sample includes all bytes before the second, as members of no sample may precede it. A FormatError names
+    an index that is damaged, or belongs to another archive.
     """
     place = index_of(shard.url)
     try:
@@ -172,15 +171,11 @@ async def _read(reads: Reads, place: str, limits: Limits) -> Ints:
 
 
 def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], bytes | None]) -> Catalogue:
-    """The shards of a split, in its order.
+    """Return the shards of a split, in order. `others` reads a file next to `url` by its name.
 
-    A FormatError names the file that is damaged, or contradicts another. An OptionError says that there is no such
-    split, or that PyYAML and braceexpand are not installed.
-
-    Args:
-        url: of `split.yaml`, whose bytes are `data`.
-        split: its name.
-        others: reads what lies beside it, by its name; None where there is no such object.
+    Raises:
+        FormatError: A file is damaged, or contradicts another.
+        OptionError: There is no such split, or PyYAML or braceexpand is not installed.
     """
     said = _parsed(data, url)
     splits = as_object(said.get("split_parts"))
@@ -208,7 +203,6 @@ def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], byt
 
 
 def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, int], str]:
-    """(samples of each shard, where that is said)."""
     for name in _INFO:
         data, place = others(name), beside(url, name)
         if data is None:
@@ -227,7 +221,7 @@ def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, 
 
 
 def _address(url: str, name: str) -> str:
-    """The address of a shard, which is said from the folder on that `.nv-meta` lies in."""
+    """Return the URL of a shard, whose name is relative to the parent of `.nv-meta`."""
     try:
         checked = file_name(name)
     except ValueError as error:
@@ -239,7 +233,7 @@ def _address(url: str, name: str) -> str:
 
 
 def _told_by_dataset(url: str, others: Callable[[str], bytes | None]) -> tuple[tuple[str, str], ...]:
-    """What `dataset.yaml` wants done with samples, as far as nobody does it here."""
+    """Return descriptions of the settings in `dataset.yaml` that are not applied."""
     data = others(_DATASET)
     if data is None:
         return ()
@@ -262,7 +256,6 @@ def _shown_split(split: str, splits: dict[str, Any]) -> str:
 
 
 def _expanded(patterns: list[str], most: int, url: str) -> Iterator[str]:
-    """The names that patterns stand for; no more come than `most` of each."""
     try:
         from braceexpand import braceexpand
     except ImportError:
@@ -286,7 +279,7 @@ def _parsed(data: bytes, url: str) -> dict[str, object]:
         raise _needs(url) from None
     except (ValueError, RecursionError) as error:
         raise _damage(url, f"it cannot be parsed ({str(error)[:80]})") from None
-    except Exception as error:  # YAML's own, which need not be there to be named
+    except Exception as error:  # YAML's errors; the library may not be installed
         raise _damage(url, f"it is no YAML ({' '.join(str(error).split())[:200]})") from None
     if said is None:
         raise _damage(url, "it is no object")

@@ -1,4 +1,4 @@
-"""Folders with a catalogue of their shards: names in it, addresses beside it, and the heads of shards."""
+"""Folders with a catalogue of their shards: names and URLs of shards, and reads of heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _ODD = re.compile(r"[\x00-\x1f\\?#]|://")
 
 
 def catalogue_object(url: str, data: bytes) -> dict[str, object]:
-    """The JSON object that the catalogue at `url` is; a FormatError if it is none."""
     try:
         said = as_object(json.loads(data))
     except (ValueError, RecursionError) as error:
@@ -31,7 +30,7 @@ def catalogue_damage(url: str, why: str) -> FormatError:
 
 
 def check_each_once(url: str, shards: Iterable[str]) -> None:
-    """Raise a FormatError if the catalogue at `url` names a shard twice, also in another spelling of its path."""
+    """Raise a FormatError if the catalogue at `url` names a shard twice, by normalized path."""
     seen: dict[str, int] = {}
     for number, shard in enumerate(shards):
         first = seen.setdefault(posixpath.normpath(shard), number)
@@ -41,7 +40,7 @@ def check_each_once(url: str, shards: Iterable[str]) -> None:
 
 
 def file_name(said: object) -> str:
-    """The name of a file in the folder of a catalogue; a ValueError if it is none, or one that lies elsewhere."""
+    """Return the name of a file in a catalogue's folder. Raises a ValueError if invalid."""
     name = as_text(said)
     if not name or _ODD.search(name) or name.startswith("/"):
         raise ValueError(f"its file is called {str(said)[:80]!r}")
@@ -51,20 +50,20 @@ def file_name(said: object) -> str:
 
 
 def split_path(url: str) -> tuple[str, str]:
-    """(an address up to the end of its path, what follows)."""
+    """Split a URL at the end of its path."""
     end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
     return url[:end], url[end:]
 
 
 def beside(url: str, name: str) -> str:
-    """The address of what lies beside the object at `url`. What follows its path holds for that, too."""
+    """Return the URL of an object next to that at `url`, with the same query."""
     path, rest = split_path(url)
     return posixpath.dirname(path) + "/" * ("/" in path) + name + rest
 
 
 @contextmanager
 def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
-    """Name the shard at `url` in a FormatError or LimitError of the block. A ValueError becomes a FormatError."""
+    """Name the shard at `url` in errors. A ValueError becomes a FormatError."""
     try:
         yield
     except LimitError as error:
@@ -76,14 +75,13 @@ def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
 
 
 async def read_head(reads: Reads, url: str, most: int) -> tuple[memoryview, Span]:
-    """The first bytes of a shard, `most` at most, and what was read."""
     target = memoryview(bytearray(most))
     span = await reads.read_into(url, 0, target)
     return target[: span.stop - span.start], span
 
 
 async def at_least(reads: Reads, url: str, head: memoryview, stop: int, etag: str | None) -> memoryview:
-    """The first `stop` bytes of a shard, of which `head` was read; a ValueError if it has fewer."""
+    """Return the first `stop` bytes of a shard. Raises a ValueError if there are fewer."""
     if stop <= len(head):
         return head
     more = memoryview(bytearray(stop))

@@ -1,7 +1,4 @@
-"""The interface of formats: how the samples of a shard are found and decoded.
-
-Subclass `Format` to add a format.
-"""
+"""The interface of formats: how the samples of a shard are found and decoded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""HDF5 files: which bytes of a file hold which rows of its datasets. h5py reads what describes them, and no values.
+"""Locates rows of HDF5 datasets. h5py reads the metadata only, and no values.
 
-The library lets one thread in at a time, and waits there for what it reads. So it is given the file's first bytes
-beforehand, and values are read without it: chunks and stretches of rows, each by a range, many at once.
+HDF5 admits one thread at a time, and blocks it for reads. It therefore gets the first bytes of the file beforehand.
+Values are read without it: many chunks and ranges of rows at once.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from headrace.types import Buffer
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 PAGE_BYTES = 256 * 1024
-_COUNTS_USER_BLOCKS = (1, 14, 4)  # HDF5 before told places of chunks (H5Dchunk_iter) as if there were no user block
-_SOFT_LINKS = 16  # that are followed on the way to a dataset
+_COUNTS_USER_BLOCKS = (1, 14, 4)  # older HDF5 ignored user blocks in H5Dchunk_iter
+_SOFT_LINKS = 16  # maximum number on the path of a dataset
 
-_CHUNKS = itertools.count()  # files in memory have names, too
+_CHUNKS = itertools.count()  # for unique names of files in memory
 
 
 class RangeFile(io.RawIOBase):
-    """A file of which pages are read when they are first needed, and kept.
+    """A file that reads pages on demand and caches them.
 
     Args:
-        read: gives the bytes [start, stop).
-        size: bytes of the file.
-        most: bytes that may be read of it.
+        read: Returns the bytes [start, stop).
+        most: Maximum number of bytes to read.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, most: int) -> None:
@@ -44,7 +43,6 @@ class RangeFile(io.RawIOBase):
         self.failure: Exception | None = None
 
     def hold(self, head: bytes) -> None:
-        """The file's first bytes are these."""
         whole = len(head) if len(head) == self.size else len(head) // PAGE_BYTES * PAGE_BYTES
         for at in range(0, whole, PAGE_BYTES):
             self._pages[at // PAGE_BYTES] = head[at : at + PAGE_BYTES]
@@ -81,7 +79,7 @@ class RangeFile(io.RawIOBase):
                     raise LimitError(f"what describes its datasets has more than {self._most} bytes, the limit")
                 start = number * PAGE_BYTES
                 self._pages[number] = self._read(start, min(start + PAGE_BYTES, self.size))
-            except Exception as error:  # h5py would tell of it in other words
+            except Exception as error:  # h5py would replace the error
                 self.failure = error
                 raise
         return self._pages[number]
@@ -125,7 +123,7 @@ class Dataset(StoredArray):
         return self._unfiltered(part, body, *self._filters)
 
     def _unfiltered(self, part: StoredPart, body: Buffer, kind: Any, plist: Any) -> Array:
-        """What the library makes of a chunk: it is given it as that of a file in memory."""
+        """Decode a chunk with the library, as the chunk of a file in memory."""
         import h5py
 
         values: Array = np.empty(self._shape, self.dtype)
@@ -135,7 +133,7 @@ class Dataset(StoredArray):
                 space = h5py.h5s.create_simple(self._shape)
                 created = h5py.h5d.create(file.id, b"chunk", kind, space, plist)
                 created.write_direct_chunk(origin, bytes(body), part.mask)
-                del created  # until it is opened anew, the library knows nothing of the mask
+                del created  # the library ignores the mask until the dataset is reopened
                 dataset = h5py.h5d.open(file.id, b"chunk")
                 dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
         except (OSError, RuntimeError, ValueError) as error:
@@ -171,9 +169,9 @@ def _array(dataset: Any, url: str) -> StoredArray:
 
 
 def _by_links(opened: Any, datasets: Names, there: Sequence[str]) -> list[str]:
-    """The names that are wanted, are not `there`, and lead to datasets with rows nevertheless.
+    """Return the requested names that are not `there` but link to datasets with rows.
 
-    A visit gives one name of each dataset, and follows no soft links.
+    A visit finds one name of each dataset, and follows no soft links.
     """
     import h5py
 
@@ -184,9 +182,9 @@ def _by_links(opened: Any, datasets: Names, there: Sequence[str]) -> list[str]:
 
 
 def _path(opened: Any, name: str) -> str | None:
-    """Where a name leads to, without soft links; None where that is nowhere in this file.
+    """Resolve soft links of a name. None if it does not exist in this file.
 
-    They are followed here: the library would follow those to other files, too, and open these.
+    The library would also follow and open links to other files.
     """
     from h5py import Group, h5l
 
@@ -211,10 +209,11 @@ def _parts(path: str) -> list[str]:
 
 
 def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Table:
-    """What describes the datasets that are wanted, and are there.
+    """Return the metadata of the selected datasets.
 
-    A FormatError names a file that is damaged, or a dataset that is not read here. An OptionError says that h5py is not
-    installed, or that the datasets do not share their first axis.
+    Raises:
+        FormatError: The file is damaged, or a dataset is not supported.
+        OptionError: h5py is not installed, or the datasets do not share their first axis.
     """
     try:
         import h5py

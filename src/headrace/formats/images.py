@@ -173,7 +173,6 @@ Pixels = NDArray[np.uint8]
 
 
 def is_size(size: object) -> bool:
-    """True if `size` is (height, width), both at least 1."""
     return isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
 
 

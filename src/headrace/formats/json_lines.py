@@ -1,14 +1,14 @@
-"""JSON Lines: each line is a sample, an object whose members are its fields.
+"""JSON Lines: each line is a JSON object and a sample.
 
-orjson, where it is installed, takes a third of the time of Python's own `json`, whose values are the ones that count:
+orjson, if installed, takes a third of the time of Python's `json`. The results are always those of `json`:
 
-* Whole numbers of any size are exact. orjson makes floats of those that have more than 64 bits, so what has a run of 19
-  digits or more, which is looked for in the bytes, is not given to it; but for digits behind a point.
-* NaN and Infinity, floats over the largest one (which are infinite), and halves of surrogate pairs are values. orjson
-  refuses them; what it refuses, for whatever reason, `json` is asked, and it also says what is wrong.
-* Of equal names in an object the last one holds, in the place of the first. Both do that.
-* What is nested too deep is an error. How deep that is depends on Python's stack, which does for 950 levels or
-  more; with orjson it is 1,024, or that.
+* Integers of any size are exact. orjson converts those beyond 64 bits to floats, so texts with a run of 19 digits or
+more are not passed to it, unless the digits follow a decimal point.
+* NaN and Infinity, floats beyond the largest (which are infinite), and unpaired surrogates are values. orjson refuses
+them. `json` parses all that orjson refuses, and provides the error messages.
+* The last of equal names in an object wins, at the position of the first. Both libraries do that.
+* Too deep nesting is an error. The limit of `json` depends on Python's stack, and is at least 950 levels. With orjson
+the limit is 1,024, or that of `json`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from headrace.types import Ints
 
 _NONE = object()
 _SHOWN = 12
-_DIGITS = 19  # as many has the first whole number that does not fit into 63 bits
-_WORD = 8  # bytes; at least one that is aligned lies within so many digits
-_BEHIND = np.arange(_WORD, _DIGITS)  # where the bytes behind it are
+_DIGITS = 19  # digits of the first integer beyond 63 bits
+_WORD = 8  # bytes; so many digits contain at least one aligned word
+_BEHIND = np.arange(_WORD, _DIGITS)  # offsets of the bytes after a word
 _HIGH, _DIGIT = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)
 _EDGE = b"\n" * 3 * _WORD
 
 
 def loads(text: bytes) -> object:
-    """The value of a JSON text in UTF-8, as Python's json has it. Raises a ValueError for damage."""
     (value,) = _loads_fast([text]) or (_NONE,)
     if value is not _NONE:
         return value
@@ -48,12 +47,12 @@ def loads(text: bytes) -> object:
 
 
 def loads_many(texts: Sequence[bytes]) -> list[object]:
-    """The values of many texts; None in the place of each for which `loads` must be asked."""
+    """Parse many texts. None for each that requires `loads`."""
     return [None if value is _NONE else value for value in _loads_fast(texts)]
 
 
 def _loads_fast(texts: Sequence[bytes]) -> list[object]:
-    """The values that both libraries give; `_NONE` in the place of others. Without orjson there are none."""
+    """Parse texts on which both libraries agree. `_NONE` for others. Empty without orjson."""
     orjson = _orjson()
     if orjson is None or not texts:
         return []
@@ -78,23 +77,23 @@ def _taken(text: bytes) -> object:
 def _orjson() -> Any:
     try:
         import orjson
-    except ImportError:  # the extra "fast" has it
+    except ImportError:  # part of the extra "fast"
         return None
     return orjson
 
 
 def _with_long_numbers(texts: Sequence[bytes]) -> list[int]:
-    """Which texts have 19 digits in a row, or ":" to "?", that begin behind no point: whole numbers of that size do."""
+    """Return the texts with 19 digits (or ":" to "?") in a row that follow no decimal point."""
     joined = b"".join([_EDGE, b"\n".join(texts), _EDGE])
     words = np.frombuffer(joined, np.uint64, len(joined) // _WORD) & _HIGH
     full = words == _DIGIT
     at = np.flatnonzero(full)
-    # The first word of each row of digits that has four more behind it: 12 to 19 digits have one.
+    # The first full word of each run of digits that four more digits follow: runs of 12 to 19 digits have one.
     at = at[(words.view(np.uint32)[2 * at + 2] == _DIGIT.astype(np.uint32)) & ~full[at - 1]]
     if not len(at):
         return []
     data = np.frombuffer(joined, np.uint8)
-    others = (words[at - 1] ^ _DIGIT).astype(np.float64)  # the last one in front is its highest byte that is not 0
+    others = (words[at - 1] ^ _DIGIT).astype(np.float64)  # the highest nonzero byte is the last non-digit before
     first = _WORD * (at - 1) + (np.frexp(others)[1] - 1) // _WORD + 1
     is_whole = data[first - 1] != ord(".")
     if not is_whole.any():
@@ -108,7 +107,7 @@ def _with_long_numbers(texts: Sequence[bytes]) -> list[int]:
 
 
 class JsonLineScanner(LineScanner):
-    """Finds lines of JSON. Lines that hold nothing but white space are passed over, and counted."""
+    """Finds lines of JSON. Lines of white space are skipped, but counted."""
 
     def _begins_well(self, head: bytes) -> bool:
         first = head[self._start :].lstrip()
@@ -119,12 +118,12 @@ class JsonLineScanner(LineScanner):
 
     def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:  # noqa: ARG002
         starts, _, ends = lines
-        # one that is too long is an error even where it is blank
+        # a line that is too long is an error even if it is blank
         return lines[:, ~self._are_blank(lines, data, offset) | (ends - starts > self._longest)]
 
 
 class JsonLines(Format):
-    """Objects, one a line, in UTF-8."""
+    """Objects, one per line, in UTF-8."""
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
@@ -134,7 +133,7 @@ class JsonLines(Format):
         if not first.startswith(b"{"):
             return 0.0
         if not newline:
-            return 0.3  # a first line that is longer than what was seen, or a single object
+            return 0.3  # the first line is longer than `head`, or a single object
         try:
             json.loads(first)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Values of JSON that others have written: each as what it is wanted as, or None where it is something else."""
+"""Type checks of untrusted JSON values. They return None for other types."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def as_texts(value: object) -> list[str] | None:
 
 
 def as_number(value: object) -> int | None:
-    """A whole number; true and false are none."""
+    """Return an integer; booleans are none."""
     return value if type(value) is int else None
 
 
 def as_count(value: object, most: int) -> int | None:
-    """A whole number from 0 to `most`."""
+    """Return an integer from 0 to `most`."""
     number = as_number(value)
     return number if number is not None and 0 <= number <= most else None

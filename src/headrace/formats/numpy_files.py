@@ -1,4 +1,4 @@
-"""Arrays from .npy and .npz files in memory; no pickle is ever read."""
+"""Decodes .npy and .npz files in memory. Pickles are never loaded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HEADER_MOST = 10_000
 
 
 class NpyDecoder:
-    """The array in an .npy file, as one that owns its memory; object arrays are refused.
+    """Decodes an .npy file to an array that owns its memory. Object arrays are refused.
 
-    Files of one data set mostly have equal headers, so the last one is remembered: 1 us instead of 20.
+    Files of one data set mostly have equal headers, so the last parsed header is cached: 1 us instead of 20.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,7 @@ class NpyDecoder:
 
 
 def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generic], bool]:
-    """An .npy file's whole header, and what it says: shape, dtype, and whether the array lies by columns.
-
-    Raises a ValueError if it is not read here.
-    """
+    """Parse an .npy header: (bytes, shape, dtype, is column-major). Raises a ValueError."""
     version = bytes(data[6:8]) if len(data) >= 12 and bytes(data[:6]) == _MAGIC else None
     if version not in (b"\1\0", b"\2\0"):
         raise ValueError("it does not begin as an .npy file of version 1 or 2")
@@ -54,7 +51,7 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
     read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
     try:
         shape, by_column, dtype = read(io.BytesIO(head[8:]), max_header_size=_HEADER_MOST)
-    except Exception as error:  # of many types: the header is a Python expression
+    except Exception as error:  # of any type: the header is a Python expression
         raise ValueError(
             f"its header does not describe an array ({str(error)[:200] or type(error).__name__})"
         ) from error
@@ -63,19 +60,20 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
     if any(n < 0 for n in shape):
         raise ValueError(f"its shape is {shape}")
     if dtype.itemsize == 0 and math.prod(shape) > 0:
-        raise ValueError(f"its header tells of {shape} elements of no bytes")  # so of any number of them
+        raise ValueError(f"its header tells of {shape} elements of no bytes")  # any number of them
     return head, shape, dtype, by_column
 
 
 def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.generic]]:
-    """The arrays in an .npz file by name.
+    """Return the arrays in an .npz file by name.
 
-    A ValueError, or a zipfile.BadZipFile, says that it is damaged, that it holds something else, or that it unpacks to
-    more than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
+    Raises:
+        ValueError, zipfile.BadZipFile: The file is damaged, contains other members, or its decompressed size exceeds
+            both `limits.unpacked_free_bytes` and `limits.unpacked_ratio` times its size.
     """
     arrays: dict[str, NDArray[np.generic]] = {}
     decode = NpyDecoder()
-    if bytes(data[:4]) not in _ZIP_BEGINS:  # zipfile looks at the end alone
+    if bytes(data[:4]) not in _ZIP_BEGINS:  # zipfile only checks the end
         raise ValueError("it does not begin as a zip archive")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
@@ -95,7 +93,7 @@ def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    # a member may be longer than it says: only of these kinds, and only in this way, is no more unpacked than is asked
+    # a member may be longer than stated: only for these kinds, and only with `read(size)`, is the output bounded
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"its member {member.filename!r} is packed in a way that numpy does not use")
     with archive.open(member) as file:

@@ -1,4 +1,4 @@
-"""Samples that lie in blocks, opened where they are worked on: once, and kept while rows of them are wanted."""
+"""Decodes blocks in workers: once per process, cached while their rows are needed."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.types import Ints
 
 BLOCK, ROW = "__block__", "__row__"
-"""Under these names lie, until a sample is opened, what it is a row of, and which."""
+"""Fields of an undecoded sample: its block, and its row in the block."""
 
 PLACE = "__place__"
-"""Under this name lies, until a sample is opened, where it begins in its shard, in bytes; if that is known there."""
+"""Field of an undecoded sample: its offset in its shard, in bytes, if known."""
 
-_LEFT_OUT = "__left_out__"  # under this name lies something where a sample is none of those that are wanted
+_LEFT_OUT = "__left_out__"  # field of a sample that its format skips
 
 _Rows = Sequence[Mapping[str, object] | None]
 
 Members = Collection[tuple[str, bytes]]
-"""What a format calls a member, and its bytes; in a block several may be called the same."""
+"""(name, bytes) of members. Names may repeat in a block."""
 
-_HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that they are
+_HELD_BYTES = 512 * 2**20  # of blocks: the larger of encoded and reported size
 _WHY_MOST = 500
 _ABOUT = frozenset(("__key__", "__url__", PLACE))
-_TOGETHER_MOST_BYTES = 2 * 2**20  # of rows of a block that are opened together
+_TOGETHER_MOST_BYTES = 2 * 2**20  # of rows of a block that are decoded together
 
 
 class SharedBlock:
-    """A block that several samples are rows of, not opened yet; it lives as long as the task that they are of.
+    """An undecoded block shared by several samples. Lives as long as their task.
 
     Args:
-        number: no other block of this process has it; 0: it is opened for one row alone.
-        members: gives the block's members, in the order of the shard.
-        about: of the block, as `Rows` has it.
-        wanted: how many of its rows are wanted in all, by this task and others; 0: not known, perhaps all.
+        number: Number of the block, unique in this process. 0: decoded for one row only.
+        members: Returns the block's members, in order of the shard.
+        wanted: Rows needed by all tasks. 0: not known, perhaps all.
     """
 
     __slots__ = ("about", "members", "number", "wanted")
@@ -53,13 +52,7 @@ class SharedBlock:
 
 
 class BlockRows(NamedTuple):
-    """Samples that are rows of blocks, not opened yet.
-
-    Attributes:
-        keys, urls: of each.
-        blocks: the blocks.
-        block, row: of each which block it is of, and which of its rows.
-    """
+    """Undecoded samples: row `row[i]` of block `block[i]`, with their keys and URLs."""
 
     keys: Sequence[str]
     urls: Sequence[str]
@@ -68,20 +61,13 @@ class BlockRows(NamedTuple):
     row: Ints
 
     def sample(self, number: int) -> dict[str, object]:
-        """A sample as `Opener` takes it."""
         block = self.blocks[int(self.block[number])]
         source = {BLOCK: block, ROW: int(self.row[number])} if block.number else dict(block.members())
         return {"__key__": self.keys[number], "__url__": self.urls[number], **source}
 
 
 class MemberRows(NamedTuple):
-    """Samples of one member each, not opened yet.
-
-    Attributes:
-        keys, urls: of each.
-        name: of the member of all of them.
-        bodies: gives the bytes of those [start, stop).
-    """
+    """Undecoded samples of one member each, named `name`. `bodies` reads the samples [start, stop)."""
 
     keys: Sequence[str]
     urls: Sequence[str]
@@ -89,13 +75,12 @@ class MemberRows(NamedTuple):
     bodies: Callable[[int, int], list[bytes]]
 
     def sample(self, number: int) -> dict[str, object]:
-        """A sample as `Opener` takes it."""
         (body,) = self.bodies(number, number + 1)
         return {"__key__": self.keys[number], "__url__": self.urls[number], self.name: body}
 
 
 class _OpenBlock:
-    """A block that is open, or being opened by whoever has its lock."""
+    """A decoded block, or one that the holder of its lock decodes."""
 
     __slots__ = ("error", "given", "is_open", "lock", "nbytes", "rows")
 
@@ -103,31 +88,31 @@ class _OpenBlock:
         self.lock, self.is_open = threading.Lock(), False
         self.rows: _Rows = ()
         self.error: Exception | None = None
-        self.nbytes = self.given = 0  # bytes of it, and how many of its rows were given
+        self.nbytes = self.given = 0  # size in bytes, number of rows returned
 
 
 class Opener:
-    """The first step of a stream whose samples are no plain members: from the bytes of its block to a sample.
+    """The first step of a stream of undecoded samples: decodes blocks to samples.
 
-    Blocks that many samples share are opened once in a process, and kept until all their rows that are wanted were
-    given here, or too many others were opened since.
+    Shared blocks are decoded once per process. They are cached until all needed rows were returned, or other blocks
+    evict them.
     """
 
     def __init__(self, form: Format, limits: Limits) -> None:
         self.format, self.limits = form, limits
         self._opened: OrderedDict[int, _OpenBlock] = OrderedDict()
         self._held_bytes = 0
-        self._lock = threading.Lock()  # of both; the locks of blocks are taken before it
+        self._lock = threading.Lock()  # guards both; acquired after locks of blocks
 
     def __reduce__(self) -> tuple[object, ...]:
         return Opener, (self.format, self.limits)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """The sample, with its key and its shard's address.
+        """Return the decoded sample, with its key and the URL of its shard.
 
         Raises:
-            DecodeError: it is damaged.
-            FormatError, LimitError: its block is.
+            DecodeError: The sample is damaged.
+            FormatError, LimitError: The block is damaged.
         """
         key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
         place = sample.get(PLACE)
@@ -155,23 +140,22 @@ class Opener:
         return {"__key__": key, "__url__": url, **fields}
 
     def open_rows(self, samples: BlockRows, start: int, stop: int) -> tuple[list[dict[str, object] | None], int]:
-        """(the samples [start, stop), the bytes that they were), where they can be opened together.
+        """Return (the samples [start, stop), their encoded bytes), decoded by block.
 
-        None stands for those that cannot, and for what must be refused: they are opened one by one.
+        None marks samples that must be decoded one by one, also to raise their errors.
         """
         made: list[dict[str, object] | None] = [None] * (stop - start)
         nbytes = 0
         for block, chosen in _by_block(samples.block[start:stop]):
             shared = samples.blocks[block]
             if shared.number:
-                with suppress(Exception):  # each is asked for by itself, and will say it
+                with suppress(Exception):  # decoding one by one raises the error
                     nbytes += self._open_together(shared, samples, chosen + start, chosen, made)
         return made, nbytes
 
     def _open_together(
         self, shared: SharedBlock, samples: BlockRows, chosen: Ints, places: Ints, made: list[dict[str, object] | None]
     ) -> int:
-        """Some samples of one block into their places; gives the bytes that they were."""
         first, last = int(chosen[0]), int(chosen[-1]) + 1
         rows = self._rows(samples.urls[first], shared)
         nbytes: int = getattr(rows, "nbytes", 0) * len(chosen) // max(1, len(rows))
@@ -218,7 +202,7 @@ class Opener:
                 self._opened.move_to_end(shared.number)
         else:
             block = _OpenBlock()
-        with block.lock:  # other threads that want the same block wait for it
+        with block.lock:  # other threads that need the block wait
             if not block.is_open:
                 self._open_shared(url, shared, block)
         if block.error is not None:
@@ -230,13 +214,13 @@ class Opener:
         try:
             block.rows = self._open(url, members, shared.about)
         except Exception as error:
-            block.error = error.with_traceback(None)  # a frame would keep the bytes alive
+            block.error = error.with_traceback(None)  # frames would keep the bytes alive
             block.error.__cause__ = block.error.__context__ = None
         block.is_open = True
         nbytes = max(sum(len(body) for _, body in members), getattr(block.rows, "nbytes", 0))
         with self._lock:
             if self._opened.get(shared.number) is not block:
-                return  # so many others were opened meanwhile
+                return  # evicted meanwhile
             block.nbytes = nbytes
             self._held_bytes += nbytes
             while self._held_bytes > _HELD_BYTES and len(self._opened) > 1:
@@ -244,7 +228,7 @@ class Opener:
                 self._held_bytes -= oldest.nbytes
 
     def _gave(self, shared: SharedBlock, count: int) -> None:
-        """So many rows of a block were given; with the last one it is let go of, as its memory is best used again."""
+        """Count returned rows of a block. Evict it after the last one, for reuse of its memory."""
         with self._lock:
             block = self._opened.get(shared.number)
             if block is None:
@@ -256,13 +240,13 @@ class Opener:
 
 
 def is_kept(sample: Mapping[str, object]) -> bool:
-    """Whether its format does not leave it out."""
+    """True if the sample's format does not skip it."""
     return _LEFT_OUT not in sample
 
 
 def _by_block(block: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each of the blocks, and where it stands, ascending."""
-    if (block == block[0]).all():  # as in the order of the shard
+    """Iterate over (block, ascending positions of its samples)."""
+    if (block == block[0]).all():  # usual in shard order
         yield int(block[0]), np.arange(len(block))
         return
     order = np.argsort(block, kind="stable")
@@ -281,12 +265,12 @@ def _as_range(numbers: Ints) -> Sequence[int]:
 def _with_columns(
     rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Sequence[str]
 ) -> list[dict[str, object] | None] | None:
-    """Samples of a block that gives values field by field; None: it does not, or has a name that must be refused."""
+    """Return samples of a block that decodes by field. None if it does not, or a name is invalid."""
     columns = rows.columns(numbers) if isinstance(rows, RowsOfBlock) else None
     if columns is None or any(map(_is_taken, columns)):
         return None
     form = dict[str, object].fromkeys(("__key__", "__url__", *columns))
-    made = [form.copy() for _ in keys]  # which has room for all: no dict has to grow
+    made = [form.copy() for _ in keys]  # copies are large enough: no dict has to grow
     for name, values in (("__key__", keys), ("__url__", urls), *columns.items()):
         for sample, value in zip(made, values, strict=True):
             sample[name] = value
@@ -296,7 +280,7 @@ def _with_columns(
 def _with_fields(
     keys: Sequence[str], urls: Sequence[str], fields: Iterable[Mapping[str, object] | None]
 ) -> list[dict[str, object] | None]:
-    """Samples of these fields, with their keys and addresses; None for those that must be refused."""
+    """Return samples of these fields, with keys and URLs. None for those with invalid names."""
     made: list[dict[str, object] | None] = []
     for key, url, one in zip(keys, urls, fields, strict=True):
         if one is None:

@@ -1,4 +1,4 @@
-"""Numbers, text, JSON and pickles from the bytes of a field, and gzip around them."""
+"""Decodes numbers, text, JSON and pickles, and gzip around them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import pickle
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
 
-_DIGITS_MOST = 4300  # as many as Python takes by default: the time grows with the square
+_DIGITS_MOST = 4300  # Python's default: the time grows with the square
 _PIECE_BYTES = 2**20
 
 
 def decode_text(data: Buffer) -> str:
-    """`data` as UTF-8 text."""
     return str(data, "utf-8")
 
 
 def decode_int(data: Buffer) -> int:
-    """The number that `data` writes: ASCII digits, a sign before them, white space around them, and nothing else.
+    """Decode a decimal integer: ASCII digits, optional sign and surrounding white space.
 
-    Python's int() takes more: "1_000", and digits of every script.
+    Python's int() accepts more: "1_000", and digits of every script.
     """
     text = bytes(data).strip()
     digits = text[1:] if text[:1] in (b"-", b"+") else text
@@ -34,7 +33,7 @@ def decode_int(data: Buffer) -> int:
 
 
 def decode_json(data: Buffer) -> object:
-    """The value of a JSON document, as Python's json has it: NaN is a number, of equal names the last one holds."""
+    """Decode JSON as Python's json: NaN is a number, the last of equal names wins."""
     try:
         return json.loads(bytes(data))
     except RecursionError:
@@ -42,7 +41,7 @@ def decode_json(data: Buffer) -> object:
 
 
 def decode_msgpack(data: Buffer) -> object:
-    """The value that MessagePack bytes are; what would take more memory than they have is refused by the library."""
+    """Decode MessagePack. The library refuses sizes beyond the data."""
     try:
         import msgpack
     except ImportError:
@@ -54,7 +53,7 @@ def decode_msgpack(data: Buffer) -> object:
 
 
 def decode_pickle(data: Buffer) -> object:
-    """The value that was pickled; to read it runs what `data` say, whatever that is."""
+    """Load a pickle. This executes code from `data`."""
     value: object = pickle.load(file := io.BytesIO(data))
     if file.tell() != len(data):
         raise ValueError(f"its {len(data)} bytes go on behind its end at {file.tell()}")
@@ -62,10 +61,11 @@ def decode_pickle(data: Buffer) -> object:
 
 
 def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:
-    """What `data`, one gzip member or several, unpacks to; checked by the CRCs to the last byte.
+    """Decompress one or several gzip members, and verify their CRCs.
 
-    An error of zlib, gzip or a ValueError says that it is damaged or cut off, that something else follows, or that it
-    unpacks to more than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
+    Raises:
+        ValueError: The data are damaged, or the output exceeds both `limits.unpacked_free_bytes` and
+            `limits.unpacked_ratio` times the input. May also be an error of zlib or gzip.
     """
     if data[:2] != b"\x1f\x8b":
         raise ValueError("it does not begin as gzip data")

@@ -1,4 +1,4 @@
-"""Plain text: each line of an object, each paragraph, or all of it is a sample."""
+"""Plain text: each line of an object, each paragraph, or the whole object is a sample."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headrace.formats.tar.headers import looks_like
 from headrace.types import Ints
 
 By = Literal["line", "paragraph", "file"]
-"""What is a sample."""
+"""Unit of a sample."""
 
 
 class TextScanner(LineScanner):
-    """Finds the lines of an object, its paragraphs, or all of it. Between paragraphs there are blank lines."""
+    """Finds lines or paragraphs, or the whole object. Blank lines separate paragraphs."""
 
     def __init__(self, url: str, by: By, limits: Limits = DEFAULTS) -> None:
         super().__init__(url, limits, unit=by, member=_member(by))
         self._by = by
-        self._paragraph: tuple[int, int, int] | None = None  # start, number of its first line, end: of one that goes on
+        self._paragraph: tuple[int, int, int] | None = None  # (start, number of first line, end) of the open one
 
     @property
     def _open(self) -> tuple[int, int]:
@@ -67,13 +67,13 @@ class TextScanner(LineScanner):
 
 
 class Text(Format):
-    """Text in UTF-8: samples are `{"text": …}`; see `hr.text`.
+    """Text in UTF-8. Samples are `{"text": …}`; see `hr.text`.
 
     Args:
-        by: what is a sample.
+        by: Unit of a sample.
 
     Raises:
-        OptionError: there is no such thing.
+        OptionError: `by` is invalid.
     """
 
     name = "text"
@@ -83,7 +83,7 @@ class Text(Format):
         if by not in get_args(By):
             raise OptionError(f'by={by!r}: "line", "paragraph" or "file" is meant')
         self.by: By = by
-        self.name = "text" if by == "line" else f"text(by={by!r})"  # an index of it is no other's
+        self.name = "text" if by == "line" else f"text(by={by!r})"  # indexes with other options do not match
 
     def scanner(self, url: str, limits: Limits) -> TextScanner:
         return TextScanner(url, self.by, limits)
@@ -99,7 +99,7 @@ class Text(Format):
             self._check(block)
             texts = [str(body, "utf-8").removesuffix("\r") for body in bodies]
         except ValueError:
-            return ()  # said better of one alone
+            return ()  # decoding one alone gives a better error
         return () if any("\0" in text for text in texts) else [{"text": text} for text in texts]
 
     def _check(self, block: Block) -> None:

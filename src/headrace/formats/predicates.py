@@ -1,6 +1,6 @@
-"""Predicates on rows of tables: lists of (column, operator, value), as pyarrow's and pandas' `filters=` have them.
+"""Parses predicates on rows of tables: lists of (column, operator, value), as `filters=`.
 
-What misses a value is left out by every comparison, and kept by "not in" alone.
+A missing value fails every comparison but "not in".
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ _COMPARES = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _SHOWN, _WORDS = 80, 200
 
 Plain = bool | int | float | Decimal | str | bytes | dt.date
-"""What a value may be; times are dates, too."""
+"""Type of a value; datetimes are dates, too."""
 
 
 class Term(NamedTuple):
-    """One comparison.
-
-    Attributes:
-        op: one of `OPERATORS`, but for "=".
-        values: what is compared with: one value, or those of a set.
-    """
+    """One comparison. `op` is one of `OPERATORS` except "="."""
 
     column: str
     op: str
@@ -43,26 +38,26 @@ class Term(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What its values are: "boolean", "number", "text", "bytes", "date" or "time"."""
+        """Kind of the values: "boolean", "number", "text", "bytes", "date" or "time"."""
         return _kind(self.values[0]) or ""
 
     @property
     def text(self) -> str:
-        """It in words, of which none is left out."""
+        """Complete description."""
         shown = ", ".join(map(repr, self.values))
         column = self.column if self.column.isidentifier() else repr(self.column)
         return f"{column} {self.op} " + (f"({shown})" if self.op in _SETS else shown)
 
 
 Where = tuple[tuple[Term, ...], ...]
-"""Rows are kept for which all terms of any of these hold."""
+"""Alternatives of terms: a row is kept if all terms of any alternative hold."""
 
 ALL: Where = ((),)
 NONE: Where = ()
 
 
 def parsed(where: object) -> Where:
-    """What `where=` means. An OptionError says which part is no predicate."""
+    """Parse `where=`. Raises an OptionError for the invalid part."""
     if not isinstance(where, list | tuple) or not where or any(type(one) is str for one in where):
         raise OptionError(f"where={where!r:.200}: {_FORM}")
     is_any = all(isinstance(one, list) for one in where)
@@ -72,10 +67,7 @@ def parsed(where: object) -> Where:
 
 
 def text_of(where: Where) -> str:
-    """It in words; of equal predicates the same in every process, and of others another.
-
-    Of many words these are the first, and a digest of all.
-    """
+    """Return a description, equal in all processes. If truncated, it ends with a digest."""
     text = " or ".join(" and ".join(term.text for term in some) for some in where)
     if len(text) <= _WORDS:
         return text
@@ -87,11 +79,7 @@ def columns_of(where: Where) -> tuple[str, ...]:
 
 
 def known(where: Where, constants: Mapping[str, object]) -> Where:
-    """What is left to ask where some columns have one value for all rows: `NONE` where no row can be kept.
-
-    Args:
-        constants: the text of each, or None.
-    """
+    """Return the predicate that remains if some columns are constant. `NONE`: no row is kept."""
     left = tuple(
         tuple(term for term in some if term.column not in constants)
         for some in where
@@ -101,13 +89,13 @@ def known(where: Where, constants: Mapping[str, object]) -> Where:
 
 
 def microseconds_of(time: dt.datetime) -> int:
-    """Microseconds since 1970, in UTC for times with a zone."""
+    """Return microseconds since 1970, in UTC for times with a zone."""
     epoch = dt.datetime(1970, 1, 1, tzinfo=None if time.tzinfo is None else dt.UTC)
     return (time - epoch) // dt.timedelta(microseconds=1)
 
 
 def as_float(value: float | Decimal | Fraction) -> float:
-    """The nearest float; of what is larger than any it is infinite."""
+    """Return the nearest float, which is infinite beyond the largest."""
     try:
         return float(value)
     except OverflowError:
@@ -150,7 +138,7 @@ def _plain(value: object) -> Any:
 
 
 def _kind(value: object) -> str | None:
-    """The kind of a value; None: nothing is compared with it."""
+    """Return the kind of a value. None: not comparable."""
     match value:
         case bool():
             return "boolean"
@@ -171,7 +159,7 @@ def _kind(value: object) -> str | None:
 
 
 def _is_nan(value: float | Decimal) -> bool:
-    """Also of a number that signals when it is asked."""
+    """True for NaN, also for a signaling Decimal."""
     return value.is_nan() if isinstance(value, Decimal) else math.isnan(value)
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files: u64 length of a JSON header that says dtype, shape and place of each tensor; then the tensors."""
+"""Safetensors files: u64 length of a JSON header, the header, the tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DTYPES = {
 _FIRST_BYTES = 64 * 1024
 _BYTES_MOST = 2**53
 _DIMENSIONS_MOST = 64
-_ROW_BYTES = 64  # that a row takes in memory, at most, before it is read
+_ROW_BYTES = 64  # maximum memory of a row before it is read
 
 
 class _Tensor(NamedTuple):
@@ -45,10 +45,10 @@ class _Tensor(NamedTuple):
 
 
 class SafeTensors(Format):
-    """Files of tensors by name: each is a sample, with a tensor for each field.
+    """Files of named tensors. Each file is a sample, each tensor a field.
 
     Args:
-        rows: give the rows of each file as samples instead, along the first dimension, which all its tensors share.
+        rows: Return rows as samples instead, along the first dimension, which all tensors share.
     """
 
     name = "safetensors"
@@ -104,7 +104,6 @@ SAFETENSORS = SafeTensors()
 
 
 def _header_end(head: bytes | memoryview, limits: Limits) -> int:
-    """Where the header ends, of which the first bytes are `head`."""
     if len(head) < 8:
         raise ValueError("it is cut off in its header")
     length = int.from_bytes(head[:8], "little")
@@ -114,7 +113,7 @@ def _header_end(head: bytes | memoryview, limits: Limits) -> int:
 
 
 def _tensors_of(header: bytes, nbytes: int, limits: Limits) -> list[_Tensor]:
-    """The tensors that a header tells of, which must fill the `nbytes` behind it."""
+    """Parse the header. The tensors must fill the `nbytes` after it."""
     try:
         said = as_object(json.loads(header, object_pairs_hook=_once))
     except RecursionError:

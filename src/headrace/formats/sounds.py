@@ -1,8 +1,8 @@
-"""Audio in memory to arrays.
+"""Decodes audio in memory.
 
-By soundfile: WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF and whatever else it knows; by torchcodec what FFmpeg knows, such
-as AAC. Of what is packed with loss they give other values, and of some files other lengths: which one decodes is said,
-and never guessed.
+soundfile decodes WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF and others; torchcodec decodes what FFmpeg supports, such as
+AAC. For lossy formats their values differ, for some files also their lengths. The decoder is therefore always named by
+the user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.types import Buffer
 
 
 def torchcodec_decoders(instead: str) -> Any:
-    """The module `torchcodec.decoders`. An OptionError says what it needs, and what to do `instead`."""
+    """Import `torchcodec.decoders`. An OptionError names the alternative `instead`."""
     try:
         return importlib.import_module("torchcodec.decoders")
     except (ImportError, OSError, RuntimeError) as error:
@@ -34,18 +34,18 @@ def torchcodec_decoders(instead: str) -> Any:
 BY_TORCHCODEC = "audio:torchcodec"
 _SAMPLE_BYTES = 4
 _WHY_MOST = 300
-_MORE_S = 1.0  # than the limit is asked for: what reaches into it is too long
+_MORE_S = 1.0  # decoded beyond the limit, to detect audio that is too long
 _HEAD_BYTES = 4096
-_SHORTER_S = 0.1  # than it says, at most: encoders pad
-_NO_LENGTH = (0, 2**32 - 1)  # what a WAV says of itself that was written to a pipe
+_SHORTER_S = 0.1  # tolerated difference to the stated length: encoders pad
+_NO_LENGTH = (0, 2**32 - 1)  # sizes in the header of a WAV that was written to a pipe
 
 
 class Sound(TypedDict):
-    """What is heard.
+    """Decoded audio.
 
     Attributes:
         array: `[channels, time] float32`, from -1 to 1, as torchaudio's waveforms.
-        rate: samples in a second.
+        rate: Samples per second.
     """
 
     array: NDArray[np.float32]
@@ -53,9 +53,10 @@ class Sound(TypedDict):
 
 
 def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
-    """The audio in a file's bytes; what they are is seen in them, not in a name.
+    """Decode audio with soundfile. The kind is detected from the bytes.
 
-    Damage is a ValueError, and so is audio that is longer than `limits.member_bytes` when it is decoded.
+    Raises:
+        ValueError: The data are damaged, or the decoded audio exceeds `limits.member_bytes`.
     """
     try:
         import soundfile
@@ -81,10 +82,12 @@ def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
 
 
 def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
-    """The same by torchcodec; of a file with video its sound.
+    """Decode audio with torchcodec, also that of a video.
 
-    FFmpeg conceals much damage. What is shorter than a WAV, FLAC, AIFF, MP4 or MP3 says of itself is a ValueError here.
-    An OptionError says that torchcodec does not load.
+    FFmpeg conceals much damage. Audio that is shorter than stated in a WAV, FLAC, AIFF, MP4 or MP3 raises a ValueError.
+
+    Raises:
+        OptionError: torchcodec does not load.
     """
     decoders = torchcodec_decoders("'audio' is by soundfile")
     body = bytes(data)
@@ -109,9 +112,9 @@ def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound
 
 
 def _said_s(body: bytes, header_s: float | None) -> float:
-    """How long a file says that it is, where that is no guess of FFmpeg's: 0 where it is one."""
+    """Return the length stated in a file, in seconds. 0 if FFmpeg would only estimate it."""
     head = body[:_HEAD_BYTES]
-    if head[:4] == b"RIFF":  # of which FFmpeg takes what there is
+    if head[:4] == b"RIFF":  # FFmpeg accepts truncated ones
         nbytes = int.from_bytes(head[4:8], "little")
         if nbytes not in _NO_LENGTH and nbytes + 8 > len(body):
             raise ValueError(f"it says {nbytes + 8} bytes, and has {len(body)}: it is cut off")

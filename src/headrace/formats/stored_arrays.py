@@ -1,4 +1,4 @@
-"""Arrays that lie in a file, by their rows: which bytes hold which of them, and what these are made into."""
+"""Arrays stored in a file, read by rows: the bytes of each row, and their conversion."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import Limits
 from headrace.types import Buffer, Ints
 
-_STRETCH_BYTES = 64 * 1024  # that are read at once where rows lie one behind the other, if one is not longer
+_STRETCH_BYTES = 64 * 1024  # read together from contiguous rows, or one longer row
 
 Names = Mapping[str, str] | Sequence[str] | None
-"""The arrays that are read, by the names of their fields; a list where those are the same; None: all."""
+"""Arrays to read by field name, or a list if the names are equal. None: all."""
 
 Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part of an array that lies together.
+    """A contiguous part of an array.
 
     Attributes:
-        places: where in the array it begins, along each axis.
-        offset, size: its bytes; none where nothing was written.
-        mask: which filters it went without.
+        places: Start in the array, along each axis.
+        offset, size: Location of the bytes. The size is 0 if nothing was written.
+        mask: Bits of the filters that were not applied.
     """
 
     places: tuple[int, ...]
@@ -39,15 +39,11 @@ class StoredPart:
 
 
 class StoredArray:
-    """An array whose rows lie one behind the other, and are read in stretches.
-
-    Args:
-        name: what it is called in the file.
-        offset: of its first row.
+    """An array of contiguous rows, read in stretches.
 
     Attributes:
-        count: how many rows it has.
-        rows: how many are read together.
+        count: Number of rows.
+        rows: Number of rows that are read together.
     """
 
     def __init__(self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int) -> None:
@@ -62,7 +58,7 @@ class StoredArray:
         return self.rows * self.row_bytes
 
     def parts(self, number: int) -> Sequence[StoredPart]:
-        """Those that hold the rows from `number` times `rows` on."""
+        """Return the parts with the rows from `number * rows` on."""
         row = number * self.rows
         size = self._rows_at(number) * self.row_bytes
         return (StoredPart((row, *(0 for _ in self.shape[1:])), self._offset + row * self.row_bytes, size),)
@@ -72,7 +68,7 @@ class StoredArray:
         return itertools.chain.from_iterable(map(self.parts, range(-(-self.count // self.rows))))
 
     def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:
-        """The rows from `number` times `rows` on, of the bytes of their parts, in the machine's byte order."""
+        """Return the rows from `number * rows` on, in native byte order, from the bytes of `parts`."""
         (body,) = bodies
         found: Array = np.frombuffer(body, self.dtype).reshape((self._rows_at(number), *self.shape[1:]))
         return found.astype(self.dtype.newbyteorder("="), copy=False)
@@ -83,19 +79,19 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The arrays of a file by the names of their fields, all of as many rows."""
+    """The arrays of a file by field name. All have `count` rows."""
 
     arrays: Mapping[str, StoredArray]
     count: int
 
     @staticmethod
     def of(arrays: Mapping[str, StoredArray], size: int, url: str, limits: Limits) -> Table:
-        """Arrays that lie in a file of `size` bytes.
+        """Return a table of arrays in a file of `size` bytes.
 
         Raises:
-            FormatError: it is cut off.
-            LimitError: what must be read at once is longer than may be.
-            OptionError: they do not have as many rows each.
+            FormatError: The file is truncated.
+            LimitError: A part that is read at once exceeds the limit.
+            OptionError: The arrays have different numbers of rows.
         """
         for one in arrays.values():
             if one.parts_bytes > limits.member_bytes:
@@ -115,28 +111,26 @@ class Table:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What each field is like."""
         return {name: f"{one.dtype.name} {list(one.shape[1:])}" for name, one in self.arrays.items()}
 
     @property
     def row_bytes(self) -> int:
-        """Of all arrays together."""
         return sum(one.row_bytes for one in self.arrays.values())
 
     @property
     def parts_bytes(self) -> int:
-        """Of all arrays what is read together."""
+        """Bytes of all arrays that are read together."""
         return sum(one.parts_bytes for one in self.arrays.values())
 
     @property
     def blocks(self) -> Ints:
-        """The first rows of what is read together for most of a row's bytes."""
+        """First rows of the parts of the array with the largest rows."""
         largest = max(self.arrays.values(), key=lambda one: one.row_bytes)
         return np.arange(0, self.count, largest.rows)
 
 
 def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
-    """The names of the arrays that are wanted, by those of their fields. An OptionError says what cannot be."""
+    """Return the names of the selected arrays by field. Raises an OptionError for invalid ones."""
     if names is None:
         taken = next((name for name in there if name.startswith("__")), None)
         if taken is not None:
@@ -153,7 +147,7 @@ def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
 
 
 def check_names(names: object, option: str) -> None:
-    """Raise an OptionError if `names` are not such as fields and arrays can have."""
+    """Raise an OptionError if `names` are no valid names of fields and arrays."""
     fields = list(names) if isinstance(names, Mapping | Sequence) and not isinstance(names, str) else []
     if names is not None and (not fields or not all(isinstance(one, str) and one[:2] != "__" for one in fields)):
         raise OptionError(f"{option}={names!r:.200}: names of arrays, by those of fields that do not begin with '__'")

@@ -1,4 +1,4 @@
-"""What formats of tables have in common: which columns are read, which rows are kept, and what folders say of both."""
+"""The base of table formats: columns to read, rows to keep, and columns in folder names."""
 
 from __future__ import annotations
 
@@ -12,24 +12,18 @@ from headrace.formats.format import Format, RowFilter
 from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, text_of
 
 Asked = Sequence[tuple[str, str, object]] | Sequence[Sequence[tuple[str, str, object]]]
-"""A predicate, as a user gives it."""
+"""A predicate as given by users."""
 
 
 class ListedTable(NamedTuple):
-    """What a catalogue says of a file.
-
-    Attributes:
-        rows: how many it has.
-        nbytes: of it.
-        catalogue: its address, secrets hidden.
-    """
+    """The rows and size of a file in a catalogue. Secrets in the catalogue's URL are hidden."""
 
     rows: int
     nbytes: int
     catalogue: str
 
     def check(self, rows: int, nbytes: int) -> None:
-        """Raise a ValueError if the file is not as its catalogue says."""
+        """Raise a ValueError if the file differs from its catalogue."""
         if (rows, nbytes) != (self.rows, self.nbytes):
             raise ValueError(
                 f"it has {rows} rows in {nbytes} bytes, and its catalogue {self.catalogue} says {self.rows} in "
@@ -38,11 +32,11 @@ class ListedTable(NamedTuple):
 
 
 class TableFormat(Format):
-    """Files of tables, whose rows are samples; folders of their addresses such as `year=2026/` are columns, too.
+    """Files of tables. Each row is a sample. Folders such as `year=2026/` are columns, too.
 
     Args:
-        columns: those that are fields of samples; None: all whose names do not begin with "__".
-        where: which rows are kept.
+        columns: Columns that are fields of samples. None: all whose names do not begin with "__".
+        where: Predicate for the rows to keep.
     """
 
     members_make_fields = True
@@ -63,7 +57,7 @@ class TableFormat(Format):
         return RowFilter(f"where({text_of(self.where)})", names)
 
     def is_left_out(self, url: str) -> bool:
-        """True if the folders of a file say that none of its rows is kept."""
+        """True if the folders of a file exclude all of its rows."""
         return known(self.where, constants_of(url)) == NONE
 
     def is_shown(self, name: str) -> bool:
@@ -73,7 +67,7 @@ class TableFormat(Format):
         return self.is_shown(name) or name in columns_of(self.where)
 
     def check_columns(self, names: Collection[str], constants: Mapping[str, object]) -> None:
-        """Raise an OptionError if a file lacks a column, or if it and a folder say one that rows are kept by."""
+        """Raise an OptionError for a missing column, or one of `where` that a folder has, too."""
         for name in columns_of(self.where):
             if name in names and name in constants:
                 raise OptionError(
@@ -87,7 +81,7 @@ class TableFormat(Format):
 
 
 def constants_of(url: str) -> dict[str, object]:
-    """The values that the folders of an address give, as `year=2026/`."""
+    """Return the values in the folders of a URL, such as `year=2026/`."""
     said = [part.partition("=") for part in path_of(url).split("/")[:-1]]
     return {
         unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)

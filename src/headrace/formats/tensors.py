@@ -1,4 +1,4 @@
-"""Tensors of torch from bytes: some of their dtypes numpy does not have."""
+"""Makes torch tensors of bytes, including dtypes that numpy lacks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ DTYPES = (
 
 
 def tensor_of(dtype: str, shape: Sequence[int], data: Buffer) -> torch.Tensor:
-    """A tensor that owns its memory; a ValueError if `data` has more or fewer values, or this torch lacks the dtype.
-
-    Args:
-        dtype: as torch calls it.
-        data: its values, in the order of their indices, little-endian.
-    """
+    """Return a tensor that owns its memory. A wrong size or unknown dtype is a ValueError."""
     kind: torch.dtype | None = getattr(torch, dtype, None) if dtype in DTYPES else None
     if kind is None:
         raise ValueError(f"its dtype {dtype!r} is not one of torch {torch.__version__}")
@@ -34,10 +29,10 @@ def tensor_of(dtype: str, shape: Sequence[int], data: Buffer) -> torch.Tensor:
         if not nbytes:
             return torch.empty(tuple(shape), dtype=kind)
         return torch.frombuffer(bytearray(data), dtype=kind).reshape(tuple(shape))
-    except RuntimeError as error:  # too many dimensions, or too long ones beside one of no length
+    except RuntimeError as error:  # too many dimensions, or too large ones next to a zero
         raise ValueError(f"its shape {list(shape)[:64]} is none of a tensor") from error
 
 
 def loaded_tensors(data: Buffer) -> object:
-    """What `torch.save` wrote: tensors, and containers of them and of plain values; nothing that would run code."""
+    """Load data of `torch.save` with tensors, containers and plain values. Executes no code."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -1,7 +1,7 @@
-"""TFRecord files: records, each a tf.train.Example, or anything else.
+"""TFRecord files: records of tf.train.Example, or any bytes.
 
-Of each record: u64 its length, u32 a checksum of that, its bytes, u32 a checksum of these; little-endian. A checksum is
-the CRC-32C, turned by 15 bits to the right, plus 0xA282EAD8.
+A record: u64 length, u32 checksum of the length, the bytes, u32 checksum of the bytes; little-endian. A checksum is the
+CRC-32C, rotated right by 15 bits, plus 0xA282EAD8.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def masked_crc(data: bytes) -> int:
 
 
 class RecordScanner(SuccessiveScanner):
-    """Finds the records of an object in successive buffers of it; a sample's key is its record's number, from 0.
+    """Finds the records of an object in successive buffers. The key is the number, from 0.
 
-    The checksums of lengths are compared here, those of bytes where records are opened. That a file was cut between
-    two records nobody can see but an index.
+    Checksums of lengths are checked here, those of bytes when records are decoded. A file that was truncated between
+    two records can only be detected with an index.
     """
 
     def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
         super().__init__(url)
-        self._low = 0  # where the record begins that is not known whole
+        self._low = 0  # start of the incomplete record
         self._longest = limits.member_bytes
-        self._head = b""  # of the record at `low`
+        self._head = b""  # head of the record at `low`
         self._count = 0
 
     @property
@@ -60,7 +60,7 @@ class RecordScanner(SuccessiveScanner):
         return self._rows(starts)
 
     def _next(self, view: memoryview, offset: int) -> int | None:
-        """Where the record at `low` ends, where that is known and there."""
+        """Return the end of the record at `low`. None if it is incomplete or damaged."""
         if len(self._head) < HEAD.size:
             at = self.low + len(self._head) - offset
             self._head += bytes(view[at : at + HEAD.size - len(self._head)])
@@ -91,11 +91,10 @@ _FEW = 16
 _TAG_MOST = 2**32
 
 Field = tuple[int, bytes | int]
-"""The number of a field, and its value: bytes, or of those of a fixed or a variable width a number."""
+"""(number, value) of a field: bytes, or an integer for varints."""
 
 
 def fields_of(data: bytes) -> Iterator[Field]:
-    """The fields of a message, in their order."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -119,7 +118,6 @@ def fields_of(data: bytes) -> Iterator[Field]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(the number at `at`, where it ends)."""
     value = 0
     for k, byte in enumerate(data[at : at + _VARINT_MOST]):
         value |= (byte & 0x7F) << 7 * k
@@ -131,14 +129,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def bytes_of(value: bytes | int) -> bytes:
-    """A field's value that must be bytes."""
     if not isinstance(value, bytes):
         raise ValueError("a field of it is a number, and should be bytes")  # noqa: TRY004 (it is of the data)
     return value
 
 
 def integers_of(data: bytes) -> NDArray[np.int64]:
-    """Numbers of variable width that follow one another."""
+    """Decode consecutive varints."""
     if len(data) <= _FEW:
         at, values = 0, []
         while at < len(data):
@@ -159,7 +156,7 @@ def integers_of(data: bytes) -> NDArray[np.int64]:
 
 
 def floats_of(data: bytes) -> NDArray[np.float32]:
-    """Numbers of 32 bits that follow one another."""
+    """Decode consecutive 32-bit floats."""
     if len(data) % 4:
         raise ValueError(f"its {len(data)} bytes are no whole number of floats")
     return np.frombuffer(data, "<f4").astype(np.float32)
@@ -177,10 +174,10 @@ _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
 
 
 def sample_of(data: bytes, lists: frozenset[str], limits: Limits) -> dict[str, object]:
-    """The features of an example. A ValueError names the feature that is damaged.
+    """Decode the features of an example. A ValueError names the damaged feature.
 
     Args:
-        lists: the fields whose bytes are lists, also of one.
+        lists: Fields with lists of bytes, even of one value.
     """
     sample: dict[str, object] = {}
     sequences: dict[str, object] = {}
@@ -202,7 +199,6 @@ def sample_of(data: bytes, lists: frozenset[str], limits: Limits) -> dict[str, o
 
 
 def _entries(data: bytes, limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Key and value of each entry of a message that is a map."""
     for count, (number, entry) in enumerate(fields_of(data)):
         if number != 1:
             raise ValueError(f"its features have a field {number}, which is not known")
@@ -235,13 +231,13 @@ def _sequences(data: bytes, limits: Limits) -> Iterator[tuple[str, object]]:
 
 
 def _values(feature: bytes) -> object:
-    """A list of bytes, an array of floats or integers, or None, of which of them is not said."""
+    """Decode a list of bytes, an array of floats or integers, or None if the kind is not set."""
     kind = 0
     parts: list[bytes | int] = []
     for number, body in fields_of(feature):
         if number not in (_BYTES, _FLOATS, _INTEGERS):
             raise ValueError(f"it is of a kind {number}, which is not known")
-        if number != kind:  # of several kinds the last one holds
+        if number != kind:  # the last of several kinds wins
             kind, parts = number, []
         parts += [value for part, value in fields_of(bytes_of(body)) if part == 1]
     if kind == _BYTES:
@@ -255,11 +251,11 @@ def _values(feature: bytes) -> object:
 
 
 class TFRecord(Format):
-    """Records, each a tf.train.Example whose features are the fields.
+    """Records of tf.train.Example. Features become fields.
 
     Args:
-        raw: give each record's bytes, as the field "record", whatever they are.
-        lists: the features whose bytes are lists, also where there is one value; else one value is just that.
+        raw: Return the bytes of each record, unparsed, as the field "record".
+        lists: Features whose bytes are always lists. Other features with one value are that value.
     """
 
     name = "tfrecord"

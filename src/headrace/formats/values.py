@@ -1,7 +1,7 @@
-"""From the bytes of a sample's fields to values, by the field's extension or by what the user says of it.
+"""Decodes fields of samples, by the field's extension or the user's choice.
 
-Nothing here runs code from data, but where `allow_pickle=True` says so: no pickle, no object arrays; what is not known
-stays bytes.
+Nothing here executes code from data unless `allow_pickle=True`: no pickles, no object arrays. Unknown fields stay
+bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.types import Buffer
 __all__ = ["Decoder", "NpyDecoder", "decoder", "npy_header"]
 
 _KNOWN_FIELDS_MOST = 4096
-_WHY_MOST = 500  # characters of an error's text, which may hold names from the data
+_WHY_MOST = 500  # characters of an error text, which may contain names from the data
 
 
 class _Way(NamedTuple):
@@ -65,34 +65,34 @@ def decoder(
     allow_pickle: bool = False,
     **by_field: str | Callable[[bytes], object],
 ) -> Decoder:
-    """What decodes the fields of samples; it pickles where the callables given to it do.
+    """Return a decoder of the fields of samples. It can be pickled if its callables can.
 
-    By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
-    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff and the field image to
-    images, if `spec` is given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked
-    before. All other fields stay as they are, and so do values that are not bytes. pkl and pickle are among these,
-    unless `allow_pickle`.
+    The last part of a field's name selects the decoder: cls, index, id to int; txt, text, transcript to str; json; npy
+    to an array; npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff and the
+    field image to images, if `spec` is given; registered extensions. With ".gz" after any of these (json.gz) the bytes
+    are decompressed first. Other fields, and values that are not bytes, are not changed. pkl and pickle are only
+    decoded if `allow_pickle`.
 
     Args:
         spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for a
-            `PIL.Image.Image` in the mode that the file has.
-        size: (height, width) in pixels that images are scaled to; their proportions change where it has others.
-        limits: on the pixels of an image, and on what npz and gz unpack to.
-        allow_pickle: read pickles, which runs what the data say; only for data of those whom you trust.
-        **by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
-            "int", "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`, by
-            soundfile; "audio:torchcodec" is the same by torchcodec), "msgpack", "pt" (what `torch.save` wrote, loaded
-            with `weights_only=True`), "pickle" (if `allow_pickle`), an extension that was registered, a class of
-            protobuf's messages or any other that has `FromString` or `ParseFromString`, or a function of the bytes.
+            `PIL.Image.Image` in the mode of the file.
+        size: (height, width) in pixels to scale images to. The aspect ratio is not kept.
+        limits: Limits on the pixels of an image, and the decompressed size of npz and gz.
+        allow_pickle: Load pickles, which executes code from the data. Only for trusted data.
+        **by_field: Decoders for fields by name, instead of by extension: one of the names above, or "bytes", "int",
+            "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`, by
+            soundfile; "audio:torchcodec" uses torchcodec), "msgpack", "pt" (written by `torch.save`, loaded with
+            `weights_only=True`), "pickle" (if `allow_pickle`), a registered extension, a protobuf message or other
+            class with `FromString` or `ParseFromString`, or a function of the bytes.
 
     Raises:
-        OptionError: there is no such spec, or the size is none; or pickles are asked for, and not allowed.
+        OptionError: The spec or size is invalid, or pickles are requested without `allow_pickle`.
     """
     return Decoder(spec, size, by_field, limits, allow_pickle=allow_pickle)
 
 
 class Decoder:
-    """Gives samples with their fields decoded; see `decoder`."""
+    """Decodes the fields of samples; see `decoder`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Decoder:
         *,
         allow_pickle: bool = False,
     ) -> None:
-        self._registered = registered_decoders() if registered is None else registered  # they go along to the workers
+        self._registered = registered_decoders() if registered is None else registered  # pickled for the workers
         if spec is not None and spec not in IMAGE_SPECS:
             raise OptionError(f"spec={spec!r} must be one of {', '.join(IMAGE_SPECS)}")
         for field, what in by_field.items():
@@ -129,11 +129,11 @@ class Decoder:
         self._only: frozenset[str] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what it has found out of fields that it has seen: it is the same decoder."""
+        """Exclude the cache of fields."""
         return {**vars(self), "_known": {}}
 
     def only(self, names: Iterable[str]) -> Decoder:
-        """One that decodes just these fields, and leaves the others as they are."""
+        """Return a decoder of just these fields. Others are not changed."""
         narrow = Decoder(
             self._spec, self._size, self._by_field, self._limits, self._registered, allow_pickle=self._allow_pickle
         )
@@ -141,11 +141,11 @@ class Decoder:
         return narrow
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """A new dict like `sample`, with decoded fields.
+        """Return a copy of `sample` with decoded fields.
 
         Raises:
-            DecodeError: a field's bytes do not decode. An exception of the user's own function comes as it is,
-                with a note that says where.
+            DecodeError: A field's bytes do not decode. An exception of the user's function is raised unchanged, with a
+                note of the location.
         """
         decoded = dict(sample)
         for field, data in sample.items():
@@ -171,12 +171,11 @@ class Decoder:
         return decoded
 
     def what(self, field: str) -> str | None:
-        """What `field` is decoded as, by our own functions; None where it is left alone, in gzip, or the user's."""
+        """Return the name of the built-in decoder of `field`. None if there is none, or for gzip."""
         way = self._known[field] if field in self._known else self._way(field)
         return None if way is None else way.name
 
     def _way(self, field: str) -> _Way | None:
-        """How to decode `field`; None to leave it alone."""
         name, _, extension = field.rpartition(".")
         is_packed = extension == "gz" and name != ""
         if is_packed:
@@ -200,7 +199,7 @@ class Decoder:
             if is_packed:
                 way = _Way(f"{way.what} in gzip", partial(_in_gzip, way.decode, self._limits))
         if len(self._known) >= _KNOWN_FIELDS_MOST:
-            self._known.clear()  # names come from the data: they must not pile up
+            self._known.clear()  # names come from the data, so the cache must be bounded
         self._known[field] = way
         return way
 

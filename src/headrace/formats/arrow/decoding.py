@@ -54,11 +54,7 @@ class ColumnBuffers(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def schema_of(message: bytes) -> Arrow:
-    """Parse the schema in a message.
-
-    Raises:
-        ValueError: The schema is damaged, or has two columns of one name.
-    """
+    """Parse the schema in a message. Raises a ValueError if damaged, or for duplicate names."""
     pa = library()
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
@@ -71,11 +67,7 @@ def schema_of(message: bytes) -> Arrow:
 
 
 def buffers_by_column(schema: ArrowSchema, head: MessageHead) -> list[ColumnBuffers]:
-    """Return the buffers of each column of a batch, including unread ones.
-
-    Raises:
-        ValueError: The columns of the batch differ from the schema.
-    """
+    """Return the buffers of each column of a batch. A mismatch with the schema is a ValueError."""
     counts = _counts(schema.message, head.variadic)
     arrays, buffers = (sum(some) for some in zip((0, 0), *counts, strict=True))
     if (arrays, buffers) != (head.nodes, len(head.buffers)):
@@ -94,10 +86,7 @@ def buffers_by_column(schema: ArrowSchema, head: MessageHead) -> list[ColumnBuff
 
 @functools.lru_cache(maxsize=256)
 def _counts(message: bytes, variadic: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (number of arrays, number of buffers) of each column, from an empty batch.
-
-    `variadic` adds the buffers of columns of views.
-    """
+    """Return (number of arrays, of buffers) of each column. `variadic` adds buffers of views."""
     pa, more, found = library(), iter(variadic), []
     for field in schema_of(message):
         empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type)], ["x"])
@@ -147,7 +136,6 @@ def decoded(
 
 
 def _check_unpacked(places: Mapping[int, ColumnBuffers], bodies: Mapping[int, bytes], limits: Limits) -> None:
-    """Raise a ValueError for damaged buffers, or a LimitError for too many decompressed bytes."""
     unpacked, packed = 0, sum(map(len, bodies.values()))
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed)
     for number, place in places.items():

@@ -132,12 +132,7 @@ ARROW = Arrow()
 
 
 def _rows(layout: Layout, schema: ArrowSchema, where: Where, limits: Limits) -> Rows:
-    """Return the table of the samples of all batches.
-
-    Raises:
-        ValueError: Batches, or columns in them, overlap.
-        LimitError: There are too many rows, or a column has too many bytes.
-    """
+    """Return the table of all samples. Raises a ValueError for overlaps, a LimitError for sizes."""
     counts = np.array([one.said.rows for one in layout.batches], np.int64)
     total, most = (
         sum(one.said.rows for one in layout.batches),

@@ -38,7 +38,7 @@ class Placed(NamedTuple):
 
     Attributes:
         head: The bytes before the body.
-        said: The parsed head.
+        said: The parsed `head`.
         body: Offset of the body in the file.
         dictionaries: Messages of the dictionaries that its columns need.
     """
@@ -142,7 +142,6 @@ async def _message(part: _Part, at: int, kind: int | None = None) -> tuple[bytes
 
 
 async def _heads(part: _Part, blocks: Sequence[MessagePlace]) -> list[bytes]:
-    """Read the heads of some batches. Adjacent heads are read together."""
     order = sorted(range(len(blocks)), key=lambda k: blocks[k].start)
     runs = list[tuple[int, int, list[int]]]()
     for k in order:
@@ -168,12 +167,7 @@ class _Dictionaries:
         self.messages: tuple[bytes, ...] = ()
 
     def add(self, message: bytes, part: _Part) -> None:
-        """Add a dictionary. It replaces those of its number, or extends them.
-
-        Raises:
-            ValueError: The message is not a dictionary.
-            LimitError: The dictionaries are too large together.
-        """
+        """Add a dictionary. It replaces those of its number, or extends them."""
         said = part.head_of(message[: head_bytes(message[:PREFIX_BYTES])], DICTIONARY)
         if not said.is_delta:
             self._known = [one for one in self._known if one[0] != said.dictionary]
@@ -206,11 +200,7 @@ class _Part:
         return data[: stop - start]
 
     async def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop). The first read returns up to a whole chunk.
-
-        Raises:
-            ValueError: The object ends before `stop`.
-        """
+        """Return the bytes [start, stop). The first read returns up to a whole chunk."""
         is_first = self.size < 0
         target = memoryview(bytearray(_CHUNK_BYTES if is_first else stop - start))
         span = await self._reads.read_into(self._url, start, target, etag=self.etag)
@@ -221,12 +211,7 @@ class _Part:
         return bytes(target[: span.stop - start])
 
     def head_of(self, data: bytes, kind: int | None = None) -> MessageHead:
-        """Parse the head of a message. `data` are its bytes before the body.
-
-        Raises:
-            ValueError: The head is damaged, or of another kind.
-            LimitError: The head exceeds the limit.
-        """
+        """Parse the head of a message. `data` are its bytes before the body."""
         if len(data) > self.limits.unpacked_free_bytes:
             raise LimitError(f"the head of a message has {len(data)} bytes, over the limit")
         if head_bytes(data[:PREFIX_BYTES]) != len(data):

@@ -22,9 +22,7 @@ class MessageHead(NamedTuple):
     """The head of a message.
 
     Attributes:
-        kind: SCHEMA, DICTIONARY, BATCH, or another number.
-        body: Bytes after the head.
-        rows: Rows of a batch.
+        body: Size of the body.
         nodes: Number of arrays, with nested ones.
         buffers: (offset in the body, size) of each buffer.
         is_packed: True if the body is compressed.
@@ -53,11 +51,7 @@ class MessagePlace(NamedTuple):
 
 
 class _Table:
-    """A FlatBuffers table at offset `at` of untrusted bytes. Fields are addressed by number.
-
-    Raises:
-        ValueError: The table exceeds the bytes. Raised by every method.
-    """
+    """A FlatBuffers table at offset `at` of untrusted bytes. Damage raises a ValueError."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self._at = data, at
@@ -70,12 +64,10 @@ class _Table:
         return 0 if place is None else _number(self._data, place, _FORMATS[nbytes])
 
     def table(self, field: int) -> _Table | None:
-        """Return a nested table. None if it is absent."""
         place = self._place(field)
         return None if place is None else _Table(self._data, place + _number(self._data, place, "<I"))
 
     def structs(self, field: int, layout: str) -> Iterator[tuple[int, ...]]:
-        """Iterate over the structs of a vector; `layout` is as for `struct`. Empty if it is absent."""
         place = self._place(field)
         if place is None:
             return iter(())
@@ -100,11 +92,7 @@ def _number(data: bytes, at: int, layout: str) -> int:
 
 
 def head_bytes(prefix: bytes) -> int:
-    """Return the size of a message before its body, from its first 8 bytes. 0: end of stream.
-
-    Raises:
-        ValueError: The bytes are damaged, or use the encoding before Arrow 0.15.
-    """
+    """Return the size of a message before its body, from its first 8 bytes. 0: end of stream."""
     if len(prefix) < PREFIX_BYTES:
         raise ValueError("it is cut off in the head of a message")
     if prefix[:4] != CONTINUATION:
@@ -116,11 +104,7 @@ def head_bytes(prefix: bytes) -> int:
 
 
 def head_of(data: bytes) -> MessageHead:
-    """Parse the head of a message. `data` are its bytes before the body.
-
-    Raises:
-        ValueError: The head is damaged.
-    """
+    """Parse the head of a message, the bytes before the body. Damage raises a ValueError."""
     body = data[PREFIX_BYTES:]
     message = _Table(body, _number(body, 0, "<I"))
     kind, size, header = message.number(1, 1), message.number(3, 8), message.table(2)
@@ -148,11 +132,7 @@ def head_of(data: bytes) -> MessageHead:
 
 
 def blocks_of(footer: bytes) -> tuple[list[MessagePlace], list[MessagePlace]]:
-    """Return (dictionaries, batches) from the footer of a file.
-
-    Raises:
-        ValueError: The footer is damaged.
-    """
+    """Return (dictionaries, batches) from a file's footer. Damage raises a ValueError."""
     table = _Table(footer, _number(footer, 0, "<I"))
     dictionaries, batches = ([MessagePlace(*one) for one in table.structs(field, _BLOCK)] for field in (2, 3))
     return dictionaries, batches

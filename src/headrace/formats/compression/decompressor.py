@@ -60,7 +60,6 @@ def kind_of(url_or_path: str) -> str | None:
 
 
 def kind_by_bytes(head: bytes) -> str | None:
-    """Return the compression of an object by its first bytes, or None."""
     return next((name for name, kind in _KINDS.items() if head.startswith(kind.magic)), None)
 
 
@@ -126,7 +125,6 @@ class Decompressor:
 
         Args:
             kind: "gzip", "zstd", "bzip2", "xz" or "lz4", as returned by `kind_of`.
-            url: URL for errors.
             limits: `window_bytes`, `unpacked_ratio` and `unpacked_free_bytes` are checked.
             is_padded: Allow eight times the ratio for zeros, as they follow the end of tar archives, until
                 `is_past_end` is set. For callers that hold little of the output.
@@ -152,7 +150,6 @@ class Decompressor:
         self._is_padded, self.is_past_end = is_padded, False
 
     def feed(self, data: Buffer) -> None:
-        """Append the next bytes of the object. They are copied."""
         if self._damage is None:
             del self._packed[: self._at]
             self._at = 0
@@ -289,7 +286,7 @@ _FIRST_ROOM = 4096
 
 
 def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -> bytearray:
-    """Decompress `data` to exactly `nbytes`, which the caller has checked against the limits.
+    """Decompress `data` to `nbytes`, which the caller has checked against the limits.
 
     Raises:
         FormatError: The data are damaged.

@@ -52,11 +52,7 @@ class Frame(Protocol):
 
 
 def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
-    """Return a factory of frames of this kind.
-
-    Raises:
-        OptionError: The library is not installed. The message names `url`.
-    """
+    """Return a factory of frames. Raises an OptionError if the library is not installed."""
     if kind == "zstd":
         library = zstandard(url)
         context = library.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MOST)
@@ -70,7 +66,6 @@ def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
 
 
 def zstandard(url: str) -> Any:
-    """Import the library. Raises an OptionError with `url` if it is not installed."""
     return _imported("zstandard", "zstd", url)
 
 
@@ -199,7 +194,6 @@ class _Zstd:
         return out, used
 
     def _whole(self, packed: memoryview, most: int) -> int:
-        """Return how many bytes to pass to the library now."""
         at = 0
         if self._checksum_bytes is None:
             at = self._header(packed)

@@ -38,11 +38,7 @@ class Frames(NamedTuple):
 
 
 def seek_table_bytes(footer: Buffer) -> int:
-    """Return the size of the table at the object's end. 0 if there is none.
-
-    Args:
-        footer: The object's last 9 bytes, or more.
-    """
+    """Return the size of the table. 0 if there is none. `footer`: the last 9 bytes, or more."""
     if len(footer) < FOOTER_BYTES:
         return 0
     frames, descriptor, magic = _FOOTER.unpack(footer[-FOOTER_BYTES:])
@@ -57,7 +53,6 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
     Args:
         tail: The last bytes of the object, at least `seek_table_bytes`.
         size: Size of the object, in bytes.
-        url: URL for errors.
         limits: `unpacked_ratio` and `unpacked_free_bytes` are checked for all frames together.
 
     Raises:
@@ -93,14 +88,12 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
 def unpack_frame(
     data: Buffer, size: int, limits: Limits = DEFAULTS, *, checksum: int | None = None, url: str = ""
 ) -> bytes:
-    """Decompress one frame.
+    """Decompress one frame, exactly `data`. Errors have no offset.
 
     Args:
-        data: Exactly the frame.
         size: Size of the output, from the table.
         limits: `unpacked_ratio` and `unpacked_free_bytes` are checked.
         checksum: Checksum of the output, from the table. It is verified.
-        url: URL for errors. Their `offset` is None, as the location of the frame is not known here.
 
     Raises:
         FormatError: The frame is damaged, or its output has another size.

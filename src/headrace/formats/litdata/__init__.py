@@ -1,7 +1,7 @@
-"""LitData's chunks: a catalogue beside them, a table of offsets in each.
+"""Reads LitData's chunks: a catalogue, and a table of offsets in each chunk.
 
-catalogue.py   what index.json says      leaves.py   from the bytes of a leaf to its value
-trees.py       from the leaves of an item to a sample      format.py   all of it as a format
+catalogue.py   parses index.json         leaves.py   decodes leaves
+trees.py       builds samples of leaves      format.py   the format
 
-Functions raise a ValueError for damage. `format.py` makes a FormatError of it that names the shard.
+Damage raises a ValueError, which `format.py` converts to a FormatError with the shard.
 """

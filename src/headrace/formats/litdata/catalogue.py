@@ -1,4 +1,4 @@
-"""What LitData's `index.json` says: of the chunks of a folder, or of the Parquet files in it."""
+"""Parses LitData's `index.json`, which lists the chunks or the Parquet files of a folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _DEPTH_MOST = 50
 
 @dataclass(frozen=True, slots=True)
 class ItemChunk:
-    """What is said of a chunk.
+    """A chunk in the catalogue.
 
     Attributes:
-        formats, spec: of its items, as `tree_of` has them.
-        samples: how many it has.
-        nbytes: of it; of one that is compressed as a whole, those that it unpacks to.
-        packing: "" where it lies there as it is, "chunk", "batch" or "sample" for what is compressed by itself.
+        formats, spec: Description of the items, for `tree_of`.
+        samples: Number of samples.
+        nbytes: Size. For a chunk that is compressed as a whole: decompressed size.
+        packing: Unit of compression: "chunk", "batch", "sample", or "" for none.
     """
 
     formats: str
@@ -47,19 +47,12 @@ class ItemChunk:
 
 
 class Said(NamedTuple):
-    """What a catalogue says of all its chunks, and of each.
-
-    Attributes:
-        loader: the class of LitData's that reads them.
-    """
-
     loader: str
     config: dict[str, object]
     chunks: list[object]
 
 
 def said_by(url: str, data: bytes) -> Said:
-    """What the catalogue at `url` says."""
     said = catalogue_object(url, data)
     chunks, config = as_list(said.get("chunks")), as_object(said.get("config"))
     if chunks is None or config is None:
@@ -68,7 +61,6 @@ def said_by(url: str, data: bytes) -> Said:
 
 
 def tables(url: str, said: Said) -> Sequence[ShardEntry]:
-    """The Parquet files that are named, in that order, with what is said of each."""
     if said.config.get("compression") is not None or said.config.get("encryption") is not None:
         raise catalogue_damage(
             url, "its Parquet files would be compressed or encrypted as a whole, and LitData's never are"
@@ -87,7 +79,6 @@ def tables(url: str, said: Said) -> Sequence[ShardEntry]:
 
 
 def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
-    """The chunks of items that the catalogue at `url` names, in its order."""
     loader, config, chunks = said_by(url, data)
     if loader != "PyTreeLoader":
         why = _ELSEWHERE.get(loader, "that is not read")
@@ -107,12 +98,11 @@ def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> 
         except ValueError as error:
             raise catalogue_damage(url, f"chunk {number}: {error}") from None
     if packing:
-        Decompressor("zstd", url, limits)  # says now that the library is missing
+        Decompressor("zstd", url, limits)  # raises early if the library is not installed
     return entries
 
 
 def _config(config: dict[str, object]) -> tuple[str, str, str]:
-    """The leaves' serializers, the tree, and what is compressed by itself."""
     names, spec = as_texts(config.get("data_format")), as_text(config.get("data_spec"))
     if config.get("encryption") is not None:
         raise ValueError("its chunks are encrypted, and that is not read")
@@ -150,7 +140,7 @@ def _sizes(said: dict[str, object]) -> tuple[int, int]:
 
 
 def _are_arrows(types: object) -> bool:
-    """Whether items have the types of which LitData writes a table of Arrow behind them; only costs follow from it."""
+    """True if LitData appends an Arrow table for items of these types. Only affects cost."""
     fields = as_object(types)
     return bool(fields) and all(_is_plain(one, 0) for one in (fields or {}).values())
 

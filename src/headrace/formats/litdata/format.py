@@ -1,4 +1,4 @@
-"""LitData's chunks as a format: items are known from a table; of what is compressed together they share a block."""
+"""The LitData format. Items that are compressed together share a block."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _ARROW, _ARROW_END = b"LDARW01\0", 12
 
 
 class LitData(Format):
-    """A folder with LitData's `index.json`: of its own chunks, or of Parquet files.
+    """A folder with LitData's `index.json`, for LitData's chunks or for Parquet files.
 
     Args:
-        unpickle: the fields of which pickles are read; to read one runs what the data say.
-        parquet: how Parquet files are read that `index_parquet_dataset` has made an index of.
+        unpickle: Fields whose pickles are loaded. Loading a pickle executes code from the data.
+        parquet: Format of the Parquet files that `index_parquet_dataset` has indexed.
     """
 
     name = "litdata"
@@ -118,7 +118,7 @@ def _said(field: str) -> tuple[str, str, str, int, int]:
 
 
 async def _index_of_items(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
-    """The items of a chunk that lie there one by one, or behind which they lie once more, as a table of Arrow."""
+    """Return the index of separate items, or of the Arrow table that may follow them."""
     wanted = table_bytes(said.samples, limits)
     head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
     head = await at_least(reads, url, head, min(wanted, span.size), span.etag)
@@ -160,7 +160,6 @@ def _one_block(said: ItemChunk, start: int, size: int, how: str) -> Rows:
 
 
 async def _index_of_frames(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
-    """The items of a chunk of frames, each of which is compressed by itself: from the tables before them."""
     head, span = await read_head(reads, url, _HEAD.size)
     if len(head) < _HEAD.size:
         raise ValueError("it is cut off in its head")
@@ -212,7 +211,7 @@ def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray
 
 
 def _offsets_in(data: bytes, tree: Tree, samples: int) -> Ints:
-    """Where the items of a frame begin, which each say how long they are, and where the last one ends."""
+    """Return the starts of a frame's items and the end of the last, from the sizes in each."""
     offsets = [0]
     for _ in range(samples):
         offsets.append(tree.end_at(data, offsets[-1]))

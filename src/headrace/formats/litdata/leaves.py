@@ -1,4 +1,4 @@
-"""Leaves of LitData's items: from their bytes to values, as the names of their serializers say."""
+"""Decodes the leaves of LitData's items by the names of their serializers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.formats.plain import decode_json, decode_text
 
 Decode = Callable[[bytes], object]
 
-# the order of these numbers is that of the layout
+# by LitData's number of the dtype
 _TORCH = (
     *("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128"),
     *("float16", "float16", "bfloat16", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64"),
@@ -34,12 +34,7 @@ _FILES = ("bytes", "jpeg", "image", "file", "audio", "video", "nifti", "mesh", "
 
 
 def leaf_decoder(name: str, where: str, limits: Limits, *, is_unpickled: bool) -> Decode:
-    """What decodes the leaves that a serializer of this name has written; a ValueError if such leaves are not read.
-
-    Args:
-        where: what the leaf is called, for errors.
-        is_unpickled: whether pickles of it are read.
-    """
+    """Return the decoder for a serializer, or raise a ValueError. `where`: the leaf's path."""
     kind, _, more = name.partition(":")
     plain: dict[str, Decode] = {
         **dict.fromkeys(_FILES, bytes),
@@ -83,7 +78,7 @@ def _none(data: bytes) -> None:
 
 
 def _pickle(where: str, data: bytes) -> None:
-    """None, which LitData pickles; all else is refused."""
+    """Accept a pickled None, which LitData writes, and refuse all else."""
     if not _NONE.fullmatch(data):
         raise ValueError(
             f"it is pickled: to read it would run what the data say. If you trust who wrote them, give "
@@ -98,7 +93,7 @@ def _named(names: tuple[str, ...], number: int) -> str:
 
 
 def _with_shape(order: str, make: Callable[[str, tuple[int, ...], bytes], object], data: bytes) -> object:
-    """A tensor or array behind the number of its dtype, its rank and its dimensions."""
+    """Decode a tensor or array that follows the number of its dtype, its rank and its shape."""
     dtype, rank = struct.unpack_from(f"{order}2I", data) if len(data) >= 8 else (0, _DIMENSIONS_MOST)
     at = 8 + 4 * rank
     if rank >= _DIMENSIONS_MOST or at > len(data):
@@ -129,13 +124,12 @@ def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> object:
 
 
 _U32, _I64, _F64 = struct.Struct("<I"), struct.Struct("<q"), struct.Struct("<d")
-_TAGS_END = 0x20  # what is above is a letter that JSON begins with
+_TAGS_END = 0x20  # larger bytes are characters that JSON begins with
 _DEPTH_MOST = 100
 _OF_RECORDS = 0x10
 
 
 def nested_value(data: bytes) -> object:
-    """The value of a leaf that holds lists and dicts: JSON, or values with a tag before each."""
     if not data or data[0] > _TAGS_END:
         return decode_json(data)
     cursor = _Cursor(data)
@@ -146,7 +140,7 @@ def nested_value(data: bytes) -> object:
 
 
 class _Cursor:
-    """Reads values one behind the other; counts are compared with the bytes that are left before they are used.
+    """Reads consecutive values. Counts are checked against the remaining bytes before use.
 
     u8 tag, then: 0 JSON (u32 bytes), 1 strings (u32 count; each u32 bytes), 2 i64, 3 f64, 4 bools (u32 count), 5 a dict
     (u32 count; of each a key, u32 bytes, and a value), 6 records (u32 count, u32 keys, keys; then the values of each,
@@ -189,7 +183,7 @@ class _Cursor:
         return part
 
     def _count(self, least: int = 0) -> int:
-        """A number of things, each of which takes `least` bytes."""
+        """Read a number of elements of at least `least` bytes each."""
         (count,) = _U32.unpack(self._take(4))
         if count * least > len(self._data) - self.at:
             raise ValueError(f"it says {count} values, and {len(self._data) - self.at} bytes are left")

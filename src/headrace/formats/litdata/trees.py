@@ -1,4 +1,4 @@
-"""The trees that items were flattened from, as torch's pytree writes them: dicts, lists and tuples of leaves."""
+"""Builds samples from leaves, by the tree that torch's pytree has written."""
 
 from __future__ import annotations
 
@@ -23,18 +23,13 @@ ALONE = "value"
 
 
 class Tree(NamedTuple):
-    """What items are made of.
-
-    Attributes:
-        leaves: name and decoder of each.
-        build: gives the sample of the leaves' values.
-    """
+    """The structure of items: (name, decoder) of each leaf, and a builder of samples from values."""
 
     leaves: tuple[tuple[str, Decode], ...]
     build: Build
 
     def sample(self, data: bytes) -> dict[str, object]:
-        """The sample of an item's bytes. A ValueError names the leaf that is damaged."""
+        """Decode an item to a sample. A ValueError names the damaged leaf."""
         end = 4 * len(self.leaves)
         if end > len(data):
             raise ValueError(f"it has {len(data)} bytes, and the sizes of its leaves take {end}")
@@ -55,7 +50,6 @@ class Tree(NamedTuple):
         return sample
 
     def end_at(self, data: bytes, at: int) -> int:
-        """Where the item at `at` ends; a ValueError if it is cut off."""
         begin = at + 4 * len(self.leaves)
         end = begin
         if begin <= len(data):
@@ -67,12 +61,11 @@ class Tree(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tree_of(formats: str, spec: str, unpickle: tuple[str, ...] = (), limits: Limits = DEFAULTS) -> Tree:
-    """The tree whose leaves have these serializers; a ValueError if it is not read here.
+    """Return the tree of leaves with these serializers. Raises a ValueError if not supported.
 
     Args:
-        formats: a JSON of their names.
-        spec: of the tree, as torch writes it.
-        unpickle: of which fields pickles are read.
+        formats: JSON of the names of the serializers.
+        unpickle: Fields whose pickles are loaded.
     """
     names = as_texts(json.loads(formats))
     said = as_list(decode_json(spec.encode()))
@@ -92,7 +85,7 @@ def tree_of(formats: str, spec: str, unpickle: tuple[str, ...] = (), limits: Lim
 
 
 def _sample_builder(spec: object, paths: list[str]) -> Build:
-    """What builds a dict of whatever the items are: of a sequence by numbers, of a leaf alone under one name."""
+    """Build a dict of any item: sequences by number, a single leaf under the name `ALONE`."""
     said = as_object(spec) or {}
     kind, children = said.get("type"), as_list(said.get("children_spec"))
     if kind is None and children == []:

@@ -47,12 +47,7 @@ _COLUMNS_MOST = 1000
 
 
 class MdsColumn(NamedTuple):
-    """A column of a sample.
-
-    Attributes:
-        size: Bytes of each value. None: variable.
-        decode: Decodes the bytes of a value.
-    """
+    """A column of a sample. `size` is in bytes. None: variable."""
 
     name: str
     encoding: str
@@ -220,7 +215,6 @@ def _list(decode: Callable[[bytes], object], data: bytes) -> list[object]:
 
 
 def image_array(data: bytes) -> list[bytes]:
-    """Split values that are preceded by their number and sizes."""
     (count,) = _U32.unpack_from(data) if len(data) >= 4 else _cut_off()
     if 4 + 4 * count > len(data):
         raise ValueError(f"it says {count} values, and has {len(data)} bytes")

@@ -41,7 +41,6 @@ _COUNT = struct.Struct("<I")
 
 
 def count_of(head: Buffer) -> int:
-    """Return the number of samples."""
     if len(head) < _COUNT.size:
         raise ValueError("it is cut off in its table")
     (count,) = _COUNT.unpack_from(head)
@@ -164,7 +163,6 @@ async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> 
 
 
 async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, limits: Limits) -> ShardIndex:
-    """Return the samples of a compressed shard, as rows of one block."""
     if max(said.raw.nbytes, packed.nbytes) > limits.member_bytes:
         raise LimitError(f"it has {said.raw.nbytes} bytes unpacked, over the limit of {limits.member_bytes}")
     span = await reads.read_into(url, 0, memoryview(bytearray(1)))
@@ -202,7 +200,6 @@ class _Unpacked(RowsOfBlock):
 
 
 def _check(data: bytes | bytearray, hashes: dict[str, str], what: str) -> None:
-    """Compare the data with hashes of known algorithms."""
     for name, digits in hashes.items():
         known = hashlib.new(name) if name in hashlib.algorithms_available and "shake" not in name else _xxhash(name)
         if known is not None:
@@ -229,8 +226,6 @@ Hashes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of a shard: its size, and (algorithm, hexadecimal digest) pairs."""
-
     nbytes: int
     hashes: Hashes
 
@@ -241,7 +236,6 @@ class Shard:
 
     Attributes:
         columns: In the form of `described`.
-        raw: The uncompressed file.
         packed: The stored compressed file. None: not compressed.
         kind: Compression, as for `Decompressor`.
     """

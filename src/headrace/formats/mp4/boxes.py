@@ -18,12 +18,7 @@ _U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
 
 
 def header_of(data: bytes | memoryview, left: int) -> tuple[bytes, int, int]:
-    """Parse the header at the start of `data`: (kind, header bytes, box bytes).
-
-    Args:
-        data: The first 16 bytes of the box, or all of it.
-        left: Bytes from the start of the box to the end of its container.
-    """
+    """Parse a box's header: (kind, header bytes, box bytes). `left`: bytes up to the file's end."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are left, fewer than a box's header")
     (size,), kind, header = _U32.unpack_from(data), bytes(data[4:8]), 8
@@ -65,14 +60,12 @@ class Box:
         return shown(self.kind)
 
     def find(self, *path: bytes) -> Box | None:
-        """Return the first box at a path of kinds, or None."""
         found: Box | None = self
         for kind in path:
             found = next((box for box in found if box.kind == kind), None) if found is not None else None
         return found
 
     def need(self, *path: bytes) -> Box:
-        """Return the first box at a path of kinds. Raises a ValueError if there is none."""
         found = self.find(*path)
         if found is None:
             raise ValueError(f"{self} has no box {'/'.join(shown(kind).strip(chr(39)) for kind in path)}")

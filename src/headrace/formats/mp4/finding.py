@@ -33,12 +33,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of a file's video.
-
-    Attributes:
-        moov: Body of the `moov` box, without unneeded parts.
-        fragments: Fragments of a fragmented file, in order.
-    """
+    """The `moov` box of a file, without unneeded parts, and its fragments in order."""
 
     moov: bytes
     fragments: tuple[Fragment, ...] = ()
@@ -53,8 +48,6 @@ def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
 
     Args:
         head: The first bytes of the file.
-        size: Size of the file, in bytes.
-        url: URL for errors.
         limits: Tables of more than `member_bytes` together raise a LimitError.
     """
     walk = _Walk(head, size)
@@ -115,19 +108,13 @@ def _is_other(trak: Box) -> bool:
 
 
 def _kept(moov: Box) -> Iterator[bytes]:
-    """Iterate over the needed parts of the tables, without those of other tracks."""
     for part in moov:
         if part.kind != b"udta" and not (part.kind == b"trak" and _is_other(part)):
             yield box(part.kind, part.body)
 
 
 class _Walk:
-    """Reads a file forwards, and holds the bytes that were read but not passed.
-
-    Attributes:
-        ahead: Minimum size of a read.
-        is_among_fragments: True once the first fragment was found.
-    """
+    """Reads a file forwards, in steps of at least `ahead`. Holds bytes that were not passed."""
 
     def __init__(self, head: memoryview, size: int) -> None:
         self.ahead = HEAD_BYTES
@@ -158,13 +145,7 @@ class _Walk:
         return data[:length]
 
     def look_for_list(self, at: int, listed: list[int]) -> Generator[Ranges, list[memoryview], None]:
-        """Set the starts of fragments from a list in the file, if there is one.
-
-        The first is at `at`.
-
-        Args:
-            listed: Starts from `sidx` boxes before the fragment.
-        """
+        """Set the starts of fragments from a list in the file. `listed` are those of `sidx` boxes."""
         self.ahead, self.is_among_fragments = _FRAGMENT_BYTES, True
         if len(listed) < 2 and self._size - at > 4 * HEAD_BYTES:
             (tail,) = yield [(self._size - 16, self._size)]
@@ -211,7 +192,6 @@ def _listed_in_mfra(data: memoryview) -> list[int]:
 
 
 def tables_in(data: memoryview, limits: Limits) -> Tables:
-    """Return the tables of a file in memory."""
     walk = find_tables(data, len(data), "the file", limits)
     try:
         ranges = next(walk)

@@ -56,12 +56,10 @@ MP4 = Mp4()
 
 
 def is_video(url: str) -> bool:
-    """True if the URL has a suffix of videos."""
     return path_of(url).lower().endswith(MP4.suffixes)
 
 
 def _arrays(tables: Tables) -> dict[str, NDArray[np.generic]]:
-    """Return tables as arrays for an index file, with joined bodies of fragments."""
     arrays: dict[str, NDArray[np.generic]] = {"moov": np.frombuffer(tables.moov, np.uint8)}
     if tables.fragments:
         places, bodies = zip(*tables.fragments, strict=True)

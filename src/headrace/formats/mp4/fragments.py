@@ -27,7 +27,6 @@ _NOT_KEY = 0x01010000  # flags of a frame: not a sync sample, or depends on othe
 
 
 def track_of(trak: Box) -> int:
-    """Return the number of a track."""
     tkhd = trak.need(b"tkhd")
     return tkhd.number(20 if tkhd.version else 12)
 
@@ -46,8 +45,6 @@ def of_track(moof: Box, track: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Defaults:
-    """Values for frames without their own."""
-
     description: int
     duration: int
     size: int
@@ -72,7 +69,6 @@ class _Run:
     later: Ints
 
     def samples(self, begin: int, description: int) -> Samples:
-        """Return the frames, the first decoded at `begin`."""
         ends = begin + np.cumsum(self.duration)
         dts = ends - self.duration
         offset = self.start + np.cumsum(self.size) - self.size
@@ -86,7 +82,6 @@ def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin
     Args:
         mvex: Box with the defaults of all fragments.
         begin: Decoding time of the first frame if the fragments omit it, in ticks.
-        nbytes: Size of the file.
     """
     defaults = {
         part.number(4): _Defaults(*(part.number(at) for at in (8, 12, 16, 20))) for part in mvex if part.kind == b"trex"
@@ -117,7 +112,6 @@ def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin
 
 
 def _time(tfdt: Box) -> int:
-    """Return the decoding time of the first frame of a track in a fragment."""
     begin = tfdt.number(4, 8 if tfdt.version else 4)
     if begin > _TIME_MOST:
         raise ValueError(f"its time, {begin}, is too large")
@@ -165,12 +159,7 @@ def _head(tfhd: Box, defaults: _Defaults, at: int, behind: int) -> tuple[_Defaul
 
 
 def _run(trun: Box, own: _Defaults, base: int, behind: int, taken: _Taken) -> _Run:
-    """Return the frames of a run.
-
-    Args:
-        base: Base of the run's offset.
-        behind: End of the run before.
-    """
+    """Return the frames of a run. `base` is that of its offset, `behind` the end of the run before."""
     flags, count, place = trun.number(1, 3), trun.number(4), 8
     taken.count(count)
     start = behind

@@ -50,7 +50,6 @@ class ClipDecoder:
     """The first step of a stream of clips: decodes the bytes of frames to pixels.
 
     Args:
-        name: Name of the decoder.
         limits: `pixels` of a frame, and `member_bytes` of a clip before scaling.
         size: (height, width) in pixels to scale frames to. None: no scaling.
     """
@@ -85,7 +84,6 @@ def decoded(
     Frames that do not decode raise a ValueError, or an error of FFmpeg's libraries.
 
     Args:
-        name: Name of the decoder.
         bodies: Bytes of the ranges that were read for the pieces.
         size: (height, width) to scale frames to.
     """

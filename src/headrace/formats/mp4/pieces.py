@@ -3,8 +3,8 @@
 Decoding a frame needs those before it, from a key frame on. For each group of pictures with a wanted frame, the bytes
 from its key frame to the last wanted frame are read. Consecutive groups become a file in memory, with its own tables.
 Any decoder gives the pixels that it gives for the whole file. FFmpeg searches key frames by decoding time. The small
-file has a clock by which a key frame is decoded when it is shown. A frame is not marked as key if later frames are
-shown before it.
+file has a clock by which a key frame is decoded when it is shown. A frame is not marked as key if frames decoded after
+it are shown before it.
 
 Frames that are decoded after a key frame and shown before it (an open group of pictures) also need the group before. If
 one of them is wanted, that group is read, too.
@@ -69,8 +69,7 @@ class Piece:
 def pieces_of(table: VideoTable, chosen: Ints) -> tuple[list[Piece], list[tuple[int, int]]]:
     """Return the pieces that decode some frames, and the ranges (start, stop) to read.
 
-    Args:
-        chosen: Numbers of the frames among those shown. A ValueError reports one that cannot be decoded.
+    `chosen` counts shown frames. One that cannot be decoded raises a ValueError.
     """
     frames = table.shown[chosen]
     runs = _runs(table, frames)
@@ -146,7 +145,6 @@ def _spans(offset: Ints, size: Ints) -> tuple[list[tuple[int, int]], Ints, Ints]
 
 
 def file_of(piece: Piece, bodies: Sequence[Buffer]) -> bytes:
-    """Return an MP4 file of a piece's frames alone."""
     spans, number = np.unique(piece.span, return_inverse=True)
     cuts, firsts = list[memoryview](), np.zeros(len(spans), np.int64)
     for k, span in enumerate(spans.tolist()):
@@ -160,7 +158,6 @@ def file_of(piece: Piece, bodies: Sequence[Buffer]) -> bytes:
 
 
 def _head(piece: Piece, places: Ints) -> bytes:
-    """Return the box with the tables. Each frame is a chunk."""
     boxes, track = dict(piece.track.boxes), piece.track
     count, duration = len(piece.size), min(int(piece.delta.sum()), 2**32 - 1)
     numbers = np.arange(1, count + 1)
@@ -186,5 +183,4 @@ def _head(piece: Piece, places: Ints) -> bytes:
 
 
 def _table(kind: bytes, rows: Ints, *, version: int = 0) -> bytes:
-    """Return a box of rows of 32-bit numbers, preceded by their count."""
     return box(kind, struct.pack(">II", version << 24, len(rows)), (rows & 0xFFFFFFFF).astype(">u4").tobytes())

@@ -44,7 +44,7 @@ class Samples:
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """Concatenate parts. Raises a ValueError if one begins before the end of the part before it."""
+    """Concatenate parts. Raises a ValueError if one begins before the end of the part before."""
     if len(parts) == 1:
         return parts[0]
     names = ("offset", "size", "dts", "pts", "is_key", "description")

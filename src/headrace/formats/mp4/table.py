@@ -73,7 +73,6 @@ class VideoTable:
 
     @cached_property
     def keys(self) -> Ints:
-        """Numbers of the key frames."""
         return np.flatnonzero(self.is_key)
 
     @cached_property
@@ -133,7 +132,6 @@ class VideoTable:
         return chosen
 
     def seconds(self, chosen: Ints) -> NDArray[np.float64]:
-        """Return presentation times of frames, by their numbers among those shown."""
         return self.shown_ticks[chosen] / self.track.timescale + self.begin_s
 
 

@@ -35,7 +35,6 @@ class GroupFacts(NamedTuple):
         number: Number of the group in its file.
         raw: The group's footer entry, with the columns that are read.
         runs: The rows that are read.
-        columns: The pages that are read.
         where: The remaining predicate.
     """
 
@@ -48,7 +47,6 @@ class GroupFacts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of rows that are read."""
         return sum(stop - first for first, stop in self.runs)
 
     @property
@@ -69,11 +67,7 @@ class GroupFacts(NamedTuple):
         return sorted((start, stop - start, name) for start, stop, name in places)
 
     def bodies(self, names: Sequence[str], bodies: Sequence[bytes]) -> Mapping[str, Sequence[bytes]]:
-        """Return the pieces of each column, in file order.
-
-        Raises:
-            ValueError: The file does not begin with Parquet's magic.
-        """
+        """Return the pieces of each column, in file order. Raises a ValueError without Parquet's magic."""
         given: dict[str, list[bytes]] = {}
         for name, body in zip(names, bodies, strict=True):
             given.setdefault(name, []).append(body)
@@ -207,7 +201,6 @@ def _read(file: Arrow, leaves: Sequence[ParquetLeaf], runs: Sequence[Run]) -> Ar
 
 
 def _of_runs(table: Arrow, have: Sequence[Run], wanted: Sequence[Run]) -> Arrow:
-    """Return the rows `wanted` of a table that has the rows `have`."""
     if have == wanted:
         return table
     parts, at, k = [], 0, 0

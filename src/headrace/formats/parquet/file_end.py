@@ -18,12 +18,7 @@ _GAP_BYTES = 64 * 1024  # largest gap within one read
 
 
 class FileEnd:
-    """The last bytes of a file, and earlier parts once they were read.
-
-    Args:
-        data: The last bytes.
-        span: Their range.
-    """
+    """The last bytes of a file, and earlier parts once they were read."""
 
     def __init__(self, reads: Reads, url: str, data: bytes, span: Span) -> None:
         self._reads, self._url = reads, url
@@ -102,7 +97,6 @@ class FileEnd:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     def at(self, start: int, nbytes: int) -> bytes:
-        """Return bytes that were read."""
         part = self._part_of(start, nbytes)
         assert part is not None, "it was read"
         first, data = part

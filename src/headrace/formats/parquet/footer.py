@@ -40,7 +40,7 @@ class ColumnChunk(NamedTuple):
         start, size: Location of the pages.
         unpacked: Decompressed bytes of the pages.
         page_index: Location of the page index. The size is 0 if there is none.
-        bounds_index: Location of the bounds of the pages. The size is 0 if there are none, or their order is unknown.
+        bounds_index: Location of the bounds of pages. The size is 0 if there are none, or their order is unknown.
         statistics: (minimum, maximum, number of missing values), each None if unknown.
     """
 
@@ -61,7 +61,6 @@ class ParquetLeaf(NamedTuple):
         number: Index among all leaves of the file.
         position: Index among the leaves that are read.
         path: Names joined by dots.
-        physical: Physical type.
         levels: Number of kinds of levels before the values of a page: for missing and for repeated values.
         is_flat: True if each row has exactly one value.
         value_bytes: Size of a value. For text and bytes: the minimum, 4.
@@ -77,8 +76,6 @@ class ParquetLeaf(NamedTuple):
 
 
 class ParquetColumn(NamedTuple):
-    """A column that is read."""
-
     name: str
     type: Arrow
     leaves: tuple[ParquetLeaf, ...]
@@ -95,7 +92,7 @@ class Group(NamedTuple):
 @packed_once(attrgetter("head", "tail", "features_json", "constants"))
 @dataclass(frozen=True, eq=False)
 class FileFacts:
-    """Metadata shared by all row groups of a file, with parts of a footer of the read columns.
+    """Metadata shared by all row groups of a file: parts of a footer of the read columns.
 
     Attributes:
         head, tail: The bytes before and after the row groups.
@@ -116,14 +113,11 @@ class FileFacts:
 
     @property
     def features(self) -> Mapping[str, object]:
-        """Features of Hugging Face's `datasets`, by column."""
         return features_of(self.features_json)
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The columns of a file that are read, and its row groups."""
-
     file: FileFacts
     columns: tuple[ParquetColumn, ...]
     groups: tuple[Group, ...]
@@ -174,20 +168,12 @@ def read_footer(
 
 
 class _ListedGroup(NamedTuple):
-    """The fields of a row group, and each column chunk with its bytes."""
-
     said: Struct
     chunks: Sequence[tuple[Struct, bytes]]
 
 
 class _Parts(NamedTuple):
-    """The parts of a footer.
-
-    Attributes:
-        head, tail: The bytes before and after the row groups.
-        elements: Elements of the schema, by column.
-        ordered: Leaves whose bounds follow the order of their type.
-    """
+    """The parts of a footer. `elements` are by column, `ordered` leaves have type-ordered bounds."""
 
     head: bytes
     tail: bytes
@@ -246,11 +232,7 @@ def _listed(reader: ThriftReader, data: bytes) -> _ListedGroup:
 
 
 def _elements(reader: ThriftReader, data: bytes, kind: int) -> list[list[bytes]]:
-    """Return the elements of a schema by column, each followed by its children.
-
-    Raises:
-        ValueError: The schema is so deep that a recursive parser could overflow the stack.
-    """
+    """Return the elements of a schema by column. A depth that may overflow a stack is a ValueError."""
     inner, count = reader.list_head() if kind == LIST else (0, 0)
     if inner != STRUCT:
         raise ValueError("its schema is damaged")
@@ -305,11 +287,7 @@ def _varint(number: int) -> list[int]:
 
 
 def opened_footer(end: bytes) -> Arrow:
-    """Open a footer without data in pyarrow.
-
-    Raises:
-        ValueError: The footer is damaged.
-    """
+    """Open a footer without data in pyarrow. Damage raises a ValueError."""
     pa = library()
     import pyarrow.parquet as pq
 
@@ -324,7 +302,6 @@ def opened_footer(end: bytes) -> Arrow:
 def _columns(
     opened: Arrow, count: int, chosen: Callable[[Sequence[str]], Sequence[str]]
 ) -> tuple[tuple[ParquetColumn, ...], int]:
-    """Return (the columns that are read, the number of leaves of all columns)."""
     try:
         schema, leaves = opened.schema_arrow, opened.metadata.schema
         names = schema.names

@@ -33,11 +33,10 @@ class Parquet(TableFormat):
     Args:
         columns: Columns to read. By default all columns whose names do not begin with "__".
         where: Predicate for the rows to keep, in the form of pyarrow's `filters=`: a list of (column, operator, value)
-            that must all hold, or a list of such lists, of which one must hold. Operators are "=", "==", "!=", "<",
-            "<=", ">", ">=", "in" and "not in". A missing value only passes "not in". The columns need not be in
-            `columns`. Folders named "key=value" are columns, too. Values of folders exclude whole files, statistics in
-            footers exclude row groups, and page indexes exclude pages. The predicate is evaluated on all other rows, as
-            by `.filter()`.
+            that must all hold, or a list of alternative lists. Operators are "=", "==", "!=", "<", "<=", ">", ">=",
+            "in" and "not in". A missing value only passes "not in". The columns need not be in `columns`. Folders named
+            "key=value" are columns, too. Values of folders exclude whole files, statistics in footers exclude row
+            groups, and page indexes exclude pages. The predicate is evaluated on all other rows, as by `.filter()`.
 
     Raises:
         OptionError: `columns` or `where` is invalid.

@@ -29,12 +29,7 @@ FILLER_BYTES = 11
 
 
 class _Page(NamedTuple):
-    """A page of the file.
-
-    Attributes:
-        unpacked: Decompressed bytes.
-        level_bytes: Bytes of uncompressed levels before the values. None: the levels are part of `body`.
-    """
+    """A page. `level_bytes` are uncompressed levels before the values. None: they are in `body`."""
 
     body: memoryview
     unpacked: int
@@ -44,12 +39,9 @@ class _Page(NamedTuple):
 
 
 class PageSummary(NamedTuple):
-    """A summary of the page headers of a column chunk.
+    """The number of values of all data pages, and whether to decode them as a dictionary.
 
-    Attributes:
-        values: Number of values of all data pages.
-        as_dictionary: True if text or bytes should be decoded as a dictionary with indices: all pages use one, or plain
-            values would take too much memory.
+    `as_dictionary` is set for text or bytes if all pages use one, or plain values would take too much memory.
     """
 
     values: int
@@ -58,9 +50,6 @@ class PageSummary(NamedTuple):
 
 def check_pages(data: bytes, leaf: ParquetLeaf, codec: str, limits: Limits) -> PageSummary:
     """Check the pages of a column chunk and their checksums.
-
-    Args:
-        codec: Compression of the pages.
 
     Raises:
         ValueError: The pages are damaged, or have an unknown encoding. The message names the byte.
@@ -141,11 +130,7 @@ def _of_values(said: Value | None, encoding: int) -> Struct:
 
 
 def _check_deltas(pages: Sequence[_Page], codec: str, levels: int, most: int) -> None:
-    """Raise a LimitError if delta-encoded values take more than `most` bytes.
-
-    Args:
-        levels: Number of kinds of levels before the values.
-    """
+    """Raise a LimitError if delta-encoded values take more than `most` bytes."""
     if sum(page.unpacked * page.values for page in pages) <= most:
         return
     taken = 0
@@ -160,7 +145,6 @@ def _check_deltas(pages: Sequence[_Page], codec: str, levels: int, most: int) ->
 
 
 def _longest(dictionary: _Page, codec: str) -> int:
-    """Return the bytes of the longest value of a dictionary of text or bytes."""
     data, at, longest = _unpacked(dictionary, codec), 0, 0
     for _ in range(dictionary.values):
         size = int.from_bytes(data[at : at + 4], "little")
@@ -172,7 +156,6 @@ def _longest(dictionary: _Page, codec: str) -> int:
 
 
 def _unpacked(page: _Page, codec: str) -> memoryview:
-    """Return the decompressed values of a page."""
     body, size = page.body[page.level_bytes or 0 :], page.unpacked - (page.level_bytes or 0)
     if codec == "uncompressed" or not page.is_packed:
         return body
@@ -186,11 +169,7 @@ def _unpacked(page: _Page, codec: str) -> memoryview:
 
 
 def delta_numbers(data: memoryview, most: int) -> NDArray[np.int64]:
-    """Decode DELTA_BINARY_PACKED: blocks of differences. At most `most` numbers.
-
-    Raises:
-        ValueError: The numbers are damaged.
-    """
+    """Decode DELTA_BINARY_PACKED: blocks of differences. Damage, or over `most`, is a ValueError."""
     reader = ThriftReader(data)
     block, parts, count, first = reader.unsigned(), reader.unsigned(), reader.unsigned(), reader.signed()
     if count > most or not parts or not block or block % (parts * 8) or block > 2**16:

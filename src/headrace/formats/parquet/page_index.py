@@ -47,7 +47,6 @@ class LeafPages(NamedTuple):
     """The pages of a leaf that are read.
 
     Attributes:
-        codec: Index in `CODECS`.
         start, size: Location of the whole chunk.
         values: Number of values of these pages. -1: unknown.
         pieces: Locations of the pages, in file order.
@@ -70,16 +69,11 @@ class ColumnPages(NamedTuple):
 
     @property
     def pieces(self) -> list[Place]:
-        """The pieces of all leaves, in file order."""
         return sorted(piece for leaf in self.leaves for piece in leaf.pieces)
 
 
 def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
-    """Parse the page index of a chunk.
-
-    Raises:
-        ValueError: The index is damaged.
-    """
+    """Parse the page index of a chunk. Damage raises a ValueError."""
     pages = ThriftReader(data).struct().get(1)
     if type(pages) is not list or not pages:
         raise ValueError("it has no pages")
@@ -101,11 +95,7 @@ def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
 
 
 def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds:
-    """Parse the bounds of the pages of a chunk.
-
-    Raises:
-        ValueError: The bounds are damaged.
-    """
+    """Parse the bounds of the pages of a chunk. Damage raises a ValueError."""
     said, count = ThriftReader(data).struct(), len(index.rows)
     empty, lows, highs, missing = (_list(said, field, count) for field in (1, 2, 3, 5))
     if empty is None or lows is None or highs is None:
@@ -124,11 +114,7 @@ def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds
 def pages_of(
     columns: Sequence[ParquetColumn], group: Group, indexes: Mapping[int, PageIndex], runs: tuple[Run, ...]
 ) -> tuple[ColumnPages, ...]:
-    """Return the pages of `columns` that hold some rows of a group.
-
-    Args:
-        indexes: Page indexes by the start of the chunk. A column with a missing index is read completely.
-    """
+    """Return the pages of `columns` with some rows. Columns without an index are read completely."""
     return tuple(_pages_of(column, group, indexes, runs) for column in columns)
 
 
@@ -156,9 +142,6 @@ def _pages_of(
 
 def covering(indexes: Sequence[PageIndex], runs: Sequence[Run], rows: int) -> tuple[tuple[Run, ...], list[list[Run]]]:
     """Return the pages that hold some rows, such that all leaves have the same rows.
-
-    Args:
-        rows: Number of rows of the group.
 
     Returns:
         The rows of these pages, and for each leaf its pages as ranges [start, stop).
@@ -188,7 +171,6 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def _list(said: Struct, field: int, count: int) -> list[Value] | None:
-    """Return a list of `count` elements. None if it is absent."""
     found = said.get(field)
     if found is not None and (type(found) is not list or len(found) != count):
         raise ValueError(f"it does not speak of {count} pages")

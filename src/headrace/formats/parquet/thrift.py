@@ -18,20 +18,16 @@ _VARINT_BYTES_MOST = 10
 
 
 class ThriftReader:
-    """Reads structs from untrusted bytes.
+    """Reads structs from untrusted bytes. Damage raises a ValueError.
 
     Attributes:
         at: Position of the next byte.
-
-    Raises:
-        ValueError: The bytes are damaged or truncated. Raised by every method.
     """
 
     def __init__(self, data: Buffer, at: int = 0) -> None:
         self._data, self.at = bytes(data), at
 
     def struct(self) -> Struct:
-        """Read a struct: its values by field number."""
         found = self.value(STRUCT)
         assert isinstance(found, dict)
         return found

@@ -31,7 +31,6 @@ class Comparison(NamedTuple):
 
     Attributes:
         bound: Parses a bound. None: bounds are ignored.
-        of_value: Makes a value of a predicate comparable with bounds.
         has_nan: True if rows may have values outside of the bounds.
     """
 
@@ -61,11 +60,7 @@ class Asking(NamedTuple):
 
 
 def asked_of(where: Where, columns: Sequence[ParquetColumn]) -> Asking:
-    """Return `where` with the questions of each term.
-
-    Raises:
-        OptionError: A column is compared with a value of another kind.
-    """
+    """Return `where` with the questions of each term. Incomparable columns raise an OptionError."""
     by_name = {column.name: column for column in columns}
     check_kinds(where, {name: column.type for name, column in by_name.items()})
     ways = {term.column: _comparison(by_name[term.column]) for some in where for term in some}

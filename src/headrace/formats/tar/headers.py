@@ -127,12 +127,9 @@ def looks_like(start: bytes, *, is_text: bool = False) -> str:
 
 
 def read_size(said: bytes, is_pax: bool, limit: int, offset: int, name: bytes | None = None) -> int:
-    """Parse a size in bytes from a header field or a pax record.
+    """Parse a size in bytes from a header field, or from a pax record, which is decimal.
 
     Args:
-        said: The field or the value of the record.
-        is_pax: True for a pax record, which is decimal.
-        limit: Maximum, in bytes.
         offset: Offset of the header, for errors.
         name: Name of the member. None for an extended header.
     """

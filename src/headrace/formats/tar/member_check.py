@@ -23,14 +23,10 @@ _NO_LIMITS = Limits(member_bytes=_MOST, header_bytes=_MOST, name_bytes=_MOST, ex
 
 
 class MemberNames(NamedTuple):
-    """The names of some members according to an index.
-
-    They are not joined: an index may claim long names.
+    """Member names according to an index. They are not joined: an index may claim long names.
 
     Attributes:
-        keys: Keys of samples.
         sample: Index in `keys` of each member's sample.
-        fields: Fields of samples.
         field: Index in `fields` of each member's field.
     """
 
@@ -72,9 +68,7 @@ def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -
 
     Args:
         view: A part of an archive.
-        names: Names of the members.
         bodies: Offset of each body in `view`, ascending.
-        sizes: Sizes of the bodies, in bytes.
     """
     heads = bodies - BLOCK
     is_doubtful = (heads >= 0) & (bodies <= len(view)) & (np.arange(len(heads)) > 0)
@@ -106,10 +100,7 @@ def _plain_member(header: memoryview) -> tuple[bytes, int] | None:
 
 
 def _member_at(view: memoryview, begin: int, body: int) -> tuple[bytes, int] | None:
-    """Return (name, size) of the member with its body at `body` and headers from `begin` on.
-
-    None if there is no such member.
-    """
+    """Return (name, size) of the member with its body at `body` and headers from `begin` on."""
     if begin >= body or (body - begin) % BLOCK:
         return None
     scanner = TarScanner("", _NO_LIMITS)

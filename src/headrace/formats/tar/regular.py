@@ -33,11 +33,9 @@ _FEWEST_NAMES = 256
 
 
 class Run(NamedTuple):
-    """Consecutive regular members.
+    """Consecutive regular members. Offsets count from the buffer's start.
 
-    `bodies` and `stop` (the next header) count from the buffer's start.
-
-    `tried` is the end of the run if all of its headers had been plain.
+    `stop` is the next header. `tried` would be `stop` if all headers had been plain.
     """
 
     names: NDArray[np.bytes_]
@@ -99,10 +97,7 @@ def _octal(text: NDArray[np.uint8]) -> Ints:
 
 
 def _are_plain(rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return a mask of headers with a correct checksum of six octal digits.
-
-    Only a space or a zero byte may follow the checksum and the size.
-    """
+    """Return a mask of headers with a checksum of six octal digits. No other text may follow it."""
     letters = rows.view(np.uint8).reshape(-1, BLOCK)
     total = letters.sum(axis=1, dtype=np.uint32) - letters[:, 148:156].sum(axis=1, dtype=np.uint32) + 8 * ord(" ")
     # clears the one bit in which a space differs from a zero byte

@@ -28,7 +28,6 @@ class Grouper:
         self.drop()
 
     def drop(self) -> None:
-        """Discard all members that were not taken."""
         self._closed: list[Rows] = []  # complete samples; the lists below follow them
         self._is_ended = False  # the last sample is complete, too
         self._begin()
@@ -63,11 +62,7 @@ class Grouper:
         self.add(names[last:].tolist(), bodies[last:].tolist(), sizes[last:].tolist())
 
     def add(self, names: Sequence[bytes], bodies: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add the regular members `names` with bodies at the offsets `bodies`.
-
-        Raises:
-            FormatError, LimitError: A member is invalid. Members before it were added.
-        """
+        """Add regular members. For an invalid one, raise a FormatError or LimitError; others are kept."""
         keys, starts, field, offsets = self._keys, self._starts, self._field, self._offsets
         key = keys[-1] if keys else None
         seen, numbers, most, longest = self._seen, self._raw_numbers, self._limits.fields, self._limits.name_bytes
@@ -109,7 +104,7 @@ class Grouper:
         """Report a regular member over a limit. If it starts a sample, the last one is complete."""
         slash = name.rfind(b"/") + 1
         dot = name.find(b".", slash)
-        if dot > slash and not _is_reserved(name) and self._keys:  # others are passed over, and that sample may go on
+        if dot > slash and not _is_reserved(name) and self._keys:  # others are skipped, and the sample may continue
             self._is_ended = name[:dot] != self._keys[-1]
 
     def _number(self, name: bytes, dot: int, body: int) -> int:
@@ -135,7 +130,6 @@ class Grouper:
         return rows
 
     def _close(self, count: int) -> None:
-        """Make a table of the first `count` samples, which are complete."""
         if count <= 0:
             return
         split = self._starts[count] if count < len(self._starts) else len(self._offsets)

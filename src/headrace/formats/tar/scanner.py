@@ -172,7 +172,6 @@ class TarScanner:
         self._next = max(self._next, self._end // BLOCK * BLOCK)
 
     def _step(self, block: bytes, at: int) -> None:
-        """Parse one header in the general path."""
         self._next = at + BLOCK
         if block == ZEROS:
             if self._chain:

@@ -1,1 +1,1 @@
-"""Files of token ids: raw, with a header, with Megatron's index beside them, and others; windows of them as samples."""
+"""Reads files of token ids, with or without headers, as windows of tokens."""

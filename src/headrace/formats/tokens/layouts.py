@@ -1,4 +1,4 @@
-"""Where the tokens of a file begin, how many there are, and of which type: what headers say, and the file's size."""
+"""Locates the tokens of a file, and their dtype, from headers and the size of the file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from headrace.types import Buffer
 Tokens = NDArray[np.integer]
 
 HEAD_BYTES = 16 * 1024
-"""Of a file's first bytes so many tell what it is: no header that is read here is longer."""
+"""Size of the first read of a file. It includes any supported header."""
 
 _LLM_C_BYTES = 1024
 _LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 _BYTES_MOST = 2**53
-# LitData's numbers of types of whole numbers: of tensors, and of arrays
+# LitData's numbers of integer dtypes, for tensors and for arrays
 _LITDATA = {
     "tensor": {11: "|u1", 12: "|i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"},
     "numpy": {0: "|i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "|u1", 5: "<u2", 6: "<u4", 7: "<u8"},
@@ -37,14 +37,14 @@ _LITDATA_LEAF = re.compile(r"no_header_(tensor|numpy):(\d{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Tokens that lie one behind the other in an object.
+    """Contiguous tokens in an object.
 
     Attributes:
-        begin: where the first one lies, in bytes.
-        count: how many there are.
-        dtype: of each, as it lies there.
-        size, etag: of the object.
-        width: how many make a row; None: they are no table.
+        begin: Offset of the first token, in bytes.
+        count: Number of tokens.
+        dtype: Stored dtype of a token.
+        size, etag: Size and version of the object.
+        width: Tokens per row. None: not a table.
     """
 
     url: str
@@ -58,8 +58,6 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class FirstBytes:
-    """The first bytes of an object, with its size and version."""
-
     url: str
     data: Buffer
     size: int
@@ -67,7 +65,7 @@ class FirstBytes:
 
 
 def token_dtype(dtype: DTypeLike) -> np.dtype[np.integer]:
-    """The numpy type that `dtype` names; an OptionError if it is none of whole numbers."""
+    """Return the numpy dtype. Raises an OptionError if it is not an integer type."""
     try:
         return whole_numbers(np.dtype(dtype))
     except (TypeError, ValueError):
@@ -76,7 +74,6 @@ def token_dtype(dtype: DTypeLike) -> np.dtype[np.integer]:
 
 
 def whole_numbers(dtype: np.dtype[Any]) -> np.dtype[np.integer]:
-    """The same type; ValueError where it is none of whole numbers."""
     if dtype.kind not in "iu":
         raise ValueError(dtype.name)
     return dtype
@@ -87,7 +84,7 @@ def damage(url: str, why: str, offset: int | None = None) -> FormatError:
 
 
 def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
-    """A file that has tokens alone."""
+    """Return the layout of a file of tokens only."""
     if head.size % dtype.itemsize:
         raise damage(
             head.url,
@@ -98,12 +95,12 @@ def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
 
 
 def has_llm_c_header(head: FirstBytes) -> bool:
-    """Whether a file begins as those of llm.c do, and of nanoGPT's faster relatives."""
+    """True if a file begins like those of llm.c and modded-nanogpt."""
     return len(head.data) >= 4 and int.from_bytes(head.data[:4], "little") in _LLM_C
 
 
 def llm_c(head: FirstBytes) -> TokenFile:
-    """A file with a header of 256 numbers of 32 bits: magic, version, and how many tokens follow."""
+    """Parse a header of 256 32-bit integers: magic, version, number of tokens."""
     if head.size < _LLM_C_BYTES:
         raise damage(head.url, f"it has {head.size} bytes, and its header alone would have {_LLM_C_BYTES}")
     magic, version, count = struct.unpack("<iii", head.data[:12])
@@ -123,7 +120,7 @@ def llm_c(head: FirstBytes) -> TokenFile:
 
 
 def npy(head: FirstBytes) -> TokenFile:
-    """The array in an .npy file, of one dimension, or of two: then its rows are windows."""
+    """Parse the header of an .npy file with one dimension, or two: rows are then windows."""
     try:
         begins, shape, dtype, by_column = npy_header(memoryview(head.data))
     except ValueError as error:
@@ -142,8 +139,6 @@ def npy(head: FirstBytes) -> TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What LitData's catalogue says of one chunk of tokens."""
-
     url: str
     items: int
     nbytes: int
@@ -152,7 +147,6 @@ class Chunk:
 
 
 def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
-    """The chunks that the catalogue of a folder of LitData names."""
     _, config, chunks = said_by(url, data)
     if config.get("compression") or config.get("encryption"):
         raise damage(url, "its chunks are compressed or encrypted: windows of tokens cannot be read from such")
@@ -184,7 +178,7 @@ def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> C
 
 
 def litdata(head: FirstBytes, chunk: Chunk) -> TokenFile:
-    """A chunk of LitData: how many items, where each begins, and their tokens, one behind the other."""
+    """Check a LitData chunk: the number of items, their starts, and consecutive tokens."""
     begin = 4 * (chunk.items + 2)
     tokens = chunk.tokens * chunk.dtype.itemsize
     if head.size != begin + tokens:

@@ -1,14 +1,14 @@
-"""Megatron's `.idx`: which type the tokens beside it have, and where documents begin.
+"""Megatron's `.idx` files: the dtype of the tokens in the `.bin`, and the documents.
 
 9 bytes       "MMIDIDX" and two zeros
-u64           the version, 1
-u8            the type of tokens, by a number
-u64           sequences
-u64           entries of the last table: documents, and one more
+u64           version, 1
+u8            code of the dtype
+u64           number of sequences
+u64           number of entries of the table of documents: documents + 1
 i32[...]      tokens of each sequence
-i64[...]      where each sequence begins in the `.bin`, in bytes
-i64[...]      the number of each document's first sequence, and of all sequences last
-i8[...]       a mode of each sequence, which not every file has
+i64[...]      offset of each sequence in the `.bin`, in bytes
+i64[...]      number of each document's first sequence, and last the number of sequences
+i8[...]       mode of each sequence; optional
 """
 
 from __future__ import annotations
@@ -29,13 +29,7 @@ _MOST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Idx:
-    """What the head of an `.idx` says.
-
-    Attributes:
-        sequences: how many.
-        documents: how many.
-        lengths, pointers, firsts, end: where its tables begin, and where the last of them ends.
-    """
+    """The head of an `.idx`. The properties are the offsets of its tables, and the end of the last."""
 
     url: str
     size: int
@@ -61,7 +55,7 @@ class Idx:
 
 
 def read_idx(head: FirstBytes) -> Idx:
-    """What an `.idx` says at its beginning, compared with its size."""
+    """Parse the head of an `.idx`, and check it against the size."""
     if len(head.data) < HEAD.size:
         raise damage(head.url, f"it has {head.size} bytes: an index of Megatron's has {HEAD.size} and more")
     magic, version, code, sequences, entries = HEAD.unpack(head.data[: HEAD.size])
@@ -88,15 +82,15 @@ def read_idx(head: FirstBytes) -> Idx:
 
 
 class SequenceCheck:
-    """Sees, some at a time, that sequences follow one another in the `.bin`, from its begin to its end."""
+    """Checks, in parts, that sequences are contiguous in the `.bin`, from its start to its end."""
 
     def __init__(self, idx: Idx) -> None:
         self._idx = idx
-        self.begin = 0  # where the next one must, in bytes
+        self.begin = 0  # required offset of the next sequence, in bytes
         self._number = 0
 
     def feed(self, lengths: Buffer, pointers: Buffer) -> Ints:
-        """Where the next sequences begin, in bytes; a FormatError if they lie elsewhere."""
+        """Return the offsets of the next sequences. Raises a FormatError if they are not contiguous."""
         counts = np.frombuffer(lengths, "<i4").astype(np.int64)
         begins = np.frombuffer(pointers, "<i8")
         ends = self.begin + np.cumsum(counts) * self._idx.dtype.itemsize
@@ -116,10 +110,9 @@ class SequenceCheck:
 
 
 def check_firsts(idx: Idx, number: int, firsts: Ints, before: int) -> None:
-    """Raise a FormatError if documents from `number` on do not begin with sequences that there are, in their order.
+    """Raise a FormatError unless documents begin with existing sequences, in ascending order.
 
-    Args:
-        before: the first sequence of the document before them.
+    `before` is the first sequence of the document before number `number`.
     """
     steps = np.diff(firsts, prepend=before)
     wrong = np.flatnonzero((steps < 0) | (firsts > idx.sequences) | (firsts < 0))

@@ -1,4 +1,4 @@
-"""From the bytes of a window to its tokens, in the workers."""
+"""Decodes windows of tokens in the workers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _SOURCE = ("__key__", "__url__")
 
 
 class TokenFormat(Format):
-    """What files of tokens are called; `hr.tokens` reads them, as windows are no property of the files."""
+    """A name for files of tokens. `hr.tokens` reads them, as windows do not depend on the files."""
 
     name = "tokens"
     suffixes = ()
 
 
 class TokenOpener:
-    """The first step of a stream of tokens. It knows their type by what their bytes are called.
+    """The first step of a stream of tokens. The names of members give the dtype.
 
     Args:
-        eos: the token that ends each document, by which `document_ids` are found; None: not by that.
-        has_ids: whether each member is of a document of its own, by which they are found.
+        eos: Token at the end of each document, for `document_ids`. None: not used.
+        has_ids: True if each member is a separate document, for `document_ids`.
     """
 
     def __init__(self, eos: int | None, *, has_ids: bool) -> None:
         self.eos, self.has_ids = eos, has_ids
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """The sample: its tokens, in memory of their own, and of each the number of its document in the window."""
+        """Return the sample: its tokens, which own their memory, and the document number of each."""
         names = [name for name in sample if name not in _SOURCE]
         bodies = [sample[name] for name in names]
         dtype, native = _dtype(names[0])
@@ -50,7 +50,7 @@ class TokenOpener:
         return made
 
     def columns(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
-        """The same of many windows at once; None where they differ in size, or are in pieces."""
+        """Decode many windows at once. None if sizes differ or a window has several members."""
         if self.has_ids or not len(rows) or rows.block is not None or not (np.diff(rows.starts) == 1).all():
             return None
         size = int(rows.size[0])
@@ -70,7 +70,7 @@ class TokenOpener:
 
 
 def ids_by_eos(tokens: Tokens, eos: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Of each token the number of its document: the next one begins behind each `eos`."""
+    """Return the document number of each token. A new document begins after each `eos`."""
     ids = np.zeros(len(tokens), np.int32)
     np.cumsum(tokens[:-1] == eos, out=ids[1:])
     return ids
@@ -78,6 +78,6 @@ def ids_by_eos(tokens: Tokens, eos: int) -> np.ndarray[tuple[int], np.dtype[np.i
 
 @cache
 def _dtype(name: str) -> tuple[np.dtype[np.integer], np.dtype[np.integer]]:
-    """The type of tokens whose bytes are called so, by its name and the number of a piece; and in our byte order."""
+    """Return the (stored, native) dtype from a member's name: dtype, and number of a piece."""
     dtype: np.dtype[np.integer] = np.dtype(name.partition(" ")[0])
     return dtype, dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""Windows of the tokens of a file, and documents: where they lie, by arithmetic."""
+"""Computes windows of the tokens of a file, and documents."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.types import Ints
 
 @dataclass(frozen=True, slots=True)
 class TokenWindows:
-    """Windows of one length, each `stride` tokens behind the one before it.
+    """Windows of one length, each `stride` tokens after the one before it.
 
     Attributes:
-        length: tokens in a window.
-        has_short: whether a last window comes, too, that has fewer, where there are tokens that no other has.
+        length: Tokens in a window.
+        has_short: True if remaining tokens form a last, shorter window.
     """
 
     length: int
@@ -27,14 +27,13 @@ class TokenWindows:
     has_short: bool = False
 
     def count(self, tokens: int) -> int:
-        """How many there are in so many tokens."""
+        """Return the number of windows in so many tokens."""
         if self.has_short and tokens:
-            shared = max(self.length - self.stride, 0)  # with the window before
+            shared = max(self.length - self.stride, 0)  # tokens shared with the window before
             return max(1, -(-(tokens - shared) // self.stride))
         return max(0, (tokens - self.length) // self.stride + 1)
 
     def counts(self, tokens: Ints) -> Ints:
-        """The same of many numbers of tokens."""
         counts = np.maximum((tokens - self.length) // self.stride + 1, 0)
         if self.has_short:
             shared = max(self.length - self.stride, 0)
@@ -42,22 +41,19 @@ class TokenWindows:
         return np.asarray(counts, np.int64)
 
     def begins(self, numbers: Ints) -> Ints:
-        """Where windows begin, by their numbers."""
         return np.asarray(numbers, np.int64) * self.stride
 
     def ends(self, numbers: Ints, tokens: int) -> Ints:
-        """Where they end, in so many tokens."""
         return np.minimum(self.begins(numbers) + self.length, tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowsOfDocuments:
-    """Windows that lie in one document each: those of the first document, then those of the next one.
+    """Windows that do not cross documents: those of the first document, then those of the next.
 
     Attributes:
-        windows: as they are cut from each document, as if it were a file.
-        documents: where documents begin, ascending, and where the last one ends.
-        firsts: the number of each document's first window, and of all windows last.
+        documents: Starts of the documents, ascending, and the end of the last.
+        firsts: Number of each document's first window, and last the number of windows.
     """
 
     windows: TokenWindows
@@ -66,7 +62,7 @@ class WindowsOfDocuments:
 
     @classmethod
     def of(cls, windows: TokenWindows, documents: Ints) -> Self:
-        """Windows of `documents`: 16 bytes of memory for each of these."""
+        """Return the windows of `documents`. Takes 16 bytes of memory per document."""
         firsts = np.zeros(len(documents), np.int64)
         np.cumsum(windows.counts(np.diff(documents)), out=firsts[1:])
         return cls(windows, documents, firsts)
@@ -76,31 +72,26 @@ class WindowsOfDocuments:
         return int(self.firsts[-1])
 
     def places(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """(where windows begin, where they end), by their numbers."""
         document = np.searchsorted(self.firsts, numbers, side="right") - 1
         begins = self.documents[document] + self.windows.begins(numbers - self.firsts[document])
         return begins, np.minimum(begins + self.windows.length, self.documents[document + 1])
 
 
 def rows_of(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints) -> Rows:
-    """The table of samples that are the tokens [begins, ends); their keys are `numbers`."""
+    """Return the table of samples with the tokens [begins, ends). The keys are `numbers`."""
     itemsize = file.dtype.itemsize
     return rows_of_members(keys_of(numbers), file.begin + begins * itemsize, (ends - begins) * itemsize, file.dtype.str)
 
 
 def rows_with_documents(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints, documents: Ints) -> Rows:
-    """The same of windows whose documents are to be known: each document's tokens are a member of its own.
-
-    Args:
-        documents: where documents begin, ascending.
-    """
+    """Return the table of windows with the tokens of each document as a separate member."""
     itemsize = file.dtype.itemsize
     first = np.searchsorted(documents, begins, side="right")
     stop = np.maximum(np.searchsorted(documents, ends, side="left"), first)
     counts = 1 + stop - first
     starts = np.concatenate([[0], np.cumsum(counts)])
     of_window = np.repeat(np.arange(len(numbers)), counts)
-    number = np.arange(starts[-1]) - starts[of_window]  # of a member in its window
+    number = np.arange(starts[-1]) - starts[of_window]  # number of a member in its window
     cuts = documents[np.minimum(first[of_window] + number - 1, len(documents) - 1)] if len(documents) else number
     offset = np.where(number == 0, begins[of_window], cuts)
     end = np.append(offset[1:], 0)

@@ -24,11 +24,7 @@ _ALONE = "value"
 
 
 class WholeArray(StoredArray):
-    """A compressed or column-major array. All of its rows are read together.
-
-    Args:
-        part: (offset, size) of its member, from the header on.
-    """
+    """A compressed or column-major array. All rows are read together, as the member's `part`."""
 
     def __init__(
         self,
@@ -97,7 +93,6 @@ def _is_array(member: Member) -> bool:
 
 
 async def _array(reads: Reads, url: str, name: str, member: Member, etag: str | None, limits: Limits) -> StoredArray:
-    """Parse the headers of a member, that of zip and that of NumPy."""
     target = memoryview(bytearray(HEAD.size + 2 * len(member.name) + _HEADER_MOST))
     span = await reads.read_into(url, member.offset, target, etag=etag)
     head = bytes(target[: span.stop - span.start])

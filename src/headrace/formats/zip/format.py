@@ -58,7 +58,6 @@ class ZipDirectory(NamedTuple):
 
 
 def find_directory(tail: bytes, size: int) -> ZipDirectory:
-    """Locate the directory of an archive of `size` bytes by its last bytes `tail`."""
     first = size - len(tail)
     at = tail.rfind(b"PK\5\6")
     while at >= 0 and (at + END.size > len(tail) or at + END.size + END.unpack_from(tail, at)[7] != len(tail)):
@@ -306,7 +305,6 @@ async def _directory(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
 
 
 def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
-    """Return the samples of an archive, in the order of their offsets."""
     members.sort(key=lambda member: member.offset)
     names = [member.name for member in members]
     if len(set(names)) < len(names):
