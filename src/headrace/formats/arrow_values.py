@@ -91,10 +91,9 @@ def leaf_count(kind: Arrow) -> int:
 
 
 class TableRows(RowsOfBlock):
-    """The rows of a table as dicts. None replaces skipped rows.
+    """The rows of a table or record batch as dicts. None replaces skipped rows.
 
     Args:
-        table: Arrow table or record batch.
         features: Features of Hugging Face's `datasets`; see `getter`.
         constants: Fields that are equal in all rows.
         kept: Mask of the rows that are not skipped. None: all rows.
@@ -173,7 +172,6 @@ def _texts_at(starts: memoryview, data: memoryview, get: Getter, rows: Sequence[
 
 
 def whole_array(column: Arrow) -> Arrow:
-    """Return a column as one array."""
     if not hasattr(column, "chunks"):
         return column
     if column.num_chunks == 1:
@@ -238,7 +236,7 @@ def _present(array: Arrow, feature: object) -> Getter:
 def numbers_of(array: Arrow) -> NDArray[Any]:
     """Return numbers, or times in nanoseconds, as a numpy array. Missing values are arbitrary.
 
-    `array.to_numpy` would import pandas if installed, which takes half a second per worker.
+    Does not use `array.to_numpy`, which imports pandas if installed: half a second per worker.
 
     Raises:
         ValueError: The buffer is too short.

@@ -34,7 +34,6 @@ class Column(NamedTuple):
     """One value of every sample.
 
     Attributes:
-        dtype, shape: Of each value.
         is_number: True if a value is a Python int, False if it is an array.
         head: Offset of the value in its member, in bytes.
         offsets: Offsets of the members.
@@ -65,11 +64,7 @@ class SampleColumns(Protocol):
     """Makes the values of all samples of a row table at once."""
 
     def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
-        """Return the columns. None if samples must be made one by one.
-
-        Args:
-            urls: URL of each sample's shard.
-        """
+        """Return the columns. None if samples must be made one by one. `urls`: shard of each sample."""
         ...
 
 

@@ -27,12 +27,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """The syntax of records.
-
-    Attributes:
-        quote: Quote around fields. None: fields are never quoted.
-        header: True if the first record has the names of the columns.
-    """
+    """The syntax of records. `header`: the first record has the names of the columns."""
 
     delimiter: str
     quote: str | None
@@ -91,9 +86,6 @@ class DelimitedScanner(SuccessiveScanner):
 
     A quote opens a field at its start, and closes it. Elsewhere it is a plain character, as in Python's `csv`. If all
     quotes follow RFC 4180, every second one closes, and no loop is needed.
-
-    Args:
-        columns: Names of the columns, if known to the caller.
     """
 
     def __init__(

@@ -171,12 +171,7 @@ async def _read(reads: Reads, place: str, limits: Limits) -> Ints:
 
 
 def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], bytes | None]) -> Catalogue:
-    """Return the shards of a split, in order. `others` reads a file next to `url` by its name.
-
-    Raises:
-        FormatError: A file is damaged, or contradicts another.
-        OptionError: There is no such split, or PyYAML or braceexpand is not installed.
-    """
+    """Return the shards of a split, in order. `others` reads a file next to `url` by its name."""
     said = _parsed(data, url)
     splits = as_object(said.get("split_parts"))
     patterns = None if splits is None else as_texts(splits.get(split, []))

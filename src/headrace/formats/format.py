@@ -228,5 +228,5 @@ def opens_many(form: Format) -> bool:
 
 
 def packing_of(form: Format, url: str) -> str | None:
-    """Return the compression of a whole shard. None if the format handles compression."""
+    """Return the compression of a whole shard. None: none, or handled by the format."""
     return None if type(form).scanner is Format.scanner else kind_of(url)

@@ -28,12 +28,7 @@ _CHUNKS = itertools.count()  # for unique names of files in memory
 
 
 class RangeFile(io.RawIOBase):
-    """A file that reads pages on demand and caches them.
-
-    Args:
-        read: Returns the bytes [start, stop).
-        most: Maximum number of bytes to read.
-    """
+    """A file that reads pages on demand, up to `most` bytes, and caches them."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, most: int) -> None:
         super().__init__()
@@ -169,10 +164,7 @@ def _array(dataset: Any, url: str) -> StoredArray:
 
 
 def _by_links(opened: Any, datasets: Names, there: Sequence[str]) -> list[str]:
-    """Return the requested names that are not `there` but link to datasets with rows.
-
-    A visit finds one name of each dataset, and follows no soft links.
-    """
+    """Return the requested names that a visit did not find, but that link to datasets with rows."""
     import h5py
 
     wanted = datasets.values() if isinstance(datasets, Mapping) else datasets or ()
@@ -182,10 +174,7 @@ def _by_links(opened: Any, datasets: Names, there: Sequence[str]) -> list[str]:
 
 
 def _path(opened: Any, name: str) -> str | None:
-    """Resolve soft links of a name. None if it does not exist in this file.
-
-    The library would also follow and open links to other files.
-    """
+    """Resolve soft links of a name, as h5py would open other files. None if not in this file."""
     from h5py import Group, h5l
 
     path, left, most = "", _parts(name), _SOFT_LINKS

@@ -83,7 +83,7 @@ def _orjson() -> Any:
 
 
 def _with_long_numbers(texts: Sequence[bytes]) -> list[int]:
-    """Return the texts with 19 digits (or ":" to "?") in a row that follow no decimal point."""
+    """Find texts with 19 digits (or ":" to "?") in a row that follow no decimal point."""
     joined = b"".join([_EDGE, b"\n".join(texts), _EDGE])
     words = np.frombuffer(joined, np.uint64, len(joined) // _WORD) & _HIGH
     full = words == _DIGIT

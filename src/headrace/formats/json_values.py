@@ -22,11 +22,11 @@ def as_texts(value: object) -> list[str] | None:
 
 
 def as_number(value: object) -> int | None:
-    """Return an integer; booleans are none."""
+    """Return an int, or None, also for booleans."""
     return value if type(value) is int else None
 
 
 def as_count(value: object, most: int) -> int | None:
-    """Return an integer from 0 to `most`."""
+    """Return an int from 0 to `most`, or None."""
     number = as_number(value)
     return number if number is not None and 0 <= number <= most else None

@@ -41,7 +41,6 @@ class SharedBlock:
 
     Args:
         number: Number of the block, unique in this process. 0: decoded for one row only.
-        members: Returns the block's members, in order of the shard.
         wanted: Rows needed by all tasks. 0: not known, perhaps all.
     """
 
@@ -67,7 +66,7 @@ class BlockRows(NamedTuple):
 
 
 class MemberRows(NamedTuple):
-    """Undecoded samples of one member each, named `name`. `bodies` reads the samples [start, stop)."""
+    """Undecoded samples of one member each. `bodies` reads those of samples [start, stop)."""
 
     keys: Sequence[str]
     urls: Sequence[str]
@@ -240,7 +239,6 @@ class Opener:
 
 
 def is_kept(sample: Mapping[str, object]) -> bool:
-    """True if the sample's format does not skip it."""
     return _LEFT_OUT not in sample
 
 
@@ -265,7 +263,7 @@ def _as_range(numbers: Ints) -> Sequence[int]:
 def _with_columns(
     rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Sequence[str]
 ) -> list[dict[str, object] | None] | None:
-    """Return samples of a block that decodes by field. None if it does not, or a name is invalid."""
+    """Return samples of a block that decodes by field, else None, also for invalid names."""
     columns = rows.columns(numbers) if isinstance(rows, RowsOfBlock) else None
     if columns is None or any(map(_is_taken, columns)):
         return None

@@ -43,7 +43,6 @@ class Term(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Complete description."""
         shown = ", ".join(map(repr, self.values))
         column = self.column if self.column.isidentifier() else repr(self.column)
         return f"{column} {self.op} " + (f"({shown})" if self.op in _SETS else shown)
@@ -138,7 +137,6 @@ def _plain(value: object) -> Any:
 
 
 def _kind(value: object) -> str | None:
-    """Return the kind of a value. None: not comparable."""
     match value:
         case bool():
             return "boolean"

@@ -18,12 +18,7 @@ from headrace.formats.format import Format
 
 @dataclass(frozen=True, slots=True)
 class KnownFormat:
-    """Metadata of a format that is available without importing its module.
-
-    Attributes:
-        name, suffixes, catalogue: As in `Format`.
-        load: Returns the format. The first call imports its module, for formats of headrace.
-    """
+    """Metadata of a format. `load` returns the format, and imports its module if needed."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -111,8 +106,7 @@ def format_of(urls: Iterable[str]) -> Format | None:
     """Return the format that the names of shards determine. None if no name does.
 
     Raises:
-        OptionError: The names determine several formats, only some of them determine one, or two formats have one
-            suffix.
+        OptionError: Several formats, also none for some of the names, or two formats with one suffix.
     """
     says = formats_by_names()
     found: KnownFormat | None = None
@@ -159,13 +153,11 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
 
 
 def sniffed(url: str, head: bytes) -> Format | None:
-    """Return the format with the highest confidence for the first bytes of an object, or None."""
     name = path_of(url).rpartition("/")[2]
     return _surest(lambda form: form.sniff(name, head))
 
 
 def sniffed_by_end(url: str, tail: bytes) -> Format | None:
-    """Return the format with the highest confidence for the last bytes of an object, or None."""
     name = path_of(url).rpartition("/")[2]
     return _surest(lambda form: form.sniff_end(name, tail))
 

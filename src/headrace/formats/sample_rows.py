@@ -51,6 +51,5 @@ async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Li
 
 
 def check_size(url: str, span: Span, limits: Limits) -> None:
-    """Raise a LimitError if the file exceeds `limits.member_bytes`."""
     if span.size > limits.member_bytes:
         raise LimitError(f"{masked(url)} has {span.size} bytes, over the limit of {limits.member_bytes}", url=url)

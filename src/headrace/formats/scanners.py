@@ -97,11 +97,9 @@ class LineScanner(SuccessiveScanner):
 
     @abc.abstractmethod
     def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:
-        """Return the samples that are complete with these lines, in the format of `lines`.
+        """Return the samples completed by these lines. Both are starts, numbers and ends, `[3, n]`.
 
-        Args:
-            lines: Starts, line numbers and ends, `[3, lines]`. The lines end in `data`, which is the object's part at
-                `offset`.
+        The lines end in `data`, the part of the object at `offset`.
         """
 
     def _found(self, view: memoryview, offset: int, last: bool) -> Rows:

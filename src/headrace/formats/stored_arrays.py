@@ -89,8 +89,7 @@ class Table:
         """Return a table of arrays in a file of `size` bytes.
 
         Raises:
-            FormatError: The file is truncated.
-            LimitError: A part that is read at once exceeds the limit.
+            FormatError, LimitError: The file is truncated, or a part that is read at once exceeds the limit.
             OptionError: The arrays have different numbers of rows.
         """
         for one in arrays.values():
@@ -119,7 +118,6 @@ class Table:
 
     @property
     def parts_bytes(self) -> int:
-        """Bytes of all arrays that are read together."""
         return sum(one.parts_bytes for one in self.arrays.values())
 
     @property

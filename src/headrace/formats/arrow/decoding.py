@@ -20,13 +20,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class ArrowSchema:
-    """The columns of a file.
-
-    Attributes:
-        message: The schema message of the file.
-        read: Numbers of the columns that are read.
-        constants: (name, value) of fields that are equal in all rows.
-    """
+    """The schema message of a file, numbers of the columns to read, and constant fields."""
 
     message: bytes
     read: tuple[int, ...]
@@ -34,13 +28,11 @@ class ArrowSchema:
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns that are read."""
         names = schema_of(self.message).names
         return [names[number] for number in self.read]
 
     @property
     def features(self) -> Mapping[str, object]:
-        """Features of Hugging Face's `datasets`, by column."""
         return features_of((schema_of(self.message).metadata or {}).get(b"huggingface", b""))
 
 
@@ -107,8 +99,7 @@ def decoded(
         bodies: The bytes of each column, by its number.
 
     Raises:
-        ValueError: The columns are damaged.
-        LimitError: The columns need more memory than `limits` allow.
+        ValueError, LimitError: The columns are damaged, or need too much memory.
     """
     pa, said = library(), head_of(head)
     places = buffers_by_column(schema, said)

@@ -29,13 +29,7 @@ _QUICK = 64  # batches; indexing these takes some milliseconds
 
 
 class BatchFacts(NamedTuple):
-    """Metadata that a worker needs to decode a batch of rows.
-
-    Attributes:
-        head: The bytes of the batch before its body.
-        dictionaries: Messages of the dictionaries that the batch needs.
-        where: The predicate for rows.
-    """
+    """Metadata that a worker needs to decode a batch. `head` are the bytes before its body."""
 
     schema: ArrowSchema
     rows: int

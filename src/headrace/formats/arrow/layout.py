@@ -38,7 +38,6 @@ class Placed(NamedTuple):
 
     Attributes:
         head: The bytes before the body.
-        said: The parsed `head`.
         body: Offset of the body in the file.
         dictionaries: Messages of the dictionaries that its columns need.
     """
@@ -62,8 +61,7 @@ async def read_layout(reads: Reads, url: str, limits: Limits) -> Layout:
     """Locate the batches of the object at `url`.
 
     Raises:
-        ValueError: The object is damaged, or not Arrow.
-        LimitError: The object exceeds a limit.
+        ValueError, LimitError: The object is damaged, not Arrow, or exceeds a limit.
     """
     part = _Part(reads, url, limits)
     begin = await part.get(0, PREFIX_BYTES)
@@ -160,8 +158,6 @@ async def _heads(part: _Part, blocks: Sequence[MessagePlace]) -> list[bytes]:
 
 
 class _Dictionaries:
-    """The dictionaries that the next batches need."""
-
     def __init__(self) -> None:
         self._known: list[tuple[int, bytes]] = []
         self.messages: tuple[bytes, ...] = ()

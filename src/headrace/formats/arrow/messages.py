@@ -25,7 +25,6 @@ class MessageHead(NamedTuple):
         body: Size of the body.
         nodes: Number of arrays, with nested ones.
         buffers: (offset in the body, size) of each buffer.
-        is_packed: True if the body is compressed.
         variadic: Number of additional buffers of each column of views.
         dictionary: Number of the dictionary.
         is_delta: True if the message extends the previous dictionary of its number.
@@ -43,7 +42,7 @@ class MessageHead(NamedTuple):
 
 
 class MessagePlace(NamedTuple):
-    """The location of a message in a file: its start, and the sizes of its head and body."""
+    """The offset of a message in a file, and the sizes of its head and body."""
 
     start: int
     head: int

@@ -29,12 +29,7 @@ _PADDING_MOST = 2**36  # bytes; takes one to two minutes to decompress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """File name suffixes and magic of a compression, and the data allowed between frames.
-
-    Attributes:
-        padding: Zeros are allowed in multiples of this number. 0: no zeros.
-        skips: True if skippable frames are allowed.
-    """
+    """A compression: `padding` zeros (0: none) or skippable frames may separate its frames."""
 
     endings: tuple[str, ...]
     magic: bytes
@@ -64,7 +59,6 @@ def kind_by_bytes(head: bytes) -> str | None:
 
 
 def ending_of(kind: str) -> str:
-    """Return the file name suffix of a compression."""
     return _KINDS[kind].endings[0]
 
 
@@ -289,8 +283,7 @@ def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -
     """Decompress `data` to `nbytes`, which the caller has checked against the limits.
 
     Raises:
-        FormatError: The data are damaged.
-        ValueError: The number of bytes differs.
+        FormatError, ValueError: The data are damaged, or have another size.
     """
     out = bytearray(nbytes)
     decompressor = Decompressor(kind, url, limits)
@@ -309,8 +302,7 @@ def unpacked_whole(kind: str, data: bytes, url: str, limits: Limits) -> bytes:
     """Decompress `data` to an unknown size.
 
     Raises:
-        FormatError: The data are damaged.
-        LimitError: The output exceeds `limits.member_bytes` or the ratio.
+        FormatError, LimitError: The data are damaged, or exceed `limits.member_bytes` or the ratio.
     """
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)

@@ -56,8 +56,7 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
         limits: `unpacked_ratio` and `unpacked_free_bytes` are checked for all frames together.
 
     Raises:
-        FormatError: The table does not match the object.
-        LimitError: The output would exceed the limits.
+        FormatError, LimitError: The table does not match the object, or the output would exceed the limits.
         ValueError: `tail` is too short.
     """
     need = seek_table_bytes(tail)
@@ -96,8 +95,7 @@ def unpack_frame(
         checksum: Checksum of the output, from the table. It is verified.
 
     Raises:
-        FormatError: The frame is damaged, or its output has another size.
-        LimitError: The output would exceed the limits.
+        FormatError, LimitError: The frame is damaged, its output has another size, or would exceed the limits.
         OptionError: zstandard is not installed.
     """
     library = zstandard(url)

@@ -34,7 +34,6 @@ class ItemChunk:
 
     Attributes:
         formats, spec: Description of the items, for `tree_of`.
-        samples: Number of samples.
         nbytes: Size. For a chunk that is compressed as a whole: decompressed size.
         packing: Unit of compression: "chunk", "batch", "sample", or "" for none.
     """

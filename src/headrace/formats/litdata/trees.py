@@ -23,7 +23,7 @@ ALONE = "value"
 
 
 class Tree(NamedTuple):
-    """The structure of items: (name, decoder) of each leaf, and a builder of samples from values."""
+    """The leaves of items, (name, decoder) each, and a builder of samples from their values."""
 
     leaves: tuple[tuple[str, Decode], ...]
     build: Build
@@ -61,12 +61,7 @@ class Tree(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tree_of(formats: str, spec: str, unpickle: tuple[str, ...] = (), limits: Limits = DEFAULTS) -> Tree:
-    """Return the tree of leaves with these serializers. Raises a ValueError if not supported.
-
-    Args:
-        formats: JSON of the names of the serializers.
-        unpickle: Fields whose pickles are loaded.
-    """
+    """Return the tree of leaves. `formats` is JSON. Raises a ValueError if not supported."""
     names = as_texts(json.loads(formats))
     said = as_list(decode_json(spec.encode()))
     if names is None or said is None or len(said) != 2 or said[0] != _VERSION:

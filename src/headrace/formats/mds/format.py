@@ -232,13 +232,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard in the catalogue.
-
-    Attributes:
-        columns: In the form of `described`.
-        packed: The stored compressed file. None: not compressed.
-        kind: Compression, as for `Decompressor`.
-    """
+    """A shard in the catalogue. `packed` is the stored compressed file. None: not compressed."""
 
     columns: str
     samples: int

@@ -18,7 +18,7 @@ _U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
 
 
 def header_of(data: bytes | memoryview, left: int) -> tuple[bytes, int, int]:
-    """Parse a box's header: (kind, header bytes, box bytes). `left`: bytes up to the file's end."""
+    """Parse a box's header: (kind, header bytes, box bytes). `left`: bytes left in the container."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are left, fewer than a box's header")
     (size,), kind, header = _U32.unpack_from(data), bytes(data[4:8]), 8
@@ -72,7 +72,6 @@ class Box:
         return found
 
     def number(self, at: int, size: int = 4) -> int:
-        """Return the unsigned number of `size` bytes at `at`."""
         if at + size > len(self.body):
             raise ValueError(f"its box {self} has {len(self.body)} bytes, and is cut off")
         return int.from_bytes(self.body[at : at + size], "big")

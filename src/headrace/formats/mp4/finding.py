@@ -46,9 +46,7 @@ Found = Generator[Ranges, list[memoryview], Tables]
 def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
     """Find the tables of a file. The generator requests the bytes that it needs.
 
-    Args:
-        head: The first bytes of the file.
-        limits: Tables of more than `member_bytes` together raise a LimitError.
+    `head` are the first bytes. Tables of more than `limits.member_bytes` together raise a LimitError.
     """
     walk = _Walk(head, size)
     at, number, nbytes = 0, 0, 0

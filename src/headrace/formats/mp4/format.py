@@ -29,14 +29,12 @@ class Mp4(Format):
     suffixes = (".mp4", ".m4v", ".mov")
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
-        """Most MP4 files begin with a box of the kind `ftyp`."""
         return 0.9 if head[4:8] == b"ftyp" else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
         raise OptionError(f"{masked(shard.url)} is a video: hr.video() gives clips of its frames, hr.files() its bytes")
 
     async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes]:
-        """Return the tables of a video for an index file."""
         tables = await read_tables(shard, limits)
         table = table_of(tables, shard.url, shard.size, limits)
         block = pack_arrays({"size": shard.size, "etag": lasting(shard.etag)}, _arrays(tables))

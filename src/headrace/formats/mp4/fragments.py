@@ -53,13 +53,7 @@ class _Defaults:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Frames whose bytes are contiguous.
-
-    Attributes:
-        start, stop: Range of the bytes.
-        duration, size, flags, later: Per frame: ticks until the next is decoded, bytes, flags, and ticks from decoding
-            to presentation.
-    """
+    """Contiguous frames. `later` is the time from decoding to presentation, in ticks."""
 
     start: int
     stop: int
@@ -79,9 +73,7 @@ class _Run:
 def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin: int, nbytes: int) -> list[Samples]:
     """Return the frames of a track in the fragments, by run. Damage raises a ValueError.
 
-    Args:
-        mvex: Box with the defaults of all fragments.
-        begin: Decoding time of the first frame if the fragments omit it, in ticks.
+    `begin` is the decoding time of the first frame if the fragments omit it, in ticks.
     """
     defaults = {
         part.number(4): _Defaults(*(part.number(at) for at in (8, 12, 16, 20))) for part in mvex if part.kind == b"trex"
@@ -125,13 +117,11 @@ class _Taken:
         self.nbytes, self.frames, self.taken = nbytes, 0, 0
 
     def count(self, frames: int) -> None:
-        """Count more frames. Raises a ValueError for too many."""
         self.frames += frames
         if self.frames > FRAMES_MOST:
             raise ValueError(f"there would be {self.frames} frames up to there, over the limit of {FRAMES_MOST}")
 
     def place(self, start: int, stop: int) -> None:
-        """Count the bytes [start, stop). Raises a ValueError if they do not fit."""
         self.taken += stop - start
         if not 0 <= start <= stop <= self.nbytes or self.taken > self.nbytes:
             raise ValueError(
@@ -159,7 +149,6 @@ def _head(tfhd: Box, defaults: _Defaults, at: int, behind: int) -> tuple[_Defaul
 
 
 def _run(trun: Box, own: _Defaults, base: int, behind: int, taken: _Taken) -> _Run:
-    """Return the frames of a run. `base` is that of its offset, `behind` the end of the run before."""
     flags, count, place = trun.number(1, 3), trun.number(4), 8
     taken.count(count)
     start = behind

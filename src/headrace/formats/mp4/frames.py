@@ -81,11 +81,8 @@ def decoded(
 ) -> tuple[Frames, NDArray[np.float64]]:
     """Return the wanted frames of all pieces, `[T, 3, H, W]`, and their times, `[T]`.
 
-    Frames that do not decode raise a ValueError, or an error of FFmpeg's libraries.
-
-    Args:
-        bodies: Bytes of the ranges that were read for the pieces.
-        size: (height, width) to scale frames to.
+    `bodies` are the ranges read for the pieces, `size` is (height, width) to scale to. Frames that do not decode raise
+    a ValueError, or an error of FFmpeg's libraries.
     """
     decode = _by_torchcodec if name == "torchcodec" else _by_pyav
     count, track = sum(len(piece.wanted) for piece in pieces), pieces[0].track

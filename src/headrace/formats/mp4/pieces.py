@@ -37,7 +37,6 @@ class Piece:
     """Consecutive frames of a video, from a key frame on. Some of them are wanted.
 
     Attributes:
-        track: Metadata of the track.
         size, delta, composition, is_key, description: Per frame, in decoding order: bytes; ticks until the next is
             decoded; ticks from decoding to presentation; True if decoding can begin there and all later frames are
             shown later; number of the sample description.

@@ -100,10 +100,7 @@ class VideoTable:
         return int(self.pts[last]) + max(int(self.delta[last]), 1)
 
     def shown_at(self, times: Sequence[float]) -> Ints:
-        """Return the numbers, among those shown, of the frames at these times in seconds.
-
-        Raises a ValueError if no frame is shown then.
-        """
+        """Return the shown frames at these times in seconds. Raises a ValueError if there is none."""
         # rounded, as decimal seconds are no whole ticks of the file's clock
         ticks = np.floor((np.array(times) - self.begin_s) * self.track.timescale + 1e-3)
         chosen: Ints = np.searchsorted(self.shown_ticks, ticks, side="right") - 1
@@ -114,9 +111,9 @@ class VideoTable:
         return chosen
 
     def nearest(self, times: Sequence[float], most_s: float) -> Ints:
-        """Return the numbers, among those shown, of the frames that begin nearest to these times.
+        """Return the shown frames that begin nearest to these times, within `most_s` seconds.
 
-        Raises a ValueError if one begins more than `most_s` seconds away.
+        Raises a ValueError if one begins further away.
         """
         ticks = (np.array(times) - self.begin_s) * self.track.timescale
         behind = np.clip(np.searchsorted(self.shown_ticks, ticks), 1, max(len(self) - 1, 1))

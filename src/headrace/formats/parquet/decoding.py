@@ -32,7 +32,6 @@ class GroupFacts(NamedTuple):
     """Metadata that a worker needs to decode a row group.
 
     Attributes:
-        number: Number of the group in its file.
         raw: The group's footer entry, with the columns that are read.
         runs: The rows that are read.
         where: The remaining predicate.
@@ -67,7 +66,7 @@ class GroupFacts(NamedTuple):
         return sorted((start, stop - start, name) for start, stop, name in places)
 
     def bodies(self, names: Sequence[str], bodies: Sequence[bytes]) -> Mapping[str, Sequence[bytes]]:
-        """Return the pieces of each column, in file order. Raises a ValueError without Parquet's magic."""
+        """Return the pieces of each column, in file order. Checks the magic (ValueError)."""
         given: dict[str, list[bytes]] = {}
         for name, body in zip(names, bodies, strict=True):
             given.setdefault(name, []).append(body)
@@ -82,14 +81,10 @@ class GroupFacts(NamedTuple):
 def decoded(
     facts: GroupFacts, parts: Sequence[ColumnPages], bodies: Mapping[str, Sequence[bytes]], limits: Limits
 ) -> dict[str, Arrow]:
-    """Decode the rows `facts.runs` of some columns.
-
-    Args:
-        bodies: The pieces of each column, in file order.
+    """Decode the rows `facts.runs` of some columns. `bodies` are their pieces, in file order.
 
     Raises:
-        ValueError: The columns are damaged. The message names the column if it is known.
-        LimitError: The columns need more memory than `limits` allow.
+        ValueError, LimitError: The columns are damaged, or need too much memory. The message names the column if known.
     """
     if not parts:
         return {}
@@ -216,10 +211,6 @@ def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
     """Return INT96 timestamps in nanoseconds if all fit into int64, else in microseconds.
 
     pyarrow silently wraps nanoseconds outside of 1677-2262. Spark writes such timestamps, with microseconds.
-
-    Args:
-        fine: The column in nanoseconds, as pyarrow reads it.
-        coarse: The column in microseconds, as pyarrow reads it.
 
     Raises:
         ValueError: Neither unit holds all values exactly.

@@ -30,8 +30,7 @@ class FileEnd:
         """Read the last bytes of a file, with all of its footer or a part.
 
         Raises:
-            ValueError: The read was truncated.
-            StorageError: The file could not be read.
+            ValueError, StorageError: The file is truncated, or could not be read.
         """
         listed = None if shard.version is None else shard.version.size
         start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
@@ -48,8 +47,7 @@ class FileEnd:
         """Return the footer. Read its missing part.
 
         Raises:
-            ValueError: This is not a complete Parquet file.
-            LimitError: The footer exceeds the limit.
+            ValueError, LimitError: This is not a complete Parquet file, or the footer exceeds the limit.
             StorageError: The file could not be read.
         """
         ((start, tail),) = self._parts
@@ -75,8 +73,7 @@ class FileEnd:
         """Read the bytes at some places. Adjacent places are read together.
 
         Raises:
-            ValueError: The file is shorter than before.
-            StorageError: The file could not be read.
+            ValueError, StorageError: The file is shorter than before, or could not be read.
         """
         missing: list[Place] = []
         for start, nbytes in sorted(place for place in places if self._part_of(*place) is None):

@@ -60,7 +60,6 @@ class ParquetLeaf(NamedTuple):
     Attributes:
         number: Index among all leaves of the file.
         position: Index among the leaves that are read.
-        path: Names joined by dots.
         levels: Number of kinds of levels before the values of a page: for missing and for repeated values.
         is_flat: True if each row has exactly one value.
         value_bytes: Size of a value. For text and bytes: the minimum, 4.
@@ -94,10 +93,7 @@ class Group(NamedTuple):
 class FileFacts:
     """Metadata shared by all row groups of a file: parts of a footer of the read columns.
 
-    Attributes:
-        head, tail: The bytes before and after the row groups.
-        features_json: Feature metadata of Hugging Face's `datasets`.
-        constants: (name, value) of fields that are equal in all rows.
+    `constants` are (name, value) of fields that are equal in all rows.
     """
 
     head: bytes
@@ -173,7 +169,7 @@ class _ListedGroup(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """The parts of a footer. `elements` are by column, `ordered` leaves have type-ordered bounds."""
+    """The parts of a footer. Bounds of `ordered` leaves follow the order of their type."""
 
     head: bytes
     tail: bytes
@@ -232,7 +228,7 @@ def _listed(reader: ThriftReader, data: bytes) -> _ListedGroup:
 
 
 def _elements(reader: ThriftReader, data: bytes, kind: int) -> list[list[bytes]]:
-    """Return the elements of a schema by column. A depth that may overflow a stack is a ValueError."""
+    """Return the elements of a schema by column. Too much depth raises a ValueError."""
     inner, count = reader.list_head() if kind == LIST else (0, 0)
     if inner != STRUCT:
         raise ValueError("its schema is damaged")

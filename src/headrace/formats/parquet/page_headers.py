@@ -169,7 +169,7 @@ def _unpacked(page: _Page, codec: str) -> memoryview:
 
 
 def delta_numbers(data: memoryview, most: int) -> NDArray[np.int64]:
-    """Decode DELTA_BINARY_PACKED: blocks of differences. Damage, or over `most`, is a ValueError."""
+    """Decode DELTA_BINARY_PACKED. Damage, or more than `most` numbers, raises a ValueError."""
     reader = ThriftReader(data)
     block, parts, count, first = reader.unsigned(), reader.unsigned(), reader.unsigned(), reader.signed()
     if count > most or not parts or not block or block % (parts * 8) or block > 2**16:

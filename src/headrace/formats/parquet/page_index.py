@@ -29,12 +29,9 @@ class PageIndex(NamedTuple):
 
 
 class PageBounds(NamedTuple):
-    """The bounds of the values of each page.
+    """The bounds of the values of each page. None: unknown. Text and bytes may be truncated.
 
-    Attributes:
-        lows, highs: Bounds of the values. None: unknown. Bounds of text and bytes may be truncated.
-        missing: Number of missing values. None: unknown.
-        are_missing: True if all values are missing.
+    `missing` counts missing values. `are_missing` is True if all values are missing.
     """
 
     lows: tuple[bytes | None, ...]
@@ -114,7 +111,7 @@ def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds
 def pages_of(
     columns: Sequence[ParquetColumn], group: Group, indexes: Mapping[int, PageIndex], runs: tuple[Run, ...]
 ) -> tuple[ColumnPages, ...]:
-    """Return the pages of `columns` with some rows. Columns without an index are read completely."""
+    """Return the pages of `columns` with some rows. Without an index, return the whole column."""
     return tuple(_pages_of(column, group, indexes, runs) for column in columns)
 
 
@@ -143,8 +140,7 @@ def _pages_of(
 def covering(indexes: Sequence[PageIndex], runs: Sequence[Run], rows: int) -> tuple[tuple[Run, ...], list[list[Run]]]:
     """Return the pages that hold some rows, such that all leaves have the same rows.
 
-    Returns:
-        The rows of these pages, and for each leaf its pages as ranges [start, stop).
+    The result is (rows of these pages, ranges [start, stop) of pages for each leaf).
     """
     found = tuple(runs)
     while True:

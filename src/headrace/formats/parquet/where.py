@@ -27,11 +27,9 @@ Reads = Callable[[bytes], Any]
 
 
 class Comparison(NamedTuple):
-    """How the bounds of a column are compared.
+    """How the bounds of a column are compared. `bound` parses a bound; None: they are ignored.
 
-    Attributes:
-        bound: Parses a bound. None: bounds are ignored.
-        has_nan: True if rows may have values outside of the bounds.
+    `has_nan` is True if rows may have values outside of the bounds.
     """
 
     bound: Reads | None = None
@@ -55,7 +53,6 @@ class Asking(NamedTuple):
     questions: Sequence[Sequence[Question]]
 
     def only(self, kept: Sequence[bool]) -> Asking:
-        """Return the marked alternatives."""
         return Asking(tuple(compress(self.where, kept)), list(compress(self.questions, kept)))
 
 
@@ -103,7 +100,6 @@ def _must_hold(asked: Question, group: Group) -> bool:
 
 
 def _may_hold(asked: Question, low: Any, high: Any, missing: int | None, are_missing: bool) -> bool:
-    """True if the term may hold for a row within these bounds."""
     op, column, values = asked.op, asked.column, asked.values
     if are_missing:
         return op == "not in"

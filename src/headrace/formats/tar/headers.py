@@ -95,7 +95,7 @@ def _has_right_checksum(block: bytes) -> bool:
 
 
 def find_header(view: memoryview, start: int) -> int | None:
-    """Return the first ustar header in `view`, at a multiple of 512 bytes from `start`, or None."""
+    """Return the first ustar header at a multiple of 512 bytes from `start`, or None."""
     rest = bytes(view[start:])
     at = -1
     while (at := rest.find(b"ustar", at + 1)) >= 0:
@@ -114,10 +114,9 @@ def header_name(block: bytes) -> bytes:
 
 
 def looks_like(start: bytes, *, is_text: bool = False) -> str:
-    """Return the end of a message that guesses an object's type by its first bytes, or "".
+    """Guess an object's type by its first bytes, as the end of a message. "" if unknown.
 
-    Args:
-        is_text: The object may be any text; only other types are recognized.
+    If `is_text`, the object may be any text, and only other types are recognized.
     """
     head = start[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for magic, kind in _NO_TEXT if is_text else _LOOKS:
@@ -129,9 +128,7 @@ def looks_like(start: bytes, *, is_text: bool = False) -> str:
 def read_size(said: bytes, is_pax: bool, limit: int, offset: int, name: bytes | None = None) -> int:
     """Parse a size in bytes from a header field, or from a pax record, which is decimal.
 
-    Args:
-        offset: Offset of the header, for errors.
-        name: Name of the member. None for an extended header.
+    `offset` is that of the header, for errors. `name` is None for an extended header.
     """
     size: int | None = None
     if is_pax:

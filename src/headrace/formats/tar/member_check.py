@@ -49,7 +49,7 @@ class MemberNames(NamedTuple):
         return bytes(self.keys[self.sample[member]]) + _suffix(self.fields[self.field[member]])
 
     def short(self, members: Ints) -> NDArray[np.bytes_]:
-        """Return the names of several members, truncated to the size of a header without extensions."""
+        """Return the names of several members, truncated to the size of a plain header."""
         fields = np.array([_suffix(name) for name in self.fields], _SHORT)
         return np.strings.add(self.keys.astype(_SHORT)[self.sample[members]], fields[self.field[members]]).astype(
             _SHORT
@@ -63,12 +63,8 @@ def _suffix(field: str) -> bytes:
 def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -> dict[int, str]:
     """Return a description of each member whose header differs from the index, by its number.
 
-    Members whose header is not in `view` are not compared. The first member is not either, as its header may begin
-    before `view`.
-
-    Args:
-        view: A part of an archive.
-        bodies: Offset of each body in `view`, ascending.
+    `view` is a part of an archive, `bodies` are ascending offsets in it. Members with headers outside of `view` are not
+    compared, nor is the first member, as its header may begin before `view`.
     """
     heads = bodies - BLOCK
     is_doubtful = (heads >= 0) & (bodies <= len(view)) & (np.arange(len(heads)) > 0)

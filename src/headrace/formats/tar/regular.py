@@ -97,7 +97,7 @@ def _octal(text: NDArray[np.uint8]) -> Ints:
 
 
 def _are_plain(rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return a mask of headers with a checksum of six octal digits. No other text may follow it."""
+    """Return a mask of headers with a checksum of six octal digits and no other text after it."""
     letters = rows.view(np.uint8).reshape(-1, BLOCK)
     total = letters.sum(axis=1, dtype=np.uint32) - letters[:, 148:156].sum(axis=1, dtype=np.uint32) + 8 * ord(" ")
     # clears the one bit in which a space differs from a zero byte

@@ -62,7 +62,7 @@ class Grouper:
         self.add(names[last:].tolist(), bodies[last:].tolist(), sizes[last:].tolist())
 
     def add(self, names: Sequence[bytes], bodies: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add regular members. For an invalid one, raise a FormatError or LimitError; others are kept."""
+        """Add regular members up to an invalid one, which raises a FormatError or LimitError."""
         keys, starts, field, offsets = self._keys, self._starts, self._field, self._offsets
         key = keys[-1] if keys else None
         seen, numbers, most, longest = self._seen, self._raw_numbers, self._limits.fields, self._limits.name_bytes

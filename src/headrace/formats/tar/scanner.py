@@ -87,7 +87,6 @@ class TarScanner:
 
     @property
     def next_header(self) -> int:
-        """Offset of the next header, as far as it is known."""
         return self._next
 
     @property

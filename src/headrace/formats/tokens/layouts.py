@@ -43,7 +43,6 @@ class TokenFile:
         begin: Offset of the first token, in bytes.
         count: Number of tokens.
         dtype: Stored dtype of a token.
-        size, etag: Size and version of the object.
         width: Tokens per row. None: not a table.
     """
 
@@ -84,7 +83,6 @@ def damage(url: str, why: str, offset: int | None = None) -> FormatError:
 
 
 def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
-    """Return the layout of a file of tokens only."""
     if head.size % dtype.itemsize:
         raise damage(
             head.url,
@@ -95,7 +93,7 @@ def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
 
 
 def has_llm_c_header(head: FirstBytes) -> bool:
-    """True if a file begins like those of llm.c and modded-nanogpt."""
+    """True if a file has the header of llm.c."""
     return len(head.data) >= 4 and int.from_bytes(head.data[:4], "little") in _LLM_C
 
 

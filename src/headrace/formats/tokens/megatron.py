@@ -29,7 +29,7 @@ _MOST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Idx:
-    """The head of an `.idx`. The properties are the offsets of its tables, and the end of the last."""
+    """The head of an `.idx`, and offsets of its tables."""
 
     url: str
     size: int
@@ -90,7 +90,7 @@ class SequenceCheck:
         self._number = 0
 
     def feed(self, lengths: Buffer, pointers: Buffer) -> Ints:
-        """Return the offsets of the next sequences. Raises a FormatError if they are not contiguous."""
+        """Return the offsets of the next sequences. Raises a FormatError if not contiguous."""
         counts = np.frombuffer(lengths, "<i4").astype(np.int64)
         begins = np.frombuffer(pointers, "<i8")
         ends = self.begin + np.cumsum(counts) * self._idx.dtype.itemsize

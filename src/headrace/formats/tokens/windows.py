@@ -17,9 +17,7 @@ from headrace.types import Ints
 class TokenWindows:
     """Windows of one length, each `stride` tokens after the one before it.
 
-    Attributes:
-        length: Tokens in a window.
-        has_short: True if remaining tokens form a last, shorter window.
+    `has_short` is True if remaining tokens form a last, shorter window.
     """
 
     length: int
@@ -27,7 +25,6 @@ class TokenWindows:
     has_short: bool = False
 
     def count(self, tokens: int) -> int:
-        """Return the number of windows in so many tokens."""
         if self.has_short and tokens:
             shared = max(self.length - self.stride, 0)  # tokens shared with the window before
             return max(1, -(-(tokens - shared) // self.stride))
@@ -51,9 +48,7 @@ class TokenWindows:
 class WindowsOfDocuments:
     """Windows that do not cross documents: those of the first document, then those of the next.
 
-    Attributes:
-        documents: Starts of the documents, ascending, and the end of the last.
-        firsts: Number of each document's first window, and last the number of windows.
+    `documents` are starts and the end of the last. `firsts` are first windows, and the number of windows.
     """
 
     windows: TokenWindows

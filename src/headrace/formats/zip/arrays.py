@@ -71,7 +71,6 @@ async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tup
 
 
 async def npz_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
-    """Return the rows of the arrays in an .npz file."""
     # members may have any size: the table checks the size of each read
     found = await directory_of(reads, url, replace(limits, member_bytes=_ANY_BYTES))
     members = {member.name.decode().removesuffix(".npy"): member for member in found.members if _is_array(member)}
