@@ -2,13 +2,13 @@
 
 orjson, if installed, takes a third of the time of Python's `json`. The results are always those of `json`:
 
-* Integers of any size are exact. orjson converts those beyond 64 bits to floats, so texts with a run of 19 digits or
-more are not passed to it, unless the digits follow a decimal point.
+* Integers of any size are exact. orjson converts those beyond 64 bits to floats. Texts with a run of 19 digits or more
+  are therefore not passed to it, unless the digits follow a decimal point.
 * NaN and Infinity, floats beyond the largest (which are infinite), and unpaired surrogates are values. orjson refuses
-them. `json` parses all that orjson refuses, and provides the error messages.
+  them. `json` parses all that orjson refuses, and provides the error messages.
 * The last of equal names in an object wins, at the position of the first. Both libraries do that.
 * Too deep nesting is an error. The limit of `json` depends on Python's stack, and is at least 950 levels. With orjson
-the limit is 1,024, or that of `json`.
+  the limit is 1,024, or that of `json`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decodes audio in memory.
 
 soundfile decodes WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF and others; torchcodec decodes what FFmpeg supports, such as
-AAC. For lossy formats their values differ, for some files also their lengths. The decoder is therefore always named by
-the user.
+AAC. For lossy formats their values differ, for some files also their lengths. The decoder is therefore an explicit
+option, without a fallback.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
 
 
 def header_of(data: bytes | memoryview, left: int) -> tuple[bytes, int, int]:
-    """Parse a box's header: (kind, header bytes, box bytes). `left`: bytes left in the container."""
+    """Parse a box header: (kind, header bytes, box bytes). `left`: bytes left in the container."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are left, fewer than a box's header")
     (size,), kind, header = _U32.unpack_from(data), bytes(data[4:8]), 8

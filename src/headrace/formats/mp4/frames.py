@@ -1,8 +1,8 @@
 """Decodes the frames of a small file in memory, with torchcodec or PyAV.
 
-Each has its own version of FFmpeg, and versions round differently in conversions to RGB. The decoder is therefore
-always named by the caller. MP4 has no checksums: damage that FFmpeg conceals within a frame is not detected. A missing
-frame is an error.
+Each has its own version of FFmpeg, and versions round differently in conversions to RGB. The decoder is therefore an
+explicit option, without a fallback. MP4 has no checksums: damage that FFmpeg conceals within a frame is not detected. A
+missing frame is an error.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Parquet(TableFormat):
         group = footer.groups[facts.number]
         have = {column.name for column in footer.columns} | {name for name, _ in footer.file.constants}
         if wanted is not None and any(one.isdisjoint(have) for one in wanted):
-            return None  # the caller raises an error that lists the fields
+            return None  # the general path reports the available fields
         names = have if wanted is None else frozenset[str]().union(*wanted)
         columns = [column for column in footer.columns if column.name in names]
         chunks = [group.chunks[leaf.number] for column in columns for leaf in column.leaves]

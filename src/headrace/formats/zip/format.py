@@ -37,7 +37,7 @@ _LATER = 1 << 3  # flag: checksum and sizes follow the bytes
 _LATER_MAGIC = b"PK\7\x08"
 STORED, DEFLATED = 0, 8
 EXTRA_MOST = 0xFFFF
-BEHIND_MOST = 24  # size of the data descriptor after a member's bytes
+BEHIND_MOST = 24  # maximum size of the data descriptor after a member's bytes
 
 
 class Member(NamedTuple):
