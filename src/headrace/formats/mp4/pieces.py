@@ -68,7 +68,7 @@ class Piece:
 def pieces_of(table: VideoTable, chosen: Ints) -> tuple[list[Piece], list[tuple[int, int]]]:
     """Return the pieces that decode some frames, and the ranges (start, stop) to read.
 
-    `chosen` counts shown frames. One that cannot be decoded raises a ValueError.
+    `chosen` are indices among the shown frames. One that cannot be decoded raises a ValueError.
     """
     frames = table.shown[chosen]
     runs = _runs(table, frames)

@@ -100,7 +100,10 @@ class VideoTable:
         return int(self.pts[last]) + max(int(self.delta[last]), 1)
 
     def shown_at(self, times: Sequence[float]) -> Ints:
-        """Return the shown frames at these times in seconds. Raises a ValueError if there is none."""
+        """Return the frames at these times in seconds, as indices among the shown frames.
+
+        Raises a ValueError if nothing is shown then.
+        """
         # rounded, as decimal seconds are no whole ticks of the file's clock
         ticks = np.floor((np.array(times) - self.begin_s) * self.track.timescale + 1e-3)
         chosen: Ints = np.searchsorted(self.shown_ticks, ticks, side="right") - 1
@@ -111,9 +114,9 @@ class VideoTable:
         return chosen
 
     def nearest(self, times: Sequence[float], most_s: float) -> Ints:
-        """Return the shown frames that begin nearest to these times, within `most_s` seconds.
+        """Return the frames that begin nearest to these times, as indices among the shown frames.
 
-        Raises a ValueError if one begins further away.
+        Raises a ValueError if one begins more than `most_s` seconds away.
         """
         ticks = (np.array(times) - self.begin_s) * self.track.timescale
         behind = np.clip(np.searchsorted(self.shown_ticks, ticks), 1, max(len(self) - 1, 1))
@@ -129,6 +132,7 @@ class VideoTable:
         return chosen
 
     def seconds(self, chosen: Ints) -> NDArray[np.float64]:
+        """Return the times of frames, given as indices among the shown frames."""
         return self.shown_ticks[chosen] / self.track.timescale + self.begin_s
 
 

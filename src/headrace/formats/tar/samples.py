@@ -1,4 +1,4 @@
-"""Groups the members of a tar archive to samples, as WebDataset does.
+"""Groups the members of a tar archive into samples, as WebDataset does.
 
 The key of a member's sample is its name up to the first dot after the last slash. The rest after the dot, in lower
 case, is the field. Consecutive members with one key are a sample. Members are skipped if their base name has no dot or
