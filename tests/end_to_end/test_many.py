@@ -258,8 +258,6 @@ def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
         (lambda data: data.flat_map(listed).take(9).batch(3).unbatch().epoch(samples=9), r"samples=9\) behind \.take"),
         (lambda data: hr.DataLoader(data.filter(odd).take(3).filter(odd), in_order=False), r"and \.take\(3\)"),
         (lambda data: next(iter(two_ranks(data.filter(odd).take(3).batch(2).unbatch()))), r"different numbers of bat"),
-        (lambda data: hr.mix({"a": data.flat_map(listed)}), r"flat_map\(listed\) of source 'a'"),
-        (lambda data: hr.mix({"a": data.batch(2).unbatch()}), r"batch\(2\) of source 'a'"),
         (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), r"in_order=False and \.flat_map\(listed\)"),
         (
             lambda data: hr.DataLoader(data.batch(2).batch(3).filter(odd), batch_size=4),

@@ -206,7 +206,6 @@ def test_groups_come_again_when_a_worker_dies_over_a_measure(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda data: hr.mix({"a": data.apply_op("pairs")}), r"pairs\(\) of source 'a'"),
         (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
         (lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), rank=0, world_size=2))), r"pairs\(\) changes"),
         (lambda data: hr.BatchOp(batcher=Strict, measure=as_it_is), r"measure=as_it_is\): a plain function"),

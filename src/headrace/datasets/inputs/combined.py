@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -12,6 +13,15 @@ from headrace.datasets.base import Operators
 from headrace.datasets.cached import cached
 from headrace.datasets.doing import split_steps
 from headrace.datasets.inputs.applied import applied_to
+from headrace.datasets.inputs.as_they_come import (
+    AsTheyCome,
+    Turn,
+    check_within,
+    each_of_them,
+    has_no_numbers,
+    in_blocks,
+    one_after_the_other,
+)
 from headrace.datasets.inputs.by_keys import JoinSpec, SameKeys
 from headrace.datasets.inputs.forked import check_apart, side_by_side
 from headrace.datasets.inputs.in_turn import ConcatSpec, InputsSpec, InterleaveSpec
@@ -30,20 +40,24 @@ Spec = TypeVar("Spec", bound=InputsSpec)
 
 
 def concat(inputs: Sequence[object]) -> Stream:
-    return joined(_checked(ConcatSpec(_streams("concat", inputs))))
+    streams = _streams("concat", inputs)
+    return _counted("concat", streams, one_after_the_other) or joined(_checked(ConcatSpec(streams)))
 
 
 def interleave(inputs: Sequence[object], *, block: int) -> Stream:
     if not is_whole(block, 1):
         raise OptionError(f".interleave(block={block!r}): a block has 1 sample or more, a whole number")
-    return joined(_checked(InterleaveSpec(_streams("interleave", inputs), block)))
+    streams = _streams("interleave", inputs)
+    turn = partial(in_blocks, block)
+    return _counted("interleave", streams, turn) or joined(_checked(InterleaveSpec(streams, block)))
 
 
 def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
     streams = _streams("zip", inputs)
     if (branches := side_by_side(streams)) is not None:
         return branches
-    return _in_tuples(_checked(ZipSpec(streams, strict=strict)))
+    counted = _counted("zip", streams, each_of_them, is_tuple=True, strict=strict)
+    return counted or _in_tuples(_checked(ZipSpec(streams, strict=strict)))
 
 
 def join(inputs: Sequence[object], *, on: object) -> Stream:
@@ -65,6 +79,19 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
 def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:
     (stream,) = _streams("apply", inputs)
     return applied_to(stream, fn)
+
+
+def _counted(
+    name: str, streams: Sequence[Stream], turn: Turn, *, is_tuple: bool = False, strict: bool = False
+) -> Stream | None:
+    """Return the stream of inputs of which any has no numbers. None: all have numbers."""
+    check_apart(streams, f".{name}()")
+    pipelines = [stream.pipeline() for stream in streams]
+    if not any(map(has_no_numbers, pipelines)):
+        return None
+    for number, pipeline in enumerate(pipelines):
+        check_within(f"input {number} of .{name}()", pipeline)
+    return Stream(AsTheyCome(name, streams, turn, is_tuple=is_tuple, strict=strict))
 
 
 def _in_tuples(spec: ZipSpec) -> Stream:

@@ -55,7 +55,7 @@ class MixSpec(JoinedSpec):
         self.until, self.step, self.by, self.in_lanes = until, step, by, in_lanes
         self._weights = weights
         if weights is not None and not callable(weights):
-            self._checked(weights)
+            checked_weights(self.names, weights)
 
     def __reduce__(self) -> tuple[object, ...]:
         streams = dict(zip(self.names, self.streams, strict=True))
@@ -192,11 +192,11 @@ class MixSpec(JoinedSpec):
     def _shares(self, weights: Mapping[str, float] | Callable[[int], Mapping[str, float]]) -> Shares:
         if callable(weights):
             return ChangingShares(self._weights_at, len(self.names), self.step)
-        return ConstantShares(self._checked(weights), self.step)
+        return ConstantShares(checked_weights(self.names, weights), self.step)
 
     def _weights_at(self, step: int) -> list[float]:
         assert callable(self._weights)
-        return self._checked(self._weights(step), f" at step {step}")
+        return checked_weights(self.names, self._weights(step), f" at step {step}")
 
     @property
     def drawn_by_tokens(self) -> tuple[MixSpec, TokenMixing] | None:
@@ -214,23 +214,11 @@ class MixSpec(JoinedSpec):
         if callable(weights):
             shares = name_of(weights)
         elif weights is not None:
-            shares = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
+            shares = ":".join(f"{weight:.12g}" for weight in checked_weights(self.names, weights))
         by = ", by=tokens" if self.by == "tokens" else ""
         if self.is_planned:
             by += f", lengths={self._lengths_digest}"
         return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step}{by})"
-
-    def _checked(self, weights: object, when: str = "") -> list[float]:
-        if not isinstance(weights, Mapping) or set(weights) != set(self.names):
-            raise OptionError(
-                f"weights{when} are {weights!r:.200}: a number for each of {', '.join(self.names)} is needed"
-            )
-        for name, weight in weights.items():
-            if not isinstance(weight, (int, float, np.integer, np.floating)) or not math.isfinite(weight) or weight < 0:
-                raise OptionError(f"the weight of {name!r}{when} is {weight!r}: weights are finite and not negative")
-        if not any(weights.values()):
-            raise OptionError(f"all weights{when} are 0: at least one must be larger")
-        return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in self.names)]
 
     def _check_not_empty(self) -> None:
         weights = self._weights
@@ -238,3 +226,19 @@ class MixSpec(JoinedSpec):
             is_to_come = self.by == "tokens" if callable(weights) else weights is not None and weights[name]
             if is_to_come and not size:
                 raise OptionError(f"source {name!r} of the mixture has no samples: leave it out, or give it weight 0")
+
+
+def checked_weights(names: Sequence[str], weights: object, when: str = "") -> list[float]:
+    """Return the weights in the order of the sources.
+
+    Raises:
+        OptionError: they are not a number for each source.
+    """
+    if not isinstance(weights, Mapping) or set(weights) != set(names):
+        raise OptionError(f"weights{when} are {weights!r:.200}: a number for each of {', '.join(names)} is needed")
+    for name, weight in weights.items():
+        if not isinstance(weight, (int, float, np.integer, np.floating)) or not math.isfinite(weight) or weight < 0:
+            raise OptionError(f"the weight of {name!r}{when} is {weight!r}: weights are finite and not negative")
+    if not any(weights.values()):
+        raise OptionError(f"all weights{when} are 0: at least one must be larger")
+    return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in names)]

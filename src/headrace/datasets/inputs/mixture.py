@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from numpy.typing import ArrayLike
 
 from headrace.datasets.base import Operators
+from headrace.datasets.inputs.as_they_come import AsTheyCome, by_weight, check_within, has_no_numbers
 from headrace.datasets.inputs.forked import check_apart
 from headrace.datasets.inputs.joined import check_input, joined
-from headrace.datasets.inputs.mix_spec import MixSpec, Weights
+from headrace.datasets.inputs.mix_spec import MixSpec, Weights, checked_weights
 from headrace.datasets.lengths import checked_lengths
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
@@ -48,8 +50,8 @@ def mix(
     repeats.
 
     Args:
-        streams: Streams by name. Their samples have numbers: shards need an index. They are not batched, and not
-            filtered, except by keys in an index; batch and filter the mixture.
+        streams: Streams by name. If samples of any have no numbers, as after `.filter()` or without an index, they are
+            counted as they come: on one rank, with constant weights by samples, and `until="first"`.
         weights: A relative weight for each name. None: each sample occurs once. Or a function from the number of a
             step, from 0 in each epoch, to such weights. The function is called once per step, in the loader's process,
             and must be deterministic: a state saved with other weights is refused. It may be called for one step after
@@ -83,12 +85,36 @@ def mix(
         if not isinstance(stream, Operators):
             raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
         sources[name] = stream._as_stream()
+    pipelines = {name: stream.pipeline() for name, stream in sources.items()}
+    if any(has_no_numbers(one) or one.order.passes is not None for one in pipelines.values()):
+        return _as_they_come(pipelines, list(sources.values()), weights, by=by, until=until)
     mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by, given)
     check_apart(mixed.streams, mixed.call)
     for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
         check_input(label, pipeline, mixed.call)
         _check_repeats(label, pipeline)
     return joined(mixed)
+
+
+def _as_they_come(
+    pipelines: Mapping[str, Pipeline], streams: Sequence[Stream], weights: Weights, *, by: str, until: Until | None
+) -> Stream:
+    """Mix sources of which any has no numbers: the epoch ends where a source that is due has ended.
+
+    Raises:
+        OptionError: the arguments need the sources' counts.
+    """
+    check_apart(streams, "hr.mix")
+    for name, pipeline in pipelines.items():
+        check_within(f"source {name!r}", pipeline)
+    counted = next(name for name, one in pipelines.items() if has_no_numbers(one) or one.order.passes is not None)
+    if by != "samples" or until not in (None, "first") or not isinstance(weights, Mapping):
+        raise OptionError(
+            f"hr.mix: samples of source {counted!r} are counted as they come, so weights= must be a number for each "
+            "name, by='samples' and until='first'; a source that is to begin again has .repeat()"
+        )
+    shares = checked_weights(list(pipelines), weights)
+    return Stream(AsTheyCome("mix", streams, partial(by_weight, shares), names=list(pipelines)))
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:

@@ -9,6 +9,7 @@ from headrace.datasets.asynchronous import AsyncIterableDataset, IterSource
 from headrace.datasets.faces import Described
 from headrace.datasets.sharing import shard_info
 from headrace.datasets.stream import Stream
+from headrace.plan import draw
 from headrace.running import running_workers
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class WithinDataset(AsyncIterableDataset):
 
         part = shard_info()
         loaders: list[DataLoader[Any]] = []
-        for stream in self.streams:
+        for number, stream in enumerate(self.streams):
             pipeline = stream.pipeline()
             is_worked_on = bool(pipeline.steps or pipeline.regroups or pipeline.group)
             loader = single_samples(
@@ -46,7 +47,7 @@ class WithinDataset(AsyncIterableDataset):
                 rank=part.rank,
                 world_size=part.world,
                 ranks="local",
-                seed=part.seed,
+                seed=draw("input", part.seed, number) if number else part.seed,
                 num_workers=running_workers.get() if is_worked_on else 0,
             )
             loader.set_epoch(part.epoch)

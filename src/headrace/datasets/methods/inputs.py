@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class InputMethods(AddsOperators):
     """Combinations of several streams; each keeps its own order and steps.
 
-    Samples of the inputs have numbers: shards need an index. Inputs are not batched, and not filtered, except by keys
-    in an index. Filter and batch the combined stream.
+    If the samples of all inputs have numbers, so have those of the combined stream. Otherwise, as after `.filter()` or
+    without an index, samples are counted as they come, on one rank, and each input runs in a loader of its own.
     """
 
     def concat(self, *others: AddsOperators) -> Stream:

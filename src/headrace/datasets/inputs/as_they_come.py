@@ -1,0 +1,171 @@
+"""Several streams as one whose samples are counted as they come: each input runs in a loader of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from headrace.datasets.inputs.within import WithinDataset
+from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError, StateMismatchError
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
+
+Turn = Callable[[Sequence[int], Sequence[bool]], Sequence[int]]
+"""Chooses inputs from (number of samples taken of each input, True for those that have ended). Empty: the end."""
+
+
+def has_no_numbers(pipeline: Pipeline) -> bool:
+    """True if an input's samples have no numbers that follow from positions alone."""
+    source = pipeline.source
+    return (
+        source.without_numbers is not None
+        or not source.keeps_numbers
+        or pipeline.group is not None
+        or pipeline.is_batched
+        or pipeline.numbered is not None
+        or not pipeline.keeps_count
+    )
+
+
+def check_within(label: str, pipeline: Pipeline) -> None:
+    """Raise OptionError if an operator of an input is about the loader of the whole stream."""
+    if pipeline.delivering.is_everywhere or pipeline.prefetch is not None:
+        of_loader = "on_every_rank()" if pipeline.delivering.is_everywhere else f"prefetch({pipeline.prefetch})"
+        raise OptionError(f".{of_loader} of {label} is about the loader of the whole stream: put it last")
+
+
+class AsTheyCome(WithinDataset):
+    """Samples of several streams in turns.
+
+    Args:
+        name: Name of the method.
+        turn: Chooses the inputs of each sample.
+        names: Names of the inputs, added to samples that are dicts. None: nothing is added.
+        is_tuple: True to emit a tuple of one sample per chosen input.
+        strict: Raise OptionError if the inputs of tuples have different lengths.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        streams: Sequence[Stream],
+        turn: Turn,
+        *,
+        names: Sequence[str] | None = None,
+        is_tuple: bool = False,
+        strict: bool = False,
+    ) -> None:
+        super().__init__(streams)
+        self.name, self.turn, self.names, self.is_tuple, self.strict = name, turn, names, is_tuple, strict
+        reasons = (stream.pipeline().source.why_no_state for stream in streams)
+        self.why_no_state = next((why for why in reasons if why is not None), None)
+
+    @property
+    def text(self) -> str:
+        if self.names is not None:
+            return f"mix({', '.join(self.names)})"
+        first, *others = map(repr, self.streams)
+        return f"{first}.{self.name}({', '.join(others)})"
+
+    def aiter(self) -> AsyncIterator[object]:
+        return _Turns(self)
+
+
+class _Turns:
+    """One epoch of an `AsTheyCome`, whose state is that of the inputs' loaders."""
+
+    def __init__(self, data: AsTheyCome) -> None:
+        self._data = data
+        self._loaders: list[DataLoader[Any]] = []
+        self._iterators: list[AsyncIterator[Any]] = []
+        self._taken, self._ended = [0] * len(data.streams), [False] * len(data.streams)
+        self._states: Sequence[Mapping[str, object] | None] = [None] * len(data.streams)  # loaded ones, until opened
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> object:
+        if not self._loaders:
+            self._open()
+        while inputs := self._data.turn(self._taken, self._ended):
+            sample = [one for k in inputs async for one in self._next(k)]
+            if len(sample) == len(inputs):
+                for k in inputs:
+                    self._taken[k] += 1
+                return tuple(sample) if self._data.is_tuple else self._named(inputs[0], sample[0])
+            if self._data.is_tuple:
+                if self._data.strict and (sample or not all(self._ended[k] for k in inputs)):
+                    raise OptionError(
+                        f".{self._data.name}(): its inputs have different numbers of samples, as one ended after "
+                        f"{min(self._taken)}; strict=False ends where the shortest does"
+                    )
+                break
+        raise StopAsyncIteration
+
+    async def _next(self, k: int) -> AsyncIterator[object]:
+        """Yield the next sample of an input, or nothing at its end."""
+        try:
+            sample = await anext(self._iterators[k])
+        except StopAsyncIteration:
+            self._ended[k] = True
+        except Exception as error:
+            error.add_note(f"input {k} of .{self._data.name}()")
+            raise
+        else:
+            yield sample
+
+    def _named(self, k: int, sample: object) -> object:
+        names = self._data.names
+        return sample if names is None or not isinstance(sample, dict) else {**sample, "__source__": names[k]}
+
+    def _open(self) -> None:
+        self._loaders = self._data.loaders()
+        for loader, state in zip(self._loaders, self._states, strict=True):
+            if state is not None:
+                loader.load_state_dict(state)
+        self._iterators = [aiter(loader) for loader in self._loaders]
+
+    def state_dict(self) -> dict[str, object]:
+        if self._data.why_no_state is not None:
+            return {}
+        states = self._states
+        if self._loaders:  # that of a loader whose epoch has ended is about its next epoch
+            pairs = zip(self._loaders, self._ended, strict=True)
+            states = [None if ended else loader.state_dict() for loader, ended in pairs]
+        return {"inputs": states, "taken": list(self._taken), "ended": list(self._ended)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["inputs"]) != len(self._data.streams):
+            count = len(state["inputs"])
+            raise StateMismatchError(f"the state is of {count} inputs of .{self._data.name}()", field="mark")
+        self._states, self._taken, self._ended = state["inputs"], list(state["taken"]), list(state["ended"])
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            for loader in self._loaders:
+                await loader.aclose()
+
+
+def one_after_the_other(taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
+    return [k for k in range(len(taken)) if not ended[k]][:1]
+
+
+def in_blocks(block: int, taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
+    """Choose the input that is furthest behind in blocks."""
+    return sorted((k for k in range(len(taken)) if not ended[k]), key=lambda k: (taken[k] // block, k))[:1]
+
+
+def each_of_them(taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
+    return [] if any(ended) else range(len(taken))
+
+
+def by_weight(weights: Sequence[float], taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
+    """Choose the input that lacks most of its share. The end is where that input has ended."""
+    number, total = sum(taken) + 1, sum(weights)
+    k = max(range(len(taken)), key=lambda k: (weights[k] / total * number - taken[k], -k))
+    return [] if ended[k] else [k]
