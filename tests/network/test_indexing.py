@@ -22,8 +22,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moto_s3 import client_of
+from network.bodies import OBSTORE_KEEPS
 
-from headrace.errors import FormatError, ObjectChangedError, ObjectMissingError, OptionError, StorageError
+from headrace.errors import FormatError, ObjectChangedError, OptionError, StorageError
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.writing import write_object
@@ -364,14 +365,6 @@ def test_index_has_no_secrets_and_tells_addresses_apart(tmp_path: Path) -> None:
             run(lambda reader: build_index(reader, [url, other], tmp_path / "b.hri"))
 
 
-def test_store_that_refuses_fails_its_shards_alone(tmp_path: Path) -> None:
-    with FaultServer() as server:
-        urls = [server.add("a.tar", SMALL), f"{server.url}/none.tar"]
-        progress = run(lambda reader: build_index(reader, urls, tmp_path / "a.hri"))
-        assert list(progress.entries) == urls[:1]
-        assert isinstance(progress.failures[urls[1]], ObjectMissingError)
-
-
 # Two at once
 
 
@@ -418,10 +411,7 @@ def test_missing_file_is_not_built_of_shards_that_fail(tmp_path: Path) -> None:
 # Where it goes
 
 
-@pytest.mark.may_leave(
-    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
-    reason="about once in 500 times obstore keeps its last connection after its store is gone",
-)
+@OBSTORE_KEEPS
 def test_index_is_written_to_s3_and_beside_its_shards(s3: Any) -> None:
     options = {**CREDENTIALS, "endpoint": s3.meta.endpoint_url}
     urls = [f"s3://shelf/train/{k} a.tar" for k in range(3)]
@@ -442,10 +432,7 @@ def test_index_is_written_to_s3_and_beside_its_shards(s3: Any) -> None:
         assert (list(directory.names), len(index.rows)) == ([url], 20 + k)
 
 
-@pytest.mark.may_leave(
-    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
-    reason="about once in 500 times obstore keeps its last connection after its store is gone",
-)
+@OBSTORE_KEEPS
 def test_index_that_cannot_be_uploaded_is_an_error_and_what_is_done_is_kept(s3: Any) -> None:
     options = {**CREDENTIALS, "endpoint": s3.meta.endpoint_url}
     url = in_memory("kept.tar", SMALL)

@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
+from network.bodies import OBSTORE_KEEPS
 
 from headrace.errors import HeadraceError, OptionError
 from headrace.fetch import Reader
@@ -24,10 +25,7 @@ KEYS = {"access_key_id": "a", "secret_access_key": SECRET, "session_token": SECR
 BY_OBSTORE = {"client_options": {"http1_only": True, "default_headers": {"Authorization": f"Bearer {SECRET}"}}}
 FAULTS = ["s403", "s404", "s500", "expired", "slowdown", "redirect:mode=loop", "reset_pre", "wrong_range", "bad_head"]
 
-pytestmark = pytest.mark.may_leave(
-    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
-    reason="about once in 500 times obstore keeps its last connection after its store is gone",
-)
+pytestmark = OBSTORE_KEEPS
 
 
 class Talkative(AbstractFileSystem):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from end_to_end.tars import numbered_samples, tar
+from network.bodies import OBSTORE_KEEPS
 
 import headrace as hr
 from headrace.errors import OptionError, StorageError
@@ -31,10 +32,7 @@ ALLOWED: list[dict[str, Any]] = [
     {"timeout": "30s", "aws_connect_timeout": "5s", "user_agent": "me"},
 ]
 
-pytestmark = pytest.mark.may_leave(
-    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
-    reason="about once in 500 times obstore keeps its last connection after its store is gone",
-)
+pytestmark = OBSTORE_KEEPS
 
 
 @pytest.fixture(scope="module")

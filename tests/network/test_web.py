@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -34,13 +33,12 @@ from headrace.errors import (
     ThrottledError,
 )
 from headrace.fetch.web.body import Body
-from headrace.fetch.web.client import Web, WebStore, proxy_for
+from headrace.fetch.web.client import Web, proxy_for
 from headrace.fetch.web.connection import Connection
 from headrace.fetch.web.connections import Connections, is_public
 from headrace.fetch.web.http1 import target_of
 from headrace.options import FetchOptions
-from headrace.testing import FaultServer, StoreContract
-from headrace.types import Answer, Store
+from headrace.types import Answer
 
 pytestmark = pytest.mark.anyio
 
@@ -340,20 +338,6 @@ async def test_cancelled_read_closes_its_connection_and_no_other(answer: bytes) 
         assert script.connections == 2
 
 
-async def test_read_that_is_cancelled_in_any_turn_leaves_no_connection_in_use() -> None:
-    async with serving(ok(LONG)) as script, client(idle_s=0.001) as web:
-        for turns in range(40):
-            task = asyncio.ensure_future(web.get(script.url))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                await task.result().chunks.aclose()  # type: ignore[attr-defined]
-        if script.open:
-            await script.gone.wait()
-
-
 async def test_closing_ends_what_is_under_way() -> None:
     async with serving(ok(LONG)[:-1], b"") as script:
         async with client() as web:
@@ -647,33 +631,3 @@ def test_proxy_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert proxy_for("https://host/a") == "http://proxy:3128"
     assert proxy_for("https://x.inner.example/a") is None
     assert proxy_for("http://host/a") is None
-
-
-class _Quoted:
-    """A store of the web that is asked for names, not for what stands in an address."""
-
-    def __init__(self, base: str) -> None:
-        self._connections = Connections(FetchOptions())
-        self._store = WebStore(base, self._connections)
-
-    async def get(
-        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
-    ) -> Answer:
-        return await self._store.get(quote(path), start, stop, if_match=if_match)
-
-    async def aclose(self) -> None:
-        await self._store.aclose()
-        await self._connections.aclose()
-
-
-class TestWebStore(StoreContract):
-    def open_store(self) -> Store:
-        return _Quoted(self.server.url)
-
-    def put(self, path: str, data: bytes) -> None:
-        self.server.add(path, data)
-
-    @pytest.fixture(autouse=True)
-    def served(self) -> Any:
-        with FaultServer() as self.server:
-            yield
