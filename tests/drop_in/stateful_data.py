@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
-
-import headrace as hr
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 
 def identity(samples: Any) -> Any:
@@ -43,6 +41,13 @@ class Counted(Numbers):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.given = state["given"]
+
+
+class CountedInBulk(Counted):
+    """Whole batches at once; with each, how many batches this copy has given."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [(index, self.given) for index in indices] if self[0] else []
 
 
 def shard(count: int) -> range:
@@ -160,6 +165,15 @@ class EagerSampler(DrawingSampler):
         return iter(torch.randperm(self.count).tolist())
 
 
+class LateSampler(RandomSampler):
+    """A sampler that makes its generator when it is iterated over for the first time."""
+
+    def __iter__(self) -> Any:
+        self.generator = self.generator or torch.Generator()
+        self.generator.manual_seed(3)
+        return super().__iter__()
+
+
 class Batches(EpochSampler):
     """A batch sampler with a state."""
 
@@ -170,16 +184,3 @@ class Batches(EpochSampler):
 
 def through_text(state: Any) -> Any:
     return json.loads(json.dumps(state))
-
-
-def rest_of(loader: hr.DataLoader[Any], batches: int, make: Callable[[], hr.DataLoader[Any]]) -> tuple[Any, Any]:
-    """What is left after some batches, of this epoch and of the next: by the loader itself, and by one that goes on."""
-    iterator = iter(loader)
-    for _ in range(batches):
-        next(iterator)
-    state = through_text(loader.state_dict())
-    expected = list(iterator), list(loader)
-    torch.manual_seed(977)  # what a new process begins with is another place
-    other = make()
-    other.load_state_dict(state)
-    return (list(other), list(other)), expected

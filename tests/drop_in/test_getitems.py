@@ -77,25 +77,6 @@ class Many(Dataset[Any]):
         return FORMS[form](numbers)
 
 
-class Counting(Dataset[Any]):
-    """Has a state: how many batches it was asked for."""
-
-    count = 0
-
-    def __len__(self) -> int:
-        return 9
-
-    def __getitems__(self, keys: list[int]) -> Any:
-        self.count += 1
-        return {"keys": torch.tensor(keys), "count": self.count}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
-
-
 def described(value: Any) -> Any:
     """Types and values; what holds others is told with what it holds."""
     kind = type(value).__qualname__
@@ -132,24 +113,6 @@ def test_default_collate_makes_of_it_what_it_makes_with_torch(our_class: Any, nu
     assert theirs["list"] == ("Tensor", "torch.int64", (3, 3000), [[4] * 3000, [2] * 3000, [3] * 3000])
     assert theirs["dict"] == "an error"
     assert read(our_class(Many(), batch_sampler=KEYS, num_workers=num_workers)) == theirs
-
-
-@pytest.mark.slow
-def test_what_getitems_gives_is_handed_on_when_a_state_is_gone_on_from(our_class: Any) -> None:
-    def loader() -> Any:
-        return our_class(Counting(), 2, num_workers=2, collate_fn=described, snapshot_every_n_steps=2)
-
-    whole = list(loader())
-    assert len(whole) == 5
-    for taken in range(5):
-        first = loader()
-        iterator = iter(first)
-        for _ in range(taken):
-            next(iterator)
-        second = loader()
-        second.load_state_dict(first.state_dict())
-        assert list(second) == whole[taken:]
-        del iterator
 
 
 def test_economic_mode_refuses_what_it_could_not_put_together(our_class: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from drop_in.classes import OURS, ThreadLoader
 from drop_in.reading import told_by
-from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, StreamOfPlaces, identity, through_text
+from drop_in.stateful_data import Counted, EpochSampler, Numbers, identity
 
 import headrace as hr
 
@@ -169,28 +169,3 @@ class Property(Numbers):
 @WORKERS
 def test_batches_come_when_state_dict_is_a_property_that_raises(num_workers: int) -> None:
     assert len(list(hr.DataLoader(Property(), num_workers=num_workers))) == 23
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream, StreamOfPlaces])
-@WORKERS
-def test_first_state_of_all_gives_the_rest_and_so_do_later_ones(kind: Callable[[], Any], num_workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 2}
-    if issubclass(kind, Numbers):  # type: ignore[arg-type]
-        options["sampler"] = EpochSampler(23)
-    loader = plain(kind(), **options)
-    iterator = iter(loader)
-    got = [next(iterator) for _ in range(3)]
-    states = [(3, loader.state_dict()), (2, loader.state_dict(batches=2))]
-    for batch in iterator:
-        got.append(batch)
-        states.append((len(got), loader.state_dict()))
-    if kind is not Numbers:
-        assert states[0][1]["copies"][-1]["known"] == (3 if num_workers == 0 else 0)
-        assert states[-1][1]["copies"][-1]["known"] > 0
-    for count, state in states:
-        if issubclass(kind, Numbers):  # type: ignore[arg-type]
-            options["sampler"] = EpochSampler(23)
-        other = plain(kind(), **options)
-        other.load_state_dict(through_text(state))
-        assert list(other) == got[count:]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from drop_in.stateful_data import EpochSampler, Numbers, Places, Stream, identity, rest_of, through_text
+from drop_in.stateful_data import EpochSampler, Numbers, Places, Stream, identity, through_text
 from torch.utils.data import RandomSampler
 
 import headrace as hr
@@ -66,50 +66,6 @@ def test_state_is_refused_by_name_when_one_generator_was_for_both_and_now_there_
     with pytest.raises(hr.StateMismatchError, match="generator") as told:
         iter(loader)
     assert told.value.field == "generator"
-
-
-class LateSampler(RandomSampler):
-    """A sampler that makes its generator when it is iterated over for the first time."""
-
-    def __iter__(self) -> Any:
-        self.generator = self.generator or torch.Generator()
-        self.generator.manual_seed(3)
-        return super().__iter__()
-
-
-def test_state_is_taken_when_a_sampler_has_made_its_generator_by_itself() -> None:
-    def make() -> hr.DataLoader[Any]:
-        return hr.DataLoader(Numbers(), 4, sampler=LateSampler(Numbers()), collate_fn=list)
-
-    loader = make()
-    list(loader)
-    resumed, expected = rest_of(loader, 2, make)
-    assert resumed == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every", [None, 0, 1])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("received", [0, 5, 6])
-def test_sampler_with_a_state_goes_on_into_the_next_epoch_when_the_last_batch_is_short(
-    received: int, num_workers: int, every: int | None
-) -> None:
-    def make() -> hr.DataLoader[Any]:
-        return hr.DataLoader(
-            *(Numbers(), 4),
-            sampler=EpochSampler(23),
-            num_workers=num_workers,
-            snapshot_every_n_steps=every,
-            collate_fn=list,
-        )
-
-    resumed, expected = rest_of(make(), received, make)
-    assert resumed == expected
-    loader, other = make(), make()
-    whole = list(loader)
-    other.load_state_dict(through_text(loader.state_dict()))
-    assert list(other) == list(loader) != whole
-    assert other.state_dict()["sampler"]["states"] == {"sampler": {"at": 0, "turn": 2}}
 
 
 def test_state_of_an_iterator_at_its_end_is_the_same_when_it_is_asked_for_more_in_the_next_epoch() -> None:
@@ -189,8 +145,12 @@ def test_order_is_still_to_be_drawn_when_the_state_is_that_before_the_first_batc
     def make() -> hr.DataLoader[Any]:
         return hr.DataLoader(Numbers(), 4, sampler=EagerEpochSampler(23), collate_fn=list)
 
-    loader = make()
+    loader, other = make(), make()
     list(loader)
     loader.state_dict()
-    resumed, expected = rest_of(loader, 0, make)
-    assert resumed == expected
+    iterator = iter(loader)
+    state = through_text(loader.state_dict())
+    expected = list(iterator), list(loader)
+    torch.manual_seed(977)
+    other.load_state_dict(state)
+    assert (list(other), list(other)) == expected

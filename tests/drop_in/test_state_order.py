@@ -9,20 +9,8 @@ from typing import Any
 import pytest
 import torch
 from drop_in.classes import ThreadLoader
-from drop_in.stateful_data import (
-    Batches,
-    Counted,
-    DrawingSampler,
-    EagerSampler,
-    EpochSampler,
-    Numbers,
-    SamplerOfPlaces,
-    Stream,
-    identity,
-    rest_of,
-    through_text,
-)
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
+from drop_in.stateful_data import Numbers, Stream, identity, through_text
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, get_worker_info
 
 import headrace as hr
 
@@ -33,34 +21,8 @@ def epochs(loader: hr.DataLoader[Any], count: int) -> list[Any]:
     return [[batch.tolist() for batch in loader] for _ in range(count)]
 
 
-def shuffled(num_workers: int, seed: int | None = None, **options: Any) -> hr.DataLoader[Any]:
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return hr.DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers, generator=generator, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("at", [2, 2.5])
-@WORKERS
-def test_order_of_epochs_goes_on_as_without_interruption(
-    num_workers: int, at: float, seed: int | None, persistent: bool
-) -> None:
-    options = {"persistent_workers": persistent and num_workers > 0}
-    torch.manual_seed(5)
-    expected = epochs(shuffled(num_workers, seed, **options), 4)
-    torch.manual_seed(5)
-    loader = shuffled(num_workers, seed, **options)
-    assert epochs(loader, 2) == expected[:2]
-    iterator = iter(loader) if at > 2 else None
-    head = [next(iterator).tolist() for _ in range(3)] if iterator is not None else []
-    state = through_text(loader.state_dict())
-    torch.manual_seed(6)
-    other = shuffled(num_workers, 1 if seed else None, **options)
-    other.load_state_dict(state)
-    rest = epochs(other, 2)
-    rest[0] = head + rest[0]
-    assert rest == expected[2:]
+def shuffled(num_workers: int) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers)
 
 
 @pytest.mark.slow
@@ -95,53 +57,6 @@ def test_saving_and_resuming_leave_the_global_generator_alone(num_workers: int) 
     other.load_state_dict(loader.state_dict())
     assert len(list(other)) == 5
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(lambda: {"sampler": EpochSampler(23), "batch_size": 4}, id="stateful sampler"),
-        pytest.param(lambda: {"sampler": EpochSampler(23), "batch_size": None}, id="stateful sampler, no batches"),
-        pytest.param(lambda: {"sampler": SamplerOfPlaces(23), "batch_size": 4}, id="stateful iterator"),
-        pytest.param(lambda: {"sampler": DrawingSampler(23), "batch_size": 4}, id="drawing sampler"),
-        pytest.param(lambda: {"sampler": EagerSampler(23), "batch_size": 4}, id="eager sampler"),
-        pytest.param(lambda: {"sampler": EagerSampler(23), "batch_size": None}, id="eager sampler, no batches"),
-        pytest.param(lambda: {"sampler": RandomSampler(range(23)), "batch_size": 4}, id="random sampler"),
-        pytest.param(lambda: {"sampler": RandomSampler(range(23), True, 50), "batch_size": 4}, id="with replacement"),
-        pytest.param(
-            lambda: {"sampler": RandomSampler(range(23), True, 50, generator=torch.Generator()), "batch_size": 4},
-            id="with replacement, by a generator",
-        ),
-        pytest.param(lambda: {"batch_sampler": Batches(23)}, id="stateful batch sampler"),
-        pytest.param(lambda: {"batch_sampler": BatchSampler(EpochSampler(23), 4, True)}, id="torch's batch sampler"),
-        pytest.param(lambda: {"sampler": range(22, -1, -1), "batch_size": 4}, id="no sampler at all"),
-    ],
-)
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("kind", [Numbers, Counted])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_resumed_sampler_gives_the_rest_and_the_next_epoch(
-    options: Callable[[], dict[str, Any]], kind: Callable[[], Any], num_workers: int, every: int
-) -> None:
-    def make() -> hr.DataLoader[Any]:
-        return hr.DataLoader(
-            kind(), num_workers=num_workers, collate_fn=identity, snapshot_every_n_steps=every, **options()
-        )
-
-    for batches in (0, 4):
-        got, expected = rest_of(make(), batches, make)
-        assert got == expected
-
-
-@WORKERS
-def test_sampler_that_has_ended_with_a_short_batch_gives_nothing_more(num_workers: int) -> None:
-    def make() -> hr.DataLoader[Any]:
-        return hr.DataLoader(Numbers(), 4, sampler=EpochSampler(23), num_workers=num_workers, collate_fn=identity)
-
-    got, expected = rest_of(make(), 6, make)
-    assert got == expected
-    assert got[0] == []
 
 
 @WORKERS
