@@ -48,6 +48,10 @@ def source() -> Any:
     return IterableWrapper(range(COUNT))
 
 
+def numbers() -> Any:
+    return SequenceWrapper(list(range(COUNT)))
+
+
 def zipped() -> Any:
     one, other = source().shuffle().sharding_filter().fork(2)
     return one.zip(other.map(negative))
@@ -63,7 +67,8 @@ GRAPHS: dict[str, Callable[[], Any]] = {
     "noise": lambda: source().shuffle().sharding_filter().map(with_noise),
     "no shard": lambda: source().shuffle(),
     "of ones own, with a lambda": lambda: Squares(source().sharding_filter().map(lambda x: x + 1)),
-    "of a map": lambda: SequenceWrapper(list(range(COUNT))).shuffle().sharding_filter(),
+    "of maps alone": lambda: numbers().map(negative).zip(numbers().map(with_noise)),
+    "of a map": lambda: numbers().shuffle().sharding_filter(),
 }
 WORKERS: dict[str, dict[str, Any]] = {
     "no workers": {"num_workers": 0},
@@ -129,19 +134,3 @@ def test_init_function_is_called_as_well_as_the_graph_is_shared_out(loader_class
     if num_workers:
         own = [torch.Generator().manual_seed(worker_id) for worker_id in range(2)]
         assert [noise for _, noise in got] == [torch.rand((), generator=own[x % 2]).item() for x in range(COUNT)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", list(WORKERS))
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_map_pipes_are_read_as_map_data_sets(workers: str, shuffle: bool) -> None:
-    def graph() -> Any:
-        return (
-            SequenceWrapper(list(range(COUNT))).map(negative).zip(SequenceWrapper(list(range(COUNT))).map(with_noise))
-        )
-
-    torchs, ours = (
-        transcript(kind, graph(), False, batch_size=4, shuffle=shuffle, **WORKERS[workers])
-        for kind in (torch.utils.data.DataLoader, hr.DataLoader)
-    )
-    assert ours == torchs

@@ -209,10 +209,3 @@ def test_stream_of_the_other_worker_goes_on_after_a_death() -> None:
     batches, errors = split(read_all(iterator))
     assert batches == [[0, 1], [100, 101], [102, 103], [104, 105], [106, 107]]
     assert [type(error) for error in errors] == [hr.WorkerDiedError]
-
-
-@pytest.mark.slow
-def test_next_loader_works_after_a_death() -> None:
-    with told_of_deaths():
-        assert isinstance(read_all(iter(hr.DataLoader(Acting(kill_self, at=(0,)), num_workers=1)))[0], RuntimeError)
-    assert read_all(iter(hr.DataLoader(range(20), batch_size=4, num_workers=2))) == batches_of(4)

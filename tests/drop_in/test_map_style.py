@@ -12,7 +12,7 @@ import torch
 from drop_in.classes import in_processes
 from drop_in.reading import next_error
 from process.waiting import wait_until
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 import headrace as hr
 
@@ -108,18 +108,6 @@ def test_keys_are_the_samplers_own_objects_of_any_type(loader_class: Any, num_wo
 # Lengths
 
 
-def test_length_is_that_of_the_batch_sampler_or_the_sampler(loader_class: Any) -> None:
-    data = Squares(7)
-    loader = loader_class(data, 3)
-    assert (len(loader), len(iter(loader))) == (3, 3)
-    assert len(loader_class(data, 3, drop_last=True)) == 2
-    assert len(loader_class(data, None)) == 7
-    assert len(loader_class(data, None, sampler=[1, 2])) == 2
-    assert len(loader_class(data, 2, sampler=[1, 2, 3])) == 2
-    data.count = 10
-    assert len(loader) == 4, "it follows a data set that grows"
-
-
 def test_length_is_a_type_error_when_the_sampler_has_none(loader_class: Any) -> None:
     loader = loader_class(Squares(), 2, sampler=Counted([1, 2, 3]))
     for sized in (loader, iter(loader)):
@@ -148,11 +136,6 @@ def test_nothing_happens_before_next_when_there_are_no_workers(loader_class: Any
     assert (sampler.drawn, asked) == (4, [0, 1, 2, 3])
 
 
-def test_no_process_is_entered_when_there_are_no_workers(loader_class: Any) -> None:
-    loader = loader_class(Squares(2), None, collate_fn=lambda sample: (sample, os.getpid(), get_worker_info()))
-    assert list(loader) == [(0, os.getpid(), None), (1, os.getpid(), None)]
-
-
 def test_workers_begin_at_iter_without_a_call_of_next(loader_class: Any, tmp_path: Path) -> None:
     data = Gate(tmp_path, 6)
     iterator = iter(loader_class(data, None, sampler=[1, 2, 3, 4, 5], num_workers=2, prefetch_factor=1))
@@ -177,15 +160,6 @@ def test_one_more_batch_is_asked_for_before_an_error_is_raised(loader_class: Any
     for received in range(1, 4):
         assert f"no sample {received - 1}" in str(next_error(iterator))
         assert sampler.drawn == 2 + received
-
-
-@both
-def test_exhausted_iterator_stays_exhausted(loader_class: Any, num_workers: int) -> None:
-    iterator = iter(loader_class([1, 2], None, num_workers=num_workers))
-    assert list(iterator) == [1, 2]
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            next(iterator)
 
 
 # Which worker, and in which order
@@ -213,34 +187,6 @@ def test_in_order_makes_no_difference_without_workers(loader_class: Any) -> None
     assert list(loader_class(Squares(4), None, in_order=False)) == [0, 1, 4, 9]
 
 
-# What runs in the worker
-
-
-@in_processes
-def test_collate_fn_runs_in_the_worker(loader_class: Any) -> None:
-    def collate(batch: list[int]) -> tuple[int, int, list[int]]:
-        return get_worker_info().id, os.getpid(), batch
-
-    (first, first_pid, _), (second, second_pid, batch) = loader_class(Squares(4), 2, num_workers=2, collate_fn=collate)
-    assert (first, second, batch) == (0, 1, [4, 9])
-    assert len({first_pid, second_pid, os.getpid()}) == 3
-
-
-@in_processes
-def test_worker_init_fn_runs_in_each_worker_after_its_seed_and_info_are_set(loader_class: Any) -> None:
-    def init(worker: int) -> None:
-        info = get_worker_info()
-        info.dataset.seen = (worker, info.id, info.num_workers, info.seed == torch.initial_seed())
-
-    class Telling(Squares):
-        def __getitem__(self, k: int) -> Any:
-            return self.seen
-
-    loader = loader_class(Telling(4), None, num_workers=2, worker_init_fn=init, collate_fn=lambda sample: sample)
-    assert list(loader) == [(0, 0, 2, True), (1, 1, 2, True)] * 2
-    assert not hasattr(loader.dataset, "seen"), "the worker has a data set of its own"
-
-
 def test_worker_init_fn_is_not_called_without_workers(loader_class: Any) -> None:
     called: list[int] = []
     assert list(loader_class(Squares(2), None, worker_init_fn=called.append)) == [0, 1]
@@ -263,29 +209,11 @@ class Ageing(Squares):
 
 
 @in_processes
-def test_workers_and_their_data_sets_are_new_in_each_epoch_when_not_persistent(loader_class: Any) -> None:
-    loader = loader_class(Ageing(2), None, num_workers=1, collate_fn=tuple)
-    assert list(loader) == [(1, "first"), (2, "first")]
-    loader.dataset.value = "second"
-    assert list(loader) == [(1, "second"), (2, "second")]
-
-
-@in_processes
 def test_workers_and_their_data_sets_live_on_when_persistent(loader_class: Any) -> None:
     loader = loader_class(Ageing(2), None, num_workers=1, collate_fn=tuple, persistent_workers=True)
     assert list(loader) == [(1, "first"), (2, "first")]
     loader.dataset.value = "second"
     assert list(loader) == [(3, "first"), (4, "first")], "changes in the trainer are not seen"
-
-
-def test_iterator_is_the_same_and_begins_anew_when_persistent(loader_class: Any) -> None:
-    loader = loader_class(Squares(5), None, num_workers=2, persistent_workers=True)
-    first = iter(loader)
-    assert [next(first), next(first), next(first)] == [0, 1, 4]
-    again = iter(loader)
-    assert again is first
-    assert list(again) == [0, 1, 4, 9, 16], "what was left of the last epoch is gone"
-    assert list(loader) == [0, 1, 4, 9, 16]
 
 
 # Time-outs
@@ -299,10 +227,6 @@ def test_next_raises_when_a_batch_takes_longer_than_the_timeout(loader_class: An
     assert isinstance(error, RuntimeError)
     assert str(error) == "DataLoader timed out after 0.25 seconds"
     data.open()
-
-
-def test_batches_come_when_they_are_made_within_the_timeout(loader_class: Any) -> None:
-    assert list(loader_class(Squares(3), None, num_workers=2, timeout=30)) == [0, 1, 4]
 
 
 def test_iter_refuses_a_timeout_that_was_set_later_without_workers(loader_class: Any) -> None:

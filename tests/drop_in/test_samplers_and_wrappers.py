@@ -1,4 +1,7 @@
-"""torch's samplers and data set wrappers, and samplers of users' own, work as they are."""
+"""torch's samplers and data set wrappers work as they are, with workers of each kind.
+
+`tests/full/programs/samplers.py` has many more of them, with processes.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,12 @@ from drop_in.reading import plain
 from torch.utils.data import (
     BatchSampler,
     ChainDataset,
-    ConcatDataset,
     Dataset,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
-    StackDataset,
     Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
 )
 
 import headrace as hr
@@ -68,16 +65,6 @@ class Endless(Sampler[int]):
             yield from (2, 4)
 
 
-class Evens:
-    """No kind of torch's Sampler: it can be iterated, and has a length."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(0, 10, 2)
-
-
 class ByKey(Dataset[str]):
     """Its keys are no numbers."""
 
@@ -95,30 +82,15 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def distributed(epoch: int) -> DistributedSampler[int]:
-    sampler = DistributedSampler(Tenfold(8), num_replicas=3, rank=1, seed=5, drop_last=True)
-    sampler.set_epoch(epoch)
-    return sampler
-
-
 Case = Callable[[], tuple[Any, dict[str, Any]]]
 CASES: dict[str, Case] = {
     "subset of a subset": lambda: (Subset(Subset(Bulk(), range(10, 20)), [0, 2, 4]), {"batch_size": 2}),
-    "parts in turn": lambda: (ConcatDataset([Tenfold(3), TensorDataset(torch.arange(2))]), {"batch_size": None}),
     "chain": lambda: (ChainDataset([Part(0, 5), Part(10, 14)]), {"batch_size": 3}),
-    "tensors": lambda: (TensorDataset(torch.arange(21.0).view(7, 3), torch.arange(7)), {"batch_size": 4}),
-    "stack": lambda: (StackDataset(image=Tenfold(4), label=TensorDataset(torch.arange(4))), {"batch_size": 2}),
-    "distributed": lambda: (Tenfold(8), {"sampler": distributed(3)}),
-    "weighted": lambda: (Tenfold(4), {"sampler": WeightedRandomSampler([0, 1.0, 0, 3.0], 40, generator=seeded(2))}),
-    "of a subset": lambda: (Tenfold(), {"sampler": SubsetRandomSampler([1, 5, 9, 13], seeded(4)), "batch_size": 3}),
-    "random": lambda: (Tenfold(), {"sampler": RandomSampler(Tenfold(), generator=seeded(6)), "batch_size": 6}),
     "bulk": lambda: (Bulk(), {"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(10)), 4, False)}),
     "batches": lambda: (
         Tenfold(),
         {"batch_sampler": BatchSampler(RandomSampler(range(10), generator=seeded(8)), 4, True)},
     ),
-    "of ones own": lambda: (Tenfold(), {"batch_size": 2, "sampler": Evens()}),
-    "generator object": lambda: (Tenfold(), {"batch_size": 2, "sampler": (k for k in (3, 1, 4))}),
     "endless": lambda: (Tenfold(), {"batch_size": 3, "sampler": Endless()}),
     "keys of any type": lambda: (ByKey(), {"batch_size": 3, "sampler": KEYS}),
 }

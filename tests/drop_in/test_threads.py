@@ -122,8 +122,3 @@ def test_system_exit_in_a_thread_is_an_error_and_the_trainer_goes_on() -> None:
     assert isinstance(error, hr.WorkerDiedError)
     assert error.exitcode == 3
     assert next(iterator) == [8, 9, 10, 11]
-
-
-def test_context_is_refused_when_workers_are_threads() -> None:
-    with pytest.raises(hr.OptionError, match=r"^multiprocessing_context .* workers is 'thread'$"):
-        hr.DataLoader(range(4), num_workers=1, workers="thread", multiprocessing_context="fork")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,56 +97,6 @@ def test_worker_info_holds_the_data_set_that_makes_the_samples(loader_class: typ
     assert torch.cat(list(loader_class(Itself(), num_workers=2, worker_init_fn=init))).tolist() == [True] * 3
 
 
-@in_processes
-def test_workers_find_the_trainers_surroundings_and_one_torch_thread(
-    loader_class: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HEADRACE_TEST_WORD", "set late")
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "written_late.py").write_text("NUMBER = 17")
-
-    def answer(index: int) -> Any:
-        import written_late
-
-        return str(Path.cwd()), os.environ["HEADRACE_TEST_WORD"], written_late.NUMBER, torch.get_num_threads()
-
-    before = torch.get_num_threads()
-    assert answers(loader_class, answer, num_workers=2) == [(str(tmp_path), "set late", 17, 1)] * 4
-    assert torch.get_num_threads() == before
-    sys.modules.pop("written_late", None)
-
-
-# Which code can be carried
-
-
-def test_class_of_the_script_arrives_as_the_scripts_own_class(loader_class: type[Any]) -> None:
-    assert [type(x) for x in answers(loader_class, lambda index: Itself(), num_workers=1, length=1)] == [Itself]
-
-
-# Data sets in workers
-
-
-class Counting(Dataset[int]):
-    """How often it was asked before, by whichever process holds this copy, plus what the trainer set."""
-
-    def __init__(self) -> None:
-        self.asked, self.base = 0, 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        self.asked += 1
-        return self.base + self.asked
-
-
-def test_data_set_is_the_trainers_own_without_workers(loader_class: type[Any]) -> None:
-    data = Counting()
-    assert torch.cat(list(loader_class(data))).tolist() == [1, 2, 3, 4]
-    assert data.asked == 4
-
-
 # Persistent workers, several iterators, threads
 
 
@@ -215,34 +162,6 @@ def test_idle_worker_can_be_terminated(loader_class: type[Any]) -> None:
     worker.join(20)
     assert not worker.is_alive()
     assert worker.exitcode is not None
-
-
-@in_processes
-def test_workers_are_gone_when_the_loop_is_left_by_an_exception(loader_class: type[Any]) -> None:
-    pids: list[int] = []
-
-    def train() -> None:
-        iterator = iter(loader_class(range(40), batch_size=2, num_workers=2))
-        pids.extend(pids_of(iterator))
-        for batch in iterator:
-            if batch[0] == 4:
-                raise ZeroDivisionError
-
-    try:
-        train()
-    except ZeroDivisionError as error:
-        error.__traceback__ = None  # the frames hold the iterator while somebody holds them
-    wait_until_gone(pids)
-
-
-@in_processes
-def test_persistent_workers_are_gone_when_the_loader_is_deleted(loader_class: type[Any]) -> None:
-    loader = loader_class(range(8), batch_size=2, num_workers=2, persistent_workers=True)
-    pids = pids_of(iter(loader))
-    assert len(list(loader)) == 4
-    assert all(map(is_running, pids))
-    del loader
-    wait_until_gone(pids)
 
 
 def test_iterator_is_freed_by_its_last_reference_alone() -> None:
