@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.numbers import Numbers
 
 import headrace as hr
 
@@ -71,17 +72,6 @@ def test_global_of_a_script_that_changes_between_epochs_is_seen(kind: str, num_w
     assert ran.returncode == 0, ran.stderr
     rows = [[x * factor for x in range(6)] for factor in (1, 10, 100, -1)]
     assert ran.stdout.splitlines() == [str(row) for row in rows]
-
-
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, index: int) -> int:
-        return index
 
 
 def flat(loader: Any) -> list[Any]:

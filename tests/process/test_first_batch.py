@@ -9,19 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from builders.numbers import Numbers
 
 import headrace as hr
-
-
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, index: int) -> int:
-        return index
 
 
 def gate(path: str, first: int) -> Callable[[int], int]:

@@ -60,33 +60,40 @@ def only_originals(batches: Any, folder: Path, children: int = 5) -> None:
     wait_until(lambda: not any(is_running(int(name)) for name in os.listdir(folder)), "they have ended")
 
 
-@pytest.mark.parametrize("size", [1, 2000], ids=["small samples", "samples in slots"])
-@pytest.mark.parametrize("options", [{}, {"economic": True}], ids=["torch", "economic"])
-def test_child_of_a_data_set_delivers_nothing(options: dict[str, Any], size: int, tmp_path: Path) -> None:
-    with hr.DataLoader(Forks(tmp_path, size), batch_size=4, num_workers=2, **options) as loader:
+class Step:
+    """A function of a stream that returns in the child as well."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.data = Forks(folder, size)
+
+    def __call__(self, index: int) -> Any:
+        return self.data[index]
+
+
+PLACES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "small samples": (lambda folder: Forks(folder, 1), {}),
+    "samples in slots": (lambda folder: Forks(folder, 2000), {}),
+    "economic": (lambda folder: Forks(folder, 1), {"economic": True}),
+    "economic, in slots": (lambda folder: Forks(folder, 2000), {"economic": True}),
+    "iterable": (ForksAsItGoes, {"num_workers": 1}),
+    "step": (lambda folder: hr.from_map(range(COUNT)).map(Step(folder, 1)), {}),
+    "step, in slots": (lambda folder: hr.from_map(range(COUNT)).map(Step(folder, 2000)), {}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_child_of_a_data_set_or_step_delivers_nothing(place: str, tmp_path: Path) -> None:
+    make, options = PLACES[place]
+    with hr.DataLoader(make(tmp_path), **{"batch_size": 4, "num_workers": 2, **options}) as loader:
         only_originals(loader, tmp_path)
 
 
-def test_child_of_an_iterable_data_set_delivers_nothing(tmp_path: Path) -> None:
-    only_originals(hr.DataLoader(ForksAsItGoes(tmp_path), batch_size=4, num_workers=1), tmp_path)
-
-
-@pytest.mark.parametrize("size", [1, 2000], ids=["small samples", "samples in slots"])
-def test_child_of_a_step_delivers_nothing(size: int, tmp_path: Path) -> None:
-    def step(x: int) -> Any:
-        return np.full(size, -1 if x % 5 == 2 and forked(tmp_path) else x)
-
-    with hr.DataLoader(hr.from_map(range(COUNT)).map(step), batch_size=4, num_workers=2) as loader:
-        only_originals(loader, tmp_path)
-
-
-@pytest.mark.parametrize("regime", ["torch", "ours"])
-def test_child_of_a_collate_function_delivers_nothing(regime: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [lambda: range(COUNT), lambda: hr.from_map(range(COUNT))], ids=["torch", "ours"])
+def test_child_of_a_collate_function_delivers_nothing(make: Callable[[], Any], tmp_path: Path) -> None:
     def collate(samples: list[int]) -> list[int]:
         return [-1] * len(samples) if forked(tmp_path) else samples
 
-    data: Any = range(COUNT) if regime == "torch" else hr.from_map(range(COUNT))
-    with hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate) as loader:
+    with hr.DataLoader(make(), batch_size=4, num_workers=2, collate_fn=collate) as loader:
         only_originals(loader, tmp_path, COUNT // 4)
 
 

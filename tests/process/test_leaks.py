@@ -8,7 +8,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,12 @@ import numpy as np
 import ours
 import pytest
 import torch
+from builders.numbers import Numbers
 from process.waiting import is_running, wait_until, workers_of
 
 import headrace as hr
 from headrace.deliver.iterator import BatchIterator
 from headrace.deliver.slabs import HELD_SLABS
-
-
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, index: int) -> int:
-        return index
-
 
 LARGE = 30_000  # float32 values in a sample: a batch of 4 is a slab, and no copy
 
@@ -138,11 +127,22 @@ def test_five_hundred_early_breaks_leave_nothing(warm: Any) -> None:
     assert [x for batch in warm for x in batch.tolist()] == list(range(4000))
 
 
-@uses_warm
-def test_iterator_that_is_deleted_in_the_middle_ends_its_epoch(warm: Any) -> None:
-    iterator = iter(warm)
+def delete(loader: Any) -> None:
+    iterator = iter(loader)
     next(iterator)
     del iterator
+
+
+def fail(loader: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for batch in loader:
+            batch.tolist()[0] / 0
+
+
+@uses_warm
+@pytest.mark.parametrize("leave", [delete, fail])
+def test_epoch_ends_when_its_iterator_is_deleted_or_its_loop_fails(warm: Any, leave: Callable[[Any], None]) -> None:
+    leave(warm)
     wait_until(lambda: is_quiet(warm), "the epoch ends")
 
 
@@ -155,14 +155,6 @@ def test_iterator_that_is_closed_says_so(warm: Any) -> None:
     for _ in range(2):
         with pytest.raises(hr.LoaderClosedError):
             next(iterator)
-    wait_until(lambda: is_quiet(warm), "the epoch ends")
-
-
-@uses_warm
-def test_exception_in_the_loop_ends_the_epoch(warm: Any) -> None:
-    with pytest.raises(ZeroDivisionError):
-        for batch in warm:
-            batch.tolist()[0] / 0
     wait_until(lambda: is_quiet(warm), "the epoch ends")
 
 
@@ -291,14 +283,6 @@ def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(worker
         assert loader.epoch <= 1  # 1 if the loop got a batch before it was ended
 
 
-def test_batches_stay_whole_when_the_loader_is_closed() -> None:
-    with hr.DataLoader(Numbers(16).map(large), batch_size=4, num_workers=2) as loader:
-        batches = list(loader)
-    for number, batch in enumerate(batches):
-        assert batch[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
-        assert torch.equal(batch, batch[:, :1].expand(4, LARGE))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["slots", "batch"])
 def test_all_batches_of_an_epoch_can_be_kept_and_are_independent(mode: str) -> None:
@@ -308,14 +292,15 @@ def test_all_batches_of_an_epoch_can_be_kept_and_are_independent(mode: str) -> N
     ) as loader:
         first = list(loader)
         second = list(loader)
-        for batches in (first, second):
-            assert len(batches) == 50
-            for number, batch in enumerate(batches):
-                assert batch[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
-                assert torch.equal(batch, batch[:, :1].expand(4, LARGE))
-        first[7].fill_(-1)
-        assert first[8][0, 0] == 32 and second[7][0, 0] == 28
-        assert len({batch.data_ptr() for batch in first + second}) == 100
+    # They stay whole when the loader is closed.
+    for batches in (first, second):
+        assert len(batches) == 50
+        for number, batch in enumerate(batches):
+            assert batch[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
+            assert torch.equal(batch, batch[:, :1].expand(4, LARGE))
+    first[7].fill_(-1)
+    assert first[8][0, 0] == 32 and second[7][0, 0] == 28
+    assert len({batch.data_ptr() for batch in first + second}) == 100
 
 
 VIEWS = {

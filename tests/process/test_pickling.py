@@ -203,21 +203,16 @@ def test_exceptions_of_all_kinds_come_as_they_are_or_say_the_rest(workers: int) 
         assert "in fail" in str(local.__cause__)
 
 
-def test_exception_of_collate_fn_names_the_batch() -> None:
-    def collate(samples: list[int]) -> Any:
+@pytest.mark.parametrize(
+    ("place", "note"), [("collate_fn", "stage: collate; batch 0"), ("worker_init_fn", "")], ids=["collate", "init"]
+)
+def test_exception_of_other_functions_keeps_its_type(place: str, note: str) -> None:
+    def fail(_: Any) -> Any:
         raise TwoArgumentsError(1, "one")
 
-    got = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, collate_fn=collate))
+    got = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, **{place: fail}))
     assert type(got) is TwoArgumentsError
-    assert "stage: collate; batch 0" in notes_of(got)
-
-
-def test_exception_of_worker_init_fn_keeps_its_type() -> None:
-    def start(number: int) -> None:
-        raise TwoArgumentsError(number, "init")
-
-    got = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, worker_init_fn=start))
-    assert type(got) is TwoArgumentsError
+    assert note in notes_of(got)
 
 
 def test_exception_is_raised_again_in_the_next_epoch_and_the_rest_still_comes() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -69,29 +68,6 @@ def test_threads_and_tasks_on_one_iterator_get_each_batch_once() -> None:
             assert sorted(asyncio.run(run(iter(loader)))) == list(range(0, 4000, 2))
 
 
-def test_tasks_on_one_iterator_get_each_batch_once_and_all_end() -> None:
-    async def run(loader: Any) -> list[list[int]]:
-        iterator = aiter(loader)
-
-        async def take() -> list[int]:
-            return [x async for batch in iterator for x in batch.tolist()]
-
-        async with asyncio.timeout(20):
-            return await asyncio.gather(*(take() for _ in range(4)))
-
-    with hr.DataLoader(Numbers(600).map(double), batch_size=4, num_workers=2) as loader:
-        parts = asyncio.run(run(loader))
-    assert sorted(x for part in parts for x in part) == list(range(0, 1200, 2))
-    assert all(part == sorted(part) for part in parts)
-
-
-def test_two_iterators_of_one_loader_are_each_whole() -> None:
-    with hr.DataLoader(Numbers(200).map(double), batch_size=4, num_workers=2) as loader:
-        pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
-        assert [a for a, _ in pairs] == [b for _, b in pairs]
-        assert [x for a, _ in pairs for x in a] == list(range(0, 400, 2))
-
-
 def test_iterator_that_nobody_reads_does_not_stop_another() -> None:
     with hr.DataLoader(Numbers(200).map(double), batch_size=4, num_workers=2, memory_budget="1MiB") as loader:
         idle = [iter(loader) for _ in range(3)]
@@ -143,25 +119,3 @@ def test_loop_runs_on_while_a_task_waits_for_a_batch() -> None:
 
     with hr.DataLoader(Slow(8), batch_size=4) as loader:
         assert asyncio.run(run(loader)) == [0, 1, 2, 3]
-
-
-def test_sync_and_async_loops_give_the_same() -> None:
-    async def run(loader: Any) -> list[int]:
-        return [x async for batch in loader for x in batch.tolist()]
-
-    with hr.DataLoader(Numbers(100).map(double).shuffle(seed=3), batch_size=8, num_workers=2) as loader:
-        in_sync = numbers(loader)
-        loader.set_epoch(0)
-        assert asyncio.run(run(loader)) == in_sync
-        assert Counter(in_sync) == Counter(range(0, 200, 2))
-
-
-def test_iterator_outlives_its_event_loop() -> None:
-    async def some(iterator: Any, count: int) -> list[int]:
-        return [x for _ in range(count) for x in (await anext(iterator)).tolist()]
-
-    with hr.DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
-        iterator: Any = iter(loader)
-        got = asyncio.run(some(iterator, 2))
-        got += asyncio.run(some(iterator, 3))
-        assert got + numbers(iterator) == list(range(40))

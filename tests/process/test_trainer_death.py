@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from process.waiting import children_of, descendants_of, is_running, run_script, trainer, wait_until
+from process.waiting import descendants_of, is_running, run_script, trainer, wait_until
 
 pytestmark = pytest.mark.timeout(300)  # each starts interpreters that import torch, and waits for their ends
 START_S = 100.0  # an interpreter that imports torch on a busy machine
@@ -55,22 +55,6 @@ def test_fork_server_and_workers_are_gone_when_the_trainer_is_killed(code: str, 
         os.kill(running.pid, number)
         wait_until(lambda: not any(map(is_running, ours)), "fork server and workers are gone", END_S)
         assert running.finish(END_S) == (-number, "", "")
-
-
-@pytest.mark.slow
-def test_fork_server_that_still_starts_ends_without_a_word_when_the_trainer_is_killed() -> None:
-    with trainer("""
-        loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
-        print("made", flush=True)
-        signal.pause()
-    """) as running:
-        assert running.line() == "made"
-        ours = children_of(running.pid)
-        assert len(ours) == 1
-        os.kill(running.pid, signal.SIGKILL)
-        # The pipes are at their end: nobody has them any more.
-        assert running.finish(END_S) == (-signal.SIGKILL, "", "")
-        wait_until(lambda: not any(map(is_running, ours)), "the fork server is gone", END_S)
 
 
 @pytest.mark.slow

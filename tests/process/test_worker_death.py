@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.numbers import Numbers
 from process.waiting import run_script, wait_until, workers_of
 
 import headrace as hr
@@ -24,17 +25,6 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.protocols import Reads
 from headrace.rows import Rows
-
-
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, index: int) -> int:
-        return index
 
 
 @pytest.fixture(scope="module")
@@ -167,23 +157,6 @@ def test_sample_of_a_shard_is_named_by_key_and_address(shard: str) -> None:
     assert got[:4] + got[5:] == batches(40, 5)[:4] + batches(40, 5)[5:]
 
 
-def test_sample_that_kills_is_named_behind_a_filter() -> None:
-    with hr.DataLoader(
-        Numbers(40).filter(lambda x: x % 2 == 0).map(at(22, kill_self)), batch_size=5, num_workers=2
-    ) as loader:
-        got = read_all(loader)
-    assert "sample 22" in check_death(got[2])
-    assert [got[0], got[1], got[3]] == [[0, 2, 4, 6, 8], [10, 12, 14, 16, 18], [30, 32, 34, 36, 38]]
-
-
-def test_filter_that_kills_names_the_sample() -> None:
-    with hr.DataLoader(Numbers(40).filter(at(7, kill_self)), batch_size=5, num_workers=2) as loader:
-        got = read_all(loader)
-    assert "sample 7" in check_death(got[1])
-    assert got[0] == [1, 2, 3, 4, 5]  # 0 is false
-    assert [x for b in got[2:] for x in b] == list(range(11, 40))
-
-
 def test_death_in_the_very_first_batch_is_no_loss(tmp_path: Path) -> None:
     flag = tmp_path / "was here"
 
@@ -224,18 +197,36 @@ def test_death_while_a_result_is_held_is_no_loss(mode: str) -> None:
         assert seen == list(range(48))
 
 
-def test_collate_fn_that_kills_names_the_batch() -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if 9 in samples:
-            kill_self()
-        return samples
+def kill_at_9(samples: list[int]) -> list[int]:
+    if 9 in samples:
+        kill_self()
+    return samples
 
-    with hr.DataLoader(Numbers(24), batch_size=4, num_workers=2, collate_fn=collate) as loader:
+
+NAMED: dict[str, tuple[Callable[[], Any], Callable[[list[int]], Any], int, str, list[list[int]]]] = {
+    "behind a filter": (
+        lambda: Numbers(40).filter(lambda x: x % 2 == 0).map(at(22, kill_self)),
+        *(list, 2, "sample 22"),
+        [[0, 2, 4, 6], [8, 10, 12, 14], [24, 26, 28, 30], [32, 34, 36, 38]],
+    ),
+    "in a filter": (
+        lambda: Numbers(24).filter(at(7, kill_self)),
+        *(list, 1, "sample 7"),
+        [[1, 2, 3, 4], [9, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 20], [21, 22, 23]],  # 0 is false
+    ),
+    "in the collate function": (lambda: Numbers(24), kill_at_9, 2, "batch 2", batches(24, 4)[:2] + batches(24, 4)[3:]),
+}
+
+
+@pytest.mark.parametrize("place", NAMED)
+def test_what_kills_its_workers_is_named_and_the_rest_comes(place: str) -> None:
+    make, collate, number, name, rest = NAMED[place]
+    with hr.DataLoader(make(), batch_size=4, num_workers=2, collate_fn=collate) as loader:
         got = read_all(loader)
-    text = check_death(got[2])
-    assert got[2].batch == 2
-    assert "batch 2" in text, text
-    assert got[:2] + got[3:] == batches(24, 4)[:2] + batches(24, 4)[3:]
+    error = got.pop(number)
+    assert name in check_death(error)
+    assert error.batch == number or place != "in the collate function"
+    assert got == rest
 
 
 @pytest.mark.slow
@@ -315,21 +306,6 @@ def test_generator_exit_on_the_loop_is_an_error_and_ends_the_epoch_alone(workers
             list(loader)
         data.fails = False
         assert [batch.tolist() for batch in loader] == batches(12, 4), "the engine is there as before"
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_base_exception_of_a_sample_is_raised_and_is_no_hang_without_workers(kind: type[BaseException]) -> None:
-    def step(x: int) -> int:
-        if x == 5:
-            raise kind(3)
-        return x
-
-    with hr.DataLoader(Numbers(12).map(step), batch_size=4) as loader:
-        iterator = iter(loader)
-        assert next(iterator).tolist() == [0, 1, 2, 3]
-        with pytest.raises(kind):
-            next(iterator)
-        assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
 @pytest.mark.slow
