@@ -33,7 +33,6 @@ all_kinds = pytest.mark.parametrize("kind", MADE)
 
 
 def complete(ahead: Ahead) -> None:
-    """Let the fake device copy."""
     if isinstance(ahead, DeviceStage):
         for event in ahead._mover._backend.events:  # type: ignore[attr-defined]
             event.complete()

@@ -41,7 +41,6 @@ class Timed(ByHand):
         self.go_on()
 
     def go_on(self) -> None:
-        """Let all that can go on do so."""
         self.settle(bool)
         while self.workers.starting or any(worker.to_do for worker in self.workers.live):
             self.start()
@@ -77,7 +76,6 @@ class Timed(ByHand):
         return self.came[-1]
 
     def finish(self) -> None:
-        """All that is left."""
         while not self.running.done():
             assert self.give() or self.receive() is not None or self.source.ready
         while self.receive() is not None:
@@ -132,7 +130,6 @@ def test_no_time_runs_on_once_as_many_batches_came_as_are_taken(limit: int) -> N
 ACTIONS = st.lists(st.sampled_from(["give", "give", "give", "take", 0.25, 0.5, 1.0]), max_size=40)
 
 
-@pytest.mark.slow
 @settings(max_examples=80, derandomize=True, deadline=None)
 @given(actions=ACTIONS, depth=st.integers(1, 3), look_ahead=st.integers(1, 9))
 def test_batches_are_those_of_a_plain_program(actions: list[Any], depth: int, look_ahead: int) -> None:

@@ -87,10 +87,6 @@ def receive_all(receiver: Receiver) -> list[object]:
             return got
 
 
-def receive_some(receiver: Receiver, count: int) -> list[object]:
-    return [receive(receiver) for _ in range(count)]
-
-
 def ending_of(receiver: Receiver) -> type[BaseException]:
     try:
         message = receive(receiver)
@@ -140,7 +136,6 @@ def take_back(sender: Sender, left: list[object], count: int) -> None:
 
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2, 5])
-DEPTHS_ABOVE_0 = pytest.mark.parametrize("depth", [1, 2, 5])
 
 
 def open_channel(depth: int) -> tuple[Sender, Receiver]:

@@ -59,7 +59,6 @@ def mixed(size: int, seed: int = 0) -> bytes:
 
 
 def drain(archive: Decompressor, room: int = 2**16) -> bytes:
-    """All that comes out now."""
     out = bytearray()
     target = bytearray(room)
     got = room

@@ -26,7 +26,6 @@ def digest(*values: object) -> bytes:
 
 
 def made(source: str, name: str = "f") -> Any:
-    """What a script defines."""
     module = ModuleType("script")
     exec(source, vars(module))
     return vars(module)[name]

@@ -18,7 +18,6 @@ from headrace.formats.images import pillow_image, shrinkage, simplejpeg_pixels
 from headrace.formats.limits import Limits
 
 MOST = Limits().pixels
-SPECS = ("rgb8", "torch", "l8", "pil")
 KINDS = {"JPEG": "jpg", "PNG": "png", "PPM": "ppm", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif"}
 RGB, LUMA = Image.fromarray(SMOOTH), np.asarray(Image.fromarray(SMOOTH).convert("L"))
 

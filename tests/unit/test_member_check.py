@@ -19,7 +19,6 @@ LONG = ["ünï-日本/" * 30 + "é.Seg.Png", "l" * 300 + "/x.jpg", "not-\udcff-u
 
 
 def archive(kind: str, *, mtime: float = 0.5, folders: int = 4) -> tuple[memoryview, Rows]:
-    """An archive and its table."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=FORMATS[kind], errors="surrogateescape") as tar:
         names = [f"{k}{name}" for k in range(folders) for name in NAMES + LONG * (kind != "ustar")]

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import botocore.exceptions
@@ -26,12 +26,6 @@ from yarl import URL
 
 from headrace.errors import DecodeError, StorageError
 from headrace.torch_compat import serialize
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
 
 DTYPES = st.one_of(
     hnp.boolean_dtypes(),
@@ -136,15 +130,6 @@ def test_copies_are_independent_of_the_bytes_and_views_are_not() -> None:
     assert copied["a"].sum() == 1004
 
 
-def test_functions_and_classes_of_a_script_travel_by_value() -> None:
-    script: dict[str, Any] = {"__name__": "__main__"}
-    exec("class Box:\n    def __init__(self, x): self.x = x\n    def double(self): return 2 * self.x\n", script)
-    assert serialize.unpack_bytes(serialize.pack_bytes(script["Box"](4))).double() == 8
-    offset = 5
-    assert serialize.unpack_bytes(serialize.pack_bytes(lambda x: x + offset))(2) == 7
-    assert serialize.unpack_bytes(serialize.pack_bytes(Pair(1, 2))) == Pair(1, 2)
-
-
 def raised(error: BaseException) -> BaseException:
     """The error as another process gets it."""
     try:
@@ -178,16 +163,6 @@ def test_an_error_of_a_script_is_of_the_scripts_class() -> None:
     got = raised(Rebuilt("a"))
     assert type(got).__name__ == "Rebuilt"
     assert got.key == "a"
-
-
-def test_an_error_whose_class_wants_other_arguments_keeps_its_class() -> None:
-    class Picky(Exception):
-        def __init__(self, first: int, second: int) -> None:
-            super().__init__(f"{first} and {second}")
-
-    got = raised(Picky(1, 2))
-    assert type(got).__name__ == "Picky"
-    assert str(got) == "1 and 2"
 
 
 def test_what_does_not_pickle_of_an_error_travels_as_text() -> None:

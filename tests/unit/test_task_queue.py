@@ -475,20 +475,6 @@ def test_tasks_that_wait_for_a_worker_that_does_not_answer_go_to_another() -> No
     run_with(check, [[1], [1], [1], [1]])
 
 
-def test_tasks_that_waited_for_a_worker_that_has_ended_are_done_again_by_the_other() -> None:
-    async def check(run: Blocks) -> None:
-        (link,) = [link for link in run.executor.links if 0 in link.positions()]
-        link.is_open = False
-        link.on_lost(Loss(7, -9))
-        await run.turns()
-        (other,) = [link for link in run.executor.links if link.is_open]
-        while other.asked:
-            await run.answer(min(other.positions()), 0.001)
-        assert all(task.done() for task in run.running)
-
-    run_with(check, [[1], [1], [1], [1]])
-
-
 def test_threads_wait_for_no_block_as_they_share_what_is_open() -> None:
     async def main() -> None:
         run = Blocks([1], [1])
