@@ -54,6 +54,7 @@ def test_samples_are_what_was_written(level: str | None) -> None:
             "array": np.ones((2, n), np.int8),
             "row": np.arange(n, dtype=np.float64),
             "point": torch.tensor(float(n)),
+            "bfloat16": torch.tensor([1.5, -n], dtype=torch.bfloat16),
         }
         for n in range(11)
     ]
@@ -74,11 +75,6 @@ def test_samples_are_what_was_written(level: str | None) -> None:
 )
 def test_items_that_are_no_dicts_of_names_have_fields_too(item: Any, sample: dict[str, Any]) -> None:
     assert read(litdata.folder([[item]])) == [sample]
-
-
-def test_bfloat16_is_a_tensor_of_it() -> None:
-    (sample,) = read(litdata.folder([[{"t": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}]]))
-    assert torch.equal(sample["t"], torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
 
 
 def test_tensors_own_their_memory() -> None:

@@ -80,25 +80,16 @@ def test_engine_makes_calls_in_order_refuses_what_comes_too_late_and_ends_what_r
     assert order[-1] == "refused"
 
 
-def test_mailbox_is_readable_while_there_are_calls() -> None:
-    mailbox, made = Mailbox(), list[int]()
-    assert not is_readable(mailbox.fileno(), 0)
-    mailbox.post(made.append, 1)
-    mailbox.post(made.append, 2)
-    assert is_readable(mailbox.fileno(), 0)
-    mailbox.serve()
-    assert made == [1, 2]
-    assert not is_readable(mailbox.fileno(), 0)
-
-
-def test_mailbox_has_what_is_put_called_before_what_is_posted_next() -> None:
+def test_mailbox_is_readable_once_a_call_was_posted_and_calls_what_was_put_before() -> None:
     mailbox, made = Mailbox(), list[int]()
     mailbox.put(made.append, 1)
     assert not is_readable(mailbox.fileno(), 0)
     mailbox.post(made.append, 2)
+    mailbox.post(made.append, 3)
     assert is_readable(mailbox.fileno(), 0)
     mailbox.serve()
-    assert made == [1, 2]
+    assert made == [1, 2, 3]
+    assert not is_readable(mailbox.fileno(), 0)
 
 
 def test_mailbox_overlooks_no_call_that_is_posted_while_it_is_served() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headrace.scheduler.pace import Pace
 
 
@@ -24,15 +26,10 @@ def grown(*, is_awaited: bool = False) -> Pace:
     return pace
 
 
-def test_samples_that_take_long_are_made_alone() -> None:
+@pytest.mark.parametrize(("samples", "seconds", "nbytes"), [(64, 64 * 0.05, 100), (1, 1e-6, 4 * 2**20)])
+def test_samples_that_take_long_or_are_many_bytes_are_made_alone(samples: int, seconds: float, nbytes: int) -> None:
     pace = grown()
-    pace.learn(64, 64 * 0.05, 100)
-    assert pace.size == 1
-
-
-def test_samples_that_are_many_bytes_are_made_alone() -> None:
-    pace = grown()
-    pace.learn(1, 1e-6, 4 * 2**20)
+    pace.learn(samples, seconds, nbytes)
     assert pace.size == 1
 
 

@@ -270,22 +270,20 @@ def test_mesh_is_refused_until_data_dims_are_given_when_a_name_is_not_known(shap
         assert place(device_mesh=mesh, data_dims=tuple(shape)) == (3, 4)
 
 
-def test_mesh_is_refused_when_its_dimensions_have_no_names() -> None:
-    with process_group(3, 4):
-        mesh = init_device_mesh("cpu", (2, 2))
-        for data_dims in (None, ("dp",)):
-            with pytest.raises(OptionError, match="no names to say by data_dims="):
-                find_ranks(device_mesh=mesh, data_dims=data_dims)
-
-
-def test_data_dims_are_refused_when_the_mesh_has_none_of_that_name() -> None:
-    with process_group(3, 4), pytest.raises(OptionError, match=r"'dq'.*\{'dp': 2, 'tp': 2\}"):
-        find_ranks(device_mesh=mesh_of({"dp": 2, "tp": 2}), data_dims=("dq",))
-
-
-def test_mesh_is_refused_when_this_process_is_not_in_it() -> None:
-    with process_group(5, 8), pytest.raises(OptionError, match="not among ranks 0-3 of the device_mesh"):
-        find_ranks(device_mesh=DeviceMesh("cpu", [0, 1, 2, 3], mesh_dim_names=("dp",)))
+@pytest.mark.parametrize(
+    ("make", "data_dims", "seen"),
+    [
+        (lambda: init_device_mesh("cpu", (2, 2)), None, "no names to say by data_dims="),
+        (lambda: init_device_mesh("cpu", (2, 2)), ("dp",), "no names to say by data_dims="),
+        (lambda: mesh_of({"dp": 2, "tp": 2}), ("dq",), r"'dq'.*\{'dp': 2, 'tp': 2\}"),
+        (lambda: DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",)), None, "not among ranks 0-2 of the device_mesh"),
+    ],
+)
+def test_mesh_is_refused_when_it_does_not_say_what_is_asked(
+    make: Callable[[], DeviceMesh], data_dims: Any, seen: str
+) -> None:
+    with process_group(3, 4), pytest.raises(OptionError, match=seen):
+        find_ranks(device_mesh=make(), data_dims=data_dims)
 
 
 # What ranks say to each other

@@ -36,16 +36,6 @@ def stats(
     )
 
 
-def test_a_trainer_that_hardly_waits_is_the_limit() -> None:
-    assert verdict(stats(wait_s=0.5, trainer_s=9.5, busy_s={"map(f)": 19.0})).bound_by == "trainer"
-
-
-def test_idle_workers_mean_that_reading_is_the_limit() -> None:
-    got = verdict(stats(busy_s={"map(f)": 2.0}))
-    assert got.bound_by == "fetch"
-    assert "fetch_concurrency" in got.sentence
-
-
 def test_a_store_that_asks_for_fewer_requests_is_the_limit_and_more_are_not_advised() -> None:
     fetch = FetchStats(requests=1000, throttled=80, lowest_level=3, active_s=9.5, reading_s=9.5)
     got = verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=fetch))
@@ -78,23 +68,6 @@ def test_report_names_the_first_samples_that_were_skipped() -> None:
     assert "skipped" not in report(stats())
 
 
-def test_busy_workers_are_the_limit_and_their_slowest_step_is_named() -> None:
-    got = verdict(stats(busy_s={"map(slow)": 12.0, "decode(rgb8)": 5.0, "write": 1.0, "collate": 1.0}))
-    assert got.bound_by == "work"
-    assert "map(slow)" in got.sentence
-    assert "63%" in got.sentence
-
-
-@pytest.mark.parametrize("step", ["collate", "write"])
-def test_busy_workers_that_mostly_collate_are_told_so(step: str) -> None:
-    assert verdict(stats(busy_s={"map(f)": 4.0, step: 15.0})).bound_by == "collate"
-
-
-@pytest.mark.parametrize("batches", [0, 1, 2])
-def test_too_few_batches_tell_nothing(batches: int) -> None:
-    assert verdict(stats(batches=batches)).bound_by == "unknown"
-
-
 def test_no_batches_make_a_report_too() -> None:
     meters = LoaderMeters()
     empty = Stats(
@@ -110,18 +83,6 @@ def test_no_batches_make_a_report_too() -> None:
     text = report(empty)
     assert "nothing yet" in text
     assert "Too few batches" in text
-
-
-def test_what_the_program_does_besides_looping_changes_no_verdict() -> None:
-    busy = {"map(slow)": 19.0}
-    assert verdict(stats(busy_s=busy)) == verdict(stats(busy_s=busy, elapsed_s=5000.0))
-    assert verdict(stats(busy_s=busy)).bound_by == "work"
-
-
-def test_the_start_of_workers_is_not_their_idleness() -> None:
-    busy = {"map(slow)": 1.6}
-    short = {"wait_s": 0.9, "trainer_s": 0.0, "busy_s": busy}
-    assert verdict(stats(started_s=1.0, **short)).bound_by == "work"
 
 
 def test_the_table_says_figures_with_units() -> None:
@@ -159,23 +120,6 @@ def test_own_code_on_the_loop_is_the_limit_when_it_holds_it_most_of_the_time() -
     assert verdict(replace(slow, deliver=at_once)).bound_by == "loop"
 
 
-def test_what_computes_in_threads_is_the_limit_when_that_takes_most_of_the_time() -> None:
-    fetch = FetchStats(reading_s=9.5, functions={"Folder.__getitem__": Function("threads", 500, 9.0)})
-    got = verdict(replace(stats(busy_s={"map(g)": 2.0}), fetch=fetch))
-    assert got.bound_by == "loop"
-    assert (
-        "Your Folder.__getitem__ is the limit: it computes 18.0 ms a call, 86% of the time, in threads" in got.sentence
-    )
-
-
-def test_calls_in_a_thread_that_wait_are_the_limit_when_they_take_most_of_the_time() -> None:
-    fetch = FetchStats(reading_s=9.5, functions={"Folder.__getitem__": Function("threads", 500, 0.1, 9.0)})
-    got = verdict(replace(stats(busy_s={"map(g)": 2.0}), fetch=fetch))
-    assert got.bound_by == "fetch"
-    assert "Your Folder.__getitem__ is the limit: it waits 18.0 ms a call" in got.sentence
-    assert "hr.from_map(…, threads=16)" in got.sentence
-
-
 def test_the_start_of_workers_is_the_limit_when_it_took_most_of_the_time() -> None:
     short = {"wait_s": 0.3, "trainer_s": 0.1}
     processes = stats(busy_s={"map(f)": 0.1}, started_s=0.9, **short)
@@ -188,12 +132,50 @@ def test_the_start_of_workers_is_the_limit_when_it_took_most_of_the_time() -> No
     assert verdict(stats(busy_s={"map(f)": 19.0, "start": 1.6}, started_s=0.05)).bound_by == "work"
 
 
-def test_nothing_is_named_when_neither_reading_nor_workers_are_busy() -> None:
-    idle = replace(stats(busy_s={"map(f)": 6.6}), fetch=FetchStats(reading_s=0.5))
-    got = verdict(idle)
-    assert got.bound_by == "unknown"
-    assert "the trainer waits 50% of its time, while the workers are busy only 31%" in got.sentence
-    assert "0.5 s of 11.0 s were the workers' start" in got.sentence
+def in_threads(computing_s: float, waiting_s: float = 0.0) -> FetchStats:
+    return FetchStats(reading_s=9.5, functions={"Folder.__getitem__": Function("threads", 500, computing_s, waiting_s)})
+
+
+IDLE = stats(busy_s={"map(g)": 2.0})
+VERDICTS: dict[str, tuple[Stats, str, list[str]]] = {
+    "trainer hardly waits": (stats(wait_s=0.5, trainer_s=9.5, busy_s={"map(f)": 19.0}), "trainer", []),
+    "idle workers": (IDLE, "fetch", ["fetch_concurrency"]),
+    "slowest step of busy workers": (
+        stats(busy_s={"map(slow)": 12.0, "decode(rgb8)": 5.0, "write": 1.0, "collate": 1.0}),
+        "work",
+        ["map(slow)", "63%"],
+    ),
+    "busy workers mostly collate": (stats(busy_s={"map(f)": 4.0, "collate": 15.0}), "collate", []),
+    "busy workers mostly write": (stats(busy_s={"map(f)": 4.0, "write": 15.0}), "collate", []),
+    **{f"{batches} batches": (stats(batches=batches), "unknown", []) for batches in range(3)},
+    "program does other things": (stats(busy_s={"map(slow)": 19.0}, elapsed_s=5000.0), "work", []),
+    "workers start": (stats(started_s=1.0, wait_s=0.9, trainer_s=0.0, busy_s={"map(slow)": 1.6}), "work", []),
+    "threads compute": (
+        replace(IDLE, fetch=in_threads(9.0)),
+        "loop",
+        ["Your Folder.__getitem__ is the limit: it computes 18.0 ms a call, 86% of the time, in threads"],
+    ),
+    "threads wait": (
+        replace(IDLE, fetch=in_threads(0.1, 9.0)),
+        "fetch",
+        ["Your Folder.__getitem__ is the limit: it waits 18.0 ms a call", "hr.from_map(…, threads=16)"],
+    ),
+    "neither reading nor workers are busy": (
+        replace(stats(busy_s={"map(f)": 6.6}), fetch=FetchStats(reading_s=0.5)),
+        "unknown",
+        [
+            "the trainer waits 50% of its time, while the workers are busy only 31%",
+            "0.5 s of 11.0 s were the workers' start",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("figures", "bound_by", "texts"), VERDICTS.values(), ids=VERDICTS.keys())
+def test_verdict_names_the_limit(figures: Stats, bound_by: str, texts: list[str]) -> None:
+    got = verdict(figures)
+    assert got.bound_by == bound_by
+    assert all(text in got.sentence for text in texts), got.sentence
 
 
 def test_first_batches_are_counted_apart() -> None:
