@@ -47,6 +47,20 @@ ON_LOOP: Any = object()
 """Stands for a stage of asynchronous steps, which leave samples as they are."""
 
 
+def settle(loop: SimulatedLoop, *calls: Callable[[], Any]) -> None:
+    """Make calls on the loop, then let everybody go as far as they can."""
+
+    async def everything() -> None:
+        for call in calls:
+            call()
+            await asyncio.sleep(0)
+        while loop.has_ready:  # noqa: ASYNC110 (there is no event for that)
+            await asyncio.sleep(0)
+
+    loop.pass_time(0)  # it is no endless round, however long it goes on
+    loop.run_until_complete(everything())
+
+
 class Worker:
     """A worker that keeps what it is told until it is to carry it out."""
 
@@ -329,22 +343,11 @@ class ByHand:
         return self._wrap(samples), range(len(samples))
 
     def settle(self, *calls: Callable[[], Any]) -> None:
-        """Make calls on the loop, then let everybody go as far as they can."""
-
-        async def everything() -> None:
-            for call in calls:
-                call()
-                await asyncio.sleep(0)
-            while self.loop.has_ready:  # noqa: ASYNC110 (there is no event for that)
-                await asyncio.sleep(0)
-
-        self.loop.pass_time(0)  # it is no endless round, however long it goes on
-        self.loop.run_until_complete(everything())
+        settle(self.loop, *calls)
 
     # What may be done.
 
     def start(self) -> None:
-        """Let a worker start that is to."""
         while self.workers.starting:
             may = self.workers.starting.pop(0)
             if not may.done():
@@ -352,7 +355,6 @@ class ByHand:
                 return
 
     def open(self, which: int) -> None:
-        """Let an asynchronous step end."""
         gate = self.gates.pop(which)
         if not gate.done():
             self.settle(partial(gate.set_result, None))

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from end_to_end.tars import Fields, index_of_archive, numbered_samples, tar
 from simulation.loop import SimulatedLoop
+from unit.by_hand import settle
 
 from headrace.errors import StorageError
 from headrace.failures import Failure
@@ -231,20 +232,9 @@ class ByHand:
     # What may be done.
 
     def settle(self, *calls: Callable[[], Any]) -> None:
-        """Make calls on the loop, then let everybody go as far as they can."""
-
-        async def everything() -> None:
-            for call in calls:
-                call()
-                await asyncio.sleep(0)
-            while self.loop.has_ready:  # noqa: ASYNC110 (there is no event for that)
-                await asyncio.sleep(0)
-
-        self.loop.pass_time(0)
-        self.loop.run_until_complete(everything())
+        settle(self.loop, *calls)
 
     def answer(self, which: int) -> None:
-        """Answer one of those who wait."""
         waiting = self.waiting.pop(which)
         try:
             answer = waiting.answer()

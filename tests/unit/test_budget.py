@@ -42,10 +42,9 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-on_a_loop = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio
 
 
-@on_a_loop
 async def test_bytes_are_let_in_up_to_the_limit() -> None:
     house = House(100)
     asked = [house.ask(k, 40) for k in range(5)]
@@ -59,7 +58,6 @@ async def test_bytes_are_let_in_up_to_the_limit() -> None:
     assert house.let_in == [0, 1, 2, 3, 4]
 
 
-@on_a_loop
 async def test_there_is_room_for_what_was_made_while_reads_ahead_wait_for_theirs() -> None:
     house = House(4 * RAMP_BYTES)
     asked = [house.ask(k, RAMP_BYTES) for k in range(2)]
@@ -71,7 +69,6 @@ async def test_there_is_room_for_what_was_made_while_reads_ahead_wait_for_theirs
     await asyncio.gather(*asked)
 
 
-@on_a_loop
 async def test_the_lowest_rank_goes_first() -> None:
     house = House(10)
     await house.ask("first", 10)
@@ -83,7 +80,6 @@ async def test_the_lowest_rank_goes_first() -> None:
     assert house.let_in == ["first", 1, 3, 5, 9]
 
 
-@on_a_loop
 async def test_the_large_one_is_not_passed_by_small_ones() -> None:
     house = House(100)
     await house.ask("begin", 50)
@@ -95,7 +91,6 @@ async def test_the_large_one_is_not_passed_by_small_ones() -> None:
     assert house.let_in == ["begin", "large", "small"]
 
 
-@on_a_loop
 async def test_the_urgent_one_is_let_in_over_the_limit() -> None:
     house = House(100)
     await house.ask("begin", 100)
@@ -103,7 +98,6 @@ async def test_the_urgent_one_is_let_in_over_the_limit() -> None:
     assert house.held == 5100
 
 
-@on_a_loop
 async def test_who_is_early_waits_however_much_room_there_is() -> None:
     house = House(100)
     is_early = True
@@ -115,7 +109,6 @@ async def test_who_is_early_waits_however_much_room_there_is() -> None:
     await asked
 
 
-@on_a_loop
 async def test_who_is_early_keeps_nobody_else_out() -> None:
     house = House(100)
     early = house.ask("early", 1, (0,), is_early=lambda: True)
@@ -125,7 +118,6 @@ async def test_who_is_early_keeps_nobody_else_out() -> None:
     early.cancel()
 
 
-@on_a_loop
 async def test_who_waits_for_room_keeps_no_urgent_one_out() -> None:
     house = House(100)
     await house.ask("begin", 100)
@@ -136,7 +128,6 @@ async def test_who_waits_for_room_keeps_no_urgent_one_out() -> None:
     await waits
 
 
-@on_a_loop
 async def test_one_that_gave_up_is_passed_over() -> None:
     house = House(10)
     await house.ask("begin", 10)
@@ -149,7 +140,6 @@ async def test_one_that_gave_up_is_passed_over() -> None:
     assert house.let_in == ["begin", "stays"]
 
 
-@on_a_loop
 async def test_a_lack_of_memory_goes_to_who_asked() -> None:
     house = House(100)
 
@@ -161,7 +151,6 @@ async def test_a_lack_of_memory_goes_to_who_asked() -> None:
     await house.ask("next", 1)
 
 
-@on_a_loop
 async def test_reading_ahead_begins_small_and_grows_while_workers_starve() -> None:
     house = House(10**12)
     await house.ask(0, RAMP_BYTES)
@@ -189,7 +178,6 @@ class _AtOnce:
     def abandon(self, task: Task) -> None: ...
 
 
-@on_a_loop
 async def test_reading_ahead_does_not_grow_while_workers_wait_for_the_trainer() -> None:
     house = House(10**12)
     await house.ask(0, RAMP_BYTES)

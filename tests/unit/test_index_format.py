@@ -6,15 +6,14 @@ import base64
 import io
 import json
 import struct
-import tracemalloc
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.memory import peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,15 +127,6 @@ def changed(facts: dict[str, Any] | None = None, **arrays: list[int]) -> bytes:
     """A block whose checksum is right, and which says something else."""
     numbers = {name: np.array(values, np.uint64) for name, values in {**ARRAYS, **arrays}.items()}
     return pack_arrays({**FACTS, **(facts or {})}, numbers)
-
-
-def file_of(indexes: dict[str, ShardIndex]) -> bytes:
-    journal, out = io.BytesIO(), io.BytesIO()
-    for url, one in indexes.items():
-        block = one.pack()
-        journal.write(journal_record(Entry.of(url, one, block), block))
-    assert write_index(out, list(Journal(journal)), journal) == len(out.getvalue())
-    return out.getvalue()
 
 
 # One shard
@@ -315,15 +305,6 @@ def test_unpack_says_what_is_wrong_when_a_block_describes_no_archive(block: byte
         ShardIndex.unpack(block, WHAT)
 
 
-def peak_of(function: Callable[[], object]) -> int:
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.slow
 def test_unpack_refuses_without_taking_memory_when_a_block_is_a_bomb() -> None:
     bomb = sealed(bytes(200_000_000))
@@ -491,19 +472,21 @@ def test_read_head_says_what_to_do_when_the_file_is_another_one(data: bytes, why
 def test_read_head_gives_more_than_there_is_when_the_directory_goes_on() -> None:
     packed = pack_directory([Entry(name="a", samples=1)])
     assert read_head(packed[:24]) == len(packed)
-    with pytest.raises(FormatError, match=f"takes {len(packed)} bytes, and there are 30"):
-        read_directory(packed[:30])
 
 
-def test_read_directory_says_so_when_there_are_more_levels() -> None:
-    packed = pack_arrays({"levels": 2, "prefix": ""}, {})
-    with pytest.raises(FormatError, match="2 levels; this headrace reads indexes of 1"):
-        read_directory(HEAD.pack(MAGIC, 1, 0, len(packed)) + packed)
+LEVELS = pack_arrays({"levels": 2, "prefix": ""}, {})
 
 
-def test_read_directory_refuses_when_a_version_would_end_a_header_line() -> None:
-    packed = pack_directory([Entry(name="a", samples=1, etag="x\r\nHost: b")])
-    with pytest.raises(FormatError, match="control characters"):
+@pytest.mark.parametrize(
+    ("packed", "why"),
+    [
+        (pack_directory([Entry(name="a", samples=1)])[:30], r"takes \d+ bytes, and there are 30"),
+        (HEAD.pack(MAGIC, 1, 0, len(LEVELS)) + LEVELS, "2 levels; this headrace reads indexes of 1"),
+        (pack_directory([Entry(name="a", samples=1, etag="x\r\nHost: b")]), "control characters"),
+    ],
+)
+def test_read_directory_says_what_is_wrong(packed: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=why):
         read_directory(packed)
 
 

@@ -21,6 +21,10 @@ from headrace.wakeup import Wakeup, is_readable
 DEADLINE_S = 20.0
 
 
+class Batch:
+    """Can be referred to weakly."""
+
+
 class Batches:
     """A `take` whose batches come when the test puts them."""
 
@@ -259,9 +263,6 @@ def test_close_tells_those_who_wait() -> None:
 
 
 def test_close_drops_what_is_ready() -> None:
-    class Batch:
-        pass
-
     batch = Batch()
     gone = weakref.ref(batch)
     take = Batches(batch)
@@ -274,9 +275,6 @@ def test_close_drops_what_is_ready() -> None:
 
 
 def test_close_drops_what_is_taken_meanwhile() -> None:
-    class Batch:
-        pass
-
     batch = Batch()
     gone = weakref.ref(batch)
     take = Batches()
@@ -310,9 +308,6 @@ def test_close_does_not_wait_for_itself_when_the_thread_calls_it() -> None:
 
 
 def test_batch_is_not_kept_by_the_thread_when_it_was_handed_over() -> None:
-    class Batch:
-        pass
-
     batch = Batch()
     unpinned = weakref.ref(batch)
     take = Batches(batch)
@@ -376,9 +371,6 @@ def test_batch_that_comes_while_one_looks_is_announced_to_the_others() -> None:
 
 
 def test_error_of_a_batch_goes_when_it_is_let_go_of() -> None:
-    class Batch:
-        pass
-
     gone: list[weakref.ref[Batch]] = []
 
     def pin(batch: Any) -> Any:

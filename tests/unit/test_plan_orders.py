@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-import tracemalloc
 
 import numpy as np
 import pytest
+from builders.memory import peak_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -290,14 +290,8 @@ def test_a_billion_samples_are_ordered_without_an_array_of_them() -> None:
 
 def test_an_order_of_a_million_shards_takes_little_memory() -> None:
     sizes = np.random.default_rng(0).integers(0, 2001, 10**6)
-    tracemalloc.start()
-    try:
-        order = ShardOrder(sizes, "windows", (0, 0), Windows.of(131_072, 512))
-        order.locate(np.arange(10**8, 10**8 + 65_536))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 64e6
+    order = lambda: ShardOrder(sizes, "windows", (0, 0), Windows.of(131_072, 512))
+    assert peak_of(lambda: order().locate(np.arange(10**8, 10**8 + 65_536))) < 64e6
 
 
 @pytest.mark.slow

@@ -1,0 +1,16 @@
+"""What calls allocate."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that Python held at once, of those that `call` has allocated."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
