@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,13 +18,14 @@ from headrace.deliver.progress import Progress
 from headrace.engine.epoch_plan import EpochPlan, as_array, as_ranges, levels_of
 from headrace.engine.sources import described_as_read
 from headrace.errors import OptionError, StateMismatchError
-from headrace.options import Settings
+from headrace.functions import name_of
+from headrace.options import Balance, Settings
 from headrace.plan import Cursor, Order, Steps
+from headrace.plan.balance import Work, dealt
 from headrace.plan.order import ENDLESS
 from headrace.plan.steps import Deal
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_counts, has_numbers, met, why_not_merged
-from headrace.streaming.balancing import Balancing
 from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.excluding import Excluding
@@ -409,3 +410,46 @@ def _why_no_state(pipeline: Pipeline) -> str | None:
 
 def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001
     return positions
+
+
+_POWERS = {"tokens": 1, "tokens^2": 2}
+
+
+class Balancing:
+    """Assigns the samples of a step to ranks. The number per rank does not change.
+
+    Raises:
+        OptionError: the balance is by tokens, and the lengths are known only after reading.
+    """
+
+    def __init__(self, balance: Balance, planning: Planning, order: Order) -> None:
+        self._balance, self._planning, self._order = balance, planning, order
+        if not isinstance(balance, str):
+            return
+        try:
+            planning.work(np.zeros(0, np.int64), _POWERS[balance])
+        except TypeError as error:
+            raise OptionError(
+                f"balance={balance!r} goes by how many tokens samples have, and {planning.pipeline.source.name} knows "
+                "that only once they are read: give a function that makes an array of their work of one of their "
+                "numbers; or .pack() them, where their lengths are known"
+            ) from error
+
+    def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
+        """Return the rank of each position of a step. `sizes` are the numbers per rank."""
+        return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
+
+    def _work(self, numbers: Ints) -> Work:
+        if isinstance(self._balance, str):
+            return self._planning.work(numbers, _POWERS[self._balance])
+        try:
+            work = np.asarray(self._balance(numbers), np.float64)
+        except Exception as error:
+            error.add_note(f"balance={name_of(self._balance)} was asked for the work of {len(numbers)} samples")
+            raise
+        if work.shape != numbers.shape or not (np.isfinite(work) & (work >= 0)).all():
+            raise OptionError(
+                f"balance= is to give {len(numbers)} numbers of 0 or more, the work of each of so many samples, and "
+                f"gave {work!r:.200}"
+            )
+        return work

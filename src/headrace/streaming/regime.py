@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,9 +17,11 @@ from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator, Watcher
 from headrace.deliver.progress import Progress
+from headrace.engine.blueprint import Blueprint
+from headrace.engine.calls import TrainerCalls
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.job import Job
-from headrace.errors import LoaderBusyError, OptionError
+from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
 from headrace.holding import Holder
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
@@ -28,7 +30,6 @@ from headrace.streaming.callers import DirectCalls
 from headrace.streaming.counted import count_share
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.next_epoch import NextEpoch
-from headrace.streaming.thread_host import ThreadHost
 from headrace.torch_compat.ranks import Ranks
 from headrace.work.uses_torch import may_use_torch
 
@@ -313,3 +314,47 @@ def _may_use_torch(pipeline: Pipeline, settings: Settings) -> bool:
         return True
     collate = None if settings.use_slots else settings.collate
     return may_use_torch((*pipeline.steps, *pipeline.after), (collate,))
+
+
+class ThreadHost:
+    """Runs the epochs of a job. Belongs to the loader; the thread does not hold it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._blueprint: Blueprint | None = None
+
+    def take(self, job: Job) -> None:
+        self._blueprint = Blueprint(job, self._runtime.parts.of_samples, self._runtime.fetch_meter)
+
+    def iterate(
+        self, owner: object, plan: EpochPlan, calls: TrainerCalls, watch: Watcher, *, is_in_use: bool
+    ) -> BatchIterator[Any]:
+        """Return an iterator over the batches of an epoch.
+
+        Raises:
+            CannotCarryError: a function, or an object it refers to, cannot be sent to workers any more.
+            LoaderClosedError: the loader was closed, or the process was forked since.
+            OptionError: the samples cannot be read with these options.
+        """
+        runtime, blueprint = self._runtime, self._blueprint
+        assert blueprint is not None, "no job was taken"
+        if runtime.renew(blueprint.chains, is_in_use=is_in_use):
+            blueprint.forget_form()
+        runtime.read_ahead(2 * blueprint.sources.window_bytes(plan))
+        spec = blueprint.spec(
+            plan, runtime.reader(blueprint.storage_options, blueprint.data_set), calls, runtime.meters
+        )
+        return runtime.iterate(owner, spec, watch, _weakly(blueprint.prepare))
+
+
+def _weakly(prepare: Callable[[Runtime], Awaitable[None]]) -> Callable[[Runtime], Awaitable[None]]:
+    """Wrap a method without keeping its object alive."""
+    method = weakref.WeakMethod(prepare)
+
+    async def call(runtime: Runtime) -> None:
+        found = method()
+        if found is None:
+            raise LoaderClosedError("the loader is gone")
+        await found(runtime)
+
+    return call
