@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +116,44 @@ def test_each_operator_works_after_each_other(first: str, second: str) -> None:
         with loader(first, second) as resumed:
             resumed.load_state_dict(states[done])
             assert [plain(sample) for sample in resumed] == given[done:]
+
+
+def fails_once(folder: Path, item: Any) -> Any:
+    if item["n"] == 5 and not (folder / "failed").exists():
+        (folder / "failed").touch()
+        raise ValueError("a read that failed")
+    return item
+
+
+@pytest.mark.parametrize(
+    "combined",
+    [
+        lambda data: other().zip(data, strict=False),
+        lambda data: data.zip(other(), strict=False),
+        lambda data: other().interleave(data),
+        lambda data: hr.mix({"a": other(), "b": data}, {"a": 1, "b": 1}),
+    ],
+)
+def test_state_after_a_failed_read_gives_the_same_pairs(combined: Callable[[Any], Any], tmp_path: Path) -> None:
+    data = hr.from_map(ITEMS).map(functools.partial(fails_once, tmp_path)).filter(some)
+    given: list[Any] = []
+    with hr.DataLoader(combined(data), batch_size=None) as failing:
+        with pytest.raises(ValueError, match="a read that failed"):
+            given.extend(plain(sample) for sample in failing)
+        state = plain(failing.state_dict())
+    with (
+        hr.DataLoader(combined(data), batch_size=None) as resumed,
+        hr.DataLoader(combined(data), batch_size=None) as whole,
+    ):
+        resumed.load_state_dict(state)
+        assert given + [plain(sample) for sample in resumed] == [plain(sample) for sample in whole]
+
+
+def test_zip_of_counted_inputs_refuses_other_lengths() -> None:
+    with pytest.raises(hr.OptionError, match="its inputs have different numbers of samples"):
+        list(hr.from_map(ITEMS).filter(some).zip(other()))
+    pairs = list(other().filter(as_it_is).zip(other().filter(as_it_is)))
+    assert pairs == [(item, item) for item in OTHER]
 
 
 @pytest.mark.parametrize("first", OPERATORS)

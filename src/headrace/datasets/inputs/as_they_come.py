@@ -84,6 +84,7 @@ class _Turns:
         self._loaders: list[DataLoader[Any]] = []
         self._iterators: list[AsyncIterator[Any]] = []
         self._taken, self._ended = [0] * len(data.streams), [False] * len(data.streams)
+        self._turn: dict[int, object] = {}  # samples of the turn that is not complete, by input
         self._states: Sequence[Mapping[str, object] | None] = [None] * len(data.streams)  # loaded ones, until opened
 
     def __aiter__(self) -> Self:
@@ -93,13 +94,16 @@ class _Turns:
         if not self._loaders:
             self._open()
         while inputs := self._data.turn(self._taken, self._ended):
-            sample = [one for k in inputs async for one in self._next(k)]
-            if len(sample) == len(inputs):
+            for k in inputs:
+                async for one in self._next(k):
+                    self._turn[k] = one
+            if len(self._turn) == len(inputs):
+                sample, self._turn = self._turn, {}
                 for k in inputs:
                     self._taken[k] += 1
-                return tuple(sample) if self._data.is_tuple else self._named(inputs[0], sample[0])
+                return tuple(sample.values()) if self._data.is_tuple else self._named(*sample.popitem())
             if self._data.is_tuple:
-                if self._data.strict and (sample or not all(self._ended[k] for k in inputs)):
+                if self._data.strict and (self._turn or not all(self._ended[k] for k in inputs)):
                     raise OptionError(
                         f".{self._data.name}(): its inputs have different numbers of samples, as one ended after "
                         f"{min(self._taken)}; strict=False ends where the shortest does"
@@ -135,9 +139,13 @@ class _Turns:
             return {}
         states = self._states
         if self._loaders:  # that of a loader whose epoch has ended is about its next epoch
-            pairs = zip(self._loaders, self._ended, strict=True)
-            states = [None if ended else loader.state_dict() for loader, ended in pairs]
+            states = [None if ended else self._state_of(k) for k, ended in enumerate(self._ended)]
         return {"inputs": states, "taken": list(self._taken), "ended": list(self._ended)}
+
+    def _state_of(self, k: int) -> dict[str, object]:
+        """Return the state of an input before the turn that an error has interrupted."""
+        loader = self._loaders[k]
+        return loader.state_dict(batches=loader.position.batch - 1 if k in self._turn else None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["inputs"]) != len(self._data.streams):

@@ -47,7 +47,7 @@ class WithinDataset(AsyncIterableDataset):
                 rank=part.rank,
                 world_size=part.world,
                 ranks="local",
-                seed=draw("input", part.seed, number) if number else part.seed,
+                seed=draw("input", part.seed, number) if len(self.streams) > 1 else part.seed,
                 num_workers=running_workers.get() if is_worked_on else 0,
             )
             loader.set_epoch(part.epoch)
