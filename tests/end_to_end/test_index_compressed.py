@@ -42,7 +42,6 @@ def test_operators_that_need_numbers_refuse_compressed_shards_at_once(index: str
         lambda: data.pack(8),
         lambda: data.pack(8, lengths=[1] * 6),
         lambda: hr.mix({"a": data, "b": data}),
-        lambda: data.zip(data),
         lambda: data.shuffle("global"),
         lambda: data.cache(),
     ]

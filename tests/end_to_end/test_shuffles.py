@@ -172,7 +172,7 @@ WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("'window' and 'global' mix better", lambda indexed, plain: indexed.shuffle("buffer")),
     ("without an index", lambda indexed, plain: plain.shuffle("within")),
     ("by='buffer' can be done", lambda indexed, plain: Counting().shuffle()),
-    ("only .take", lambda indexed, plain: indexed.repeat(2).shuffle()),
+    ("only .take", lambda indexed, plain: indexed.repeat(2).sample([1])),
     ("can have one", lambda indexed, plain: indexed.repeat(2).epoch(samples=3)),
     ("1 or more", lambda indexed, plain: indexed.repeat(0)),
     ("1 or more", lambda indexed, plain: indexed.epoch(samples=0)),

@@ -33,7 +33,7 @@ class Endless(hr.AsyncIterableDataset):
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (Endless, "source 'bad' are counted as they come, so weights= must be"),
+        (Endless, "no numbers before they are read: .* Otherwise samples are counted as they come"),
         (lambda: range(5), "no stream or data set"),
         (lambda: numbers(5).map(plain).map(later), "behind a plain one"),
     ],

@@ -107,12 +107,16 @@ def _as_they_come(
     check_apart(streams, "hr.mix")
     for name, pipeline in pipelines.items():
         check_within(f"source {name!r}", pipeline)
-    counted = next(name for name, one in pipelines.items() if has_no_numbers(one) or one.order.passes is not None)
     if by != "samples" or until not in (None, "first") or not isinstance(weights, Mapping):
-        raise OptionError(
-            f"hr.mix: samples of source {counted!r} are counted as they come, so weights= must be a number for each "
-            "name, by='samples' and until='first'; a source that is to begin again has .repeat()"
-        )
+        try:
+            for name, pipeline in pipelines.items():
+                check_input(f"source {name!r}", pipeline, "hr.mix")
+                _check_repeats(f"source {name!r}", pipeline)
+        except OptionError as why:
+            raise OptionError(
+                f"{why}. Otherwise samples are counted as they come, with weights= that are numbers, by='samples' and "
+                "until='first'"
+            ) from None
     shares = checked_weights(list(pipelines), weights)
     return Stream(AsTheyCome("mix", streams, partial(by_weight, shares), names=list(pipelines)))
 
