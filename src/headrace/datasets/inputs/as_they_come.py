@@ -24,7 +24,6 @@ def has_no_numbers(pipeline: Pipeline) -> bool:
     source = pipeline.source
     return (
         source.without_numbers is not None
-        or not source.keeps_numbers
         or pipeline.group is not None
         or pipeline.is_batched
         or pipeline.numbered is not None
