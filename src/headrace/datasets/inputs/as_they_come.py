@@ -81,7 +81,7 @@ class _Turns:
     def __init__(self, data: AsTheyCome) -> None:
         self._data = data
         self._loaders: list[DataLoader[Any]] = []
-        self._iterators: list[AsyncIterator[Any]] = []
+        self._iterators: dict[int, AsyncIterator[Any]] = {}  # of the inputs that were asked for a sample
         self._taken, self._ended = [0] * len(data.streams), [False] * len(data.streams)
         self._turn: dict[int, object] = {}  # samples of the turn that is not complete, by input
         self._states: Sequence[Mapping[str, object] | None] = [None] * len(data.streams)  # loaded ones, until opened
@@ -112,6 +112,8 @@ class _Turns:
 
     async def _next(self, k: int) -> AsyncIterator[object]:
         """Yield the next sample of an input, or nothing at its end."""
+        if k not in self._iterators:
+            self._iterators[k] = aiter(self._loaders[k])
         try:
             sample = await anext(self._iterators[k])
         except StopAsyncIteration:
@@ -131,7 +133,6 @@ class _Turns:
         for loader, state in zip(self._loaders, self._states, strict=True):
             if state is not None:
                 loader.load_state_dict(state)
-        self._iterators = [aiter(loader) for loader in self._loaders]
 
     def state_dict(self) -> dict[str, object]:
         if self._data.why_no_state is not None:
@@ -149,7 +150,10 @@ class _Turns:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["inputs"]) != len(self._data.streams):
             count = len(state["inputs"])
-            raise StateMismatchError(f"the state is of {count} inputs of .{self._data.name}()", field="mark")
+            raise StateMismatchError(
+                f"the state has {count} inputs of .{self._data.name}(), the stream {len(self._data.streams)}",
+                field="mark",
+            )
         self._states, self._taken, self._ended = state["inputs"], list(state["taken"]), list(state["ended"])
 
     async def aclose(self) -> None:
