@@ -99,7 +99,7 @@ def test_readers_of_a_machine_ask_the_server_once_for_what_all_of_them_want(tmp_
 
 
 def test_data_set_that_no_loader_has_open_makes_room_for_the_next_one(tmp_path: Path) -> None:
-    kept = hr.FetchOptions(cache_dir=tmp_path, cache_bytes=24 * 8192)
+    kept = hr.FetchOptions(cache_dir=tmp_path, cache_bytes=24 * 8192, hedge_share=0)
     with FaultServer() as server:
 
         def asked(names: list[str], epochs: int) -> list[int]:
@@ -139,7 +139,7 @@ def test_later_epochs_read_from_the_store_what_has_no_room_and_nothing_else(
             urls = [server.add(name, body) for name, body in bodies.items()]
             data = hr.stream(urls, index=None)
         data = data.shuffle() if shuffle else data
-        kept = hr.FetchOptions(cache_dir=tmp_path, cache_bytes=count * 8192 // 2)
+        kept = hr.FetchOptions(cache_dir=tmp_path, cache_bytes=count * 8192 // 2, hedge_share=0)
         asked = []
         for _ in range(2):  # and so it stays in a later run
             with hr.DataLoader(data.select("bin"), batch_size=8, fetch=kept) as loader:
