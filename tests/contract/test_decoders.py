@@ -19,8 +19,15 @@ import headrace as hr
 from headrace.formats import decoders
 from headrace.formats.decoders import MessageDecoder
 from headrace.formats.images import EXTENSIONS, SPECS, ImageDecoder
-from headrace.formats.numpy_files import NpyDecoder, decode_npz
-from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_pickle, decode_text
+from headrace.formats.plain import (
+    NpyDecoder,
+    decode_int,
+    decode_json,
+    decode_msgpack,
+    decode_npz,
+    decode_pickle,
+    decode_text,
+)
 from headrace.formats.sounds import decode_audio, decode_audio_by_torchcodec
 from headrace.formats.tensors import loaded_tensors
 from headrace.testing import DecoderContract

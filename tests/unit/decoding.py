@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headrace.errors import DecodeError
-from headrace.formats.values import decoder
+from headrace.formats.decoders import decoder
 
 WHERE = {"__key__": "d/7", "__url__": "s3://bucket/a.tar"}
 SMOOTH = np.stack([*np.meshgrid(np.arange(48), np.arange(36)), np.full((36, 48), 90)], -1).astype(np.uint8) * 2

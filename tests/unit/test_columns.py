@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.datasets.operators.fields import ToTuple
 from headrace.errors import HeadraceError
 from headrace.formats.columns import ColumnDecoder
-from headrace.formats.values import decoder
+from headrace.formats.decoders import decoder
 from headrace.rows import Rows
 from headrace.torch_compat.collate import plain_collate
 from headrace.torch_compat.slots import Slots

@@ -21,14 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
-from headrace.formats.compression.decompressor import (
-    Decompressor,
-    Frames,
-    kind_of,
-    seek_table,
-    seek_table_bytes,
-    unpack_frame,
-)
+from headrace.formats.compression import Decompressor, Frames, kind_of, seek_table, seek_table_bytes, unpack_frame
 from headrace.formats.limits import Limits
 
 URL = "https://user:word@host/train.tar.x?sig=abc"

@@ -14,8 +14,8 @@ import pytest
 from unit.decoding import WHERE, decoded, failure, picture
 
 from headrace.errors import OptionError
+from headrace.formats.decoders import decoder
 from headrace.formats.limits import Limits
-from headrace.formats.values import decoder
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_jpegs_decode_without_simplejpeg_installed() -> None:
 def test_images_name_what_is_to_be_installed_when_pillow_is_missing() -> None:
     program = (
         "import sys; sys.modules['PIL'] = None\n"
-        "from headrace.formats.values import decoder\n"
+        "from headrace.formats.decoders import decoder\n"
         "decoder('rgb8')({'png': b'x'})"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -18,17 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError
-from headrace.formats.compression.seekable import Frames
+from headrace.formats.compression import Frames
 from headrace.formats.index import named_arrays
-from headrace.formats.index.file import (
-    HEAD,
-    MAGIC,
-    Entry,
-    check_block,
-    pack_directory,
-    read_directory,
-    read_head,
-)
+from headrace.formats.index.file import HEAD, MAGIC, Entry, check_block, pack_directory, read_directory, read_head
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import pack_arrays, smallest, unpack_arrays

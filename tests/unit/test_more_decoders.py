@@ -14,8 +14,8 @@ from end_to_end import videos
 from PIL import Image, features
 
 from headrace.errors import DecodeError, OptionError
+from headrace.formats.decoders import decoder
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.values import decoder
 
 soundfile = pytest.importorskip("soundfile")
 msgpack = pytest.importorskip("msgpack")

@@ -17,8 +17,9 @@ from hypothesis.extra import numpy as hnp
 from unit.decoding import WHERE, decoded, failure
 
 from headrace.errors import DecodeError
+from headrace.formats.decoders import decoder
 from headrace.formats.limits import Limits
-from headrace.formats.values import NpyDecoder, decoder
+from headrace.formats.plain import NpyDecoder
 
 
 def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:

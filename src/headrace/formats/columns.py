@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.values import Decoder, npy_header
+from headrace.formats.decoders import Decoder
+from headrace.formats.plain import npy_header
 from headrace.rows import Rows
 from headrace.types import Ints
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from headrace.errors import OptionError, masked
-from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.compression import kind_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits

@@ -9,11 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from headrace.errors import OptionError, masked
-from headrace.formats.compression.decompressor import path_of, without_compression
-from headrace.formats.format import Format
+from headrace.formats.compression import path_of, without_compression
+
+if TYPE_CHECKING:
+    from headrace.formats.format import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ def known_formats() -> dict[str, KnownFormat]:
 
 def format_named(name: str | Format) -> Format:
     """Return the format for `format=name`. An instance is returned unchanged."""
+    from headrace.formats.format import Format
+
     if isinstance(name, Format):
         return name
     known = known_formats()

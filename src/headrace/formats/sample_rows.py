@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import LimitError, masked
-from headrace.formats.compression.decompressor import path_of
+from headrace.formats.compression import path_of
 from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import OptionError
+from headrace.formats.decoders import BY_TORCHCODEC
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
 
@@ -31,7 +32,6 @@ def torchcodec_decoders(instead: str) -> Any:
         ) from error
 
 
-BY_TORCHCODEC = "audio:torchcodec"
 _SAMPLE_BYTES = 4
 _WHY_MOST = 300
 _MORE_S = 1.0  # decoded beyond the limit, to detect audio that is too long

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from headrace.errors import OptionError
-from headrace.formats.compression.decompressor import path_of
+from headrace.formats.compression import path_of
 from headrace.formats.format import Format, RowFilter
 from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, text_of
 

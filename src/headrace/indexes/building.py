@@ -20,7 +20,7 @@ import anyio.to_thread
 from headrace.errors import OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
-from headrace.formats.compression.decompressor import kind_of, path_of
+from headrace.formats.compression import kind_of, path_of
 from headrace.formats.format import Format
 from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import Journal, journal_record, write_index

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError, OptionError, masked
-from headrace.formats.compression.decompressor import Decompressor, kind_of
-from headrace.formats.compression.seekable import FOOTER_BYTES, Frames, seek_table, seek_table_bytes
+from headrace.formats.compression import FOOTER_BYTES, Decompressor, Frames, kind_of, seek_table, seek_table_bytes
 from headrace.formats.format import Format, Scanner
 from headrace.formats.index.shard import TAR_BLOCK, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits

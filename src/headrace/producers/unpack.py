@@ -19,7 +19,7 @@ UNPACKED_MOST = 2**40
 
 
 class Unpacks(Protocol):
-    """A decompressor, see `headrace.formats.compression.decompressor.Decompressor`."""
+    """A decompressor, see `headrace.formats.compression.Decompressor`."""
 
     is_past_end: bool
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headrace.errors import DecodeError
-from headrace.formats.values import Decoder, decoder
+from headrace.formats.decoders import Decoder, decoder
 from headrace.torch_compat import serialize
 
 

@@ -10,7 +10,7 @@ from full.fuzz.dice import Dice, edited
 
 from headrace.errors import DecodeError
 from headrace.formats.columns import ColumnDecoder
-from headrace.formats.values import decoder
+from headrace.formats.decoders import decoder
 from headrace.rows import Rows
 from headrace.work.inputs import LeasedBodies
 

@@ -20,9 +20,9 @@ from full.fuzz.dice import Dice
 from PIL import Image
 
 from headrace.errors import DecodeError
+from headrace.formats.decoders import Decoder, decoder
 from headrace.formats.images import pillow_image, simplejpeg_pixels
 from headrace.formats.limits import Limits
-from headrace.formats.values import Decoder, decoder
 
 LIMITS = Limits(pixels=2**16, unpacked_free_bytes=2**18, unpacked_ratio=20)
 IMAGES = ("jpg", "png", "ppm", "webp", "bmp", "gif", "tif")

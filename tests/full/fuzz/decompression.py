@@ -21,7 +21,7 @@ import zstandard
 from full.fuzz.dice import Dice, edited
 
 from headrace.errors import FormatError, LimitError
-from headrace.formats.compression.decompressor import Decompressor, seek_table, seek_table_bytes, unpack_frame
+from headrace.formats.compression import Decompressor, seek_table, seek_table_bytes, unpack_frame
 from headrace.formats.limits import Limits
 
 URL = "s3://bucket/train.tar.x"

@@ -17,7 +17,7 @@ import numpy as np
 from full.fuzz.dice import Dice
 
 from headrace.errors import FormatError, LimitError
-from headrace.formats.compression.seekable import Frames
+from headrace.formats.compression import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index

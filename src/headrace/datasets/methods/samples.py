@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.fields import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
-from headrace.datasets.operators.many import Unbatch, gives_many
-from headrace.datasets.operators.tokenizing import Tokenize, ids_by
 from headrace.datasets.operators.values import EachSample
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
@@ -53,7 +51,7 @@ class SampleMethods(AddsOperators):
         Raises:
             OptionError: There is no such decoder; or pickles are requested, but not allowed.
         """
-        from headrace.formats.values import decoder
+        from headrace.formats.decoders import decoder
 
         name = f"decode({spec})" if spec else "decode"
         decodes = decoder(spec, size=size, limits=limits, allow_pickle=allow_pickle, **by_field)
@@ -105,6 +103,8 @@ class SampleMethods(AddsOperators):
             >>> list(hr.DataLoader(data, batch_size=4))
             [['a', 'b', 'c', 'd'], ['e']]
         """
+        from headrace.datasets.operators.many import gives_many
+
         fn = checked(fn, "flat_map")
         return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
 
@@ -161,6 +161,8 @@ class SampleMethods(AddsOperators):
         A stream can so have batches of several sizes: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or the
         loader's `batch_size`. Collated numbers become tensors without dimensions.
         """
+        from headrace.datasets.operators.many import Unbatch
+
         return self._with(EachSample(Step("unbatch()", "many", Unbatch()), is_unbatch=True))
 
     def cache(
@@ -265,6 +267,8 @@ class SampleMethods(AddsOperators):
             >>> next(iter(hr.from_map([{"text": "abc"}]).tokenize(lambda text: [ord(sign) for sign in text])))
             {'input_ids': array([ 97,  98,  99])}
         """
+        from headrace.datasets.operators.tokenizing import Tokenize, ids_by
+
         if dtype not in ("int64", "int32", "uint16"):
             raise OptionError(f".tokenize(dtype={dtype!r}): 'int64', 'int32' or 'uint16' is meant")
         tokenizes = Tokenize(ids_by(tokenizer), field, into, dtype)

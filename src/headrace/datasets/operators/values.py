@@ -6,18 +6,19 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.datasets.operators.fields import Selection
 from headrace.errors import OptionError
 from headrace.formats.columns import SampleColumns
-from headrace.formats.values import Decoder
+from headrace.formats.decoders import Decoder
 from headrace.functions import is_async
 from headrace.numbers import is_time
-from headrace.plan.lane_packing import LanePacking
 from headrace.tasks import Step
 from headrace.types import Batcher
+
+if TYPE_CHECKING:
+    from headrace.plan.lane_packing import LanePacking
 
 
 class Compiles(Protocol):
@@ -169,6 +170,8 @@ class Batch(Operator):
     @property
     def on_the_way(self) -> GroupOperator:
         """The grouping to use if more than functions of batches follows."""
+        from headrace.datasets.operators.batchers import EvenBatcher
+
         last = ", drop_last=True" if self.drop_last else ""
         batcher = functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
         return GroupOperator(f"{self.name}({self.size}{last})", batcher, collate=self.collate)

@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING
 from headrace.datasets.blocking import blocking
 from headrace.datasets.places.entries import Entries, entries_of, listed_of, only, survey_of
 from headrace.datasets.places.patterns import Pattern, is_pattern
-from headrace.datasets.places.urls import expand
 from headrace.errors import OptionError, StorageError, masked
-from headrace.formats.compression.decompressor import (
-    begin_of,
-    ending_of,
-    kind_by_bytes,
-    kind_of,
-    path_of,
-    without_compression,
-)
-from headrace.formats.folders import beside, check_each_once
-from headrace.formats.format import Format, ShardEntry, packing_of
+from headrace.formats.compression import begin_of, ending_of, kind_by_bytes, kind_of, path_of, without_compression
 from headrace.formats.limits import Limits
 from headrace.formats.registry import (
     SNIFFED_BYTES,
@@ -41,6 +31,7 @@ from headrace.reading import found
 if TYPE_CHECKING:  # discovery imports more modules, and most addresses need none
     from headrace.datasets.places.kinds import Kinds
     from headrace.datasets.places.listing import Listing
+    from headrace.formats.format import Format, ShardEntry
 
 Asks = Callable[[str, int | None], bytes | None]
 Options = Mapping[str, object] | None
@@ -101,6 +92,8 @@ def names_at(
         OptionError: there is no object, or one is named twice.
         StorageError: a folder could not be listed.
     """
+    from headrace.datasets.places.urls import expand
+
     given = expand(urls)  # type: ignore[arg-type]
     is_folder = _is_folder if len(given) <= _ASKED_MOST else lambda url: url.endswith("/")
     looked_up = [is_pattern(url) or (folders is not None and is_folder(url)) for url in given]
@@ -221,6 +214,8 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
 
 
 def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
+    from headrace.formats.format import packing_of
+
     begin = begin_of(kind, head, SNIFFED_BYTES)
     if not begin:  # bzip2 and Zstandard decompress whole blocks only
         begin = begin_of(kind, asks(url, _BLOCK_BYTES) or b"", SNIFFED_BYTES)
@@ -344,6 +339,8 @@ def _shown(listing: Listing) -> str:
 
 def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
     """Read the catalogues at or inside `urls`, of any format if `form` is None; None if missing."""
+    from headrace.formats.folders import check_each_once
+
     named: defaultdict[str, list[KnownFormat]] = defaultdict(list)
     for one in [KnownFormat.of(form)] if form is not None else known_formats().values():
         if one.catalogue is not None:
@@ -379,6 +376,8 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
 
 
 def _beside(asks: Asks, place: str, name: str) -> bytes | None:
+    from headrace.formats.folders import beside
+
     return asks(beside(place, name), None)
 
 

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from headrace.errors import OptionError, masked
-from headrace.formats.compression.decompressor import ENDINGS, path_of, without_compression
+from headrace.formats.compression import ENDINGS, path_of, without_compression
 from headrace.formats.decoders import WHAT_BY_EXTENSION, registered_decoders
-from headrace.formats.format import Format
 from headrace.formats.images import EXTENSIONS as IMAGES
 from headrace.formats.registry import formats_by_names, known_formats
+
+if TYPE_CHECKING:
+    from headrace.formats.format import Format
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _FILMS = ("mp4", "m4v", "webm", "mkv", "avi", "mov", "mpg", "mpeg")

@@ -10,7 +10,7 @@ from headrace.datasets.places.guessing import names_at
 from headrace.datasets.sources.array_rows import ArrayRows
 from headrace.datasets.sources.constructors import Urls
 from headrace.datasets.stream import Stream
-from headrace.formats.compression.decompressor import path_of
+from headrace.formats.compression import path_of
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.stored_arrays import Names, Table, check_names
 from headrace.formats.zip.arrays import npy_table, npz_table

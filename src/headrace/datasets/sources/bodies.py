@@ -13,8 +13,7 @@ import numpy as np
 
 from headrace.checksums import crc32c_of
 from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
-from headrace.formats.compression.decompressor import unpack_frame
-from headrace.formats.compression.seekable import Frames
+from headrace.formats.compression import Frames, unpack_frame
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.tar.member_check import MemberNames, misplaced

@@ -19,7 +19,7 @@ from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, Traits, Wa
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
 from headrace.datasets.stored import StoredSource
 from headrace.errors import ChecksumError, ObjectChangedError, masked
-from headrace.formats.compression.decompressor import Decompressor
+from headrace.formats.compression import Decompressor
 from headrace.formats.format import Format, packing_of
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits

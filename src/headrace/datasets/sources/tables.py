@@ -17,7 +17,7 @@ from headrace.datasets.packed import Packed, packed
 from headrace.datasets.places.kinds import extension_of
 from headrace.datasets.sources.files import Facts, Objects, classes_of, digest_with
 from headrace.errors import FormatError, OptionError, masked, masked_text
-from headrace.formats.compression.decompressor import path_of, without_compression
+from headrace.formats.compression import path_of, without_compression
 from headrace.formats.json_values import as_object, as_text
 from headrace.indexes.index import for_each
 from headrace.reading import read_from

@@ -23,7 +23,7 @@ from headrace.datasets.sources.constructors import Urls
 from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
-from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.compression import kind_of
 from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits

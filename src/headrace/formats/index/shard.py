@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import LimitError, masked
-from headrace.formats.compression.seekable import Frames
+from headrace.formats.compression import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
 from headrace.formats.json_values import as_list, as_number, as_text, as_texts
 from headrace.protocols import lasting

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.errors import LimitError, OptionError, masked
-from headrace.formats.compression.decompressor import Decompressor
+from headrace.formats.compression import Decompressor
 from headrace.formats.folders import beside, catalogue_damage, catalogue_object, file_name
 from headrace.formats.format import ShardEntry
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts

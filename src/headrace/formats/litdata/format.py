@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.compression.decompressor import unpacked_to, unpacked_whole
+from headrace.formats.compression import unpacked_to, unpacked_whole
 from headrace.formats.folders import at_least, errors_named, read_head
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex

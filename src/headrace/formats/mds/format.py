@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import LimitError, masked
-from headrace.formats.compression.decompressor import Decompressor, unpacked_to
+from headrace.formats.compression import Decompressor, unpacked_to
 from headrace.formats.folders import (
     at_least,
     beside,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError, OptionError, StageError, masked
-from headrace.formats.compression.decompressor import path_of
+from headrace.formats.compression import path_of
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.file import Entry
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays

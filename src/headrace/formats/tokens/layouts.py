@@ -16,7 +16,7 @@ from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.folders import beside, check_each_once, file_name
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.litdata.catalogue import said_by
-from headrace.formats.numpy_files import npy_header
+from headrace.formats.plain import npy_header
 from headrace.types import Buffer
 
 Tokens = NDArray[np.integer]

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.folders import errors_named, read_head
 from headrace.formats.limits import Limits
-from headrace.formats.numpy_files import NpyDecoder, npy_header
+from headrace.formats.plain import NpyDecoder, npy_header
 from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
 from headrace.formats.zip.format import BEHIND_MOST, DEFLATED, HEAD, Member, body_of, directory_of
 from headrace.protocols import Reads, Version

@@ -15,7 +15,7 @@ from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.numpy_files import decode_npz
+from headrace.formats.plain import decode_npz
 from headrace.formats.sample_rows import index_of_file
 from headrace.formats.tar.headers import shown
 from headrace.formats.tar.samples import Grouper
