@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         ThrottledError,
         WorkerDiedError,
     )
-    from headrace.fetch.stores.registry import register_store
+    from headrace.fetch.stores.addresses import register_store
     from headrace.formats.arrow.format import Arrow
     from headrace.formats.decoders import register_decoder
     from headrace.formats.limits import Limits
@@ -126,7 +126,7 @@ _HOMES = {
         "WorkerDiedError",
     ),
     "headrace.datasets.operators.registered": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
-    "headrace.fetch.stores.registry": ("register_store",),
+    "headrace.fetch.stores.addresses": ("register_store",),
     "headrace.formats.arrow.format": ("Arrow",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.errors import StorageError
 from headrace.fetch import Reader
-from headrace.fetch.held import unwatched
+from headrace.fetch.meter import unwatched
 from headrace.fetch.stores.addresses import split
 from headrace.options import FetchOptions
 from headrace.protocols import Reads, Version

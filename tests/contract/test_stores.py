@@ -19,8 +19,7 @@ from moto_s3 import client_of
 import headrace as hr
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
-from headrace.fetch.stores.addresses import Stores
-from headrace.fetch.stores.registry import gives_ends
+from headrace.fetch.stores.addresses import Stores, gives_ends
 from headrace.options import FetchOptions
 from headrace.protocols import Version
 from headrace.testing import FaultServer, StoreContract

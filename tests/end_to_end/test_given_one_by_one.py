@@ -13,8 +13,7 @@ from builders.loops import given_later, resumed_anywhere
 from builders.numbers import Numbers
 
 import headrace as hr
-from headrace.torch_compat.packed_each import PackedEach, each_size, is_data, unpack_each
-from headrace.torch_compat.serialize import packed_size, write
+from headrace.torch_compat.serialize import PackedEach, each_size, is_data, packed_size, unpack_each, write
 
 COUNT = 150
 KIB = 1024

@@ -85,7 +85,7 @@ def test_block_runs(
         return
     shutil.copytree(written_shards, tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headrace.fetch.stores.registry._registered", {})  # stores of a page are for it alone
+    monkeypatch.setattr("headrace.fetch.stores.addresses._registered", {})  # stores of a page are for it alone
     monkeypatch.setattr("headrace.formats.decoders._registered", {})
     monkeypatch.setattr("headrace.datasets.operators.registered._registered", {})
     monkeypatch.setattr("headrace.formats.registry._registered", {})

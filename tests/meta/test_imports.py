@@ -45,7 +45,7 @@ def test_loaders_import_no_format_before_one_is_needed() -> None:
 
 
 def test_what_works_on_streams_in_workers_imports_no_torch() -> None:
-    names = "processes.child, processes.inheritance, work.worker, torch_compat.errors, torch_compat.collate_by_torch"
+    names = "processes.inheritance, work.worker, torch_compat.errors, torch_compat.collate_by_torch"
     imports = "; ".join(f"import headrace.{name.strip()}" for name in names.split(","))
     probe = f"import sys; {imports}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=50)

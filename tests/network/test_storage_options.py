@@ -11,7 +11,7 @@ from network.bodies import OBSTORE_KEEPS
 
 import headrace as hr
 from headrace.errors import OptionError, StorageError
-from headrace.fetch.stores import registry
+from headrace.fetch.stores import addresses as registry
 from headrace.fetch.stores.settings import for_obstore
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer

@@ -206,7 +206,7 @@ def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monk
 def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_function() -> None:
     code, out, err = run_script("""
         import multiprocessing
-        from headrace.processes import child
+        from headrace.processes import inheritance as child
         read, write = os.pipe()  # in the place of the trainer's process descriptor: readable at its end
         pid = os.fork()
         if pid == 0:

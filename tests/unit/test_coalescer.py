@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ObjectChangedError, StorageError, ThrottledError
 from headrace.fetch import Reader
-from headrace.fetch.ranges import split
+from headrace.fetch.coalescer import split
 from headrace.options import FetchOptions
 from headrace.running import running_charge
 from headrace.types import Answer, Buffer

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate
 
-from headrace.torch_compat.leaves import Mismatch, name_of
-from headrace.torch_compat.spec import Spec
+from headrace.torch_compat.spec import Mismatch, Spec, name_of
 
 
 class Pair(NamedTuple):

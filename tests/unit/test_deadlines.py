@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from simulation.loop import simulate
 
-from headrace.fetch.policy.deadlines import DeadlineTimer, Watched
+from headrace.fetch.policy.range_request import DeadlineTimer, Watched
 from headrace.options import FetchOptions
 
 OPTIONS = FetchOptions(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.failures import Failure, PackedError
-from headrace.fetch.held import TimedFunction, WatchedIterator
+from headrace.fetch.meter import TimedFunction, WatchedIterator
 from headrace.memory import bytes_in
 from headrace.parts import ListPart
 

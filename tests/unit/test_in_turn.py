@@ -17,8 +17,7 @@ from headrace.formats.opening import MemberRows
 from headrace.rows import Rows
 from headrace.sent import SentObjects, SentPart, SentRows
 from headrace.tasks import Chain, Finish, Step
-from headrace.torch_compat.leaves import Mismatch
-from headrace.torch_compat.spec import Spec
+from headrace.torch_compat.spec import Mismatch, Spec
 from headrace.work.inputs import Inputs
 from headrace.work.maker import Maker
 from headrace.work.messages import TaskMessage

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 from simulation.loop import simulate
 
-from headrace.fetch.policy.limits import ConcurrencyLimit, RateLimiter, RateMeter
+from headrace.fetch.policy.limits import ConcurrencyLimit, RateLimiter, RateMeter, Semaphore
 from headrace.fetch.policy.retry import RetryBudget
-from headrace.fetch.policy.semaphore import Semaphore
 
 
 class Clock:

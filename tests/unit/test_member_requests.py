@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.fetch.ranges import member_requests
+from headrace.fetch.coalescer import member_requests
 from headrace.rows import Rows
 
 BLOCK = 512

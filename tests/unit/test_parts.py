@@ -18,7 +18,7 @@ from headrace.sent import SentKeys, SentObjects, offset_in
 from headrace.spans import member_pieces, spans_of, spans_of_each
 from headrace.tasks import Finish, Task
 from headrace.torch_compat import serialize
-from headrace.torch_compat.packed_each import PackedEach
+from headrace.torch_compat.serialize import PackedEach
 from headrace.work.inputs import Inputs
 from headrace.work.task_runner import open_part
 

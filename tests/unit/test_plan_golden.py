@@ -14,7 +14,6 @@ from unit import order_reference as reference
 
 from headrace.plan import (
     Cursor,
-    DrawnOrder,
     Order,
     ShardOrder,
     ShuffledOrder,
@@ -26,6 +25,7 @@ from headrace.plan import (
     window_order,
 )
 from headrace.plan.cursor import compressed
+from headrace.plan.drawn import DrawnOrder
 from headrace.plan.lanes import lane_turns
 from headrace.plan.permutation import below, numbers
 

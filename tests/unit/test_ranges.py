@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.fetch.ranges import Requests, coalesce, split
+from headrace.fetch.coalescer import Requests, coalesce, split
 
 Ranges = list[tuple[int, int]]
 

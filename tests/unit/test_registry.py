@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.fetch import Reader
-from headrace.fetch.stores import registry
+from headrace.fetch.stores import addresses as registry
 from headrace.types import Answer
 
 

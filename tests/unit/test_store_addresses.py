@@ -12,9 +12,8 @@ import pytest
 from fsspec.spec import AbstractFileSystem
 
 from headrace.errors import OptionError
-from headrace.fetch.stores.addresses import Stores, split
+from headrace.fetch.stores.addresses import Stores, host_of, split
 from headrace.fetch.stores.object_stores import split_path
-from headrace.fetch.stores.registry import host_of
 from headrace.options import FetchOptions
 
 

@@ -6,22 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from headrace.datasets.operators.batchers import EvenBatcher, WindowShuffle
 from headrace.datasets.operators.delivering import NOTHING_SAID, DeliveryOperator
-from headrace.datasets.operators.order import (
-    EpochSize,
-    OrderOperator,
-    PassOperator,
-    Repeat,
-    Shuffle,
-    Take,
-)
-from headrace.datasets.operators.values import (
-    Batch,
-    EachSample,
-    GroupOperator,
-    Operator,
-)
+from headrace.datasets.operators.order import EpochSize, OrderOperator, PassOperator, Repeat, Shuffle, Take
+from headrace.datasets.operators.values import Batch, EachSample, GroupOperator, Operator
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.pipeline import Pipeline, Regroup
 from headrace.datasets.source import KeepsKey, SampleSource
@@ -180,6 +167,8 @@ class _Compiler:
 
     def _add_window_shuffle(self, operator: Shuffle) -> None:
         """Permute windows of derived samples, which have no numbers."""
+        from headrace.datasets.operators.batchers import EvenBatcher, WindowShuffle
+
         if operator.by not in ("auto", "window"):
             raise OptionError(
                 f".{operator.text} of samples that were made of others: these are shuffled in windows, by='window'"

@@ -5,29 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.faces import HasKeys
 from headrace.datasets.operators.order import Shuffle
 from headrace.datasets.operators.values import counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
-from headrace.plan import (
-    EpochOrder,
-    FirstOf,
-    Order,
-    Passes,
-    Places,
-    ShardOrder,
-    Steps,
-    Windows,
-)
-from headrace.plan.lane_run import LaneRun
+from headrace.plan import EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, Steps, Windows
 from headrace.plan.order import ENDLESS, WITHIN_WINDOW
-from headrace.producers.indexed_shards import ReadWindow, ShardVisit
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.datasets.faces import HasKeys
+    from headrace.plan.lane_run import LaneRun
+    from headrace.producers.indexed_shards import ReadWindow
+
+    ReadSteps = Steps | LaneRun
+    """Positions to read, in order."""
 
 WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
@@ -35,10 +32,6 @@ _STRETCH_SAMPLES = 512  # contiguous samples of a shard that justify a separate 
 _STRETCH_BYTES = 4 * 2**20
 _BLOCKS_AT_ONCE = 16  # in a window, where samples share long blocks and the byte limit allows it
 _LONG_BLOCKS = 4  # a window may exceed its byte limit by this factor to hold a block
-
-
-ReadSteps = Steps | LaneRun
-"""Positions to read, in order."""
 
 
 class Planning:
@@ -229,6 +222,8 @@ class Planning:
 
 def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> ReadWindow:
     """Sort a window of samples by shard, with shards in the order of first use."""
+    from headrace.producers.indexed_shards import ReadWindow, ShardVisit
+
     _, first, number = np.unique(shards, return_index=True, return_inverse=True)
     turn = np.empty_like(first)
     turn[np.argsort(first)] = np.arange(len(first))

@@ -6,14 +6,14 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import torch
 
-from headrace.deliver.backends import mover_to
-from headrace.deliver.device import Mover, Moving
-from headrace.deliver.pinning import PinThread
+if TYPE_CHECKING:
+    from headrace.deliver.device import Mover, Moving
+    from headrace.deliver.pinning import PinThread
 
 _DEPTH_BATCHES = 2  # one is pinned or copied while the trainer works on the previous one
 
@@ -75,6 +75,8 @@ class PinStage(Ahead):
 
     def put(self, batch: Open) -> None:
         if self._thread is None:
+            from headrace.deliver.pinning import PinThread
+
             take = partial(_opened, self._arrived)
             self._thread = PinThread(take, self._pin, self.depth, self._device_index)
         self._arrived.put(batch)
@@ -126,7 +128,11 @@ def mover_of(device: Any) -> Mover | None:
     Raises:
         OptionError: the device cannot be used here.
     """
-    return None if device is None else mover_to(device)
+    if device is None:
+        return None
+    from headrace.deliver.device import mover_to
+
+    return mover_to(device)
 
 
 def ahead_of(mover: Mover | None, *, pin_memory: bool) -> Ahead:

@@ -11,8 +11,7 @@ from headrace.deliver.slabs import Views
 from headrace.delivery import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.errors import LoaderClosedError
 from headrace.torch_compat import serialize
-from headrace.torch_compat.errors import unpack_error
-from headrace.torch_compat.packed_each import each_size, unpack_each
+from headrace.torch_compat.serialize import each_size, unpack_each
 from headrace.torch_compat.spec import Spec
 
 _SPECS_MOST = 256
@@ -86,6 +85,8 @@ class BatchOpener:
 
 
 def _raise(raised: RaisedError) -> NoReturn:
+    from headrace.torch_compat.errors import unpack_error
+
     error = unpack_error(raised.error)
     if raised.note:
         error.add_note(raised.note)

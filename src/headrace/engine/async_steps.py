@@ -11,7 +11,6 @@ from headrace.positions import part_position
 from headrace.running import RunningSample, running_sample
 from headrace.tasks import NO_STEP, Step
 from headrace.torch_compat import serialize
-from headrace.work.origins import note_origin
 
 
 async def apply(steps: Sequence[Step], sample: object, position: int) -> list[object]:
@@ -32,6 +31,8 @@ async def apply(steps: Sequence[Step], sample: object, position: int) -> list[ob
     except BaseException as error:
         if is_ours(error):
             raise
+        from headrace.work.origins import note_origin
+
         origin = note_origin(error, at, source, position, None)
         return [Failure(serialize.pack_error(error, origin))]
     return [sample]

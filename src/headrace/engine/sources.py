@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.datasets.asynchronous import LoopSession
-from headrace.datasets.faces import IteratedData, KeyedData
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import Wanted
 from headrace.engine.async_steps import get_through, iterate_through
-from headrace.engine.calls import TrainerCalls
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.job import Job
-from headrace.engine.sharing import Sharing
 from headrace.errors import OptionError
 from headrace.fetch import Meter, Reader
-from headrace.fetch.held import WatchedIterator
-from headrace.plan import Rounds, Steps, draw, window_order
-from headrace.plan.lane_run import LaneRun
-from headrace.producer import Producer
+from headrace.plan import Steps, draw, window_order
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
-from headrace.producers.indexed_shards import IndexedShardProducer
-from headrace.producers.iterated import IterProducer
 from headrace.producers.keys import ChunkSizes, KeyProducer
-from headrace.producers.members import Bounds, Members
-from headrace.producers.resumable import Resumable
-from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
-from headrace.producers.shards import ShardProducer
-from headrace.producers.shuffle_buffer import ShuffleBuffer
-from headrace.producers.unpack import Unpacks
 from headrace.rows import Scanner
 from headrace.tasks import Step
 from headrace.torch_compat import serialize
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.datasets.faces import IteratedData, KeyedData
+    from headrace.engine.calls import TrainerCalls
+    from headrace.plan.lane_run import LaneRun
+    from headrace.producer import Producer
+    from headrace.producers.indexed_shards import IndexedShardProducer
+    from headrace.producers.iterated import IterProducer
+    from headrace.producers.members import Members
+    from headrace.producers.resumable import Resumable
+    from headrace.producers.shard_plan import Expected
+    from headrace.producers.shards import ShardProducer
+    from headrace.producers.shuffle_buffer import ShuffleBuffer
+    from headrace.producers.unpack import Unpacks
 
 WINDOW_SAMPLES = 2048  # for shards without an index
 WINDOW_BYTES = 64 * 2**20
@@ -101,6 +100,8 @@ class _EpochIO:
         return self._pipeline.wanted
 
     def iterated(self, data: IteratedData) -> IterProducer:
+        from headrace.producers.iterated import IterProducer
+
         plan = self._plan
         begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
         meter, prefix, pipeline = self._meter, self._prefix, self._pipeline
@@ -108,6 +109,11 @@ class _EpochIO:
         resumable: Resumable | None = None
 
         def make() -> AsyncIterator[object]:
+            from headrace.datasets.asynchronous import LoopSession
+            from headrace.engine.sharing import Sharing
+            from headrace.fetch.meter import WatchedIterator
+            from headrace.producers.resumable import Resumable
+
             nonlocal resumable
             mine = LoopSession(data).data  # opened on the engine's loop
             sharing = Sharing(pipeline, plan, of_caller or mine.aiter)
@@ -171,6 +177,9 @@ class _EpochIO:
         )
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
+        from headrace.producers.indexed_shards import IndexedShardProducer
+        from headrace.producers.members import Bounds
+
         fetch, plan = self._settings.fetch, self._plan
         assert plan.order is not None
         assert self._planning is not None
@@ -189,6 +198,10 @@ class _EpochIO:
         unpacks: Callable[[str], Unpacks | None],
         expected: Callable[[int], Awaitable[Expected]] | None,
     ) -> ShardProducer:
+        from headrace.plan.rounds import Rounds
+        from headrace.producers.shard_plan import ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+        from headrace.producers.shards import ShardProducer
+
         pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle
         mark = ResumeToken() if plan.begin.mark is None else ResumeToken(*plan.begin.mark)
         seed = None if shuffle is None else shuffle.seed_or(settings.seed)
@@ -230,6 +243,8 @@ class _EpochIO:
         )
 
     def _buffer(self) -> ShuffleBuffer | None:
+        from headrace.producers.shuffle_buffer import ShuffleBuffer
+
         shuffle, plan = self._pipeline.order.shuffle, self._plan
         if shuffle is None or shuffle.by != "buffer":
             return None

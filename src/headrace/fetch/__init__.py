@@ -5,7 +5,7 @@
     policy/       attempts, waits, hedged requests, time limits, concurrency
     stores/       S3, files, any scheme                              web/           HTTP(S)
     cache.py cache_folder.py    the disk cache
-    threads.py    blocking calls                                     meter.py held.py    counters
+    threads.py    blocking calls                                     meter.py        counters
 
 A store answers or raises. The reader checks answers and retries, so faults are handled in one place for all stores.
 """

@@ -2,10 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import threading
+import time
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import Any, Literal, TypeVar
 
-from headrace.fetch.held import TimedFunction
-from headrace.fetch.ranges import UNWANTED_SHARE
+T = TypeVar("T")
+
+UNWANTED_SHARE = 0.25
+"""Maximum share of unwanted bytes in a merged request."""
+
+_EACH_CALL = 64  # all of the first calls are timed
+_EVERY = 17  # then one call in 17: timing costs a microsecond for each step
+
+
+class TimedFunction:
+    """Time taken by one function. Written by one event loop, read from any thread.
+
+    Attributes:
+        where: "loop": holds the event loop between two waits. "threads": computes in threads of this process.
+        seconds: Time of computing. After the first calls it is extrapolated from a sample of the calls.
+        waited: Seconds in which calls in threads did not compute.
+    """
+
+    __slots__ = ("calls", "seconds", "waited", "where")
+
+    def __init__(self, where: Literal["loop", "threads"]) -> None:
+        self.where = where
+        self.calls, self.seconds, self.waited = 0, 0.0, 0.0
+
+    def watched(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        def call(*args: Any) -> Awaitable[Any]:
+            self.calls = calls = self.calls + 1
+            if calls % _EVERY and calls > _EACH_CALL:
+                return function(*args)
+            return self.timed(function(*args))
+
+        return call
+
+    def timed(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
+        """Return an awaitable that measures the last call, with the call's weight in the sample."""
+        return _timed(awaitable, self, 1 if self.calls <= _EACH_CALL else _EVERY)
+
+
+class WatchedIterator:
+    """An asynchronous iterator whose samples count as calls of `held`."""
+
+    def __init__(self, samples: AsyncIterator[Any], held: TimedFunction) -> None:
+        if not hasattr(samples, "__anext__"):
+            raise TypeError(f"aiter gave a {type(samples).__qualname__}, and no async iterator: write it with yield")
+        self._samples, self._next, self._held = samples, samples.__anext__, held
+
+    def __aiter__(self) -> WatchedIterator:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        held = self._held
+        held.calls = calls = held.calls + 1
+        return self._next() if calls % _EVERY and calls > _EACH_CALL else held.timed(self._next())
+
+    async def aclose(self) -> None:
+        close = getattr(self._samples, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def unwatched(awaitable: Awaitable[T]) -> Awaitable[T]:
+    """Exclude `awaitable`, work that the user's function requested, from the user's time."""
+    step = _running.step
+    return awaitable if step is None else _timed(awaitable, step[0], -step[1])
+
+
+class _Running(threading.local):
+    step: tuple[TimedFunction, int] | None = None  # the function that runs in this thread, and the weight of its call
+
+
+_running = _Running()
+
+
+@types.coroutine
+def _timed(awaitable: Awaitable[Any], held: TimedFunction, weight: int) -> Generator[Any, Any, Any]:
+    """Await `awaitable` and add the time between its waits, times `weight`, to `held`."""
+    steps: Any = awaitable.__await__()
+    if not hasattr(steps, "throw"):  # not a coroutine
+        return (yield from steps)
+    resume, is_own = steps.send, weight > 0
+    value: Any = None
+    while True:
+        before, _running.step = _running.step, (held, weight) if is_own else None
+        began = time.perf_counter()
+        try:
+            waits_for = resume(value)
+        except StopIteration as end:
+            return end.value
+        finally:
+            held.seconds += weight * (time.perf_counter() - began)
+            _running.step = before
+        try:
+            value = yield waits_for
+            resume = steps.send
+        except BaseException as error:  # includes GeneratorExit
+            resume, value = steps.throw, error
 
 
 class Meter:

@@ -26,9 +26,7 @@ from headrace.fetch.coalescer import Coalescer
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
 from headrace.fetch.policy.range_request import RangeRequest
-from headrace.fetch.rest import Rest
-from headrace.fetch.stores.addresses import Stores, split
-from headrace.fetch.stores.registry import gives_ends, host_of, is_local
+from headrace.fetch.stores.addresses import Stores, gives_ends, host_of, is_local, split
 from headrace.options import FetchOptions
 from headrace.protocols import Check, Span, Version
 from headrace.running import Charges, running_charge
@@ -36,6 +34,7 @@ from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
+    from headrace.fetch.rest import Rest
 
 
 _ANY_VERSION = Version()

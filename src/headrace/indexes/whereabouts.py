@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.errors import OptionError, masked, printable
-from headrace.fetch.stores.addresses import split
-from headrace.fetch.stores.registry import WEB_SCHEMES
-from headrace.formats.format import Format
+from headrace.fetch.stores.addresses import WEB_SCHEMES, split
+
+if TYPE_CHECKING:
+    from headrace.formats.format import Format
 
 SUFFIX = ".hri"
 _OURS, _INDEXES = "headrace", "indexes"

@@ -2,8 +2,7 @@
 
 fork_server.py    the process that forks workers; boot.py: starts its interpreter
 fork_client.py    the trainer's side of the fork server
-child.py          makes a worker a child process of the trainer
-inheritance.py    settings that a worker inherits from the trainer
+inheritance.py    what a worker inherits from the trainer, as a child process
 stopped.py        detects processes that were stopped
 wire.py           messages over a socket pair
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.errors import OptionError
 
+GRACE_S = 5.0  # time for dismissed workers to end their current tasks
 _SEED = "PYTHONHASHSEED"
 _NAMES = re.compile(r"python|pypy", re.IGNORECASE)  # names of interpreters
 _MOST = 2**32 - 1  # largest seed that Python accepts

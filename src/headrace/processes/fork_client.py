@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.memory import Segment
-from headrace.processes import fork_server as protocol
-from headrace.processes.boot import boot, executable, stream
-from headrace.processes.child import described, next_number
-from headrace.processes.inheritance import capture
+from headrace.processes.boot import GRACE_S, boot, executable, stream
+from headrace.processes.inheritance import capture, described, next_number
 from headrace.processes.stopped import PATIENCE, Watch, is_stopped
 from headrace.processes.wire import JSON, LoopWire, PolledWire
 from headrace.wakeup import is_readable
@@ -177,7 +175,7 @@ class ForkServer:
         if is_stopped(self.process.pid):
             self.process.kill()
         try:
-            self.process.wait(protocol.GRACE_S + 1)  # dismissed workers may be in the middle of a sample
+            self.process.wait(GRACE_S + 1)  # dismissed workers may be in the middle of a sample
         except subprocess.TimeoutExpired:
             self.process.kill()  # the kernel ends its workers
             self.process.wait()

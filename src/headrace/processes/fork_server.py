@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from headrace.memory import Segment, mapped
-from headrace.processes.boot import flags
+from headrace.processes.boot import GRACE_S, flags
 from headrace.processes.stopped import is_stopped
 from headrace.processes.wire import JSON, PolledWire
 from headrace.wakeup import is_readable
@@ -41,7 +41,6 @@ _IDLE_S = 30.0  # wait for a next loader
 # Without these settings libraries start threads on import, and forks of a process with threads may hang.
 _BLAS = "OPENBLAS_NUM_THREADS"
 _WITHOUT_THREADS = {_BLAS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-GRACE_S = 5.0  # time for dismissed workers to end their current tasks
 
 
 class _Forked:
@@ -253,7 +252,7 @@ class _ForkServer:
                 resource.setrlimit(resource.RLIMIT_NOFILE, self.file_limits)
                 _take_place(message)
                 run = partial(_work, message, worker_fd)
-                live = importlib.import_module("headrace.processes.child").live
+                live = importlib.import_module("headrace.processes.inheritance").live
                 status = live(message["child"], message["process"], run, self.trainer_fd, *tracker_fd)
         except BaseException:
             traceback.print_exc()
@@ -386,7 +385,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with _frozen():
-        for name in ("processes.child", "work.worker"):
+        for name in ("processes.inheritance", "work.worker"):
             importlib.import_module(f"headrace.{name}")
         with contextlib.suppress(ImportError):  # most data has images: saves each worker 40 ms
             importlib.import_module("PIL.Image").preinit()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.checksums import crc32c_of
 from headrace.errors import ChecksumError, StorageError, masked, not_as_indexed
 from headrace.failures import ErrorPacker, Failure
-from headrace.fetch.ranges import Requests, member_requests
+from headrace.fetch.coalescer import Requests, member_requests
 from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.memory import Lease
 from headrace.parts import ListPart, Part, RawPart

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.channel import Sender
 from headrace.failures import ErrorPacker
 from headrace.memory import Arena
 from headrace.observe.stats import LoaderMeters
 from headrace.parts import Part
-from headrace.producer import Producer
 from headrace.scheduler.boundaries import BatchBoundaries
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.position_map import PositionMap
 from headrace.scheduler.recipe import BatchSpec, Learned, SlabAllocator, Works
 from headrace.scheduler.skips import Skips
+
+if TYPE_CHECKING:
+    from headrace.producer import Producer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from headrace.failures import AllMade
 from headrace.formats.columns import Column, ColumnBodies, Columns
 from headrace.lately import tensor_types
-from headrace.torch_compat.leaves import Mismatch, name_of
 from headrace.torch_compat.serialize import PickledPart
+from headrace.torch_compat.spec import Mismatch, name_of
 
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 _LARGE_BYTES = 2**14  # of a value: copying larger ones together costs more than pickling each

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.formats.columns import Column, ColumnBodies, Columns
-from headrace.torch_compat.leaves import ArrayLeaf, ColumnLeaf, Leaf, Mismatch, NumberLeaf
-from headrace.torch_compat.spec import Spec, aligned
+from headrace.torch_compat.spec import ArrayLeaf, ColumnLeaf, Leaf, Mismatch, NumberLeaf, Spec, aligned
 
 _WRITTEN_AT_ONCE_BYTES = 2**20
 

@@ -26,7 +26,7 @@ from headrace.positions import part_position
 from headrace.sent import SentPart, offset_in
 from headrace.tasks import NO_STEP, Chain, Step
 from headrace.torch_compat import serialize
-from headrace.torch_compat.packed_each import PackedEach
+from headrace.torch_compat.serialize import PackedEach
 from headrace.work.inputs import Inputs
 from headrace.work.messages import TaskMessage
 from headrace.work.origins import collate_error, key_of, note_origin

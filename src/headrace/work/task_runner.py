@@ -15,11 +15,10 @@ from headrace.parts import Part
 from headrace.sent import MemberBytes, Place, SentPart, size_of
 from headrace.tasks import Chain, Finish, Reply
 from headrace.torch_compat import serialize
-from headrace.torch_compat.leaves import Mismatch
-from headrace.torch_compat.packed_each import PackedEach
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
+from headrace.torch_compat.serialize import PackedEach
 from headrace.torch_compat.slots import Slots
-from headrace.torch_compat.spec import Spec, aligned
+from headrace.torch_compat.spec import Mismatch, Spec, aligned
 from headrace.work.inputs import Inputs
 from headrace.work.maker import Maker, ProgressPlace, listed
 from headrace.work.messages import TaskMessage

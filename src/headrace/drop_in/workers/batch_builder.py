@@ -23,9 +23,8 @@ from headrace.forks import Original
 from headrace.torch_compat import serialize, worker_info
 from headrace.torch_compat.collate import is_extended, plain_collate
 from headrace.torch_compat.datapipes import is_iterated_pipe, is_pipe, seeded, traversing
-from headrace.torch_compat.leaves import Mismatch
 from headrace.torch_compat.slots import Slots
-from headrace.torch_compat.spec import Spec
+from headrace.torch_compat.spec import Mismatch, Spec
 from headrace.torch_compat.stateful import PackedStates, failed, is_stateful, load, packed_states, unpacked_states
 from headrace.work.randomness import begin_sample
 

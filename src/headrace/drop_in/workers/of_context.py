@@ -14,7 +14,7 @@ from typing import Any
 from headrace.drop_in.workers.messages import WorkerConfig
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.drop_in.workers.worker_main import main_of_context
-from headrace.processes import fork_server as protocol
+from headrace.processes.boot import GRACE_S
 from headrace.torch_compat.by_value import begin_forked_worker, share_classes
 
 _our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -66,7 +66,7 @@ class ContextStarter:
         started, self._started = self._started, []
         if self._owner != os.getpid():
             return
-        deadline = time.monotonic() + protocol.GRACE_S
+        deadline = time.monotonic() + GRACE_S
         for process in started:  # this process must reap its children
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():

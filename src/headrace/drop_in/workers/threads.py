@@ -13,7 +13,7 @@ import weakref
 from headrace.drop_in.workers.messages import ObjectTable, WorkerConfig
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.drop_in.workers.worker_main import main_of_thread
-from headrace.processes import fork_server as protocol
+from headrace.processes.boot import GRACE_S
 
 
 class ThreadWorkerHandle:
@@ -84,6 +84,6 @@ def _end_threads() -> None:
     for end in list(_ends_of_threads.values()):
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + protocol.GRACE_S
+    deadline = time.monotonic() + GRACE_S
     for thread in list(_ends_of_threads):
         thread.join(max(0.0, deadline - time.monotonic()))

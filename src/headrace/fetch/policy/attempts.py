@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 from headrace.errors import ReadTimeoutError, StorageError
 from headrace.fetch.meter import Meter
-from headrace.fetch.panics import panic_in
-from headrace.fetch.policy.deadlines import DeadlineTimer
 from headrace.fetch.policy.endpoint import Endpoint, ReadFailure, close
-from headrace.fetch.policy.range_request import RangeRequest
+from headrace.fetch.policy.limits import Semaphore
+from headrace.fetch.policy.range_request import DeadlineTimer, RangeRequest
 from headrace.fetch.policy.retry import RetryPolicy
-from headrace.fetch.policy.semaphore import Semaphore
-from headrace.fetch.stores.registry import host_of, is_local
+from headrace.fetch.stores.addresses import host_of, is_local, panic_in
 from headrace.options import FetchOptions
 from headrace.types import Store
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import StorageError, ThrottledError
 from headrace.fetch.meter import Meter
-from headrace.fetch.panics import panic_in
-from headrace.fetch.policy.limits import ConcurrencyLimit
+from headrace.fetch.policy.limits import ConcurrencyLimit, Semaphore
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.policy.retry import RetryBudget
-from headrace.fetch.policy.semaphore import Semaphore
-from headrace.fetch.rest import Rest
+from headrace.fetch.stores.addresses import panic_in
 from headrace.options import FetchOptions
 from headrace.types import Answer, Store
+
+if TYPE_CHECKING:
+    from headrace.fetch.rest import Rest
 
 ReadFailure = StorageError | OSError
 

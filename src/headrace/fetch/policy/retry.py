@@ -7,14 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.errors import (
-    AccessDeniedError,
-    BadResponseError,
-    ObjectChangedError,
-    ObjectMissingError,
-    StorageError,
-)
-from headrace.fetch.policy.semaphore import WaitingLine
+from headrace.errors import AccessDeniedError, BadResponseError, ObjectChangedError, ObjectMissingError, StorageError
+from headrace.fetch.policy.limits import WaitingLine
 from headrace.options import FetchOptions
 
 _FINAL = (ObjectMissingError, AccessDeniedError, ObjectChangedError)

@@ -31,7 +31,7 @@ from headrace.errors import (
     is_secret_name,
     masked,
 )
-from headrace.fetch.panics import panic_in
+from headrace.fetch.stores.addresses import panic_in
 from headrace.fetch.stores.key_ranges import list_in_ranges, without_folders
 from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
 from headrace.options import FetchOptions

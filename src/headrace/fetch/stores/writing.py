@@ -12,9 +12,7 @@ from typing import BinaryIO
 import anyio.to_thread
 
 from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked, masked_text
-from headrace.fetch.panics import panic_in
-from headrace.fetch.stores.addresses import split
-from headrace.fetch.stores.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
+from headrace.fetch.stores.addresses import CLOUD_SCHEMES, WEB_SCHEMES, panic_in, registered, split
 from headrace.fetch.stores.settings import for_obstore
 from headrace.options import FetchOptions
 
