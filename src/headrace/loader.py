@@ -15,24 +15,22 @@ from headrace import resolve
 from headrace.datasets.base import Operators
 from headrace.datasets.stream import Stream
 from headrace.deliver.loops import Closing, asyncio_loop
-from headrace.drop_in.in_thread import InThread
-from headrace.drop_in.regime import Torch
-from headrace.drop_in.torch_loader import T_co, TorchLoader
 from headrace.functions import as_it_is
 from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.left_out import MAX_SKIPS
-from headrace.observe.report import Reports
-from headrace.observe.stats import Stats
+from headrace.observe.stats import Reports, Stats
 from headrace.options import Balance, Exclude, FetchOptions
 from headrace.streaming.regime import Position, Streaming
-from headrace.torch_compat.plan_sampler import PlanSampler, order_of
 from headrace.torch_compat.ranks import Ranks, find_ranks
-from headrace.torch_compat.stateful import Stateful
+from headrace.torch_compat.torch_loader import PlanSampler, T_co, TorchLoader, order_of
 from headrace.types import Tail
-from headrace.work.executor import Executor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from headrace.drop_in.regime import Torch
+    from headrace.torch_compat.stateful import Stateful
+    from headrace.work.executor import Executor
 
 _LONGEST_DATA_TEXT = 200
 
@@ -220,6 +218,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
                 prefetch_factor=prefetch_factor,
                 **common,
             )
+            from headrace.drop_in.regime import Torch
+
             resolve.check_torch(self)
             self._behind: Torch | Streaming = Torch(self)
             return
@@ -274,6 +274,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     def __aiter__(self) -> AsyncIterator[T_co]:
         self._holder = Holder()
         if self.regime == "torch" and self.num_workers == 0:
+            from headrace.drop_in.in_thread import InThread
+
             return InThread(self.__iter__)
         iterator: Any = iter(self) if self.regime == "torch" else self._behind.iterate(self, asyncio_loop())
         return aiter(iterator)
@@ -300,6 +302,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         return {name: value for name, value in vars(self).items() if name not in ("_behind", "_iterator", *_OWN)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        from headrace.drop_in.regime import Torch
+
         vars(self).update(state, _iterator=None, _holder=Holder(), _instead=None)
         self._behind = Torch(self)
 

@@ -18,12 +18,12 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.drop_in.state import LoaderState, StateDict
-from headrace.drop_in.torch_loader import TorchLoader
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
 from headrace.state_checks import is_as_saved, whole_check
 from headrace.torch_compat.draws import decoded
 from headrace.torch_compat.stateful import chain_of, parts_of
+from headrace.torch_compat.torch_loader import TorchLoader
 
 _FIELDS = (
     *("is_map", "economic", "num_workers", "batch_size", "epoch", "count", "sampler_type", "sampler_length"),

@@ -16,7 +16,6 @@ from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.single import SingleIterator
 from headrace.drop_in.starting import has_fork_server
 from headrace.drop_in.state import SnapshotBook
-from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.worker_iterator import WorkerIterator
 from headrace.errors import OptionError
 from headrace.holding import Holder
@@ -24,6 +23,7 @@ from headrace.observe.stats import Stats
 from headrace.processes.fork_client import ForkServer
 from headrace.resolve import budget_bytes
 from headrace.torch_compat.stateful import chain_of
+from headrace.torch_compat.torch_loader import TorchLoader
 
 
 class Torch:

@@ -13,8 +13,8 @@ from headrace.deliver.ahead import mover_of
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.state import SnapshotBook, WorkerSnapshot
-from headrace.drop_in.torch_loader import TorchLoader
 from headrace.torch_compat.stateful import load, packed_states
+from headrace.torch_compat.torch_loader import TorchLoader
 
 
 class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 
 from headrace import descriptors
-from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.workers.forked import ForkServerStarter
 from headrace.drop_in.workers.messages import WorkerConfig
 from headrace.drop_in.workers.of_context import ContextStarter
 from headrace.drop_in.workers.starter import WorkerStarter
 from headrace.drop_in.workers.threads import ThreadStarter
+from headrace.torch_compat.torch_loader import TorchLoader
 
 
 def starter(loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:

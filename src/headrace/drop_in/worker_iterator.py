@@ -31,7 +31,6 @@ from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.starting import starter
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
-from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.workers.messages import Start, WorkerConfig, packed_index
 from headrace.drop_in.workers.pool import TorchWorkerPool
 from headrace.drop_in.workers.records import LOST, MadeBatch
@@ -43,6 +42,7 @@ from headrace.torch_compat.datapipes import with_sharding
 from headrace.torch_compat.errors import unpack_error
 from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, is_stateful
+from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_compat.tracebacks import trimming
 
 

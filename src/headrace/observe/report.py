@@ -267,23 +267,3 @@ def _size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError
-
-
-class Reports:
-    """Base of classes that report their counters."""
-
-    def stats(self) -> Stats:
-        """Return a snapshot of the counters, by stage."""
-        raise NotImplementedError
-
-    def report(self) -> str:
-        """Return a table of the counters, with one sentence on the bottleneck and advice."""
-        return report(self.stats())
-
-    def bound_by(self) -> str:
-        """Return the bottleneck in one word.
-
-        "trainer", "fetch", "loop" (your own code on the event loop, or in the threads of `from_map` and
-        `from_iterable`), "work", "collate", or "unknown" (too few batches, or no clear bottleneck).
-        """
-        return verdict(self.stats()).bound_by

@@ -253,3 +253,27 @@ class LoaderMeters:
 
     def elapsed_s(self) -> float:
         return 0.0 if self.began is None else time.perf_counter() - self.began
+
+
+class Reports:
+    """Base of classes that report their counters."""
+
+    def stats(self) -> Stats:
+        """Return a snapshot of the counters, by stage."""
+        raise NotImplementedError
+
+    def report(self) -> str:
+        """Return a table of the counters, with one sentence on the bottleneck and advice."""
+        from headrace.observe.report import report
+
+        return report(self.stats())
+
+    def bound_by(self) -> str:
+        """Return the bottleneck in one word.
+
+        "trainer", "fetch", "loop" (your own code on the event loop, or in the threads of `from_map` and
+        `from_iterable`), "work", "collate", or "unknown" (too few batches, or no clear bottleneck).
+        """
+        from headrace.observe.report import verdict
+
+        return verdict(self.stats()).bound_by

@@ -1,14 +1,33 @@
-"""The sampler that frameworks see in a loader whose order is headrace's plan."""
+"""The base class of loaders, and the sampler of loaders whose order is headrace's plan."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from torch.utils.data import DistributedSampler, SequentialSampler
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from headrace.errors import OptionError
+
+if TYPE_CHECKING:
+    from headrace.work.executor import Executor
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class TorchLoader(DataLoader[T_co]):
+    """A loader with headrace's options, which `headrace.DataLoader` documents."""
+
+    seed: int | None
+    memory_budget: int | str
+    workers: Literal["process", "thread"] | Executor
+    economic: bool
+    num_batch_workers: int | None
+    num_workers_batches: int | None
+    snapshot_every_n_steps: int | None
+    device: torch.device | str | int | None
 
 
 class _HasEpochs(Protocol):
