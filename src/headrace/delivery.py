@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from headrace.failures import PackedError
-from headrace.lanes import LaneProgress
 from headrace.types import Ranges
+
+if TYPE_CHECKING:
+    from headrace.lanes import LaneProgress
 
 
 @dataclass(slots=True)

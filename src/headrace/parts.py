@@ -15,7 +15,6 @@ from headrace.failures import Failure
 from headrace.memory import Claim, Lease, Segment
 from headrace.rows import Rows
 from headrace.sent import SentApart, SentKeys, SentObjects, SentPart, SentPickle, SentRows, SentTable
-from headrace.spans import member_pieces, spans_of
 from headrace.types import Ints
 
 
@@ -93,6 +92,8 @@ class RawPart:
         return self._with(self.rows.take(chosen), self.shards[chosen])
 
     def _with(self, rows: Rows, shards: Ints) -> RawPart:
+        from headrace.spans import spans_of
+
         if len(self.spans) <= 1 or not len(rows.offset):
             used = self.spans[:1]
         else:
@@ -130,6 +131,8 @@ class RawPart:
 
     def carried(self) -> SentPart:
         """Return the samples with only their own bytes. The ranges contain other tasks' samples too."""
+        from headrace.spans import member_pieces
+
         first = [address for address, _ in self.spans]
         views = [lease.view for _, lease in self.spans]
         ends = [address + len(view) for address, view in zip(first, views, strict=True)]

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from anyio import CapacityLimiter
 
@@ -34,11 +34,12 @@ from headrace.scheduler.epoch import Epoch
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Chain
 from headrace.torch_compat import serialize
-from headrace.work.executor import Executor
 from headrace.work.part_packer import PartPacker
 from headrace.work.processes import ProcessExecutor
 from headrace.work.queue import TaskQueue
-from headrace.work.threads import ThreadExecutor
+
+if TYPE_CHECKING:
+    from headrace.work.executor import Executor
 
 
 class Runtime:
@@ -79,6 +80,8 @@ class Runtime:
         if self._fork_server is not None:
             self._executor: Executor = ProcessExecutor(processes, self._fork_server, modules)
         else:
+            from headrace.work.threads import ThreadExecutor
+
             self._executor = ThreadExecutor() if isinstance(workers, str) or not settings.num_workers else workers
         self.parts = PartPacker(self._arena, shares_objects=self._executor.shares_objects)
         self._workers = TaskQueue(max(1, settings.num_workers), self._executor, self.meters, modules)

@@ -8,19 +8,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
 from headrace.errors import StateMismatchError
-from headrace.lanes import LaneProgress
 from headrace.plan import Cursor, Steps, share
 from headrace.plan.cursor import pack_ranges, unpack_ranges
-from headrace.plan.lane_states import joined, pack_lanes, unpack_lanes
 from headrace.plan.order import ORDER_VERSION
 from headrace.plan.ranges import united
 from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges, Tail
+
+if TYPE_CHECKING:
+    from headrace.lanes import LaneProgress
 
 VERSION = 1
 _OLDEST = 1
@@ -141,6 +142,8 @@ class State:
 
     def pack(self, facts: Fingerprint, last: Ints) -> dict[str, Any]:
         """Convert to JSON. `last` are the numbers of the samples directly before the state."""
+        from headrace.plan.lane_states import pack_lanes
+
         packed: dict[str, object] = {
             "version": VERSION,
             "regime": "headrace",
@@ -189,6 +192,8 @@ class State:
     @staticmethod
     def unpack(packed: Mapping[str, Any]) -> State:
         """Parse a saved state, or raise StateMismatchError."""
+        from headrace.plan.lane_states import unpack_lanes
+
         check_kind(packed, "headrace")
         order = packed.get("order_version")
         if order != ORDER_VERSION:
@@ -288,6 +293,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have ended
             the epoch with `tail="uneven"`, and others have not.
     """
+    from headrace.plan.lane_states import joined
+
     packed = list(states)
     if not packed:
         raise StateMismatchError("there are no states to merge", field="rank")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.plan import DrawnOrder, ShardOrder, Windows
-from headrace.plan.drawn import chosen_by_weight, minus_log
+from headrace.plan import ShardOrder, Windows
+from headrace.plan.drawn import DrawnOrder, chosen_by_weight, minus_log
 from headrace.plan.permutation import below
 
 

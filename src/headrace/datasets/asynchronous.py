@@ -9,18 +9,20 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.operators.values import Operator
-from headrace.datasets.sharing import RanksBy
 from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream
 from headrace.functions import is_async
-from headrace.producer import Producer
 from headrace.protocols import Opens
 from headrace.torch_compat.tracebacks import trimming
+
+if TYPE_CHECKING:
+    from headrace.datasets.sharing import RanksBy
+    from headrace.producer import Producer
 
 Data = TypeVar("Data", bound=Opens)
 

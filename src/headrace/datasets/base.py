@@ -8,7 +8,6 @@ from headrace.datasets.methods.batches import BatchMethods
 from headrace.datasets.methods.inputs import InputMethods
 from headrace.datasets.methods.order import OrderMethods
 from headrace.datasets.methods.samples import SampleMethods
-from headrace.datasets.operators.registered import made_operator
 
 if TYPE_CHECKING:
     from headrace.datasets.stream import Stream
@@ -34,4 +33,6 @@ class Operators(OrderMethods, SampleMethods, BatchMethods, InputMethods):
         Raises:
             OptionError: There is no such operator.
         """
+        from headrace.datasets.operators.registered import made_operator
+
         return self._with(made_operator(name, args, named))

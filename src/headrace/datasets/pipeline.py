@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.datasets.operators.delivering import NOTHING_SAID, Delivering
 from headrace.datasets.operators.fields import Selection
@@ -11,8 +12,10 @@ from headrace.datasets.operators.values import Batch, EachSample, GroupOperator
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Wanted
 from headrace.formats.columns import ColumnDecoder, SampleColumns
-from headrace.plan.lane_packing import LanePacking
 from headrace.tasks import Step
+
+if TYPE_CHECKING:
+    from headrace.plan.lane_packing import LanePacking
 
 
 @dataclass(frozen=True)

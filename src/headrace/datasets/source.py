@@ -9,25 +9,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.faces import Described, HasKeys, IteratedData, KeyedData, Parts
-from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.ordering import Ordering
-from headrace.datasets.sharing import RanksBy
 from headrace.errors import masked
 from headrace.plan import Order, Places, ShardOrder
-from headrace.plan.token_mixing import TokenMixing
-from headrace.producer import Producer
-from headrace.producers.members import Members
-from headrace.producers.shard_plan import Expected
-from headrace.producers.unpack import Unpacks
 from headrace.protocols import Opens
 from headrace.rows import Scanner
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.datasets.faces import Described, HasKeys, IteratedData, KeyedData, Parts
+    from headrace.datasets.sharing import RanksBy
+    from headrace.plan.token_mixing import TokenMixing
+    from headrace.producer import Producer
+    from headrace.producers.members import Members
+    from headrace.producers.shard_plan import Expected
+    from headrace.producers.unpack import Unpacks
 
 KeepsKey = Callable[[str], object]
 """True for the keys of samples to keep."""
@@ -281,10 +282,14 @@ class SampleSource(ABC):
 
     def fingerprint(self) -> str:
         """Return an identifier of the data, from what is known before samples are read."""
+        from headrace.datasets.fingerprints import fingerprint_of
+
         return fingerprint_of(self.urls if self.traits.sharded else (self.name,))
 
     def fingerprint_with(self, sizes: Ints) -> str:
         """Return the identifier of the data, given the number of wanted samples in each shard."""
+        from headrace.datasets.fingerprints import fingerprint_of
+
         return fingerprint_of(self.urls, sizes)
 
     def at_revision(self, fingerprint: str) -> str:

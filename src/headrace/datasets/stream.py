@@ -12,7 +12,6 @@ from headrace.datasets.compiling import compiled
 from headrace.datasets.operators.values import Operator, counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
-from headrace.datasets.telling import told
 from headrace.errors import HeadraceError, printable
 from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
@@ -125,6 +124,8 @@ class Stream(Operators):
         Args:
             samples: Number of samples to read and describe. 0: no request is made.
         """
+        from headrace.datasets.telling import told
+
         source = self.source.__sample_source__()
         lines = [repr(Stream(self.source)), *(f"  {of}: {what}" for of, what in source.facts)]
         try:

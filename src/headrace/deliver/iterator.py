@@ -24,7 +24,6 @@ from headrace.deliver.progress import Progress
 from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.failures import PackedError
 from headrace.observe.stats import LoaderMeters
-from headrace.torch_compat.errors import unpack_error
 from headrace.torch_compat.tracebacks import trimming
 from headrace.wakeup import is_readable
 
@@ -338,6 +337,8 @@ class BatchIterator(Generic[B]):
 
 def _fail(packed: PackedError, iterator: BatchIterator[B]) -> NoReturn:
     """Raise the engine's error. The epoch is not used up."""
+    from headrace.torch_compat.errors import unpack_error
+
     iterator._is_exhausted = True
     iterator._end()
     raise unpack_error(packed)

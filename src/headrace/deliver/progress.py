@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.deliver.opening import Arrived
 from headrace.delivery import Afters, AfterThese, ProgressDelta
 from headrace.errors import OptionError
-from headrace.lanes import LaneProgress
 from headrace.types import Ranges
+
+if TYPE_CHECKING:
+    from headrace.lanes import LaneProgress
 
 _REMEMBERED = 16  # number of batches before the last whose states stay available
 

@@ -10,16 +10,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from headrace.datasets.pipeline import Pipeline
 from headrace.engine.async_steps import apply
-from headrace.engine.calls import TrainerCalls
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.job import Job
-from headrace.engine.quarantine import Quarantine
 from headrace.engine.sources import EpochIn, Sources
 from headrace.fetch import Meter, Reader
 from headrace.functions import is_async
@@ -33,8 +31,9 @@ from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Chain, Step
 from headrace.torch_compat import serialize
 from headrace.torch_compat.collate_by_torch import collate_by_torch, for_workers
-from headrace.work.maker import stage_key
-from headrace.work.task_runner import open_part
+
+if TYPE_CHECKING:
+    from headrace.engine.calls import TrainerCalls
 
 Wrap = Callable[[list[Any]], Part]
 """Makes a part from Python objects."""
@@ -124,6 +123,8 @@ class Blueprint:
         if policy is None:
             return None
         if quarantine is not None:
+            from headrace.engine.quarantine import Quarantine
+
             meters = Quarantine(quarantine, plan, meters)
         return Skips(
             replace(policy, decide=calls.decide) if self._job.asks else policy,
@@ -152,6 +153,9 @@ async def _through_loop(
     number: int, steps: Sequence[Step], wrap: Wrap, part: Part, positions: Sequence[int], key: int
 ) -> tuple[Part, Sequence[int]]:
     """Run steps on all samples of a part at once. Returns results and the input index of each."""
+    from headrace.work.maker import stage_key
+    from headrace.work.task_runner import open_part
+
     samples: list[object] = open_part(part)
     part.release()
     made: list[list[object]] = [[]] * len(samples)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.errors import OptionError, StateMismatchError
-from headrace.lanes import LaneProgress
 from headrace.plan import Cursor, Order, Steps, draw, sample_seed, share
 from headrace.plan.cursor import compressed
-from headrace.plan.lane_packing import LanePacking
-from headrace.plan.lane_run import LaneRun
-from headrace.plan.mixed_lanes import MixedLaneRun
 from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
-from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap, as_numbers
 from headrace.state import Fingerprint, ResplitBase, State, last_positions
 from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges
+
+if TYPE_CHECKING:
+    from headrace.lanes import LaneProgress
+    from headrace.plan.lane_packing import LanePacking
+    from headrace.plan.lane_run import LaneRun
 
 Numbers = Callable[[Order, Ints], Ints]
 
@@ -157,6 +158,9 @@ class EpochPlan:
     def lane_run(self) -> LaneRun | None:
         if self.packing is None or self.order is None:
             return None
+        from headrace.plan.lane_run import LaneRun
+        from headrace.plan.mixed_lanes import MixedLaneRun
+
         size = self.steps.size
         lanes = range(*share(size, self.rank, self.world))
         if self.packing.mixing is not None:
@@ -168,6 +172,8 @@ class EpochPlan:
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
         if lanes is not None and kept_from is not None:
+            from headrace.scheduler.lane_map import LaneMap
+
             run = lanes
             return LaneMap(lambda start, stop: as_numbers(run.positions(start, stop)), kept_from, run)
         if mark is not None:

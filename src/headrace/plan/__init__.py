@@ -1,7 +1,6 @@
 """Stage 1 of 4: maps (seed, epoch, position) to a sample. Pure: no reads, no hidden state."""
 
 from headrace.plan.cursor import Cursor
-from headrace.plan.drawn import DrawnOrder
 from headrace.plan.lanes import Windows
 from headrace.plan.order import (
     ChosenOrder,
@@ -15,20 +14,17 @@ from headrace.plan.order import (
     ShuffledOrder,
 )
 from headrace.plan.permutation import draw, permutation, sample_seed, window_order
-from headrace.plan.rounds import Rounds
 from headrace.plan.steps import Steps, share
 
 __all__ = [
     "ChosenOrder",
     "ComputedOrder",
     "Cursor",
-    "DrawnOrder",
     "EpochOrder",
     "FirstOf",
     "Order",
     "Passes",
     "Places",
-    "Rounds",
     "ShardOrder",
     "ShuffledOrder",
     "Steps",

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headrace.forks import Original
 from headrace.wakeup import is_readable
 
 _HEADER = struct.Struct("<Q")
@@ -92,6 +91,8 @@ class BlockingWire:
     """A worker's end, which blocks. Usable only in the process that created it."""
 
     def __init__(self, sock: socket.socket) -> None:
+        from headrace.forks import Original
+
         self._sock = sock
         self._original = Original()
         self._decoder = _Decoder(PICKLE)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 
 from headrace.memory import Claim
 from headrace.parts import PackedPart, Part
-from headrace.producer import Flow
+
+if TYPE_CHECKING:
+    from headrace.producer import Flow
 
 _EXPECTED_BYTES = 65536  # of a sample, before the first
 

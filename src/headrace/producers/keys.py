@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -13,10 +13,12 @@ from anyio.abc import TaskGroup
 from headrace.cancelled import is_ours
 from headrace.failures import ErrorPacker, Failure, Origin, PackedError
 from headrace.parts import ListPart, Part
-from headrace.producer import Flow
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.charging import Charge, Expectation
 from headrace.running import RunningSample, running_charge, running_sample
+
+if TYPE_CHECKING:
+    from headrace.producer import Flow
 
 _NO_WAIT_S = 0.002
 _NOT_YET = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -21,14 +21,13 @@ from headrace.scheduler.boundaries import GivenBoundaries
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
-from headrace.scheduler.group_level import GroupLevel
-from headrace.scheduler.inner import InnerHost, Level, Outcome
-from headrace.scheduler.lane_level import LEFT_OUT_LEAST, LaneLevel
-from headrace.scheduler.lane_map import LaneMap
-from headrace.scheduler.one_by_one import OneByOne
+from headrace.scheduler.inner import LEFT_OUT_LEAST, InnerHost, Level, Outcome
 from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Outlet, Resources
 from headrace.tasks import Finish, Task
+
+if TYPE_CHECKING:
+    from headrace.scheduler.one_by_one import OneByOne
 
 
 class Epoch:
@@ -43,9 +42,14 @@ class Epoch:
         self._boundaries, self._position_map = spec.boundaries, spec.position_map
         self._pass_count = spec.pass_count
         self._raises = spec.skips is None
-        kind = OneByOne if spec.batches.together > 1 else Assembly
         outlet = Outlet(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
-        self._assembly: Assembly | OneByOne = kind(outlet)
+        self._assembly: Assembly | OneByOne
+        if spec.batches.together > 1:
+            from headrace.scheduler.one_by_one import OneByOne
+
+            self._assembly = OneByOne(outlet)
+        else:
+            self._assembly = Assembly(outlet)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = levels_of(spec, self._dispatch, resources.budget, self)
         self._of_use = [0] * len(self._levels)  # per level: source samples before this one gave something
@@ -261,7 +265,7 @@ class Epoch:
             if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
             why = self.failure(first_of(error))
-            if self._batches.keeps_count or isinstance(self._position_map, LaneMap):
+            if self._batches.keeps_count or self._position_map.has_lanes:
                 self.put(self._put, ListPart([why]))
             else:  # groups of earlier samples may wait for the end
                 self._last = why
@@ -393,10 +397,19 @@ def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: InnerHo
         if isinstance(stage, GroupStage | LimitStage):
             levels.append([])
         levels[-1].append(stage)
-    grouped = LaneLevel if isinstance(spec.position_map, LaneMap) else GroupLevel
     return [
-        (grouped if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
+        (_grouping(spec) if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
             number, stages, spec, dispatch, budget, host
         )
         for number, stages in enumerate(levels)
     ]
+
+
+def _grouping(spec: EpochSpec) -> type[Level]:
+    if spec.position_map.has_lanes:
+        from headrace.scheduler.lane_level import LaneLevel
+
+        return LaneLevel
+    from headrace.scheduler.group_level import GroupLevel
+
+    return GroupLevel

@@ -13,7 +13,6 @@ from headrace.errors import StateMismatchError
 from headrace.failures import Failure
 from headrace.memory import bytes_in
 from headrace.parts import ListPart, Part
-from headrace.positions import part_position
 from headrace.running import running_charge
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
@@ -23,6 +22,7 @@ from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage, LoopSt
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Reply, Task
 
+LEFT_OUT_LEAST = 10_000  # skipped samples before an epoch is aborted
 _INNER_TASKS = 4  # for each worker
 _BETWEEN_STAGES = 2**16  # and above: indices of stages that derive positions of new samples
 
@@ -343,6 +343,8 @@ def _changed(known: int, given: int) -> StateMismatchError:
 
 def _parts_of(positions: Sequence[int], kept: Sequence[int], place: int) -> list[int]:
     """Return the positions of results. `kept` has the input index of each."""
+    from headrace.positions import part_position
+
     result, last, part = [], -1, 0
     for k in kept:
         part = part + 1 if k == last else 0

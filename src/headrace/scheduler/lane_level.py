@@ -9,13 +9,11 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.lanes import PackedPiece, PackedSequence
 from headrace.parts import ListPart, Part
 from headrace.scheduler.group_level import SharedPart, TogetherLevel, in_parts
-from headrace.scheduler.inner import Outcome, Units
+from headrace.scheduler.inner import LEFT_OUT_LEAST, Outcome, Units
 from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.recipe import InnerStage
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Reply
-
-LEFT_OUT_LEAST = 10_000  # skipped samples before an epoch is aborted
 
 
 class LaneLevel(TogetherLevel):

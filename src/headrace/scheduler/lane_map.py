@@ -34,6 +34,8 @@ class Lanes(Protocol):
 class LaneMap(PositionMap):
     """The sequences of one epoch on one rank. `kept_from` is the position of the first one."""
 
+    has_lanes = True
+
     def __init__(self, positions: Positions, kept_from: int, lanes: Lanes) -> None:
         super().__init__(positions, kept_from, levels=(Origins(), Origins()))
         self.lanes = lanes

@@ -51,6 +51,8 @@ class PositionMap:
         repeated: Counts samples of later passes, until the source reports where these begin. None: not counted.
     """
 
+    has_lanes = False
+
     def __init__(
         self,
         positions: Positions | None = None,

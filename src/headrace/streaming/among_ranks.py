@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
-from headrace.engine.sharing import name_of
 from headrace.errors import OptionError, StateMismatchError
 from headrace.types import Tail
 
@@ -136,6 +135,8 @@ def _lacks_index(source: SampleSource) -> bool:
 
 
 def _check_iterable(source: SampleSource, world: int) -> None:
+    from headrace.engine.sharing import name_of
+
     name = name_of(source.data)
     if source.ranks_by is None:
         raise OptionError(

@@ -8,12 +8,15 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import TYPE_CHECKING
 
 from headrace.cancelled import is_ours
-from headrace.datasets.faces import IteratedData
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.options import SkipPolicy
 from headrace.running import running_charge, running_reader
+
+if TYPE_CHECKING:
+    from headrace.datasets.faces import IteratedData
 
 _LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notification
 

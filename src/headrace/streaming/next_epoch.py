@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,17 +21,17 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.functions import name_of
 from headrace.options import Balance, Settings
 from headrace.plan import Cursor, Order, Steps
-from headrace.plan.balance import Work, dealt
 from headrace.plan.order import ENDLESS
 from headrace.plan.steps import Deal
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_counts, has_numbers, met, why_not_merged
-from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
-from headrace.streaming.excluding import Excluding
-from headrace.streaming.packed_ranks import check_lanes, check_packing, own_lanes
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.plan.balance import Work
+    from headrace.streaming.excluding import Excluding
 
 log = logging.getLogger("headrace")
 
@@ -223,6 +223,9 @@ class NextEpoch:
             raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
+            from headrace.streaming.counted import counted_share, part_of
+            from headrace.streaming.packed_ranks import check_lanes, check_packing
+
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
             batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
@@ -257,6 +260,8 @@ class NextEpoch:
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
 
     def _excluding(self, planning: Planning | None = None) -> Excluding:
+        from headrace.streaming.excluding import Excluding
+
         planning = planning or self.planning
         if planning is None:
             raise OptionError(
@@ -356,6 +361,9 @@ class NextEpoch:
                 f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="step"
             )
         if not is_shared:
+            from headrace.streaming.counted import part_of
+            from headrace.streaming.packed_ranks import own_lanes
+
             whole, rest = divmod(begin.samples, size)
             mine = whole * part_of(size, ranks) + part_of(rest, ranks)
             since = (
@@ -437,6 +445,8 @@ class Balancing:
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
         """Return the rank of each position of a step. `sizes` are the numbers per rank."""
+        from headrace.plan.balance import dealt
+
         return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
 
     def _work(self, numbers: Ints) -> Work:

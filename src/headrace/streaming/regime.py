@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.datasets.base import Operators
 from headrace.datasets.pipeline import Pipeline
@@ -18,7 +18,6 @@ from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator, Watcher
 from headrace.deliver.progress import Progress
 from headrace.engine.blueprint import Blueprint
-from headrace.engine.calls import TrainerCalls
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.job import Job
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
@@ -27,11 +26,13 @@ from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.runtime import Runtime
 from headrace.streaming.callers import DirectCalls
-from headrace.streaming.counted import count_share
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.next_epoch import NextEpoch
 from headrace.torch_compat.ranks import Ranks
 from headrace.work.uses_torch import may_use_torch
+
+if TYPE_CHECKING:
+    from headrace.engine.calls import TrainerCalls
 
 log = logging.getLogger("headrace")
 
@@ -301,6 +302,8 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
     plan.check_end(progress.received)
     turn.advance(plan, progress)
     if plan.share is not None:
+        from headrace.streaming.counted import count_share
+
         count_share(plan, progress.received, meters)
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated

@@ -14,9 +14,7 @@ from headrace.memory import Segment, close_all
 from headrace.tasks import Chain
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import packed_size
-from headrace.torch_compat.why_unpicklable import cannot_carry
 from headrace.types import Buffer
-from headrace.work.keyed import Begin
 from headrace.work.messages import ChainMessage, Message, SpecMessage
 
 
@@ -151,6 +149,8 @@ class Chains:
                     "process, and these workers share nothing with it"
                 )
         except Exception as error:
+            from headrace.torch_compat.why_unpicklable import cannot_carry
+
             refusal = cannot_carry(error, _named(chain), 'or give workers="thread"')
             refusal.add_note("stage: work")
             raise refusal from error
@@ -193,6 +193,8 @@ class Chains:
 
 def _named(chain: Chain) -> dict[str, object]:
     """Return the objects of a chain by names that the user knows."""
+    from headrace.work.keyed import Begin
+
     if isinstance(chain.begin, Begin):
         return {**chain.begin.named, "collate_fn": chain.collate}
     steps: dict[str, object] = {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from headrace.tasks import Finish, Reply, Task
-from headrace.work.executor import WorkerLink
 from headrace.work.open_blocks import OpenBlocks
+
+if TYPE_CHECKING:
+    from headrace.work.executor import WorkerLink
 
 
 class QueueEntry:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, Protocol
 from headrace.errors import WorkerDiedError
 from headrace.failures import PackedError
 from headrace.pickled import as_call
-from headrace.positions import divided
 from headrace.sent import Place, SentPart
 from headrace.tasks import Finish, Reply, Task
 
@@ -186,6 +185,8 @@ def exit_text(code: int | None) -> str:
 
 def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
     """Return the error of a sample that has ended the maximum number of workers."""
+    from headrace.positions import divided
+
     key, url = _origin(task, sample)
     batch = task.batch + max(sample, 0) if task.finish is Finish.EACH else task.batch
     if task.scan is not None:

@@ -6,7 +6,6 @@ from headrace.failures import Failure, failures_among
 from headrace.memory import Arena
 from headrace.parts import KeyPart, ListPart, PackedPart, Part
 from headrace.torch_compat import serialize
-from headrace.torch_compat.why_unpicklable import cannot_carry_index
 
 _PLAIN = {int, str}
 """Types of keys that always pickle."""
@@ -44,6 +43,8 @@ class PartPacker:
 
 
 def _sendable_key(key: object) -> object:
+    from headrace.torch_compat.why_unpicklable import cannot_carry_index
+
     try:
         serialize.pack(key)
     except Exception as error:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headrace.descriptors import ADVICE, SHORT
 from headrace.errors import WorkerDiedError
@@ -18,8 +19,10 @@ from headrace.processes.stopped import PATIENCE, Watch
 from headrace.processes.wire import LoopWire, in_groups
 from headrace.tasks import Reply
 from headrace.work.chains import PackedChain, SharedChain
-from headrace.work.executor import Loss, OnLost, OnReply
 from headrace.work.messages import Message, exit_text
+
+if TYPE_CHECKING:
+    from headrace.work.executor import OnLost, OnReply
 
 _STARTS = 5  # attempts to start a worker, as descriptors may be short for a moment
 _START_AGAIN_S = 0.2
@@ -74,6 +77,8 @@ class _Process:
 
     def end(self, code: int | None) -> None:
         """Report the loss. `code` is the exit status, if known."""
+        from headrace.work.executor import Loss
+
         if not self._is_dead:
             loss = Loss(self.pid, code, self._words[2 * self.number], self._words[2 * self.number + 1])
             self.close()

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headrace.memory import Lease, Segment
 from headrace.observe.stats import LoaderMeters
@@ -16,9 +17,11 @@ from headrace.tasks import Finish, Reply, Task
 from headrace.torch_compat import serialize
 from headrace.work.chains import Chains
 from headrace.work.entries import QueueEntry, QueueWorker
-from headrace.work.executor import Executor, Loss, WorkerLink
 from headrace.work.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, exit_text
 from headrace.work.open_blocks import Opening
+
+if TYPE_CHECKING:
+    from headrace.work.executor import Executor, Loss, WorkerLink
 
 _PASSED_MOST = 32  # maximum number of tasks that wait for the worker that has their blocks
 _TASKS_AT_ONCE = 2  # one in work, one waiting at the worker; threads need none waiting

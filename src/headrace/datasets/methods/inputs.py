@@ -6,7 +6,6 @@ import uuid
 from typing import TYPE_CHECKING
 
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.datasets.operators.forking import Branch
 from headrace.errors import OptionError
 from headrace.numbers import is_whole
 
@@ -116,6 +115,8 @@ class InputMethods(AddsOperators):
             >>> list(image.map(lambda sample: sample["n"] * 10).zip(label.map(lambda sample: sample["n"] % 2)))
             [(10, 1), (20, 0)]
         """
+        from headrace.datasets.operators.forking import Branch
+
         if not is_whole(n, 1):
             raise OptionError(f".fork({n!r}): 1 branch or more, a whole number")
         name = uuid.uuid4().hex

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.datasets.operators.choosing import SelectIndices, Stretch, WeightedSample
 from headrace.datasets.operators.delivering import OnEveryRank
 from headrace.datasets.operators.order import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
@@ -66,12 +65,16 @@ class OrderMethods(AddsOperators):
         The source's samples must have numbers. After operators that drop, make or group samples, the samples that come
         out of these are counted, on one rank.
         """
+        from headrace.datasets.operators.choosing import Stretch
+
         if not is_whole(start) or not (stop is None or is_whole(stop, start)) or not is_whole(step, 1):
             raise OptionError(f".slice({start!r}, {stop!r}, {step!r}): 0 <= start <= stop and step >= 1, whole numbers")
         return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
 
     def skip(self, n: int) -> Stream:
         """Skip the first `n` samples: equivalent to `.slice(n)`."""
+        from headrace.datasets.operators.choosing import Stretch
+
         if not is_whole(n):
             raise OptionError(f".skip({n!r}): 0 or more, a whole number")
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
@@ -88,6 +91,8 @@ class OrderMethods(AddsOperators):
             index: Number of the part, from 0.
             count: Number of parts.
         """
+        from headrace.datasets.operators.choosing import Stretch
+
         if positional:
             given = ", ".join(map(repr, positional))
             raise OptionError(
@@ -134,6 +139,8 @@ class OrderMethods(AddsOperators):
         Raises:
             OptionError: An argument is invalid.
         """
+        from headrace.datasets.operators.choosing import SelectIndices, WeightedSample
+
         if sampler is not None:
             if weights is not None or count is not None or seed is not None or not replacement:
                 raise OptionError(".sample(): a sampler does its own drawing; give it alone")

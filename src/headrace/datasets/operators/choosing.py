@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from headrace.datasets.operators.order import PassOperator
 from headrace.errors import OptionError
-from headrace.plan import ChosenOrder, ComputedOrder, DrawnOrder, Order, draw
+from headrace.plan import ChosenOrder, ComputedOrder, Order, draw
+from headrace.plan.drawn import DrawnOrder
 from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
 from headrace.types import Ints

@@ -15,7 +15,6 @@ from headrace.datasets.blocking import blocking
 from headrace.datasets.places.entries import Entries, EntriesBuilder, load_entries, save_entries
 from headrace.datasets.places.patterns import Pattern
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
-from headrace.formats.json_values import as_number, as_object
 from headrace.indexes.whereabouts import names_path
 from headrace.reading import as_listed, listed, pinned
 from headrace.types import Listed
@@ -148,6 +147,8 @@ def _why_not(path: str, *, hides: bool) -> str | None:
 
 
 def _kept(place: str, folder: str, pattern: Pattern | None, path: Path) -> Listing:
+    from headrace.formats.json_values import as_number, as_object
+
     names, about = load_entries(path)
     nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))
     left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}

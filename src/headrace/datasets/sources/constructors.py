@@ -11,17 +11,15 @@ from headrace.datasets.blocking import blocking
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.guessing import Names, folders_at, names_at, place_of
 from headrace.datasets.places.patterns import is_pattern
-from headrace.datasets.sharing import RanksBy
-from headrace.datasets.sources.placed_shards import opening, shards_at, with_index_built
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
-from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.numbers import is_whole
-from headrace.producers.resumable import gives_state
 from headrace.reading import read_from
 
 if TYPE_CHECKING:
+    from headrace.datasets.sharing import RanksBy
+    from headrace.formats.format import Format
     from headrace.formats.plain_text import By
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -80,6 +78,8 @@ def stream(
         >>> len(data.source.urls)
         1282
     """
+    from headrace.datasets.sources.placed_shards import opening, shards_at
+
     if misplaced:
         raise _not_taken(next(iter(misplaced)))
     names = names_at(urls, storage_options, kept=listing == "kept")
@@ -107,6 +107,8 @@ def _not_taken(name: str) -> TypeError:
 
 def with_built_index(stream: Stream) -> Stream:
     """Return the stream with the index in this machine's cache, made if missing."""
+    from headrace.datasets.sources.placed_shards import with_index_built
+
     return Stream(with_index_built(stream.pipeline().source.data), stream.operators)
 
 
@@ -173,6 +175,7 @@ def energon(
         FormatError: `.nv-meta` is damaged. Raised later for an index that does not match its shard.
         StorageError: There is no such folder.
     """
+    from headrace.datasets.sources.placed_shards import opening, shards_at
     from headrace.formats.energon import NAME, Energon
 
     place = os.fspath(url)
@@ -363,6 +366,7 @@ def from_iterable(
         OptionError: `iterable` is neither an iterable nor a function, or an iterator without `one_epoch=True`.
     """
     from headrace.datasets.sources.synchronous import FromIterable, ResumableIterable, is_iterator, makes_one
+    from headrace.producers.resumable import gives_state
 
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise OptionError(f"hr.from_iterable({iterable!r:.200}): an iterable, or a function that gives one, is needed")

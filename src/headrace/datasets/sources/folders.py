@@ -20,7 +20,6 @@ from headrace.datasets.places.patterns import Pattern
 from headrace.datasets.sources.files import Facts, Objects, classes_of, digest_with
 from headrace.errors import OptionError, masked
 from headrace.formats.images import EXTENSIONS
-from headrace.indexes.index import for_each
 from headrace.types import Ints
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
@@ -98,6 +97,8 @@ class FolderFiles(Objects):
         if len(urls) == 1:
             bodies = [await self.body(first)]
         else:
+            from headrace.indexes.index import for_each
+
             bodies = await for_each(len(urls), lambda k: self.body(first + k))
         for url, body in zip(urls, bodies, strict=True):
             field = _field_of(extension_of(url), self.has_images)
