@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,19 +44,34 @@ class Rows:
         return len(self.keys)
 
     def __reduce__(self) -> tuple[object, ...]:
-        fields = self.keys, self.starts, self.field, self.offset, self.size, self.fields
-        if self.block is None:
-            return Rows, fields
-        return Rows, (*fields, self.block, self.row, self.reads, self.about, self.wanted)
+        """Pickle all numbers as one byte string: each array would cost as much."""
+        arrays = self.starts, self.field, self.offset, self.size, self.block, self.row, self.reads, self.wanted
+        counts = tuple(-1 if array is None else len(array) for array in arrays)
+        data = np.concatenate([array for array in arrays if array is not None]).tobytes()
+        return _rows_of, (self.keys.tobytes(), self.keys.itemsize, data, counts, self.fields, self.about)
 
     def cut(self, start: int, stop: int) -> Rows:
-        """Return rows [start, stop), without a copy if samples share no blocks."""
-        if self.block is not None:
-            return self.take(np.arange(start, stop))
-        starts = self.starts[start : stop + 1]
-        first, last = int(starts[0]), int(starts[-1])
-        field, offset, size = self.field[first:last], self.offset[first:last], self.size[first:last]
-        return Rows(self.keys[start:stop], starts - first, field, offset, size, self.fields)
+        """Return rows [start, stop), without a copy if their blocks are in order."""
+        block, first, last = None if self.block is None else self.block[start:stop], start, stop
+        if block is not None:
+            if not len(block) or (np.diff(block) >> 1).any():  # steps other than 0 and 1
+                return self.take(np.arange(start, stop))
+            first, last = int(block[0]), int(block[-1]) + 1
+        starts, blocks = self.starts[first : last + 1], slice(first, last)
+        members = slice(int(starts[0]), int(starts[-1]))
+        return Rows(
+            self.keys[start:stop],
+            starts - members.start,
+            self.field[members],
+            self.offset[members],
+            self.size[members],
+            self.fields,
+            None if block is None else block - first,
+            None if self.row is None else self.row[start:stop],
+            None if self.reads is None else self.reads[blocks],
+            None if self.about is None else self.about[blocks],
+            None if self.wanted is None else self.wanted[blocks],
+        )
 
     def take(self, chosen: Ints) -> Rows:
         """Return the rows at the indices `chosen`, in that order. Shared blocks keep their order."""
@@ -148,6 +163,24 @@ class Rows:
         )
 
 
+def _rows_of(
+    keys: bytes,
+    key_bytes: int,
+    data: bytes,
+    counts: tuple[int, ...],
+    fields: tuple[str, ...],
+    about: tuple[object, ...] | None,
+) -> Rows:
+    """Return the table that `Rows.__reduce__` has taken apart. Its arrays are read-only."""
+    numbers, at, arrays = np.frombuffer(data, np.int64), 0, list[Any]()
+    for count in counts:
+        arrays.append(None if count < 0 else numbers[at : at + count])
+        at += max(0, count)
+    starts, field, offset, size, block, row, reads, wanted = arrays
+    names = np.frombuffer(keys, f"S{key_bytes}")
+    return Rows(names, starts, field.astype(np.int32), offset, size, fields, block, row, reads, about, wanted)
+
+
 _READS = itertools.count(1)
 _NUMBERED_MOST = 1024  # blocks: a shuffle window has some of a few hundred stretches, and all stay in memory
 
@@ -197,11 +230,9 @@ def _shared(
 
 
 def texts_of(keys: NDArray[np.bytes_]) -> list[str]:
-    try:
-        texts: list[str] = keys.astype(np.str_).tolist()
-    except UnicodeDecodeError:  # not ASCII
-        return [key.decode("utf-8", "surrogateescape") for key in keys.tolist()]
-    return texts
+    each = keys.tolist()
+    texts = b"\0".join(each).decode("utf-8", "surrogateescape").split("\0")
+    return texts if len(texts) == len(each) else [key.decode("utf-8", "surrogateescape") for key in each]
 
 
 class Scanner(Protocol):

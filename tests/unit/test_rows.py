@@ -95,6 +95,17 @@ def in_blocks(blocks: list[int]) -> Rows:
     )
 
 
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.data())
+def test_cut_takes_consecutive_rows_of_blocks_in_any_order(
+    blocks: list[int], in_order: bool, data: st.DataObject
+) -> None:
+    rows = in_blocks(sorted(blocks) if in_order else blocks)
+    rows = replace(rows, about=tuple(range(max(blocks) + 1))).as_read()
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(blocks))] * 2)))
+    cut = rows.cut(start, stop)
+    assert repr(cut) == repr(rows.take(np.arange(start, stop))) == repr(pickle.loads(pickle.dumps(cut)))
+
+
 def test_blocks_that_were_read_keep_their_numbers_and_counts_wherever_their_rows_go() -> None:
     first, second = in_blocks([0, 0, 1, 2, 2, 2]).as_read(), in_blocks([0, 0]).as_read()
     assert first.reads is not None
