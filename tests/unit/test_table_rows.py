@@ -15,17 +15,23 @@ TEXTS = st.lists(st.text(max_size=12), min_size=COUNT, max_size=COUNT)
 
 @st.composite
 def columns(draw: st.DrawFn) -> pa.Array:
-    """A column of texts or numbers, also such as are held as a dictionary, or begin within their buffers."""
+    """A column of texts, numbers or nested values, also as a dictionary, or that begins within its buffers."""
     texts = draw(st.one_of(TEXTS, st.just([f"word {k}" for k in range(COUNT)])))
     if draw(st.booleans()):
         texts[draw(st.integers(0, COUNT - 1))] = None
-    kind = draw(st.sampled_from(["text", "large", "dictionary", "numbers", "flags", "bytes"]))
+    kind = draw(st.sampled_from(["text", "large", "dictionary", "numbers", "flags", "bytes", "dicts", "chats"]))
     if kind == "numbers":
         column = pa.array([None if text is None else len(text) / 2 for text in texts])
     elif kind == "flags":
         column = pa.array([None if text is None else "o" in text for text in texts])
     elif kind == "bytes":
         column = pa.array([None if text is None else text.encode() for text in texts])
+    elif kind in ("dicts", "chats"):
+        values = [
+            None if text is None else {"text": text or None, "sizes": [len(text)], "n": len(text)} for text in texts
+        ]
+        chats = [None if value is None else values[k : k + k % 4] for k, value in enumerate(values)]
+        column = pa.array(values if kind == "dicts" else chats)
     else:
         column = pa.array(texts, pa.large_string() if kind == "large" else pa.string())
     first = draw(st.integers(0, 5))
@@ -36,14 +42,17 @@ def columns(draw: st.DrawFn) -> pa.Array:
 @pytest.mark.slow
 @given(columns(), columns(), st.data())
 def test_values_field_by_field_are_those_of_each_row(first: pa.Array, second: pa.Array, data: st.DataObject) -> None:
-    rows = TableRows(pa.table({"a": first, "b": second}), {}, {"folder": "x"})
+    features = data.draw(
+        st.sampled_from([{}, {"a": [{"text": None}], "b": {"_type": "Sequence", "feature": {"n": None}}}])
+    )
+    rows = TableRows(pa.table({"a": first, "b": second}), features, {"folder": "x"})
     start = data.draw(st.integers(0, len(rows) - 1))
     follow = st.builds(lambda count: range(start, min(start + count, len(rows))), st.integers(1, len(rows)))
     numbers = data.draw(st.one_of(follow, st.lists(st.integers(0, len(rows) - 1), min_size=1)))
     found = rows.columns(numbers)
     assert found is not None
     samples = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-    assert samples == [rows.row(number) for number in numbers]
+    assert repr(samples) == repr([rows.row(number) for number in numbers])
     assert [list(one) for one in samples] == [["folder", "a", "b"]] * len(numbers)
     assert [list(map(type, one.values())) for one in samples] == [
         list(map(type, rows.row(number).values()))  # type: ignore[union-attr]

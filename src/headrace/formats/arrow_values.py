@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.json_values import as_list, as_number, as_object, as_text
-from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.formats.rows_of_block import RowsOfBlock, dicts_of
 
 Arrow = Any
 """A pyarrow object; pyarrow has no type annotations."""
@@ -26,6 +26,9 @@ Getter = Callable[[int], object]
 
 Taker = Callable[[Sequence[int]], Iterable[object]]
 """Returns the values of several rows, given as a range if consecutive."""
+
+StretchTaker = Callable[[int, int], Iterable[object]]
+"""Returns the values of the rows [start, stop)."""
 
 _FEW = 8  # values that are read one by one
 _ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")
@@ -111,7 +114,7 @@ class TableRows(RowsOfBlock):
         columns = [whole_array(column) for column in table.columns]
         self._names: list[str] = table.column_names
         self._getters = [getter(column, features.get(name)) for name, column in zip(self._names, columns, strict=True)]
-        self._takers = [_taker(column, get) for column, get in zip(columns, self._getters, strict=True)]
+        self._takers = [_taker(column, features.get(name)) for name, column in zip(self._names, columns, strict=True)]
 
     def __len__(self) -> int:
         return self._count
@@ -128,47 +131,78 @@ class TableRows(RowsOfBlock):
         return {**constants, **{name: take(numbers) for name, take in zip(self._names, self._takers, strict=True)}}
 
 
-def _taker(array: Arrow, get: Getter) -> Taker:
-    """Return a function for the values of several rows, equal to those of `get`."""
-    if array.null_count:
-        return lambda rows: map(get, rows)
-    types, kind = library().types, array.type
-    if _are_numbers(kind):
-        return partial(_numbers_at, numbers_of(array))
-    if types.is_string(kind) or types.is_large_string(kind):
-        return partial(_texts_at, _starts(array), _bytes_of(array), get)
-    if types.is_dictionary(kind) and not array.dictionary.null_count:
-        return partial(_named_at, _taker(array.dictionary, getter(array.dictionary)), numbers_of(array.indices), get)
-    return lambda rows: map(get, rows)
+def _taker(array: Arrow, feature: object = None) -> Taker:
+    """Return a function for the values of several rows, equal to those of `getter`."""
+    if hasattr(array, "storage"):
+        array = array.storage
+    get, take = getter(array, feature), _stretch_taker(array, feature)
+    if take is None:
+        return partial(map, get)
+    return partial(_taken, take, get, numbers_of(array.is_valid()).data if array.null_count else None)
 
 
-def _numbers_at(numbers: NDArray[Any], rows: Sequence[int]) -> Iterable[object]:
-    if isinstance(rows, range):
-        taken: list[object] = numbers[rows.start : rows.stop].tolist()
-        return taken
-    return map(numbers.item, rows) if len(rows) < _FEW else numbers[rows].tolist()
-
-
-def _named_at(take: Taker, numbers: NDArray[Any], get: Getter, rows: Sequence[int]) -> Iterable[object]:
-    """Return values of a dictionary. Consecutive, distinct values are taken together."""
-    if isinstance(rows, range) and len(rows) >= _FEW:
-        chosen = numbers[rows.start : rows.stop]
-        first = int(chosen[0])
-        if int(chosen[-1]) - first == len(rows) - 1 and (chosen[1:] > chosen[:-1]).all():
-            return take(range(first, first + len(rows)))
-    return map(get, rows)
-
-
-def _texts_at(starts: memoryview, data: memoryview, get: Getter, rows: Sequence[int]) -> Iterable[object]:
-    """Decode consecutive ASCII strings together, then split them."""
+def _taken(take: StretchTaker, get: Getter, is_there: memoryview | None, rows: Sequence[int]) -> Iterable[object]:
+    """Take consecutive rows together, and few or scattered ones one by one."""
     if not isinstance(rows, range) or len(rows) < _FEW:
         return map(get, rows)
-    ends = starts[rows.start : rows.stop + 1].tolist()
+    values = take(rows.start, rows.stop)
+    if is_there is None:
+        return values
+    there = is_there[rows.start : rows.stop]
+    return [value if is_value else None for value, is_value in zip(values, there, strict=True)]
+
+
+def _stretch_taker(array: Arrow, feature: object) -> StretchTaker | None:
+    """Return a function for consecutive rows, or None. Missing values may be any values."""
+    types, kind = library().types, array.type
+    if _of_feature(array, feature) is not None:
+        return None
+    if _are_numbers(kind):
+        numbers = numbers_of(array)
+        return lambda start, stop: numbers[start:stop].tolist()
+    if types.is_string(kind) or types.is_large_string(kind):
+        return partial(_texts, _starts(array), _bytes_of(array))
+    if types.is_dictionary(kind) and not types.is_nested(kind.value_type):  # rows may share values that do not change
+        return partial(_named, _taker(array.dictionary, feature), numbers_of(array.indices))
+    if types.is_struct(kind):
+        of_child = _features_of_children(feature)
+        children = {field.name: _taker(array.field(k), of_child(field.name)) for k, field in enumerate(kind)}
+        return partial(_structs, children)
+    if (types.is_list(kind) or types.is_large_list(kind)) and not _are_numbers(kind.value_type):
+        return partial(_list_stretches, _starts(array), _taker(array.values, _feature_of_values(feature)))
+    return None
+
+
+def _texts(starts: memoryview, data: memoryview, start: int, stop: int) -> Iterable[object]:
+    """Decode ASCII strings together, then split them."""
+    ends = starts[start : stop + 1].tolist()
     first = ends[0]
     whole = str(data[first : ends[-1]], "utf-8")
-    if not whole.isascii():
-        return map(get, rows)
-    return [whole[start - first : stop - first] for start, stop in itertools.pairwise(ends)]
+    if whole.isascii():
+        return [whole[begin - first : end - first] for begin, end in itertools.pairwise(ends)]
+    return [str(data[begin:end], "utf-8") for begin, end in itertools.pairwise(ends)]
+
+
+def _named(take: Taker, numbers: NDArray[Any], start: int, stop: int) -> Iterable[object]:
+    """Return values of a dictionary. Consecutive, distinct values are taken together."""
+    chosen = numbers[start:stop]
+    first = int(chosen[0])
+    if int(chosen[-1]) - first == len(chosen) - 1 and (chosen[1:] > chosen[:-1]).all():
+        return take(range(first, first + len(chosen)))
+    values = dict.fromkeys(each := chosen.tolist())
+    values.update(zip(values, take(list(values)), strict=True))
+    return map(values.__getitem__, each)
+
+
+def _structs(children: Mapping[str, Taker], start: int, stop: int) -> Iterable[object]:
+    return dicts_of({name: take(range(start, stop)) for name, take in children.items()}, stop - start)
+
+
+def _list_stretches(starts: memoryview, take: Taker, start: int, stop: int) -> Iterable[object]:
+    ends = starts[start : stop + 1].tolist()
+    first = ends[0]
+    values = list(take(range(first, ends[-1])))
+    return [values[begin - first : end - first] for begin, end in itertools.pairwise(ends)]
 
 
 def whole_array(column: Arrow) -> Arrow:

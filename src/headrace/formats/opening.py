@@ -14,7 +14,7 @@ import numpy as np
 from headrace.errors import DecodeError, StageError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
-from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.formats.rows_of_block import RowsOfBlock, dicts_of
 from headrace.types import Ints
 
 BLOCK, ROW = "__block__", "__row__"
@@ -149,30 +149,32 @@ class Opener:
             shared = samples.blocks[block]
             if shared.number:
                 with suppress(Exception):  # decoding one by one raises the error
-                    nbytes += self._open_together(shared, samples, chosen + start, chosen, made)
+                    nbytes += self._open_together(shared, samples, start, chosen, made)
         return made, nbytes
 
     def _open_together(
-        self, shared: SharedBlock, samples: BlockRows, chosen: Ints, places: Ints, made: list[dict[str, object] | None]
+        self,
+        shared: SharedBlock,
+        samples: BlockRows,
+        start: int,
+        chosen: Sequence[int],
+        made: list[dict[str, object] | None],
     ) -> int:
-        first, last = int(chosen[0]), int(chosen[-1]) + 1
-        rows = self._rows(samples.urls[first], shared)
+        rows = self._rows(samples.urls[start + chosen[0]], shared)
         nbytes: int = getattr(rows, "nbytes", 0) * len(chosen) // max(1, len(rows))
         if nbytes > _TOGETHER_MOST_BYTES:
             return nbytes
-        numbers = _as_range(samples.row[chosen])
-        if last - first == len(chosen):
-            keys, urls = samples.keys[first:last], samples.urls[first:last]
+        if isinstance(chosen, range):
+            part = slice(start + chosen.start, start + chosen.stop)
+            keys, urls, numbers = samples.keys[part], samples.urls[part], samples.row[part]
         else:
-            keys, urls = ([texts[k] for k in chosen.tolist()] for texts in (samples.keys, samples.urls))
-        opened = _with_columns(rows, numbers, keys, urls)
-        if opened is None:
-            fields = rows.some(numbers) if isinstance(rows, RowsOfBlock) else [rows[row] for row in numbers]
-            opened = _with_fields(keys, urls, fields)
+            keys, urls = ([texts[start + k] for k in chosen] for texts in (samples.keys, samples.urls))
+            numbers = samples.row[start:][chosen]
+        opened = _decoded(rows, _as_range(numbers), keys, urls)
         if len(opened) == len(made):
             made[:] = opened
         else:
-            for place, sample in zip(places.tolist(), opened, strict=True):
+            for place, sample in zip(chosen, opened, strict=True):
                 made[place] = sample
         self._gave(shared, len(opened) - opened.count(None))
         return nbytes
@@ -197,8 +199,10 @@ class Opener:
     def _rows(self, url: str, shared: SharedBlock) -> _Rows:
         if shared.number:
             with self._lock:
-                block = self._opened.setdefault(shared.number, _OpenBlock())
+                if shared.number not in self._opened:
+                    self._opened[shared.number] = _OpenBlock()
                 self._opened.move_to_end(shared.number)
+                block = self._opened[shared.number]
         else:
             block = _OpenBlock()
         with block.lock:  # other threads that need the block wait
@@ -242,15 +246,15 @@ def is_kept(sample: Mapping[str, object]) -> bool:
     return _LEFT_OUT not in sample
 
 
-def _by_block(block: Ints) -> Iterator[tuple[int, Ints]]:
-    """Iterate over (block, ascending positions of its samples)."""
+def _by_block(block: Ints) -> Iterator[tuple[int, Sequence[int]]]:
+    """Iterate over (block, ascending positions of its samples: a range if consecutive)."""
     if (block == block[0]).all():  # usual in shard order
-        yield int(block[0]), np.arange(len(block))
+        yield int(block[0]), range(len(block))
         return
     order = np.argsort(block, kind="stable")
     edges = np.flatnonzero(np.diff(block[order])) + 1
     for chosen in np.split(order, edges):
-        yield int(block[chosen[0]]), chosen
+        yield int(block[chosen[0]]), _as_range(chosen)
 
 
 def _as_range(numbers: Ints) -> Sequence[int]:
@@ -260,19 +264,16 @@ def _as_range(numbers: Ints) -> Sequence[int]:
     return rows
 
 
-def _with_columns(
+def _decoded(
     rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Sequence[str]
-) -> list[dict[str, object] | None] | None:
-    """Return samples of a block that decodes by field, else None, also for invalid names."""
-    columns = rows.columns(numbers) if isinstance(rows, RowsOfBlock) else None
+) -> list[dict[str, object] | None]:
+    """Return some samples of a block. None for those with invalid names."""
+    if not isinstance(rows, RowsOfBlock):
+        return _with_fields(keys, urls, [rows[number] for number in numbers])
+    columns = rows.columns(numbers)
     if columns is None or any(map(_is_taken, columns)):
-        return None
-    form = dict[str, object].fromkeys(("__key__", "__url__", *columns))
-    made = [form.copy() for _ in keys]  # copies are large enough: no dict has to grow
-    for name, values in (("__key__", keys), ("__url__", urls), *columns.items()):
-        for sample, value in zip(made, values, strict=True):
-            sample[name] = value
-    return list(made)
+        return _with_fields(keys, urls, rows.some(numbers))
+    return [*dicts_of({"__key__": keys, "__url__": urls, **columns}, len(keys))]
 
 
 def _with_fields(

@@ -38,3 +38,13 @@ class RowsOfBlock(Sequence[dict[str, object] | None]):
     def __getitem__(self, at: int | slice) -> dict[str, object] | Sequence[dict[str, object] | None] | None:
         numbers = range(len(self))[at]
         return self.row(numbers) if isinstance(numbers, int) else self.some(numbers)
+
+
+def dicts_of(columns: Mapping[str, Iterable[object]], count: int) -> list[dict[str, object]]:
+    """Return `count` dicts, of one value of each column."""
+    form = dict[str, object].fromkeys(columns)
+    made = [form.copy() for _ in range(count)]  # copies are large enough: no dict has to grow
+    for name, values in columns.items():
+        for one, value in zip(made, values, strict=True):
+            one[name] = value
+    return made

@@ -15,7 +15,7 @@ from headrace.work.inputs import Inputs, block_rows, member_rows
 from headrace.work.messages import TaskMessage
 
 _TOGETHER_BYTES = 256 * 1024  # fits into the processor's cache
-_TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
+_TOGETHER_AT_FIRST, _TOGETHER_MOST = 64, 1024
 
 Run = tuple[int, Any]
 """(number of steps already applied, samples). Samples with an applied step are a list."""
@@ -26,7 +26,7 @@ OpensRows = Callable[[Any, int, int], tuple[Sequence[object], int]]
 def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
     parts = order.parts
     first = chain.steps[0] if chain.steps and not order.one_by_one else None
-    if any(part.has_large and not part.shares_blocks for part in parts):
+    if any(not part.shares_blocks and part.has_large for part in parts):
         yield 0, map(_unheld, inputs.samples(parts, busy))
         return
     for part in parts:
