@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engine.trainer_calls import TrainerCalls
 from headrace.errors import FormatError, OptionError
 from headrace.failures import NOWHERE, Origin, PackedError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import SkipPolicy
 from headrace.scheduler.skips import Skips
-from headrace.streaming.callers import DirectCalls
 from headrace.torch_compat.serialize import pack_error, unpack_error
 
 
@@ -80,7 +80,7 @@ def test_wrong_option_is_no_samples_fault(error: Exception) -> None:
 
 def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
     policy: SkipPolicy | None = SkipPolicy(lambda _: True, None, None)
-    calls = DirectCalls(policy, None)
+    calls = TrainerCalls(policy, None)
     assert calls.decide(ValueError()) is True
     policy = None
     assert calls.decide(ValueError()) is False

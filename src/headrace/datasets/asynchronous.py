@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.operators.values import Operator
-from headrace.datasets.source import EpochIO, SampleSource, Traits
+from headrace.datasets.source import SampleSource, Traits
 from headrace.datasets.stream import Stream
 from headrace.functions import is_async
 from headrace.protocols import Opens
@@ -22,6 +22,7 @@ from headrace.torch_compat.tracebacks import trimming
 
 if TYPE_CHECKING:
     from headrace.datasets.sharing import RanksBy
+    from headrace.engine.sources import EpochIO
     from headrace.producer import Producer
 
 Data = TypeVar("Data", bound=Opens)

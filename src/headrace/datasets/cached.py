@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio.to_thread
@@ -19,7 +19,7 @@ from headrace.datasets.made import MadeDataset, MadeSource
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.values import EachSample, Operator
 from headrace.datasets.pipeline import Pipeline
-from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders
+from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.kept.file import NotAtOnceError, SampleFile
@@ -32,6 +32,9 @@ from headrace.running import running_threads
 from headrace.tasks import Step
 from headrace.torch_compat import serialize
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.engine.sources import EpochIO
 
 _CALL = ".cache()"
 

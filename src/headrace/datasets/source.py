@@ -6,29 +6,27 @@ A data set returns its `SampleSource` from `__sample_source__()`. Callers check 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.ordering import Ordering
 from headrace.errors import masked
 from headrace.plan import Order, Places, ShardOrder
 from headrace.protocols import Opens
-from headrace.rows import Scanner
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.datasets.faces import Described, HasKeys, IteratedData, KeyedData, Parts
+    from headrace.datasets.faces import Described, HasKeys, Parts
     from headrace.datasets.sharing import RanksBy
+    from headrace.engine.sources import EpochIO
     from headrace.plan.token_mixing import TokenMixing
     from headrace.producer import Producer
-    from headrace.producers.members import Members
-    from headrace.producers.shard_plan import Expected
-    from headrace.producers.unpack import Unpacks
 
 KeepsKey = Callable[[str], object]
 """True for the keys of samples to keep."""
@@ -58,55 +56,6 @@ class Traits:
     @property
     def indexed(self) -> bool:
         return self.numbered and self.sharded
-
-
-class EpochIO(Protocol):
-    """Ways to read the samples of one epoch. The engine offers them; a source uses one.
-
-    Attributes:
-        is_planned: True if the order of the epoch is known by sample numbers.
-        is_by_number: True if samples are fetched one by one.
-        wanted: Fields to read. None: all.
-    """
-
-    @property
-    def is_planned(self) -> bool: ...
-
-    @property
-    def is_by_number(self) -> bool: ...
-
-    @property
-    def wanted(self) -> Wanted | None: ...
-
-    def keys(
-        self,
-        data: KeyedData,
-        get: Callable[[Any], Awaitable[object]],
-        many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
-    ) -> Producer:
-        """Read samples by the keys of `data`: one at a time, or several at once with `many`."""
-        ...
-
-    def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> Producer:
-        """Read shard by shard, at byte ranges known from an index."""
-        ...
-
-    def shards(
-        self,
-        scanner: Callable[[str], Scanner],
-        unpacks: Callable[[str], Unpacks | None],
-        expected: Callable[[int], Awaitable[Expected]] | None,
-    ) -> Producer:
-        """Read shards sequentially.
-
-        Args:
-            scanner: Finds the samples of the shard at a URL.
-            unpacks: Decompresses the shard at a URL. None for an uncompressed shard.
-            expected: Index entry of the shard with a number. None without an index.
-        """
-        ...
-
-    def iterated(self, data: IteratedData) -> Producer: ...
 
 
 class SampleSource(ABC):
@@ -282,14 +231,10 @@ class SampleSource(ABC):
 
     def fingerprint(self) -> str:
         """Return an identifier of the data, from what is known before samples are read."""
-        from headrace.datasets.fingerprints import fingerprint_of
-
         return fingerprint_of(self.urls if self.traits.sharded else (self.name,))
 
     def fingerprint_with(self, sizes: Ints) -> str:
         """Return the identifier of the data, given the number of wanted samples in each shard."""
-        from headrace.datasets.fingerprints import fingerprint_of
-
         return fingerprint_of(self.urls, sizes)
 
     def at_revision(self, fingerprint: str) -> str:

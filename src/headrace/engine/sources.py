@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import Wanted
 from headrace.engine.async_steps import get_through, iterate_through
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.job import Job
 from headrace.errors import OptionError
-from headrace.fetch import Meter, Reader
+from headrace.fetch import Reader
 from headrace.plan import Steps, draw, window_order
-from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.keys import ChunkSizes, KeyProducer
 from headrace.rows import Scanner
-from headrace.tasks import Step
 from headrace.torch_compat import serialize
 from headrace.types import Ints
 
 if TYPE_CHECKING:
     from headrace.datasets.faces import IteratedData, KeyedData
-    from headrace.engine.calls import TrainerCalls
+    from headrace.engine.epoch_builder import EpochBuilder
+    from headrace.engine.trainer_calls import TrainerCalls
     from headrace.plan.lane_run import LaneRun
-    from headrace.producer import Producer
     from headrace.producers.indexed_shards import IndexedShardProducer
     from headrace.producers.iterated import IterProducer
     from headrace.producers.members import Members
@@ -41,62 +38,44 @@ _BUFFER_SAMPLES = 4096
 _PLANNED_AT_ONCE = 4096
 
 
-class Sources:
-    """Makes the producers of a job's epochs. `prefix` are steps run by the source itself."""
+class EpochIO:
+    """Ways to read the samples of one epoch. A source of samples uses one of them.
 
-    def __init__(self, job: Job, prefix: Sequence[Step], meter: Meter) -> None:
-        self.job, self.prefix, self.meter = job, prefix, meter
-        self.adaptive = AdaptiveConcurrency(job.settings.first_reads, job.settings.fetch_concurrency)
-
-    def window_bytes(self, plan: EpochPlan) -> int:
-        """Bytes of samples buffered on this rank before the first is used. 0: not known."""
-        pipeline, planning = self.job.pipeline, self.job.planning
-        if planning is not None:
-            return planning.window_bytes // plan.steps.world
-        return WINDOW_BYTES if pipeline.source.traits.sharded and pipeline.order.shuffle is not None else 0
-
-    def of(self, epoch: EpochIn) -> Producer:
-        return self.job.pipeline.source.open(_EpochIO(self, epoch))
-
-
-class EpochIn(NamedTuple):
-    """The inputs of an epoch's producer.
-
-    Attributes:
+    Args:
         gathered: Estimated number of samples made per batch.
         chunk: Number of samples passed on together.
         lanes: Determine the samples to read next, if documents are packed.
     """
 
-    plan: EpochPlan
-    reader: Reader
-    calls: TrainerCalls
-    gathered: int
-    chunk: int
-    lanes: LaneRun | None = None
-
-
-class _EpochIO:
-    """Implementation of `headrace.datasets.source.EpochIO`."""
-
-    def __init__(self, sources: Sources, epoch: EpochIn) -> None:
-        job = sources.job
-        self._pipeline, self._settings, self._planning = job.pipeline, job.settings, job.planning
-        self._prefix, self._meter, self._adaptive = sources.prefix, sources.meter, sources.adaptive
-        self._plan, self._reader, self._calls, self._gathered, self._chunk, lanes = epoch
-        self._steps: Steps | LaneRun = lanes or self._plan.steps
+    def __init__(
+        self,
+        builder: EpochBuilder,
+        plan: EpochPlan,
+        reader: Reader,
+        calls: TrainerCalls,
+        gathered: int,
+        chunk: int,
+        lanes: LaneRun | None,
+    ) -> None:
+        self._pipeline, self._settings, self._planning = builder.pipeline, builder.settings, builder.planning
+        self._prefix, self._meter, self._adaptive = builder.prefix, builder.meter, builder.adaptive
+        self._plan, self._reader, self._calls, self._gathered, self._chunk = plan, reader, calls, gathered, chunk
+        self._steps: Steps | LaneRun = lanes or plan.steps
         self._planned_at_once = 0 if lanes else _PLANNED_AT_ONCE  # lanes determine the next document late
 
     @property
     def is_planned(self) -> bool:
+        """True if the order of the epoch is known by sample numbers."""
         return self._planning is not None
 
     @property
     def is_by_number(self) -> bool:
+        """True if samples are fetched one by one."""
         return self._pipeline.is_by_number
 
     @property
     def wanted(self) -> Wanted | None:
+        """Fields to read. None: all."""
         return self._pipeline.wanted
 
     def iterated(self, data: IteratedData) -> IterProducer:
@@ -141,6 +120,7 @@ class _EpochIO:
         get: Callable[[Any], Awaitable[object]],
         many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> KeyProducer:
+        """Read samples by the keys of `data`: one at a time, or several at once with `many`."""
         order, steps, planning = self._plan.order, self._steps, self._planning
         name = type(data).__name__
         many = many if not self._prefix else None
@@ -177,6 +157,7 @@ class _EpochIO:
         )
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
+        """Read shard by shard, at byte ranges known from an index."""
         from headrace.producers.indexed_shards import IndexedShardProducer
         from headrace.producers.members import Bounds
 
@@ -198,6 +179,13 @@ class _EpochIO:
         unpacks: Callable[[str], Unpacks | None],
         expected: Callable[[int], Awaitable[Expected]] | None,
     ) -> ShardProducer:
+        """Read shards sequentially.
+
+        Args:
+            scanner: Finds the samples of the shard at a URL.
+            unpacks: Decompresses the shard at a URL. None for an uncompressed shard.
+            expected: Index entry of the shard with a number. None without an index.
+        """
         from headrace.plan.rounds import Rounds
         from headrace.producers.shard_plan import ResumeToken, ShardPlan, ShardReading, ShuffleWindow
         from headrace.producers.shards import ShardProducer

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.datasets.base import Operators
 from headrace.datasets.pipeline import Pipeline
@@ -17,22 +17,18 @@ from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator, Watcher
 from headrace.deliver.progress import Progress
-from headrace.engine.blueprint import Blueprint
+from headrace.engine.epoch_builder import EpochBuilder
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.job import Job
+from headrace.engine.trainer_calls import TrainerCalls
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
 from headrace.holding import Holder
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.runtime import Runtime
-from headrace.streaming.callers import DirectCalls
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.next_epoch import NextEpoch
 from headrace.torch_compat.ranks import Ranks
 from headrace.work.uses_torch import may_use_torch
-
-if TYPE_CHECKING:
-    from headrace.engine.calls import TrainerCalls
 
 log = logging.getLogger("headrace")
 
@@ -84,8 +80,8 @@ class Streaming:
             workers=workers,
             with_torch=workers != "process" or _may_use_torch(stream.pipeline(), settings),
         )
-        self._host = ThreadHost(self._runtime)
-        self._hosted: tuple[Stream, Planning | None] | None = None  # what the hosted job was made from
+        self._builder: EpochBuilder | None = None
+        self._built_for: tuple[Stream | None, Planning | None] = None, None
         self._finalizer = weakref.finalize(self, self._runtime.close_soon)
         self._finalizer.atexit = False
 
@@ -257,34 +253,56 @@ class Streaming:
             raise LoaderBusyError(f"{what} while an iterator of this loader is in use: close it first, or let go of it")
 
     def _open(self, caller: asyncio.AbstractEventLoop | None) -> _Opened:
-        self._runtime.check()
-        ranks = self._next.find_out()
-        plan = self._next.plan()
-        self._host_job()
+        """Start an epoch.
+
+        Raises:
+            CannotCarryError: a function, or an object it refers to, cannot be sent to workers any more.
+            LoaderClosedError: the loader was closed, or the process was forked since.
+            OptionError: the samples cannot be read with these options.
+        """
+        runtime = self._runtime
+        runtime.check()
+        ranks, plan, builder = self._next.find_out(), self._next.plan(), self._current_builder()
+        if runtime.renew(builder.chains, is_in_use=self._is_in_use):
+            builder.forget_form()
+        runtime.read_ahead(2 * builder.window_bytes(plan))
         progress = Progress(plan.received(), plan.save)
-        iterator = self._host.iterate(
+        iterator = runtime.iterate(
             self,
-            plan,
-            DirectCalls(self._settings.skips, caller),
+            builder.spec(
+                plan,
+                runtime.reader(builder.storage_options, builder.data_set),
+                TrainerCalls(self._settings.skips, caller),
+                runtime.meters,
+            ),
             Watcher(
                 name=self._name,
                 count=plan.batches,
-                exhausted=partial(_use_up, self._next.turn, self._runtime.meters, plan, progress),
+                exhausted=partial(_use_up, self._next.turn, runtime.meters, plan, progress),
                 progress=progress,
             ),
-            is_in_use=self._is_in_use,
+            _weakly(builder.prepare),
         )
         iterator.leave_out = plan.leave_out
         if ranks.is_torch:
             iterator.before = partial(ranks.agree, "the plan of an epoch", plan.digest())
         return _Opened(iterator, plan, progress)
 
-    def _host_job(self) -> None:
+    def _current_builder(self) -> EpochBuilder:
+        """Return the builder of epochs, made anew if ranks or orders have changed."""
         stream, planning = self._next.stream, self._next.planning
-        if self._hosted is None or self._hosted[0] is not stream or self._hosted[1] is not planning:
-            ranks = self._next.ranks or Ranks()
-            self._host.take(Job.of(stream.pipeline(), self._settings, planning, (ranks.world, ranks.rank)))
-            self._hosted = stream, planning
+        if self._builder is None or self._built_for[0] is not stream or self._built_for[1] is not planning:
+            runtime, ranks = self._runtime, self._next.ranks or Ranks()
+            self._builder = EpochBuilder(
+                stream.pipeline(),
+                self._settings,
+                planning,
+                (ranks.world, ranks.rank),
+                runtime.parts.of_samples,
+                runtime.fetch_meter,
+            )
+            self._built_for = stream, planning
+        return self._builder
 
 
 class _Opened(NamedTuple):
@@ -317,37 +335,6 @@ def _may_use_torch(pipeline: Pipeline, settings: Settings) -> bool:
         return True
     collate = None if settings.use_slots else settings.collate
     return may_use_torch((*pipeline.steps, *pipeline.after), (collate,))
-
-
-class ThreadHost:
-    """Runs the epochs of a job. Belongs to the loader; the thread does not hold it."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._blueprint: Blueprint | None = None
-
-    def take(self, job: Job) -> None:
-        self._blueprint = Blueprint(job, self._runtime.parts.of_samples, self._runtime.fetch_meter)
-
-    def iterate(
-        self, owner: object, plan: EpochPlan, calls: TrainerCalls, watch: Watcher, *, is_in_use: bool
-    ) -> BatchIterator[Any]:
-        """Return an iterator over the batches of an epoch.
-
-        Raises:
-            CannotCarryError: a function, or an object it refers to, cannot be sent to workers any more.
-            LoaderClosedError: the loader was closed, or the process was forked since.
-            OptionError: the samples cannot be read with these options.
-        """
-        runtime, blueprint = self._runtime, self._blueprint
-        assert blueprint is not None, "no job was taken"
-        if runtime.renew(blueprint.chains, is_in_use=is_in_use):
-            blueprint.forget_form()
-        runtime.read_ahead(2 * blueprint.sources.window_bytes(plan))
-        spec = blueprint.spec(
-            plan, runtime.reader(blueprint.storage_options, blueprint.data_set), calls, runtime.meters
-        )
-        return runtime.iterate(owner, spec, watch, _weakly(blueprint.prepare))
 
 
 def _weakly(prepare: Callable[[Runtime], Awaitable[None]]) -> Callable[[Runtime], Awaitable[None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +16,16 @@ from headrace.datasets.packing.orders import PackedKey, PackOrders
 from headrace.datasets.packing.sequences import DocumentPart
 from headrace.datasets.packing.spec import PackSpec
 from headrace.datasets.planning import Planning
-from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders
+from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders
 from headrace.indexes.index import for_each
 from headrace.plan import draw
 from headrace.plan.packs import Pieces
 from headrace.producer import Producer
 from headrace.running import RunningSample, running_sample
 from headrace.tasks import Step
+
+if TYPE_CHECKING:
+    from headrace.engine.sources import EpochIO
 
 _TOGETHER_TOKENS = 2**18  # tokens of sequences that are read together
 

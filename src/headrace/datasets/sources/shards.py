@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
 from headrace.datasets.packed import packed
 from headrace.datasets.places.entries import version_at
-from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, Traits, Wanted
+from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
 from headrace.datasets.stored import StoredSource
 from headrace.errors import ChecksumError, ObjectChangedError, masked
@@ -35,6 +35,9 @@ from headrace.reading import OwnReaders
 from headrace.rows import Rows, Scanner
 from headrace.running import running_reader
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.engine.sources import EpochIO
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Calls from the engine to the trainer within one process."""
+"""Calls from the engine to the trainer during an epoch. All other messages go one way."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notification
 
 
-class DirectCalls:
-    """`headrace.engine.calls.TrainerCalls` in one process.
+class TrainerCalls:
+    """The user's `on_error`, and the samples of a data set whose `loop` is "caller".
 
     Args:
         policy: Referenced weakly: the user's function may refer to the loader, and the engine's thread holds this
@@ -35,11 +35,19 @@ class DirectCalls:
         self._loop = loop
 
     def decide(self, error: BaseException) -> object:
-        """Call the user's function. False once the loader is gone."""
+        """Return the decision of `on_error` on a failed sample, in order of delivery. False once the loader is gone.
+
+        An exception raised here replaces the batch.
+        """
         policy = None if self._policy is None else self._policy()
         return policy is not None and policy.decide is not None and policy.decide(error)
 
     def samples_of(self, data: IteratedData) -> Callable[[], AsyncIterator[object]]:
+        """Return a factory of iterators over a data set whose `loop` is "caller".
+
+        Raises:
+            OptionError: the loader was not iterated over with `async for`.
+        """
         if self._loop is None:
             raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
         return partial(from_caller, data, self._loop)

@@ -1,8 +1,4 @@
-"""Builds from a job what its epochs share: chains, stages and sources.
-
-A blueprint holds the user's data set and functions, so it belongs to the loader and its iterators alone. Objects of the
-engine's thread must not keep it alive, as it may refer to the loader.
-"""
+"""Builds epochs from a pipeline: chains, stages and sources."""
 
 from __future__ import annotations
 
@@ -10,19 +6,20 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.planning import Planning
 from headrace.engine.async_steps import apply
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.job import Job
-from headrace.engine.sources import EpochIn, Sources
+from headrace.engine.sources import WINDOW_BYTES, EpochIO
 from headrace.fetch import Meter, Reader
 from headrace.functions import is_async
 from headrace.options import Settings
 from headrace.parts import Part
+from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.protocols import Opens
 from headrace.running import RunningSample, begin_part, running_sample
 from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
@@ -33,7 +30,8 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.collate_by_torch import collate_by_torch, for_workers
 
 if TYPE_CHECKING:
-    from headrace.engine.calls import TrainerCalls
+    from headrace.engine.trainer_calls import TrainerCalls
+    from headrace.runtime import Runtime
 
 Wrap = Callable[[list[Any]], Part]
 """Makes a part from Python objects."""
@@ -42,22 +40,34 @@ _FINAL = 1  # number of the chain that makes batches
 _LOOK_AHEAD = 2  # samples that may be ready beyond those to send, per concurrent read
 
 
-class Workplace(Protocol):
-    """Registers chains and opens data sets where a job's epochs run."""
+class EpochBuilder:
+    """Builds the epochs of a pipeline.
 
-    def learn(self, number: int, chain: Chain) -> None: ...
+    It holds the user's data set and functions, so it belongs to the loader. Objects of the engine's thread must not
+    keep it alive, as it may refer to the loader.
 
-    async def open(self, dataset: Opens) -> None: ...
+    Args:
+        settings: Options of the loader.
+        planning: Orders of the epochs. None: samples have no numbers.
+        part: (number of ranks that share the samples, this rank).
+        wrap: Makes a part of Python objects.
+        meter: Counts how long coroutines block the loop.
+    """
 
-
-class Blueprint:
-    """The parts that a job's epochs share. `meter` counts how long coroutines block the loop."""
-
-    def __init__(self, job: Job, wrap: Wrap, meter: Meter) -> None:
-        pipeline, settings = job.pipeline, job.settings
-        self._job = job
-        prefix, chains, inner = _stages(pipeline, settings, meter, wrap)
-        begin = partial(begin_part, job.part)
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        planning: Planning | None,
+        part: tuple[int, int],
+        wrap: Wrap,
+        meter: Meter,
+    ) -> None:
+        pipeline = pipeline if planning is None else planning.pipeline  # equal, and avoids a second object
+        self.pipeline, self.settings, self.planning, self.meter = pipeline, settings, planning, meter
+        self.prefix, chains, inner = _stages(pipeline, settings, meter, wrap)
+        self.adaptive = AdaptiveConcurrency(settings.first_reads, settings.fetch_concurrency)
+        begin = partial(begin_part, part)
         self.chains = {number: replace(chain, begin=begin) for number, chain in chains.items()}
         self.batches = BatchSpec(
             inner=tuple(inner),
@@ -73,27 +83,33 @@ class Blueprint:
             together=settings.together,
         )
         self.learned = Learned(settings.use_slots)
-        self.sources = Sources(job, prefix, meter)
+
+    def window_bytes(self, plan: EpochPlan) -> int:
+        """Bytes of samples buffered on this rank before the first is used. 0: not known."""
+        if self.planning is not None:
+            return self.planning.window_bytes // plan.steps.world
+        is_shuffled = self.pipeline.source.traits.sharded and self.pipeline.order.shuffle is not None
+        return WINDOW_BYTES if is_shuffled else 0
 
     @property
     def storage_options(self) -> Mapping[str, object] | None:
-        return self._job.pipeline.source.storage_options
+        return self.pipeline.source.storage_options
 
     def data_set(self) -> str:
         """Return an identifier of the data for the read cache."""
-        source, planning = self._job.pipeline.source, self._job.planning
+        source, planning = self.pipeline.source, self.planning
         folder = next(iter(source.urls), "").partition("?")[0].rpartition("/")[0]
         return f"{source.name} {folder} {source.fingerprint() if planning is None else planning.fingerprint}"
 
     @property
     def opens(self) -> Opens | None:
         """The data set to open and close on the engine's loop, if any."""
-        return self._job.pipeline.source.opens
+        return self.pipeline.source.opens
 
     def forget_form(self) -> None:
         """Reset the sample spec for later epochs."""
         before = self.learned  # running epochs keep it
-        self.learned = Learned(self._job.settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
+        self.learned = Learned(self.settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
 
     def spec(self, plan: EpochPlan, reader: Reader, calls: TrainerCalls, meters: SkipMeters) -> EpochSpec:
         """Return the spec of an epoch.
@@ -101,25 +117,24 @@ class Blueprint:
         Raises:
             OptionError: the samples cannot be read with these options.
         """
-        planning = self._job.planning
         gathered = self.batches.gathered(plan.batch_size)
         chunk = 1 if self.batches.is_timed else self.batches.chunk(gathered, self.learned.sample_s)
         lanes = plan.lane_run()
-        source = self.sources.of(EpochIn(plan, reader, calls, gathered, chunk, lanes))
+        source = self.pipeline.source.open(EpochIO(self, plan, reader, calls, gathered, chunk, lanes))
         return EpochSpec(
             source=source,
             batches=replace(self.batches, batch_size=plan.batch_size),
             learned=self.learned,
             key=plan.key,
             boundaries=plan.boundaries(),
-            position_map=plan.position_map(source.mark if planning is None else None, lanes),
+            position_map=plan.position_map(source.mark if self.planning is None else None, lanes),
             limits=plan.left_to_keep,
             skips=self._skips(plan, calls, meters),
-            pass_count=None if planning is None else planning.pass_count,
+            pass_count=None if self.planning is None else self.planning.pass_count,
         )
 
     def _skips(self, plan: EpochPlan, calls: TrainerCalls, meters: SkipMeters) -> Skips | None:
-        policy, quarantine = self._job.settings.skips, self._job.settings.quarantine
+        policy, quarantine = self.settings.skips, self.settings.quarantine
         if policy is None:
             return None
         if quarantine is not None:
@@ -127,7 +142,7 @@ class Blueprint:
 
             meters = Quarantine(quarantine, plan, meters)
         return Skips(
-            replace(policy, decide=calls.decide) if self._job.asks else policy,
+            policy if policy.decide is None else replace(policy, decide=calls.decide),
             plan.number,
             meters,
             serialize.unpack_error,
@@ -136,12 +151,12 @@ class Blueprint:
             needs_batches=plan.world > 1 and not plan.is_uneven,
         )
 
-    async def prepare(self, place: Workplace) -> None:
+    async def prepare(self, runtime: Runtime) -> None:
         """Register the chains and open the data set. Called on the loop before the first epoch."""
         for number, chain in self.chains.items():
-            place.learn(number, chain)
+            runtime.learn(number, chain)
         if self.opens is not None:
-            await place.open(self.opens)
+            await runtime.open(self.opens)
 
 
 def _loop_stage(number: int, steps: Sequence[Step], wrap: Wrap) -> LoopStage:
