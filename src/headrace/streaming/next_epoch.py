@@ -25,7 +25,7 @@ from headrace.plan.order import ENDLESS
 from headrace.plan.steps import Deal
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_counts, has_numbers, met, why_not_merged
-from headrace.streaming.epoch_cursor import EpochCursor
+from headrace.streaming.rank_shares import check_lanes, check_packing, counted_share, own_lanes, part_of
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints
 
@@ -34,6 +34,40 @@ if TYPE_CHECKING:
     from headrace.streaming.excluding import Excluding
 
 log = logging.getLogger("headrace")
+
+
+class EpochCursor:
+    """The number and start of the next epoch. Must not hold the loader, as iterators advance it."""
+
+    def __init__(self, begin: State | None = None) -> None:
+        self.number = 0 if begin is None else begin.epoch
+        self.carried = Cursor.at()  # start of the epoch
+        self.mark: object = None
+        self.is_announced = False  # set while an iterator is in use: that iterator no longer advances the number
+        self.is_told = False  # set by set_epoch: a loop that stops early does not advance the number
+        self._progress: Progress | None = None
+        self._begun_at = 0  # batches received before the last iterator started
+        if begin is not None and begin.carried:
+            self.carried = Cursor(0, np.array(begin.carried, np.int64))
+
+    def begin(self, progress: Progress) -> None:
+        """Register a new iterator, whose end is the end of the epoch. Replaces an earlier one."""
+        self._progress, self.is_announced = progress, False
+        self._begun_at = progress.received.batches
+
+    def advance(self, finished: EpochPlan, progress: Progress) -> None:
+        """Advance at the end of an iterator."""
+        if progress is self._progress and not self.is_announced:
+            self.number, self.carried = finished.number + 1, finished.carried()
+            self.mark = finished.next_mark(progress.received.mark)
+            self._progress = None
+
+    def leave(self) -> None:
+        """Advance if the last iterator was abandoned after some batches, as torch draws a new order."""
+        progress = self._progress
+        if progress is None or self.is_told or progress.received.batches <= self._begun_at:
+            return
+        self.number, self.carried, self._progress = self.number + 1, Cursor.at(), None
 
 
 class NextEpoch:
@@ -223,9 +257,6 @@ class NextEpoch:
             raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
-            from headrace.streaming.counted import counted_share, part_of
-            from headrace.streaming.packed_ranks import check_lanes, check_packing
-
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
             batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
@@ -361,9 +392,6 @@ class NextEpoch:
                 f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="step"
             )
         if not is_shared:
-            from headrace.streaming.counted import part_of
-            from headrace.streaming.packed_ranks import own_lanes
-
             whole, rest = divmod(begin.samples, size)
             mine = whole * part_of(size, ranks) + part_of(rest, ranks)
             since = (

@@ -25,8 +25,8 @@ from headrace.holding import Holder
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.runtime import Runtime
-from headrace.streaming.epoch_cursor import EpochCursor
-from headrace.streaming.next_epoch import NextEpoch
+from headrace.streaming.next_epoch import EpochCursor, NextEpoch
+from headrace.streaming.rank_shares import count_share
 from headrace.torch_compat.ranks import Ranks
 from headrace.work.uses_torch import may_use_torch
 
@@ -320,8 +320,6 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
     plan.check_end(progress.received)
     turn.advance(plan, progress)
     if plan.share is not None:
-        from headrace.streaming.counted import count_share
-
         count_share(plan, progress.received, meters)
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated

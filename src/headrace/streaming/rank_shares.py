@@ -1,4 +1,4 @@
-"""Sharing of an epoch among ranks whose samples are counted as they come."""
+"""Shares of ranks: of epochs whose samples are counted as they come, and of rows that documents are packed into."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from headrace.datasets.operators.values import counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.engine.epoch_plan import EpochPlan, as_array
-from headrace.errors import StateMismatchError
+from headrace.errors import OptionError, StateMismatchError
 from headrace.observe.stats import LoaderMeters
+from headrace.options import Settings
 from headrace.plan import Cursor, Steps, share
+from headrace.plan.lane_states import part_of as rows_of_rank
 from headrace.state import ResplitBase, State
 from headrace.streaming.among_ranks import has_counts, has_numbers
 from headrace.torch_compat.ranks import Ranks
@@ -112,3 +114,55 @@ def _received(steps: Steps, batches: int, samples: int) -> Iterator[tuple[int, i
                     yield steps.samples(k), steps.samples(k + 1)
             return
     yield 0, samples
+
+
+def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, *, has_numbers: bool) -> None:
+    """Raise OptionError if ranks cannot pack documents whose lengths are not known in advance."""
+    if pipeline.packing is None:
+        return
+    call = f".pack({pipeline.packing.length}) of documents that are read first"
+    if not has_numbers:
+        raise OptionError(
+            f"{call}: samples of {pipeline.source.name} have no numbers before they are read, and sequences would be "
+            "others on other ranks; shards need an index for that (headrace index URL…), and compressed ones "
+            "Zstandard's seekable frames"
+        )
+    if settings.exclude is not None and settings.exclude.steps:
+        raise OptionError(
+            f"{call}, and exclude= of steps: what a step has is known only once it is made; name documents, by their "
+            "numbers"
+        )
+    if shared is not None and any(shared.last):
+        raise OptionError(
+            f"{call}: {shared.end} sequences are no whole steps of {shared.size}, and each of {shared.world} ranks has "
+            f"rows of its own: have .epoch(samples={shared.end // shared.size * shared.size}), or tail='drop'"
+        )
+
+
+def own_lanes(begin: State, size: int, ranks: Ranks) -> State:
+    """Reduce a state of all ranks to this rank's lanes, or raise StateMismatchError."""
+    if begin.progress is None:
+        return begin
+    if len(begin.progress.cursors) != size:
+        raise _other_lanes(len(begin.progress.cursors), size)
+    try:
+        return replace(begin, progress=rows_of_rank(begin.progress, range(*share(size, ranks.rank, ranks.world))))
+    except ValueError as error:
+        raise StateMismatchError(f"lanes of the state are not those of these ranks: {error}", field="step") from error
+
+
+def check_lanes(begin: State, size: int, ranks: Ranks) -> None:
+    """Raise StateMismatchError if a state of this rank has another number of lanes."""
+    if begin.progress is None:
+        return
+    low, high = share(size, ranks.rank, ranks.world)
+    if begin.step_now != size or len(begin.progress.cursors) != high - low:
+        raise _other_lanes(begin.step_now, size)
+
+
+def _other_lanes(before: int, now: int) -> StateMismatchError:
+    return StateMismatchError(
+        f"the state is of documents that are packed in {before} lanes, one for each row of the global batch, and here "
+        f"it has {now} rows: load it with batches of that size",
+        field="step",
+    )
