@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
+from headrace.datasets.blocking import blocking
 from headrace.errors import HeadraceError, ObjectMissingError, masked, printable
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.indexes.videos import Videos
+from headrace.reading import OwnReaders
 
 _DESCRIPTION = """\
 Say what lies at a place: its format and why it is taken for that, how many objects and samples there are where that is
@@ -84,7 +90,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _run_videos(given: argparse.Namespace, urls: Sequence[str], options: dict[str, object]) -> int:
-    from headrace.datasets.telling_videos import facts_of_videos
+    from headrace.cli.inspect import facts_of_videos
 
     last = f" to {masked(urls[-1])}" if len(urls) > 1 else ""
     print(printable(f"videos: {len(urls):,}, {masked(urls[0])}{last}; hr.video() gives clips of them"))
@@ -101,3 +107,44 @@ def _run_videos(given: argparse.Namespace, urls: Sequence[str], options: dict[st
     if given.check:
         print(f"no damage in the tables of {seen:,} videos with {frames:,} frames; pictures are not decoded")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFacts:
+    """Facts about one video, known without decoding it. `frames` counts displayed frames."""
+
+    url: str
+    frames: int
+    lines: tuple[str, ...]
+
+
+def facts_of_videos(
+    urls: Sequence[str], storage_options: Mapping[str, object] | None = None, limits: Limits = DEFAULTS
+) -> Iterator[VideoFacts]:
+    """Yield facts about each video, in order, from its tables. They are read on demand.
+
+    Raises:
+        FormatError: A video is damaged, or of an unsupported kind.
+        StorageError: It could not be read.
+    """
+    videos = Videos(urls, None, limits)
+    readers = OwnReaders(storage_options, videos.aclose)
+
+    async def facts(ordinal: int) -> VideoFacts:
+        async with readers.use() as reader:
+            table, version = await videos.video(reader, ordinal)
+        track, count = table.track, len(table)
+        seconds = (table.end_ticks - int(table.shown_ticks[0])) / track.timescale
+        codec, turned = track.codec.decode("latin-1"), ", to be shown turned" if track.is_turned else ""
+        return VideoFacts(
+            masked(urls[ordinal]),
+            count,
+            (
+                f"pictures: {track.width} x {track.height}, {codec!r}{turned}",
+                f"frames: {count:,} in {seconds:.3f} s, {count / seconds:.4g} a second; {len(table.keys):,} key frames",
+                f"bytes: {version.size or 0:,}, of which {int(table.size.sum()):,} are frames",
+            ),
+        )
+
+    for ordinal in range(len(urls)):
+        yield blocking(partial(facts, ordinal))

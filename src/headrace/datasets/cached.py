@@ -14,8 +14,8 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.asynchronous import MadeDataset, MadeSource
 from headrace.datasets.doing import split_steps, through, through_first
-from headrace.datasets.made import MadeDataset, MadeSource
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.values import EachSample, Operator
 from headrace.datasets.pipeline import Pipeline

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.ordering import Ordering
 from headrace.errors import masked
 from headrace.plan import Order, Places, ShardOrder
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from headrace.engine.sources import EpochIO
     from headrace.plan.token_mixing import TokenMixing
     from headrace.producer import Producer
+import hashlib
+from itertools import islice
 
 KeepsKey = Callable[[str], object]
 """True for the keys of samples to keep."""
@@ -322,3 +323,33 @@ class SourceOrders:
     def numbers(self, order: Order, positions: Ints) -> Ints:
         shards, rows = self.locate(order, positions)
         return np.asarray(self._starts[shards] + rows, np.int64)
+
+
+class StoredSource(SampleSource):
+    """Shards or objects in a store."""
+
+    @property
+    def urls(self) -> Sequence[str]:
+        urls: Sequence[str] = self.data.urls
+        return urls
+
+    @property
+    def storage_options(self) -> Mapping[str, object] | None:
+        options: Mapping[str, object] | None = self.data.storage_options
+        return options
+
+
+_CHUNK = 2**14
+
+
+def fingerprint_of(urls: Sequence[str], sizes: Ints | None = None) -> str:
+    """Return a digest of the shards' file names, which ignores their location, and sizes."""
+    digest = hashlib.blake2b(digest_size=8)
+    source, separator = iter(urls), ""
+    while chunk := list(islice(source, _CHUNK)):  # in chunks: there may be millions
+        names = separator + "\n".join(url.partition("?")[0].rpartition("/")[2] for url in chunk)
+        digest.update(names.encode("utf-8", "surrogateescape"))
+        separator = "\n"
+    if sizes is not None:
+        digest.update(np.ascontiguousarray(sizes, "<i8").tobytes())
+    return digest.hexdigest()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.datasets.asynchronous import MadeDataset, MadeSource
 from headrace.datasets.doing import split_steps, through_first
 from headrace.datasets.faces import Parts
-from headrace.datasets.made import MadeDataset, MadeSource
 from headrace.datasets.packing.orders import PackedKey, PackOrders
 from headrace.datasets.packing.sequences import DocumentPart
 from headrace.datasets.packing.spec import PackSpec

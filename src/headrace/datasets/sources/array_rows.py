@@ -13,10 +13,8 @@ import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
-from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.places.entries import check_listed
-from headrace.datasets.source import SampleSource, Traits
-from headrace.datasets.stored import StoredSource
+from headrace.datasets.source import SampleSource, StoredSource, Traits, fingerprint_of
 from headrace.errors import FormatError, masked, not_as_indexed
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.stored_arrays import Array, Names, StoredArray, Table

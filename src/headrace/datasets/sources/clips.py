@@ -15,11 +15,9 @@ import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
-from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.places.entries import check_listed
-from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Traits
+from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
 from headrace.datasets.sources.files import Facts
-from headrace.datasets.stored import StoredSource
 from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed, printable
 from headrace.formats.mp4.frames import BODIES, PIECES
 from headrace.formats.mp4.pieces import Piece, pieces_of

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.places.entries import version_at
-from headrace.datasets.source import SampleSource, Traits
-from headrace.datasets.stored import StoredSource
+from headrace.datasets.source import SampleSource, StoredSource, Traits
 from headrace.errors import OptionError, masked
 from headrace.reading import read_from
 from headrace.types import Ints

@@ -15,9 +15,8 @@ from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
 from headrace.datasets.packed import packed
 from headrace.datasets.places.entries import version_at
-from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
+from headrace.datasets.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
-from headrace.datasets.stored import StoredSource
 from headrace.errors import ChecksumError, ObjectChangedError, masked
 from headrace.formats.compression import Decompressor
 from headrace.formats.format import Format, packing_of

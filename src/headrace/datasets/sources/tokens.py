@@ -11,13 +11,12 @@ from numpy.typing import DTypeLike
 
 from headrace.datasets.blocking import blocking
 from headrace.datasets.faces import Parts
-from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.entries import check_listed
 from headrace.datasets.places.guessing import Facts, names_at
 from headrace.datasets.places.patterns import is_pattern
 from headrace.datasets.places.urls import expand
-from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted
+from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted, fingerprint_of
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
 from headrace.datasets.sources.constructors import Urls
 from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
