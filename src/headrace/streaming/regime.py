@@ -289,7 +289,7 @@ class Streaming:
         return _Opened(iterator, plan, progress)
 
     def _current_builder(self) -> EpochBuilder:
-        """Return the builder of epochs, made anew if ranks or orders have changed."""
+        """Return the builder of epochs. It is replaced if ranks or orders have changed."""
         stream, planning = self._next.stream, self._next.planning
         if self._builder is None or self._built_for[0] is not stream or self._built_for[1] is not planning:
             runtime, ranks = self._runtime, self._next.ranks or Ranks()
