@@ -16,7 +16,7 @@ import numpy as np
 import tables
 
 from headrace.plan.balance import dealt
-from headrace.plan.packs import ConcatPlan
+from headrace.plan.packing import ConcatPlan
 
 SIZE, STEPS = 4096, 20
 

@@ -29,15 +29,10 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.plan.lane_packing import LanePacking
-from headrace.plan.lane_run import LaneRun
-from headrace.plan.lane_states import pack_lanes
-from headrace.plan.mixed_lanes import MixedLaneRun
-from headrace.plan.mixture import ConstantShares
-from headrace.plan.order import Passes, ShardOrder
-from headrace.plan.packs import BestFitPlan, Bins, ConcatPlan
-from headrace.plan.token_mixing import TokenMixing
-from headrace.plan.token_order import TokenOrder
+from headrace.plan.mixture import ConstantShares, TokenMixing, TokenOrder
+from headrace.plan.order import ENDLESS, Passes, ShardOrder
+from headrace.plan.packed_rows import PackedRows
+from headrace.plan.packing import BestFitPlan, Bins, ConcatPlan, Packing
 
 SIZE, LOOKUPS = 4096, 2000
 SOURCES = {2: ([5, 3], [600, 200]), 4: ([50, 30, 15, 5], [600, 200, 3000, 1000])}  # shares, and medians of lengths
@@ -87,13 +82,13 @@ def measured(documents: int) -> dict[str, float]:
 def in_lanes(method: str, lanes: int, steps: int) -> dict[str, Any]:
     """One run of a single rank that has all lanes."""
     lengths = lengths_of(2**20).tolist()
-    run = LaneRun(LanePacking(SIZE, method), range(lanes), lanes, 2**62)
+    run = PackedRows(Packing(SIZE, method), range(lanes), lanes, ENDLESS)
     asked = given = used = waiting = most = 0
     took = [0] * lanes  # of each lane's documents
     began = time.process_time()
     while given < steps * lanes:
         for name, position in enumerate(run.positions(asked, asked + 64).tolist(), asked):
-            run.came(name, [lengths[position % len(lengths)]], [False])
+            run.arrive(name, [lengths[position % len(lengths)]], [False])
             waiting += lengths[position % len(lengths)]
         asked += 64
         most = max(most, waiting)
@@ -108,7 +103,7 @@ def in_lanes(method: str, lanes: int, steps: int) -> dict[str, Any]:
     # Read in order, each lane has as many documents as the one that has used up most of them.
     in_order = sum((max(took) - count) * used / sum(took) for count in took)
     row = {"method": method, "lanes": lanes, "steps": steps, "padding": 1 - used / (given * SIZE)}
-    row |= {"us": seconds / given * 1e6, "state": len(json.dumps(pack_lanes(progress)))}
+    row |= {"us": seconds / given * 1e6, "state": len(json.dumps(progress.to_json()))}
     return row | {"waiting": most / lanes, "in_order": in_order / lanes}
 
 
@@ -117,14 +112,13 @@ def by_tokens(method: str, lanes: int, sources: int, tokens: int) -> dict[str, A
     shares, middles = SOURCES[sources]
     lengths = [lengths_of(2**18, middle, seed).tolist() for seed, middle in enumerate(middles)]
     names = tuple(f"{middle} tokens" for middle in middles)
-    run = MixedLaneRun(
-        LanePacking(SIZE, method, TokenMixing(names, ConstantShares(shares, 2**20))), range(lanes), lanes
-    )
+    packing = Packing(SIZE, method, TokenMixing(names, ConstantShares(shares, 2**20)))
+    run = PackedRows(packing, range(lanes), lanes, ENDLESS)
     asked = given = 0
     while given * SIZE < tokens:
         for name, position in enumerate(run.positions(asked, asked + 64).tolist(), asked):
             turn, source = divmod(position, sources)
-            run.came(name, [lengths[source][turn % 2**18]], [False])
+            run.arrive(name, [lengths[source][turn % 2**18]], [False])
         asked += 64
         while run.take() is not None:
             given += 1
@@ -132,7 +126,7 @@ def by_tokens(method: str, lanes: int, sources: int, tokens: int) -> dict[str, A
     there = [some / sum(progress.tokens) for some in progress.tokens]
     error = max(abs(part - share / sum(shares)) for part, share in zip(there, shares, strict=True))
     row = {"by_tokens": method, "lanes": lanes, "sources": sources, "tokens": tokens}
-    return row | {"error": error, "state": len(json.dumps(pack_lanes(progress)))}
+    return row | {"error": error, "state": len(json.dumps(progress.to_json()))}
 
 
 def by_known_tokens(sources: int, tokens: int) -> dict[str, Any]:

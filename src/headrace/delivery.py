@@ -10,7 +10,7 @@ from headrace.failures import PackedError
 from headrace.types import Ranges
 
 if TYPE_CHECKING:
-    from headrace.lanes import LaneProgress
+    from headrace.plan.row_states import RowProgress
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class ProgressDelta:
             are no such samples.
         given: For each level but the last: samples emitted before those that are repeated on resume. Empty if none of
             these levels has a limit.
-        lanes: Progress of the lanes that documents are packed into.
+        rows: Progress of packed rows.
         repeated: Number of the samples that belong to a second or later pass over the rank's data, if counted.
     """
 
@@ -93,7 +93,7 @@ class ProgressDelta:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
-    lanes: LaneProgress | None = None
+    rows: RowProgress | None = None
     repeated: int = 0
 
 

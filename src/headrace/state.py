@@ -21,7 +21,7 @@ from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges, Tail
 
 if TYPE_CHECKING:
-    from headrace.lanes import LaneProgress
+    from headrace.plan.row_states import RowProgress
 
 VERSION = 1
 _OLDEST = 1
@@ -110,7 +110,7 @@ class State:
         passed: For each group level: input samples that repeat although their groups do not. Empty if there are none.
         given: For each level but the last: samples emitted before those that repeat. Empty without limits on these
             levels, and at the start.
-        progress: Progress of the lanes that documents are packed into: this rank's, or all. None: at the start.
+        progress: Progress of packed rows: this rank's, or all. None: at the start.
     """
 
     epoch: int = 0
@@ -133,7 +133,7 @@ class State:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
-    progress: LaneProgress | None = None
+    progress: RowProgress | None = None
 
     @property
     def step_now(self) -> int:
@@ -142,8 +142,6 @@ class State:
 
     def pack(self, facts: Fingerprint, last: Ints) -> dict[str, Any]:
         """Convert to JSON. `last` are the numbers of the samples directly before the state."""
-        from headrace.plan.lane_states import pack_lanes
-
         packed: dict[str, object] = {
             "version": VERSION,
             "regime": "headrace",
@@ -185,14 +183,14 @@ class State:
         if any(self.given):
             packed["given"] = list(self.given)
         if self.progress is not None:
-            packed["packing"] = pack_lanes(self.progress)
+            packed["packing"] = self.progress.to_json()
         packed["check"] = check_of(packed, last)
         return packed
 
     @staticmethod
     def unpack(packed: Mapping[str, Any]) -> State:
         """Parse a saved state, or raise StateMismatchError."""
-        from headrace.plan.lane_states import unpack_lanes
+        from headrace.plan.row_states import RowProgress
 
         check_kind(packed, "headrace")
         order = packed.get("order_version")
@@ -214,7 +212,7 @@ class State:
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
                 raise ValueError("there is no such tail, or no such rank")
-            progress = unpack_lanes(packed["packing"]) if "packing" in packed else None
+            progress = RowProgress.from_json(packed["packing"]) if "packing" in packed else None
             if passed and len(passed) != len(parts) - 1:
                 raise ValueError("parts are of other levels of groups than what is passed")
             return State(
@@ -269,8 +267,8 @@ def last_positions(state: State) -> Ints:
         rounds = np.array(
             [[one.round for one in cursor.inputs] or [cursor.round] for cursor in state.progress.cursors], np.int64
         )
-        lanes, inputs = np.indices(rounds.shape)
-        positions = ((rounds - 1) * state.step + first + lanes) * rounds.shape[1] + inputs
+        rows, inputs = np.indices(rounds.shape)
+        positions = ((rounds - 1) * state.step + first + rows) * rounds.shape[1] + inputs
         chosen: Ints = positions[rounds > 0][:most]
         return chosen
     if state.done:
@@ -293,7 +291,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have ended
             the epoch with `tail="uneven"`, and others have not.
     """
-    from headrace.plan.lane_states import joined
+    from headrace.plan.row_states import RowProgress
 
     packed = list(states)
     if not packed:
@@ -324,7 +322,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             field="parts",
         )
     try:
-        progress = joined([part.progress for part in sorted(parts, key=lambda part: part.rank or 0)])
+        progress = RowProgress.joined([part.progress for part in sorted(parts, key=lambda part: part.rank or 0)])
     except ValueError as error:
         raise StateMismatchError(f"states of lanes must be of one step: {error}", field="packing") from error
     cursor = merged(parts)

@@ -15,7 +15,7 @@ import pytest
 from builders.loops import outcomes_of, resumed_anywhere, state_after
 from builders.ranks import Rows, ran, whole, world
 from end_to_end.state.sources import rows
-from unit.test_lane_packing import by_hand
+from unit.test_packed_rows import by_hand
 
 import headrace as hr
 from headrace.errors import OptionError, StateMismatchError

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import Order, Passes, ShardOrder
-from headrace.plan.layouts import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
+from headrace.plan.combined import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
 from headrace.plan.order import ENDLESS
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6)

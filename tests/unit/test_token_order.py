@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import OptionError
 from headrace.plan import Passes, ShardOrder
-from headrace.plan.mixture import ChangingShares, ConstantShares, Shares
+from headrace.plan.mixture import ChangingShares, ConstantShares, Shares, TokenOrder
 from headrace.plan.order import Places
-from headrace.plan.token_order import TokenOrder
 from headrace.types import Ints
 
 

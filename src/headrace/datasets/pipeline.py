@@ -15,7 +15,7 @@ from headrace.formats.columns import ColumnDecoder, SampleColumns
 from headrace.tasks import Step
 
 if TYPE_CHECKING:
-    from headrace.plan.lane_packing import LanePacking
+    from headrace.plan.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Pipeline:
         return (*names, *_limit_names(self.limit))
 
     @property
-    def packing(self) -> LanePacking | None:
+    def packing(self) -> Packing | None:
         """Row packing of documents. None: no packing, or it is planned before documents are read."""
         return next((one.grouping.packing for one in self.regroups if one.grouping and one.grouping.packing), None)
 

@@ -20,10 +20,10 @@ from headrace.types import Ints
 
 if TYPE_CHECKING:
     from headrace.datasets.faces import HasKeys
-    from headrace.plan.lane_run import LaneRun
+    from headrace.plan.packed_rows import PackedRows
     from headrace.producers.indexed_shards import ReadWindow
 
-    ReadSteps = Steps | LaneRun
+    ReadSteps = Steps | PackedRows
     """Positions to read, in order."""
 
 WINDOW_SAMPLES = 16384

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.datasets.faces import Described, HasKeys, Parts
     from headrace.datasets.sharing import RanksBy
     from headrace.engine.sources import EpochIO
-    from headrace.plan.token_mixing import TokenMixing
+    from headrace.plan.mixture import TokenMixing
     from headrace.producer import Producer
 import hashlib
 from itertools import islice

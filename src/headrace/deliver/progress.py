@@ -12,7 +12,7 @@ from headrace.errors import OptionError
 from headrace.types import Ranges
 
 if TYPE_CHECKING:
-    from headrace.lanes import LaneProgress
+    from headrace.plan.row_states import RowProgress
 
 _REMEMBERED = 16  # number of batches before the last whose states stay available
 
@@ -29,7 +29,7 @@ class ProgressSnapshot:
         skipped: Number of failed samples skipped: (in total, directly before the next sample).
         is_over: True if the end of the epoch was reached.
         parts, passed, given: See `ProgressDelta`.
-        lanes: Progress of the lanes that documents are packed into. None: at the start.
+        rows: Progress of packed rows. None: at the start.
         repeated: Number of the samples that belong to a second or later pass over the data, if counted.
     """
 
@@ -43,7 +43,7 @@ class ProgressSnapshot:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
-    lanes: LaneProgress | None = None
+    rows: RowProgress | None = None
     repeated: int = 0
 
 
@@ -167,7 +167,7 @@ def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnap
         parts=after.parts,
         passed=after.passed,
         given=after.given,
-        lanes=after.lanes,
+        rows=after.rows,
         repeated=received.repeated + after.repeated,
     )
 

@@ -119,15 +119,15 @@ class EpochBuilder:
         """
         gathered = self.batches.gathered(plan.batch_size)
         chunk = 1 if self.batches.is_timed else self.batches.chunk(gathered, self.learned.sample_s)
-        lanes = plan.lane_run()
-        source = self.pipeline.source.open(EpochIO(self, plan, reader, calls, gathered, chunk, lanes))
+        rows = plan.packed_rows()
+        source = self.pipeline.source.open(EpochIO(self, plan, reader, calls, gathered, chunk, rows))
         return EpochSpec(
             source=source,
             batches=replace(self.batches, batch_size=plan.batch_size),
             learned=self.learned,
             key=plan.key,
             boundaries=plan.boundaries(),
-            position_map=plan.position_map(source.mark if self.planning is None else None, lanes),
+            position_map=plan.position_map(source.mark if self.planning is None else None, rows),
             limits=plan.left_to_keep,
             skips=self._skips(plan, calls, meters),
             pass_count=None if self.planning is None else self.planning.pass_count,

@@ -23,9 +23,9 @@ from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges
 
 if TYPE_CHECKING:
-    from headrace.lanes import LaneProgress
-    from headrace.plan.lane_packing import LanePacking
-    from headrace.plan.lane_run import LaneRun
+    from headrace.plan.packed_rows import PackedRows
+    from headrace.plan.packing import Packing
+    from headrace.plan.row_states import RowProgress
 
 Numbers = Callable[[Order, Ints], Ints]
 
@@ -82,7 +82,7 @@ class EpochPlan:
     leave_out: int = 0
     share: Steps | None = None
     counts: Ints | None = None
-    packing: LanePacking | None = None
+    packing: Packing | None = None
     pass_count: int | None = None
     is_left_out: Callable[[int], bool] | None = None
     why_no_state: str | None = None
@@ -155,27 +155,23 @@ class EpochPlan:
             return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
         return EvenBoundaries(*self.steps.sizes())
 
-    def lane_run(self) -> LaneRun | None:
+    def packed_rows(self) -> PackedRows | None:
         if self.packing is None or self.order is None:
             return None
-        from headrace.plan.lane_run import LaneRun
-        from headrace.plan.mixed_lanes import MixedLaneRun
+        from headrace.plan.packed_rows import PackedRows
 
         size = self.steps.size
-        lanes = range(*share(size, self.rank, self.world))
-        if self.packing.mixing is not None:
-            return MixedLaneRun(self.packing, lanes, size, self.begin.progress, self.is_left_out)
-        return LaneRun(self.packing, lanes, size, self.order.count, self.begin.progress, self.is_left_out)
+        rows = range(*share(size, self.rank, self.world))
+        return PackedRows(self.packing, rows, size, self.order.count, self.begin.progress, self.is_left_out)
 
-    def position_map(self, mark: Callable[[int], object] | None, lanes: LaneRun | None) -> PositionMap:
+    def position_map(self, mark: Callable[[int], object] | None, rows: PackedRows | None) -> PositionMap:
         """Return the position map of the epoch. `mark` returns resume marks of the source."""
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
-        if lanes is not None and kept_from is not None:
-            from headrace.scheduler.lane_map import LaneMap
+        if rows is not None and kept_from is not None:
+            from headrace.scheduler.row_level import RowMap
 
-            run = lanes
-            return LaneMap(lambda start, stop: as_numbers(run.positions(start, stop)), kept_from, run)
+            return RowMap(kept_from, rows)
         if mark is not None:
             ask, done = mark, self._done
             mark = (lambda number: ask(_original(number, done))) if done else ask
@@ -199,24 +195,24 @@ class EpochPlan:
     def passed(self, received: ProgressSnapshot) -> tuple[int, int]:
         """Return (samples of later passes, unread samples of the first pass) on this rank.
 
-        Both are 0 if not known. In lanes, documents are counted.
+        Both are 0 if not known. In packed rows, documents are counted.
         """
         if self.pass_count is None:
             return received.repeated, 0
         if self.packing is not None:
-            return self._passed_by_lanes(self.pass_count, received.lanes)
+            return self._passed_by_rows(self.pass_count, received.rows)
         used = max((stop for _, stop in received.covers), default=0)
         first = self.steps.step_at(self.pass_count)
         ending = self.steps.positions(first, first + self.steps.batch)[max(0, used - first) :]
         return received.repeated, max(0, first - used) + int((ending < self.pass_count).sum())
 
-    def _passed_by_lanes(self, pass_count: int, lanes: LaneProgress | None) -> tuple[int, int]:
+    def _passed_by_rows(self, pass_count: int, rows: RowProgress | None) -> tuple[int, int]:
         size, begin = self.steps.size, self.begin.progress
         numbers = np.arange(*share(size, self.rank, self.world))
-        ends = np.maximum(0, -((numbers - pass_count) // size))  # documents per lane in the first pass
+        ends = np.maximum(0, -((numbers - pass_count) // size))  # documents per row in the first pass
         first, drawn = (
             np.zeros_like(numbers) if some is None else np.array([cursor.drawn for cursor in some.cursors])
-            for some in (begin, lanes)
+            for some in (begin, rows)
         )
         repeated = np.maximum(drawn - ends, 0) - np.maximum(first - ends, 0)
         return int(repeated.sum()), int(np.maximum(ends - drawn, 0).sum())
@@ -259,7 +255,7 @@ class EpochPlan:
             parts=begin.parts,
             passed=begin.passed,
             given=begin.given,
-            lanes=begin.progress,
+            rows=begin.progress,
         )
 
     def digest(self) -> int:
@@ -309,7 +305,7 @@ class EpochPlan:
             parts=received.parts,
             passed=received.passed,
             given=received.given,
-            progress=received.lanes,
+            progress=received.rows,
         )
         if received.is_over:
             return replace(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.datasets.faces import IteratedData, KeyedData
     from headrace.engine.epoch_builder import EpochBuilder
     from headrace.engine.trainer_calls import TrainerCalls
-    from headrace.plan.lane_run import LaneRun
+    from headrace.plan.packed_rows import PackedRows
     from headrace.producers.indexed_shards import IndexedShardProducer
     from headrace.producers.iterated import IterProducer
     from headrace.producers.members import Members
@@ -44,7 +44,7 @@ class EpochIO:
     Args:
         gathered: Estimated number of samples made per batch.
         chunk: Number of samples passed on together.
-        lanes: Determine the samples to read next, if documents are packed.
+        rows: Determine the samples to read next, if documents are packed row by row.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class EpochIO:
         calls: TrainerCalls,
         gathered: int,
         chunk: int,
-        lanes: LaneRun | None,
+        rows: PackedRows | None,
     ) -> None:
         self._pipeline, self._settings, self._planning = builder.pipeline, builder.settings, builder.planning
         self._prefix, self._meter, self._adaptive = builder.prefix, builder.meter, builder.adaptive
         self._plan, self._reader, self._calls, self._gathered, self._chunk = plan, reader, calls, gathered, chunk
-        self._steps: Steps | LaneRun = lanes or plan.steps
-        self._planned_at_once = 0 if lanes else _PLANNED_AT_ONCE  # lanes determine the next document late
+        self._steps: Steps | PackedRows = rows or plan.steps
+        self._planned_at_once = 0 if rows else _PLANNED_AT_ONCE  # rows determine the next document late
 
     @property
     def is_planned(self) -> bool:

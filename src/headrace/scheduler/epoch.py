@@ -21,7 +21,7 @@ from headrace.scheduler.boundaries import GivenBoundaries
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
-from headrace.scheduler.inner import LEFT_OUT_LEAST, InnerHost, Level, Outcome
+from headrace.scheduler.inner import SKIPPED_LEAST, InnerHost, Level, Outcome
 from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Outlet, Resources
 from headrace.tasks import Finish, Task
@@ -265,7 +265,7 @@ class Epoch:
             if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
             why = self.failure(first_of(error))
-            if self._batches.keeps_count or self._position_map.has_lanes:
+            if self._batches.keeps_count or self._position_map.has_rows:
                 self.put(self._put, ListPart([why]))
             else:  # groups of earlier samples may wait for the end
                 self._last = why
@@ -324,7 +324,7 @@ class Epoch:
             return
         # Two passes: as their order differs, a pass from any point may lack some samples. Filters may also be random,
         # and then keep none of few samples in some passes.
-        most = None if self._pass_count is None else max(2 * self._pass_count, LEFT_OUT_LEAST)
+        most = None if self._pass_count is None else max(2 * self._pass_count, SKIPPED_LEAST)
         left_out = at + 1 - self._of_use[level.number]
         is_bounded = any(before.left is not None for before in self._levels[: level.number])
         if most is None or left_out < most or is_bounded:
@@ -406,10 +406,11 @@ def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: InnerHo
 
 
 def _grouping(spec: EpochSpec) -> type[Level]:
-    if spec.position_map.has_lanes:
-        from headrace.scheduler.lane_level import LaneLevel
+    if spec.position_map.has_rows:
+        from headrace.scheduler.row_level import RowLevel
 
-        return LaneLevel
+        return RowLevel
+
     from headrace.scheduler.group_level import GroupLevel
 
     return GroupLevel

@@ -22,7 +22,7 @@ from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage, LoopSt
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Reply, Task
 
-LEFT_OUT_LEAST = 10_000  # skipped samples before an epoch is aborted
+SKIPPED_LEAST = 10_000  # skipped samples before an epoch is aborted
 _INNER_TASKS = 4  # for each worker
 _BETWEEN_STAGES = 2**16  # and above: indices of stages that derive positions of new samples
 

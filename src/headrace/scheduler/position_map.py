@@ -51,7 +51,7 @@ class PositionMap:
         repeated: Counts samples of later passes, until the source reports where these begin. None: not counted.
     """
 
-    has_lanes = False
+    has_rows = False
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class PositionMap:
             for at in (self.source_number(len(self.levels) - 1, number) for number in range(start, stop))
         ]
 
-    def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:  # noqa: ARG002 (lanes need it)
+    def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:  # noqa: ARG002 (packed rows need it)
         """Return and forget (position, error) of inputs skipped in these samples of batches."""
         return ()
 

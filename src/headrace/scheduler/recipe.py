@@ -66,7 +66,7 @@ class GroupStage:
     """Groups samples and runs a chain on each group, which gives one or many samples.
 
     Attributes:
-        batcher: Returns a new batcher. None: lanes determine the groups.
+        batcher: Returns a new batcher. None: packed rows determine the groups.
         is_measured: True if workers measure each sample; else the measure is 1.
         max_wait_s: Time limit for the first sample of a group. None: no limit.
     """

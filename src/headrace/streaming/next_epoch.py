@@ -25,7 +25,7 @@ from headrace.plan.order import ENDLESS
 from headrace.plan.steps import Deal
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_counts, has_numbers, met, why_not_merged
-from headrace.streaming.rank_shares import check_lanes, check_packing, counted_share, own_lanes, part_of
+from headrace.streaming.rank_shares import check_packing, check_rows, counted_share, own_rows, part_of
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints
 
@@ -260,7 +260,7 @@ class NextEpoch:
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
             batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
-            check_lanes(begin, wanted, ranks)
+            check_rows(begin, wanted, ranks)
             begin, shared = counted_share(begin, ranks, wanted, size, pipeline, settings.tail)
             if shared is not None and has_counts(pipeline, ranks.world):
                 counts = np.diff(pipeline.source.starts)
@@ -399,7 +399,7 @@ class NextEpoch:
                 if order is not None and keeps_count
                 else ResplitBase(begin.samples, mine, size, begin.batches)
             )
-            begin = own_lanes(replace(begin, rank=ranks.rank, samples=mine, since=since), size, ranks)
+            begin = own_rows(replace(begin, rank=ranks.rank, samples=mine, since=since), size, ranks)
         return begin, size
 
     @property

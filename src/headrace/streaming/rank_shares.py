@@ -15,7 +15,6 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import Settings
 from headrace.plan import Cursor, Steps, share
-from headrace.plan.lane_states import part_of as rows_of_rank
 from headrace.state import ResplitBase, State
 from headrace.streaming.among_ranks import has_counts, has_numbers
 from headrace.torch_compat.ranks import Ranks
@@ -139,28 +138,28 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
         )
 
 
-def own_lanes(begin: State, size: int, ranks: Ranks) -> State:
-    """Reduce a state of all ranks to this rank's lanes, or raise StateMismatchError."""
+def own_rows(begin: State, size: int, ranks: Ranks) -> State:
+    """Reduce a state of all ranks to this rank's rows, or raise StateMismatchError."""
     if begin.progress is None:
         return begin
     if len(begin.progress.cursors) != size:
-        raise _other_lanes(len(begin.progress.cursors), size)
+        raise _other_rows(len(begin.progress.cursors), size)
     try:
-        return replace(begin, progress=rows_of_rank(begin.progress, range(*share(size, ranks.rank, ranks.world))))
+        return replace(begin, progress=begin.progress.part(range(*share(size, ranks.rank, ranks.world))))
     except ValueError as error:
         raise StateMismatchError(f"lanes of the state are not those of these ranks: {error}", field="step") from error
 
 
-def check_lanes(begin: State, size: int, ranks: Ranks) -> None:
-    """Raise StateMismatchError if a state of this rank has another number of lanes."""
+def check_rows(begin: State, size: int, ranks: Ranks) -> None:
+    """Raise StateMismatchError if a state of this rank has another number of rows."""
     if begin.progress is None:
         return
     low, high = share(size, ranks.rank, ranks.world)
     if begin.step_now != size or len(begin.progress.cursors) != high - low:
-        raise _other_lanes(begin.step_now, size)
+        raise _other_rows(begin.step_now, size)
 
 
-def _other_lanes(before: int, now: int) -> StateMismatchError:
+def _other_rows(before: int, now: int) -> StateMismatchError:
     return StateMismatchError(
         f"the state is of documents that are packed in {before} lanes, one for each row of the global batch, and here "
         f"it has {now} rows: load it with batches of that size",

@@ -229,10 +229,10 @@ class Streaming:
     def stats(self) -> Stats:
         stats, progress = self._runtime.stats(self._next.turn.number), self._progress
         packing = self._next.stream.pipeline().packing
-        lanes = None if progress is None else progress.received.lanes
-        if lanes is None or packing is None or packing.mixing is None:
+        rows = None if progress is None else progress.received.rows
+        if rows is None or packing is None or packing.mixing is None:
             return stats
-        return replace(stats, tokens=dict(zip(packing.mixing.names, lanes.tokens, strict=True)))
+        return replace(stats, tokens=dict(zip(packing.mixing.names, rows.tokens, strict=True)))
 
     def close(self) -> None:
         self._peeked = None

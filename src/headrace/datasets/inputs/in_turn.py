@@ -12,7 +12,7 @@ from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.plan import Order, draw
-from headrace.plan.layouts import ConcatOrder, InterleaveLayout, InterleaveOrder
+from headrace.plan.combined import ConcatOrder, InterleaveLayout, InterleaveOrder
 from headrace.plan.order import ENDLESS
 
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.datasets.base import Operators
 from headrace.datasets.inputs.as_they_come import AsTheyCome, by_weight, check_within, has_no_numbers
 from headrace.datasets.inputs.forked import check_apart
 from headrace.datasets.inputs.joined import check_input, joined
-from headrace.datasets.inputs.mix_spec import MixSpec, Weights, checked_weights
+from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.lengths import checked_lengths
+from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
-from headrace.plan.mixture import Until
+from headrace.functions import name_of
+from headrace.plan import Order, Places, draw
+from headrace.plan.combined import InterleaveLayout, InterleaveOrder
+from headrace.plan.mixture import (
+    ChangingShares,
+    ConstantShares,
+    MixLayout,
+    MixOrder,
+    Shares,
+    TokenMixing,
+    TokenOrder,
+    Until,
+)
+from headrace.plan.order import ENDLESS
 from headrace.types import Ints
+
+Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
 
 _STEP_SAMPLES = 1024
 _STEP_TOKENS = 2**20
+_BLOCKS = 2**40  # enough blocks to measure shares exactly
 
 
 def mix(
@@ -119,6 +140,221 @@ def _as_they_come(
             ) from None
     shares = checked_weights(list(pipelines), weights)
     return Stream(AsTheyCome("mix", streams, partial(by_weight, shares), names=list(pipelines)))
+
+
+class MixSpec(JoinedSpec):
+    """The sources of a mixture, and their shares; see `mix`.
+
+    Attributes:
+        by_rows: True if the packed rows of `.pack()` draw documents from the sources.
+    """
+
+    kind = "mix"
+    has_own_numbers = True
+    begins_again = True
+    adds_names = True
+    call = "hr.mix"
+
+    def __init__(
+        self,
+        streams: Mapping[str, Stream],
+        weights: Weights,
+        until: Until,
+        step: int,
+        by: str = "samples",
+        lengths: Mapping[str, Ints] | None = None,
+        by_rows: bool = False,
+    ) -> None:
+        super().__init__(tuple(streams), tuple(streams.values()))
+        self.lengths = lengths or {}
+        self.until, self.step, self.by, self.by_rows = until, step, by, by_rows
+        self._weights = weights
+        if weights is not None and not callable(weights):
+            checked_weights(self.names, weights)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        streams = dict(zip(self.names, self.streams, strict=True))
+        return MixSpec, (streams, self._weights, self.until, self.step, self.by, self.lengths, self.by_rows)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(f"source {name!r}" for name in self.names)
+
+    @property
+    def is_changing(self) -> bool:
+        return callable(self._weights)
+
+    @property
+    def is_planned(self) -> bool:
+        """True if the mixture is by tokens, and the token count of each document is known."""
+        return self.by == "tokens" and not self.by_rows and not self._unknown
+
+    @property
+    def _unknown(self) -> list[str]:
+        """Labels of the sources whose documents have no known lengths."""
+        some = zip(self.names, self.labels, self.sources, strict=True)
+        return [label for name, label, source in some if name not in self.lengths and not source.has_lengths]
+
+    @property
+    def text(self) -> str:
+        return f"mix({', '.join(self.names)}{', by=tokens' if self.by == 'tokens' else ''})"
+
+    @property
+    def is_endless(self) -> bool:
+        return self.until == "forever"
+
+    def check_order(self, order: Ordering, *, in_ranges: bool) -> None:  # noqa: ARG002 (others need it)
+        names = self.names
+        if order.shuffle is not None:
+            raise OptionError(
+                f"a mixture has an order of its own: shuffle its sources, hr.mix({{{names[0]!r}: data.shuffle(), …}}), "
+                "and not what comes of them"
+            )
+        first = next(iter(order.operators), None)
+        if first is not None and self.by == "tokens" and not self.is_planned:
+            raise OptionError(
+                f".{first.text} of a mixture by tokens: which documents come is known once they are read; do it to its "
+                "sources, or behind .pack(), or say how long they are: hr.mix(…, lengths=…)"
+            )
+        if self.is_endless and first is not None and not first.is_bound:
+            raise OptionError(
+                f"{first.text} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
+            )
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Samples of each source until it repeats."""
+        return self._counts if self.by == "tokens" else self.layout.sizes
+
+    @property
+    def count(self) -> int:
+        return ENDLESS if self.by == "tokens" else self.layout.count
+
+    @property
+    def full_count(self) -> int | None:
+        if self.by == "tokens":
+            return sum(self._counts)  # an estimate: by then each source has contributed tokens
+        if self.is_changing:
+            return None
+        counts = self.layout.before(_BLOCKS)
+        return max(-(-size * sum(counts) // some) for size, some in zip(self.sizes, counts, strict=True) if some)
+
+    @property
+    def shares(self) -> Sequence[int] | None:
+        return None if self.is_changing or self.by == "tokens" else self.layout.before(1)
+
+    def seed_of(self, seed: int, number: int) -> int:
+        """Return the seed of a source, so that sources of equal size get different orders."""
+        return draw("source", seed, self.names[number])
+
+    def arrange(self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int) -> Order:
+        """Return the order of the mixture.
+
+        Raises:
+            OptionError: It is by tokens, and lengths of documents are unknown.
+        """
+        if self.by_rows:
+            self._check_not_empty()
+            turns = InterleaveLayout([ENDLESS] * len(inputs), 1)  # positions for the rows to draw from
+            return InterleaveOrder(inputs, turns, first_shards, window)
+        if self.by == "tokens":
+            return self._planned_by_tokens(inputs, first_shards, window)
+        return MixOrder(inputs, self.layout, key, first_shards, window)
+
+    def _planned_by_tokens(self, inputs: Sequence[Order], first_shards: Sequence[int], window: int) -> Order:
+        if self._unknown:
+            raise OptionError(
+                f"{self.text}: how many tokens documents of {self._unknown[0]} have is known once they are read, in "
+                "the lanes of .pack(): put .pack(length) behind the mixture (and .map(), .filter() or .tokenize() "
+                "between), or say it: hr.mix(…, lengths={…}), or mix by samples"
+            )
+        self._check_not_empty()
+        lengths = map(self._lengths_at, self.names, self.labels, self.sources)
+        return TokenOrder(inputs, self._counts, [*lengths], self._shares, self.labels, first_shards, window)
+
+    @cached_property
+    def layout(self) -> MixLayout:
+        """The plan of each source's samples; may make requests for their numbers."""
+        shares = self._shares
+        self._check_not_empty()
+        return MixLayout(self._counts, shares, self.until)
+
+    @cached_property
+    def _lengths_digest(self) -> str:
+        """Digest of the given lengths. Lengths known to sources are in their fingerprints."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name in self.names:
+            if name in self.lengths:
+                digest.update(f"{name} {len(self.lengths[name])} ".encode("utf-8", "surrogateescape"))
+                digest.update(self.lengths[name].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        return [len(stream) for stream in self.streams]
+
+    def _lengths_at(self, name: str, label: str, source: SampleSource) -> Callable[[Places], Ints]:
+        given = self.lengths.get(name)
+        lengths, starts = source.lengths() if given is None else given, source.starts
+        if len(lengths) != starts[-1]:
+            raise OptionError(f"lengths= of {label}: there are {len(lengths)} of them, and {starts[-1]} documents")
+        return lambda places: lengths[starts[places.shards] + places.rows]
+
+    @cached_property
+    def _shares(self) -> Shares:
+        weights = self._weights
+        if callable(weights):
+            return ChangingShares(self._weights_at, len(self.names), self.step)
+        return ConstantShares(self._counts if weights is None else checked_weights(self.names, weights), self.step)
+
+    def _weights_at(self, step: int) -> list[float]:
+        assert callable(self._weights)
+        return checked_weights(self.names, self._weights(step), f" at step {step}")
+
+    @property
+    def drawn_by_tokens(self) -> tuple[MixSpec, TokenMixing] | None:
+        if self.by != "tokens" or self._weights is None:
+            return None
+        if self.lengths:
+            raise OptionError(f".pack() behind {self.call}(…, lengths=…): its rows count tokens; leave lengths= out")
+        streams = dict(zip(self.names, self.streams, strict=True))
+        spec = MixSpec(streams, self._weights, self.until, self.step, self.by, by_rows=True)
+        return spec, TokenMixing(self.names, spec._shares)
+
+    def described(self) -> str:
+        weights = self._weights
+        shares = "sizes"
+        if callable(weights):
+            shares = name_of(weights)
+        elif weights is not None:
+            shares = ":".join(f"{weight:.12g}" for weight in checked_weights(self.names, weights))
+        by = ", by=tokens" if self.by == "tokens" else ""
+        if self.is_planned:
+            by += f", lengths={self._lengths_digest}"
+        return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step}{by})"
+
+    def _check_not_empty(self) -> None:
+        weights = self._weights
+        for name, size in zip(self.names, self._counts, strict=True):
+            is_to_come = self.by == "tokens" if callable(weights) else weights is not None and weights[name]
+            if is_to_come and not size:
+                raise OptionError(f"source {name!r} of the mixture has no samples: leave it out, or give it weight 0")
+
+
+def checked_weights(names: Sequence[str], weights: object, when: str = "") -> list[float]:
+    """Return the weights in the order of the sources.
+
+    Raises:
+        OptionError: they are not a number for each source.
+    """
+    if not isinstance(weights, Mapping) or set(weights) != set(names):
+        raise OptionError(f"weights{when} are {weights!r:.200}: a number for each of {', '.join(names)} is needed")
+    for name, weight in weights.items():
+        if not isinstance(weight, (int, float, np.integer, np.floating)) or not math.isfinite(weight) or weight < 0:
+            raise OptionError(f"the weight of {name!r}{when} is {weight!r}: weights are finite and not negative")
+    if not any(weights.values()):
+        raise OptionError(f"all weights{when} are 0: at least one must be larger")
+    return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in names)]
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:

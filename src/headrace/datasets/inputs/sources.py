@@ -21,7 +21,7 @@ from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
 from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
-from headrace.plan.token_mixing import TokenMixing
+from headrace.plan.mixture import TokenMixing
 from headrace.producers.members import Members
 from headrace.protocols import Opens
 from headrace.reading import OwnReaders

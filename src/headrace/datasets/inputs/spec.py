@@ -12,7 +12,7 @@ from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.plan import Order
-from headrace.plan.token_mixing import TokenMixing
+from headrace.plan.mixture import TokenMixing
 
 
 class JoinedSpec(ABC):

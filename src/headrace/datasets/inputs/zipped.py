@@ -17,7 +17,7 @@ from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.plan import Order, draw
-from headrace.plan.layouts import ZipOrder
+from headrace.plan.combined import ZipOrder
 from headrace.plan.order import ENDLESS
 from headrace.running import RunningSample, running_sample
 from headrace.types import Ints

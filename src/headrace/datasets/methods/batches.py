@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from headrace.datasets.methods.adding import AddsOperators
+from headrace.datasets.operators.batchers import BucketBatcher, Length
 from headrace.datasets.operators.delivering import Prefetch
 from headrace.datasets.operators.values import Batch, EachSample, GroupOperator
 from headrace.errors import OptionError
@@ -138,8 +139,6 @@ class BatchMethods(AddsOperators):
             >>> [tuple(batch.shape) for batch in hr.DataLoader(data.bucket(len, [3], batch_size=2))]
             [(2, 2), (2, 6), (1, 2)]
         """
-        from headrace.datasets.operators.batchers import BucketBatcher, Length
-
         edges = [*edges]
         if not all(map(is_whole, edges)) or any(one >= other for one, other in itertools.pairwise(edges)):
             raise OptionError(f".bucket(edges={edges}): greatest lengths are needed, whole numbers that ascend")
@@ -248,11 +247,11 @@ class BatchMethods(AddsOperators):
             >>> next(iter(hr.DataLoader(data.pack(4), batch_size=2)))["input_ids"].tolist()  # row 0: texts 0 and 2
             [[1, 2, 3, 5], [4, 0, 0, 0]]
         """
-        from headrace.datasets.methods.packing import Packing
         from headrace.datasets.packing.streams import packed_stream
 
-        packing = Packing(
-            length=length,
+        return packed_stream(
+            self,
+            length,
             tokens=tokens,
             method=method,
             document_ids=document_ids,
@@ -260,7 +259,6 @@ class BatchMethods(AddsOperators):
             fields=fields,
             pad_value=pad_value,
         )
-        return packed_stream(self, packing)
 
 
 def _padded(pad_value: float | Mapping[str, float]) -> Callable[[list[Any]], object]:

@@ -18,7 +18,7 @@ from headrace.tasks import Step
 from headrace.types import Batcher
 
 if TYPE_CHECKING:
-    from headrace.plan.lane_packing import LanePacking
+    from headrace.plan.packing import Packing
 
 
 class Compiles(Protocol):
@@ -197,7 +197,7 @@ class GroupOperator(Operator):
     collate: Callable[[list[Any]], Any] | None = None
     makes_batches: bool = False
     without_short: GroupOperator | None = None
-    packing: LanePacking | None = None
+    packing: Packing | None = None
     is_shardable: bool = True
     max_wait_s: float | None = None
     passed: str = ""

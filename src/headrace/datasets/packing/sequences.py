@@ -22,10 +22,10 @@ class DocumentPart(NamedTuple):
     """
 
     number: int
-    sample: Any
     start: int
     stop: int
     whole: int | None
+    sample: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class PackStep:
     has_ids: bool
     steps: tuple[tuple[str, Callable[[Any], Any]], ...]
 
-    def __call__(self, pieces: Sequence[DocumentPart]) -> dict[str, Tokens]:
+    def __call__(self, pieces: Sequence[tuple[int, int, int, int | None, Any]]) -> dict[str, Tokens]:
+        """Make a sequence of `DocumentPart`s, or of equal tuples."""
         parts: dict[str, list[Tokens]] = {name: [] for name in (self.tokens, *self.fields)}
-        for piece in pieces:
+        for piece in map(DocumentPart._make, pieces):
             try:
                 self._take(piece, parts)
             except Exception as error:
@@ -56,8 +57,7 @@ class PackStep:
                 raise
         made = {name: self._joined(name, some) for name, some in parts.items()}
         if self.has_ids:
-            sizes = np.array([piece.stop - piece.start for piece in pieces], np.int64)
-            made |= self._ids(sizes)
+            made |= self._ids(np.array([stop - start for _, start, stop, _, _ in pieces], np.int64))
         return made
 
     def count(self, document: object) -> int:

@@ -2,75 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from numpy.typing import ArrayLike
 
 from headrace.datasets.doing import split_steps
 from headrace.datasets.lengths import checked_lengths
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.datasets.methods.packing import Packing
-from headrace.datasets.operators.values import EachSample
-from headrace.datasets.packing.lanes import lane_operator
+from headrace.datasets.operators.values import EachSample, GroupOperator
+from headrace.datasets.packing.planned import PackDataset
 from headrace.datasets.packing.sequences import PackStep
-from headrace.datasets.packing.sources import PackDataset
-from headrace.datasets.packing.spec import PackSpec
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
+from headrace.plan.packing import Packing
 from headrace.tasks import Step
 
 _IDS = ("document_ids", "position_ids")
 
 
-def packed_stream(data: AddsOperators, packing: Packing) -> Stream:
+def packed_stream(
+    data: AddsOperators,
+    length: int,
+    *,
+    tokens: str,
+    method: str,
+    document_ids: bool,
+    lengths: ArrayLike | None,
+    fields: Sequence[str],
+    pad_value: float | Mapping[str, float],
+) -> Stream:
     """Return the stream of `.pack()`.
 
     Raises:
         OptionError: An argument is invalid; or for planned packing, the documents or their lengths are not known.
     """
-    stream, length, tokens = data._as_stream(), packing.length, packing.tokens
     call = f".pack({length!r})"
     if not hasattr(length, "__index__") or length < 1:
         raise OptionError(f"{call}: a sequence has 1 token or more")
-    if packing.method not in ("concat", "best_fit"):
-        raise OptionError(f".pack(method={packing.method!r}): 'concat' or 'best_fit' is meant")
-    fields = [packing.fields] if isinstance(packing.fields, str) else packing.fields
+    if method not in ("concat", "best_fit"):
+        raise OptionError(f".pack(method={method!r}): 'concat' or 'best_fit' is meant")
+    fields = [fields] if isinstance(fields, str) else fields
     names = (tokens, *fields)
     if len({*names, *_IDS}) < len(names) + len(_IDS):
         raise OptionError(
             f".pack(tokens={tokens!r}, fields={fields!r}): each field is named once, and none of them is called as "
             "document_ids and position_ids are"
         )
-    pads = dict(packing.pad_value) if isinstance(packing.pad_value, Mapping) else {tokens: packing.pad_value}
+    pads = dict(pad_value) if isinstance(pad_value, Mapping) else {tokens: pad_value}
     unknown = next((name for name in pads if name not in names), None)
     if unknown is not None:
         raise OptionError(f".pack(pad_value={pads!r}): field {unknown!r} is none of {', '.join(names)}")
     if not all(hasattr(pad, "__float__") for pad in pads.values()):
-        raise OptionError(
-            f".pack(pad_value={packing.pad_value!r}): a number is needed, or one for each field by its name"
-        )
-    given = None if packing.lengths is None else checked_lengths(packing.lengths, ".pack(lengths=…)")
+        raise OptionError(f".pack(pad_value={pad_value!r}): a number is needed, or one for each field by its name")
+    given = None if lengths is None else checked_lengths(lengths, ".pack(lengths=…)")
+    stream, length = data._as_stream(), int(length)
     pipeline = stream.pipeline()
-    if given is None and not (pipeline.source.has_lengths and pipeline.keeps_count):
-        step = PackStep(length, tokens, names[1:], pads, packing.document_ids, ())
-        source, mixing = pipeline.source.drawn_by_tokens or (stream.source, None)
-        return Stream(source, stream.operators)._with(lane_operator(pipeline, step, packing.method, call, mixing))
-    _check(pipeline, call)
-    steps = tuple((step.name, step.fn) for step in split_steps(pipeline.narrowed_steps)[1])
-    length = int(length)
-    makes = PackStep(length, tokens, names[1:], pads, packing.document_ids, steps)
-    is_random = any(step.random for step in pipeline.steps)
-    packed = PackDataset(PackSpec(stream, length, packing.method, given))
-    return Stream(packed, (EachSample(Step("pack", "map", makes, is_random, is_implied=True)),))
+    _check_documents(pipeline, call)
+    is_planned = given is not None or (pipeline.source.has_lengths and pipeline.keeps_count)
+    if is_planned:
+        _check_planned(pipeline, call)
+    # Documents that are read for rows go through all steps before they are packed.
+    steps = [(step.name, step.fn) for step in split_steps(pipeline.narrowed_steps)[1]] if is_planned else []
+    makes = PackStep(length, tokens, names[1:], pads, document_ids, tuple(steps))
+    if is_planned:
+        is_random = any(step.random for step in pipeline.steps)
+        packed = PackDataset(stream, Packing(length, method), given)
+        return Stream(packed, (EachSample(Step("pack", "map", makes, is_random, is_implied=True)),))
+    source, mixing = pipeline.source.drawn_by_tokens or (stream.source, None)
+    packing = Packing(length, method, mixing)
+    _check_rows(pipeline, packing, call)
+    rows = GroupOperator(packing.text, batcher=None, measure=makes.count, collate=makes, packing=packing)
+    return Stream(source, stream.operators)._with(rows)
 
 
-def _check(pipeline: Pipeline, call: str) -> None:
-    """Check that the documents are known before they are read, and are the same in each pass."""
-    source, order = pipeline.source, pipeline.order
+def _check_documents(pipeline: Pipeline, call: str) -> None:
+    source = pipeline.source
     if source.without_numbers is not None:
         raise OptionError(
             f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
             f"others on other ranks; {source.without_numbers}"
         )
+    if pipeline.is_batched or pipeline.group is not None:
+        raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")
+
+
+def _check_rows(pipeline: Pipeline, packing: Packing, call: str) -> None:
+    """Check that documents have numbers, and an order that all ranks know."""
+    if pipeline.regroups or pipeline.limit is not None:
+        before = pipeline.regroups[0].name if pipeline.regroups else f"take({pipeline.limit})"
+        raise OptionError(
+            f"{call} behind .{before}: which documents come would follow from those of all ranks; put it behind .pack()"
+        )
+    if packing.mixing is not None and pipeline.numbered is not None:
+        raise OptionError(
+            f"{call} behind .{pipeline.numbered.name} of a mixture by tokens: its documents have no places in the "
+            "epoch before they are drawn; put it behind .pack()"
+        )
+
+
+def _check_planned(pipeline: Pipeline, call: str) -> None:
+    """Check that the documents are known before they are read, and are the same in each pass."""
+    source, order = pipeline.source, pipeline.order
     if source.draws or not source.keeps_numbers:
         why = (
             "its inputs take turns, and sequences are planned of documents as they lie"
@@ -81,8 +114,6 @@ def _check(pipeline: Pipeline, call: str) -> None:
             f"{call} behind {source.name}: {why}; pack each of its sources, and mix "
             "what comes of that: sequences are equally long, so that their shares are shares of tokens"
         )
-    if pipeline.is_batched or pipeline.group is not None:
-        raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")
     if not pipeline.keeps_count:
         raise OptionError(
             f"{call} behind {pipeline.changing[0]}: how many documents come is known only once they are read; leave "

@@ -13,18 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit import test_lane_packing
-from unit.test_lane_packing import Documents, by_hand
+from unit import test_packed_rows
+from unit.test_packed_rows import Documents, by_hand
 
 from headrace.errors import StateMismatchError
-from headrace.lanes import InputCursor, LaneCursor, LaneProgress
-from headrace.plan.lane_packing import LanePacking
-from headrace.plan.lane_states import joined, pack_lanes, part_of, unpack_lanes
-from headrace.plan.mixed_lanes import MixedLaneRun
-from headrace.plan.mixture import ChangingShares, ConstantShares, Shares
-from headrace.plan.order import Places
+from headrace.plan.mixture import ChangingShares, ConstantShares, Shares, TokenMixing
+from headrace.plan.order import ENDLESS
+from headrace.plan.packed_rows import PackedRows
+from headrace.plan.packing import Packing
+from headrace.plan.row_states import InputCursor, RowCursor, RowProgress
 from headrace.plan.steps import share
-from headrace.plan.token_mixing import InputTurns, TokenMixing
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 METHODS = st.sampled_from(["concat", "best_fit"])
@@ -75,17 +73,16 @@ def drawn_by_hand(mixing: TokenMixing, lane: int, lanes: int, documents: Documen
     return found
 
 
-class Run(test_lane_packing.Run):
+class Run(test_packed_rows.Run):
     """One that knows which documents it has to hold."""
 
-    def __init__(self, run: MixedLaneRun) -> None:
+    def __init__(self, run: PackedRows) -> None:
         super().__init__(run)
         self.held: set[int] = set()
 
     def come(self, tokens: list[int]) -> None:
-        kept = self.run.came(self.named, tokens, [False] * len(tokens))
-        self.held |= {self.named + k for k, is_kept in enumerate(kept) if is_kept}
-        self.held -= set(self.run.let_go())
+        self.held |= {self.named + k for k in range(len(tokens))}
+        self.held -= set(self.run.arrive(self.named, tokens, [False] * len(tokens)))
 
     def use(self, pieces: Sequence[Any]) -> None:
         assert {one.document.name for one in pieces} <= self.held
@@ -93,11 +90,11 @@ class Run(test_lane_packing.Run):
 
 
 def ranks_of(
-    world: int, packing: LanePacking, size: int, begin: LaneProgress | None, left_out: set[int] | None = None
+    world: int, packing: Packing, size: int, begin: RowProgress | None, left_out: set[int] | None = None
 ) -> list[Run]:
     lanes = [range(*share(size, rank, world)) for rank in range(world)]
     named = (left_out or set()).__contains__
-    return [Run(MixedLaneRun(packing, own, size, begin and part_of(begin, own), named)) for own in lanes]
+    return [Run(PackedRows(packing, own, size, ENDLESS, begin and begin.part(own), named)) for own in lanes]
 
 
 @pytest.mark.slow
@@ -114,7 +111,7 @@ def test_global_batches_are_those_of_lanes_by_hand_on_any_ranks_resumed_anywhere
 ) -> None:
     rng, documents, steps = random.Random(seed), some_documents(seed, width), 5
     mixing = mixing_of(some_weights(rng, width), width, step)
-    packing = LanePacking(length, method, mixing)
+    packing = Packing(length, method, mixing)
     drawn = [drawn_by_hand(mixing, lane, lanes, documents) for lane in range(lanes)]
     expected = [by_hand(method, length, some) for some in drawn]
     done, state = 0, None
@@ -130,7 +127,7 @@ def test_global_batches_are_those_of_lanes_by_hand_on_any_ranks_resumed_anywhere
                 assert pieces == expected[lane][at]
                 for where, _, start, stop in pieces:
                     given[where % width] += stop - start
-        state, done = joined([run.state() for run in ranks]), done + count
+        state, done = RowProgress.joined([run.state() for run in ranks]), done + count
         assert state is not None
         assert state.tokens == tuple(given)
 
@@ -142,7 +139,7 @@ def test_no_token_differs_in_runs_that_are_interrupted_anywhere_and_go_on_with_o
         rng, width = random.Random(number), number % 4 + 1
         documents, lanes = some_documents(number, width), rng.choice([1, 4, 16, 64])
         mixing = mixing_of(some_weights(rng, width), width, rng.choice([50, 3000]))
-        packing = LanePacking(rng.choice([5, 16]), rng.choice(["concat", "best_fit"]), mixing)
+        packing = Packing(rng.choice([5, 16]), rng.choice(["concat", "best_fit"]), mixing)
         left_out, steps = {rng.randrange(20 * lanes) for _ in range(lanes)}, rng.randint(2, 6)
         (whole,) = ranks_of(1, packing, lanes, None, left_out)
         expected = [pieces for _, pieces in whole.take(steps * lanes, documents, rng)]
@@ -155,7 +152,7 @@ def test_no_token_differs_in_runs_that_are_interrupted_anywhere_and_go_on_with_o
                 assert pieces == expected[position], f"{number}: {packing}, {lanes} lanes"
                 assert not left_out & {where for where, *_ in pieces}
             assert sorted(at for some in found for at, _ in some) == [*range(done * lanes, (done + count) * lanes)]
-            state, done, resumes = joined([run.state() for run in ranks]), done + count, resumes + 1
+            state, done, resumes = RowProgress.joined([run.state() for run in ranks]), done + count, resumes + 1
         number += 1
 
 
@@ -164,7 +161,7 @@ def test_what_is_left_out_from_now_on_changes_nothing_else_of_what_is_drawn() ->
     for number in range(20):
         rng, documents = random.Random(number), some_documents(number, 2)
         mixing = TokenMixing(("a", "b"), ConstantShares([3, 1], 1000))
-        packing = LanePacking(20, "best_fit", mixing)
+        packing = Packing(20, "best_fit", mixing)
         (first,) = ranks_of(1, packing, 3, None)
         begin = [piece for _, pieces in first.take(3 * 5, documents, rng) for piece in pieces]
         used = {(at, k) for at, k, *_ in begin}
@@ -184,7 +181,7 @@ def test_document_that_has_another_length_when_it_is_read_again_loses_nothing_in
     for number in range(150):
         rng, documents = random.Random(number), some_documents(number, 2)
         mixing = TokenMixing(("a", "b"), ConstantShares([3, 1], 1000))
-        packing = LanePacking(20, method, mixing)
+        packing = Packing(20, method, mixing)
         (first,) = ranks_of(1, packing, 3, None)
         begin = [piece for _, pieces in first.take(3 * 5 + number % 3, documents, rng) for piece in pieces]
         state, used = first.state(), {at for at, *_ in begin}
@@ -211,18 +208,18 @@ def lengths(median: int, seed: int) -> list[int]:
     return np.maximum(1, drawn.astype(np.int64)).tolist()
 
 
-def mixed(method: str, lanes: int, weights: Sequence[float], medians: Sequence[int], tokens: int) -> LaneProgress:
+def mixed(method: str, lanes: int, weights: Sequence[float], medians: Sequence[int], tokens: int) -> RowProgress:
     """How far lanes are behind so many tokens, in sequences of 4,096."""
     width = len(weights)
     documents = [lengths(median, seed) for seed, median in enumerate(medians)]
-    packing = LanePacking(4096, method, TokenMixing(tuple("abcd"[:width]), ConstantShares(weights, 2**20)))
-    run = MixedLaneRun(packing, range(lanes), lanes)
+    packing = Packing(4096, method, TokenMixing(tuple("abcd"[:width]), ConstantShares(weights, 2**20)))
+    run = PackedRows(packing, range(lanes), lanes, ENDLESS)
     asked = given = 0
     once = max(64, lanes // 2)
     while given * 4096 < tokens:
         for name, position in enumerate(run.positions(asked, asked + once).tolist(), asked):
             some = documents[position % width]
-            run.came(name, [some[position // width % len(some)]], [False])
+            run.arrive(name, [some[position // width % len(some)]], [False])
         asked += once
         while run.take() is not None:
             given += 1
@@ -244,19 +241,19 @@ def test_shares_of_tokens_are_within_a_thousandth_after_ten_million(method: str)
 def test_state_of_1024_rows_of_several_inputs_is_short(shares: list[int], medians: list[int], most: int) -> None:
     """16 KB is what was asked for."""
     progress = mixed("best_fit", 1024, shares, medians, 16_000_000)
-    packed = json.dumps(pack_lanes(progress))
+    packed = json.dumps(progress.to_json())
     assert len(packed) < most
-    assert unpack_lanes(json.loads(packed)) == progress
+    assert RowProgress.from_json(json.loads(packed)) == progress
 
 
 @pytest.mark.slow
 def test_what_lies_ready_does_not_grow_where_inputs_are_unlike() -> None:
-    packing = LanePacking(1000, "concat", TokenMixing(("a", "b"), ConstantShares([99, 1], 2**20)))
-    run, documents = MixedLaneRun(packing, range(4), 4), (30, 900)
+    packing = Packing(1000, "concat", TokenMixing(("a", "b"), ConstantShares([99, 1], 2**20)))
+    run, documents = PackedRows(packing, range(4), 4, ENDLESS), (30, 900)
     waiting = most = asked = taken = 0
     while taken < 3000:
         for name, position in enumerate(run.positions(asked, asked + 8).tolist(), asked):
-            run.came(name, [documents[position % 2]], [False])
+            run.arrive(name, [documents[position % 2]], [False])
             waiting += documents[position % 2]
         asked += 8
         while (sequence := run.take()) is not None:
@@ -272,11 +269,11 @@ def test_an_input_that_comes_now_is_read_though_more_of_a_later_one_was_expected
     def by_turns(step: int) -> Sequence[float]:
         return [1, 0] if step % 2 == 0 else [0, 1]
 
-    run = MixedLaneRun(LanePacking(50, "concat", mixing_of(by_turns, 2, 1000)), range(2), 2)
+    run = PackedRows(Packing(50, "concat", mixing_of(by_turns, 2, 1000)), range(2), 2, ENDLESS)
     asked = taken = 0
     while taken < 400:
         for name, position in enumerate(run.positions(asked, asked + 16).tolist(), asked):
-            run.came(name, [200 if position % 32 < 16 else 2], [False])
+            run.arrive(name, [200 if position % 32 < 16 else 2], [False])
         asked += 16
         while run.take() is not None:
             taken += 1
@@ -285,26 +282,9 @@ def test_an_input_that_comes_now_is_read_though_more_of_a_later_one_was_expected
 
 @pytest.mark.parametrize("change", [{"tokens": [1]}, {"tokens": [-1, 3]}, {"inputs": [[0, 0]]}, {"inputs": None}])
 def test_inputs_of_a_damaged_state_are_refused(change: dict[str, object]) -> None:
-    cursor = LaneCursor(3, 1, 2, 5, (InputCursor(1, 70), InputCursor(2, 70_000)))
-    progress = LaneProgress(4, (cursor, cursor), (80, 70_000))
-    packed = pack_lanes(progress)
-    assert unpack_lanes(packed) == progress
+    cursor = RowCursor(3, 1, 2, 5, (InputCursor(1, 70), InputCursor(2, 70_000)))
+    progress = RowProgress(4, (cursor, cursor), (80, 70_000))
+    packed = progress.to_json()
+    assert RowProgress.from_json(packed) == progress
     with pytest.raises((ValueError, TypeError)):
-        unpack_lanes({**packed, **change})
-
-
-class _Numbers:
-    count, lanes = 2**62, 1
-
-    def locate(self, positions: np.ndarray) -> Places:
-        return Places(np.zeros_like(positions), positions)
-
-    def window_end(self, position: int) -> int:
-        return position + 1
-
-
-def test_positions_say_which_input_and_which_of_its_documents() -> None:
-    order = InputTurns([_Numbers(), _Numbers(), _Numbers()], [0, 10, 20], 100)
-    shards, rows = order.locate(np.array([0, 1, 5, 300, 301]))
-    assert shards.tolist() == [0, 10, 20, 0, 10]
-    assert rows.tolist() == [0, 0, 1, 100, 100]
+        RowProgress.from_json({**packed, **change})

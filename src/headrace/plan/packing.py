@@ -1,32 +1,53 @@
-"""Planned packing: document parts of each sequence, from the documents' lengths alone.
+"""Packing of documents into sequences, and its plan where the documents' lengths are known.
 
-Documents are numbered by their positions in packing order.
+Where lengths must be read, documents are packed row by row: see `headrace.plan.packed_rows`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.plan.permutation import permutation
+from headrace.plan.permutation import draw, permutation
 from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.plan.mixture import TokenMixing
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How documents become sequences of `length` tokens: by "concat" or "best_fit".
+
+    Attributes:
+        mixing: How packed rows draw documents from a mixture by tokens, if there is one.
+    """
+
+    length: int
+    method: str
+    mixing: TokenMixing | None = None
+
+    @property
+    def text(self) -> str:
+        return f"pack({self.length}, {self.method})"
+
+    def planned(self, lengths: Ints, bins: Bins | None, key: int) -> PackPlan:
+        """Plan sequences of documents with these lengths. `key` is the seed of the order of best-fit sequences."""
+        if bins is None:
+            return ConcatPlan(lengths, self.length)
+        return BestFitPlan(lengths, self.length, bins, draw("pack", self.length, key))
 
 
 class Pieces(NamedTuple):
-    """Concatenated parts of a sequence: tokens [starts, stops) of documents."""
+    """Concatenated parts of a sequence: tokens [starts, stops) of documents, by their positions in packing order."""
 
     documents: Ints
     starts: Ints
     stops: Ints
-
-
-class PackPlan(Protocol):
-    count: int
-
-    def pieces(self, sequence: int) -> Pieces: ...
 
 
 class ConcatPlan:
@@ -39,7 +60,7 @@ class ConcatPlan:
         self._size = size
         self._edges = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=self._edges[1:])
-        self.count = sequences(int(self._edges[-1]), size)
+        self.count = -(-int(self._edges[-1]) // size)
 
     def pieces(self, sequence: int) -> Pieces:
         begin = sequence * self._size
@@ -87,6 +108,12 @@ class BestFitPlan:
         return Pieces(self._documents[chosen].astype(np.int64), starts, starts + self._lengths[chosen])
 
 
+PackPlan = ConcatPlan | BestFitPlan
+
+_Filled = tuple[tuple[int, int], ...]
+"""Content of a sequence: documents as (length, number of these)."""
+
+
 class Bins:
     """Combinations of lengths in sequences, with their counts.
 
@@ -104,9 +131,9 @@ class Bins:
     def __init__(self, lengths: Ints, size: int) -> None:
         have = np.bincount(lengths % size, minlength=size + 1) if len(lengths) else np.zeros(size + 1, np.int64)
         have[0], have[size] = 0, int((lengths // size).sum())
-        self._rooms: dict[int, list[tuple[_Filled | None, int]]] = {}  # room -> (content, number of such sequences)
+        self._rooms: dict[int, list[tuple[_Filled, int]]] = {}  # room -> (content, number of such sequences)
         self._sizes: list[int] = []  # rooms, ascending
-        done: list[tuple[_Filled | None, int]] = []
+        done: list[tuple[_Filled, int]] = []
         for length in np.flatnonzero(have)[::-1].tolist():
             self._fill(length, int(have[length]), size)
             done += self._rooms.pop(0, [])
@@ -115,7 +142,7 @@ class Bins:
         for room in self._sizes:
             done += self._rooms[room]
         self._rooms, self._sizes = {}, []
-        patterns = [_listed(filled) for filled, _ in done]
+        patterns = [[length for length, times in filled for _ in range(times)] for filled, _ in done]
         self._counts = np.array([count for _, count in done], np.int64)
         self._sizes_of = np.array([len(pattern) for pattern in patterns], np.int64)
         self._flat = np.array([length for pattern in patterns for length in pattern], np.int32)
@@ -140,7 +167,7 @@ class Bins:
         while count:
             at = bisect_left(self._sizes, length)
             if at == len(self._sizes):
-                self._add(size, None, -(-count // (size // length)))
+                self._add(size, (), -(-count // (size // length)))
                 continue
             room = self._sizes[at]
             filled, some = self._rooms[room].pop()
@@ -149,41 +176,21 @@ class Bins:
             each = room // length  # a sequence that got one is the best fit for the next one
             full = min(some, count // each)
             if full:
-                self._add(room - each * length, _Filled(filled, length, each), full)
+                self._add(room - each * length, (*filled, (length, each)), full)
                 count -= full * each
             elif count:
-                self._add(room - count * length, _Filled(filled, length, count), 1)
+                self._add(room - count * length, (*filled, (length, count)), 1)
                 count, full = 0, 1
             if some > full:
                 self._add(room, filled, some - full)
 
-    def _add(self, room: int, filled: _Filled | None, count: int) -> None:
+    def _add(self, room: int, filled: _Filled, count: int) -> None:
         if room not in self._rooms:
             self._rooms[room] = []
             insort(self._sizes, room)
         self._rooms[room].append((filled, count))
 
 
-class _Filled(NamedTuple):
-    """Content of a sequence: `before`, and `times` documents of a length."""
-
-    before: _Filled | None
-    length: int
-    times: int
-
-
-def _listed(filled: _Filled | None) -> list[int]:
-    lengths: list[int] = []
-    while filled is not None:
-        lengths += [filled.length] * filled.times
-        filled = filled.before
-    return lengths[::-1]
-
-
 def _by_length(lengths: NDArray[np.int32], size: int) -> Ints:
     keys = lengths.astype(np.uint16) if size < 2**16 else lengths  # 16-bit numbers are sorted in linear time
     return np.asarray(np.argsort(keys, kind="stable"), np.int64)
-
-
-def sequences(tokens: int, size: int) -> int:
-    return -(-tokens // size)

@@ -1,27 +1,60 @@
-"""Concatenated, interleaved and zipped orders.
+"""Several orders combined into one: concatenated, interleaved or zipped. `headrace.plan.mixture` has mixtures.
 
 Everything here is part of order 1, and never changes: see docs/reference/order.md.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan.joined import JoinedOrder
 from headrace.plan.order import ENDLESS, Order, Places, sequential_end
 from headrace.types import Ints
+
+
+class JoinedOrder(ABC):
+    """Several orders combined into one. Subclasses decide which input each position takes.
+
+    Args:
+        first_shards: Offset of each input's shard numbers. None: 0.
+        window: Samples in a window.
+    """
+
+    lanes = 1
+
+    def __init__(
+        self, inputs: Sequence[Order], count: int, first_shards: Sequence[int] | None = None, window: int = 1
+    ) -> None:
+        self._inputs, self.count, self._window = inputs, count, max(1, window)
+        self._first_shards = first_shards or [0] * len(inputs)
+
+    @abstractmethod
+    def turns(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the input of each position, and the sample's position in this input."""
+
+    def window_end(self, position: int) -> int:
+        return (position // self._window + 1) * self._window
+
+    def locate(self, positions: Ints) -> Places:
+        positions = np.asarray(positions, np.int64)
+        inputs, turns = self.turns(positions)
+        shards, rows = np.empty_like(positions), np.empty_like(positions)
+        for k in np.unique(inputs).tolist():
+            mine = np.flatnonzero(inputs == k)
+            found = self._inputs[k].locate(turns[mine])
+            shards[mine], rows[mine] = found.shards + self._first_shards[k], found.rows
+        return Places(shards, rows)
 
 
 class ConcatOrder(JoinedOrder):
     """Concatenated orders. Only the last one may be endless."""
 
     def __init__(self, inputs: Sequence[Order], first_shards: Sequence[int] | None = None) -> None:
-        starts = np.cumsum([0, *(order.count for order in inputs)])
-        super().__init__(inputs, min(ENDLESS, int(starts[-1])), first_shards)
-        self._starts = starts
+        self._starts = np.cumsum([0, *(order.count for order in inputs)])
+        super().__init__(inputs, min(ENDLESS, int(self._starts[-1])), first_shards)
 
     def turns(self, positions: Ints) -> tuple[Ints, Ints]:
         inputs = np.searchsorted(self._starts, positions, side="right") - 1
@@ -81,6 +114,17 @@ class InterleaveLayout:
         return inputs, turns
 
 
+class InterleaveOrder(JoinedOrder):
+    def __init__(
+        self, inputs: Sequence[Order], layout: InterleaveLayout, first_shards: Sequence[int] | None, window: int
+    ) -> None:
+        super().__init__(inputs, layout.count, first_shards, window)
+        self._layout = layout
+
+    def turns(self, positions: Ints) -> tuple[Ints, Ints]:
+        return self._layout.turns(positions)
+
+
 class ZipOrder:
     """Zipped orders, where the number of a tuple is composed of those of its samples.
 
@@ -101,17 +145,3 @@ class ZipOrder:
 
     def window_end(self, position: int) -> int:
         return sequential_end(position)
-
-
-class InterleaveOrder(JoinedOrder):
-    def __init__(
-        self, inputs: Sequence[Order], layout: InterleaveLayout, first_shards: Sequence[int] | None, window: int
-    ) -> None:
-        super().__init__(inputs, layout.count, first_shards)
-        self._layout, self._window = layout, max(1, window)
-
-    def turns(self, positions: Ints) -> tuple[Ints, Ints]:
-        return self._layout.turns(positions)
-
-    def window_end(self, position: int) -> int:
-        return (position // self._window + 1) * self._window

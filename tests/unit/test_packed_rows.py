@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import StateMismatchError
-from headrace.lanes import Document, LaneCursor, LaneProgress
-from headrace.plan.lane_packing import CHOICE, BestFitLane, LanePacking, fullest
-from headrace.plan.lane_run import LaneRun
-from headrace.plan.lane_states import joined, pack_lanes, part_of, unpack_lanes
+from headrace.plan.packed_rows import CHOICE, BestFitRow, ConcatRow, Document, PackedRows, fullest
+from headrace.plan.packing import Packing
+from headrace.plan.row_states import RowCursor, RowProgress
 from headrace.plan.steps import share
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
@@ -119,18 +118,18 @@ class Run:
         return found
 
     def come(self, tokens: list[int]) -> None:
-        self.run.came(self.named, tokens, [False] * len(tokens))
+        self.run.arrive(self.named, tokens, [False] * len(tokens))
 
     def use(self, pieces: Sequence[Any]) -> None:
         """Nothing else is to be done with what a sequence has."""
 
-    def state(self) -> LaneProgress:
-        return unpack_lanes(json.loads(json.dumps(pack_lanes(self.run.after(self.given)))))
+    def state(self) -> RowProgress:
+        return RowProgress.from_json(json.loads(json.dumps(self.run.after(self.given).to_json())))
 
 
-def ranks_of(world: int, packing: LanePacking, size: int, end: int, begin: LaneProgress | None) -> list[Run]:
+def ranks_of(world: int, packing: Packing, size: int, end: int, begin: RowProgress | None) -> list[Run]:
     lanes = [range(*share(size, rank, world)) for rank in range(world)]
-    runs = [LaneRun(packing, own, size, end, begin and part_of(begin, own)) for own in lanes]
+    runs = [PackedRows(packing, own, size, end, begin and begin.part(own)) for own in lanes]
     return [Run(run, run.count) for run in runs]
 
 
@@ -138,7 +137,7 @@ def ranks_of(world: int, packing: LanePacking, size: int, end: int, begin: LaneP
 def test_global_batches_are_those_of_lanes_by_hand_on_any_ranks_resumed_anywhere(
     method: str, length: int, lanes: int, seed: int
 ) -> None:
-    rng, documents, packing, steps = random.Random(seed), some_documents(seed), LanePacking(length, method), 9
+    rng, documents, packing, steps = random.Random(seed), some_documents(seed), Packing(length, method), 9
     expected = reference(method, length, lanes, 200 * lanes, documents)
     done, state = 0, None
     while done < steps:
@@ -150,7 +149,7 @@ def test_global_batches_are_those_of_lanes_by_hand_on_any_ranks_resumed_anywhere
                 step, lane = divmod(position, lanes)
                 assert done <= step < done + count
                 assert pieces == expected[lane][step]
-        state, done = joined([run.state() for run in ranks]), done + count
+        state, done = RowProgress.joined([run.state() for run in ranks]), done + count
 
 
 @pytest.mark.slow
@@ -161,7 +160,7 @@ def test_epoch_with_an_end_has_each_token_once_wherever_it_is_resumed(
     rng, documents, end = random.Random(seed), some_documents(seed), random.Random(seed).randint(0, 60)
     found, state = list[tuple[int, list[Piece]]](), None
     while True:
-        (run,) = ranks_of(1, LanePacking(length, method), lanes, end, state)
+        (run,) = ranks_of(1, Packing(length, method), lanes, end, state)
         some = run.take(rng.randint(1, 12), documents, rng)
         found, state = found + some, run.state()
         if not some:
@@ -192,7 +191,7 @@ def lognormal(documents: int, seed: int = 0) -> list[int]:
 
 
 def test_documents_as_on_the_web_leave_little_room_in_their_lane() -> None:
-    lane, used, sequences = BestFitLane(4096, LaneCursor()), 0, 0
+    lane, used, sequences = BestFitRow(4096, RowCursor()), 0, 0
     for number, tokens in enumerate(lognormal(20_000)):
         lane.add(Document(number, number, number, 0, tokens))
         while pieces := lane.take():
@@ -205,29 +204,29 @@ def test_documents_as_on_the_web_leave_little_room_in_their_lane() -> None:
 def test_state_of_1024_rows_is_short_however_far_they_are(method: str, most: int) -> None:
     """16 KB is what was asked for."""
     lengths, lanes = lognormal(2**20), 1024
-    run = LaneRun(LanePacking(4096, method), range(lanes), lanes, FAR)
+    run = PackedRows(Packing(4096, method), range(lanes), lanes, FAR)
     asked, given = 0, 0
     while given < 12 * lanes:
         for name, position in enumerate(run.positions(asked, asked + 512).tolist(), asked):
-            run.came(name, [lengths[position % len(lengths)]], [False])
+            run.arrive(name, [lengths[position % len(lengths)]], [False])
         asked += 512
         while run.take() is not None:
             given += 1
     progress = run.after(given)
-    packed = json.dumps(pack_lanes(progress))
+    packed = json.dumps(progress.to_json())
     assert len(packed) < most
-    assert unpack_lanes(json.loads(packed)) == progress
+    assert RowProgress.from_json(json.loads(packed)) == progress
     assert max(cursor.round for cursor in progress.cursors) > 40
 
 
 @pytest.mark.slow
 def test_what_waits_does_not_grow_where_lanes_use_up_documents_at_different_speeds() -> None:
     """To read them in the order of the epoch would have thousands of the long ones wait."""
-    run = LaneRun(LanePacking(1000, "concat"), range(4), 4, FAR)
+    run = PackedRows(Packing(1000, "concat"), range(4), 4, FAR)
     waiting, most, asked, taken = 0, 0, 0, 0
     while taken < 4000:
         for name, position in enumerate(run.positions(asked, asked + 8).tolist(), asked):
-            run.came(name, [30 if position % 4 else 900], [False])
+            run.arrive(name, [30 if position % 4 else 900], [False])
             waiting += 30 if position % 4 else 900
         asked += 8
         while (sequence := run.take()) is not None:
@@ -238,29 +237,29 @@ def test_what_waits_does_not_grow_where_lanes_use_up_documents_at_different_spee
 
 
 def test_state_is_refused_where_other_documents_come() -> None:
-    lane = LanePacking(10, "concat").lane(LaneCursor(3, 0, offset=4))
+    lane = ConcatRow(10, RowCursor(3, 0, offset=4))
     with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
         lane.add(Document(0, 7, 4, 0, 20))
-    lane = LanePacking(10, "concat").lane(LaneCursor(3, 0, offset=4))
+    lane = ConcatRow(10, RowCursor(3, 0, offset=4))
     with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
         lane.add(Document(0, 3, 3, 0, 4))
 
 
 def test_state_is_refused_where_other_documents_come_than_those_that_it_says_are_used_up() -> None:
     """A position that had failed, and gives several documents now: each of these had counted as the one after it."""
-    lane = BestFitLane(10, LaneCursor())
+    lane = BestFitRow(10, RowCursor())
     for k, tokens in enumerate([6, 9, 4, *[9] * CHOICE]):
         lane.add(Document(k, k, k, 0, tokens))
     assert [piece.document.name for piece in lane.take() or ()] == [0, 2]
     assert lane.cursor.taken == 1
-    again = BestFitLane(10, lane.cursor)
+    again = BestFitRow(10, lane.cursor)
     again.add(Document(1, 1, 1, 0, 9))
     with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
         again.add(Document(2, 1, 1, 1, 9))
 
-    behind = LaneCursor(3, 1, check=1)
+    behind = RowCursor(3, 1, check=1)
     for parts in ([0], []):
-        lane = BestFitLane(10, behind)
+        lane = BestFitRow(10, behind)
         for part in parts:
             lane.add(Document(0, 3, 3, part, 5, input=1))
         with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
@@ -276,27 +275,27 @@ def test_state_is_refused_where_other_documents_come_than_those_that_it_says_are
         {"cursors": "AAAA"},
         {"cursors": "not base85"},
         {"cursors": base64.b85encode(zlib.compress(b"\x09" + bytes(90))).decode()},
-        {"cursors": pack_lanes(LaneProgress(0, (LaneCursor(),) * 5))["cursors"]},
+        {"cursors": RowProgress(0, (RowCursor(),) * 5).to_json()["cursors"]},
     ],
 )
 def test_lanes_of_a_damaged_state_are_refused(change: dict[str, object]) -> None:
-    packed = pack_lanes(LaneProgress(4, (LaneCursor(3, 1, 2, 5), LaneCursor(9, 0, 70_000, 1 << 70))))
-    assert unpack_lanes(packed).cursors[1] == LaneCursor(9, 0, 70_000, 1 << 70)
+    packed = RowProgress(4, (RowCursor(3, 1, 2, 5), RowCursor(9, 0, 70_000, 1 << 70))).to_json()
+    assert RowProgress.from_json(packed).cursors[1] == RowCursor(9, 0, 70_000, 1 << 70)
     with pytest.raises(ValueError):
-        unpack_lanes({**packed, **change})
+        RowProgress.from_json({**packed, **change})
 
 
 @pytest.mark.parametrize(
     "ranks",
     [
-        [LaneProgress(2, (LaneCursor(),) * 2), None],
-        [LaneProgress(2, (LaneCursor(),) * 2), LaneProgress(4, (LaneCursor(),) * 2)],
-        [LaneProgress(3, (LaneCursor(),) * 2), LaneProgress(3, (LaneCursor(),) * 2)],
+        [RowProgress(2, (RowCursor(),) * 2), None],
+        [RowProgress(2, (RowCursor(),) * 2), RowProgress(4, (RowCursor(),) * 2)],
+        [RowProgress(3, (RowCursor(),) * 2), RowProgress(3, (RowCursor(),) * 2)],
     ],
 )
-def test_lanes_of_ranks_behind_different_steps_are_not_joined(ranks: Sequence[LaneProgress | None]) -> None:
+def test_lanes_of_ranks_behind_different_steps_are_not_joined(ranks: Sequence[RowProgress | None]) -> None:
     with pytest.raises(ValueError, match="behind different steps"):
-        joined(ranks)
+        RowProgress.joined(ranks)
 
 
 def test_no_token_differs_in_runs_that_are_interrupted_anywhere_and_go_on_with_other_ranks() -> None:
@@ -305,7 +304,7 @@ def test_no_token_differs_in_runs_that_are_interrupted_anywhere_and_go_on_with_o
     while resumes < RESUMES:
         rng, documents = random.Random(number), some_documents(number)
         lanes = rng.choice([1, 4, 16, 64])
-        packing, steps = LanePacking(rng.choice([5, 16]), rng.choice(["concat", "best_fit"])), rng.randint(2, 6)
+        packing, steps = Packing(rng.choice([5, 16]), rng.choice(["concat", "best_fit"])), rng.randint(2, 6)
         (whole,) = ranks_of(1, packing, lanes, FAR, None)
         expected = [pieces for _, pieces in whole.take(steps * lanes, documents, rng)]
         done, state = 0, None
@@ -316,5 +315,5 @@ def test_no_token_differs_in_runs_that_are_interrupted_anywhere_and_go_on_with_o
             for position, pieces in (one for some in found for one in some):
                 assert pieces == expected[position], f"{number}: {packing}, {lanes} lanes"
             assert sorted(at for some in found for at, _ in some) == [*range(done * lanes, (done + count) * lanes)]
-            state, done, resumes = joined([run.state() for run in ranks]), done + count, resumes + 1
+            state, done, resumes = RowProgress.joined([run.state() for run in ranks]), done + count, resumes + 1
         number += 1
