@@ -239,6 +239,48 @@ def test_ranks_go_on_without_end_where_documents_are_repeated(method: Any) -> No
     assert whole(ran(3, lambda: stream, global_batch_size=6, most=70)[0]) == expected
 
 
+@pytest.mark.parametrize(("size", "ranks"), [(8, 3), (70, 2)])
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_ranks_with_an_uneven_end_pack_each_document_once_resumed_anywhere(method: Any, size: int, ranks: int) -> None:
+    """States of ranks after the same step can be merged, for any number of ranks. Others are refused."""
+
+    def loader(rank: int, world: int, state: Any = None) -> hr.DataLoader[Any]:
+        stream = texts(31).filter(is_kept).flat_map(several).pack(LENGTH, method=method, pad_value=-1)
+        options: dict[str, Any] = {"num_workers": 0, "tail": "uneven"}
+        made = hr.DataLoader(stream, global_batch_size=size, rank=rank, world_size=world, **options)
+        made.load_state_dict(state or {})
+        return made
+
+    def tokens(batches: Any) -> list[list[int]]:
+        return [[t for t in row if t >= 0] for batch in batches for row in batch["input_ids"].tolist()]
+
+    documents = [several(text(n)) if is_kept(text(n)) else [] for n in range(31)]
+    expected = sorted(some for some, _ in by_lanes(documents, size, method))
+    whole, states = list[list[list[list[int]]]](), list[list[Any]]()
+    for rank in range(ranks):
+        with loader(rank, ranks) as own:
+            states.append([json.loads(json.dumps(own.state_dict()))])
+            whole.append([])
+            for batch in own:
+                whole[rank].append(tokens([batch]))
+                states[rank].append(json.loads(json.dumps(own.state_dict())))
+        for done, state in enumerate(states[rank][:-1]):
+            with loader(rank, ranks, state) as own:
+                assert [tokens([batch]) for batch in own] == whole[rank][done:]
+    assert sorted(row for own in whole for batch in own for row in batch) == expected
+    merged = [not all(whole)]  # a rank without documents has no state within the epoch
+    for done, of_ranks in enumerate(zip(*(own[:-1] for own in states), strict=False)):
+        try:
+            state = merge_states(of_ranks)
+        except StateMismatchError:
+            continue
+        found = [row for own in whole for batch in own[:done] for row in batch]
+        with loader(0, 1, state) as own:
+            merged.append(sorted(found + tokens(own)) == expected)
+            assert merged[-1]
+    assert any(merged)
+
+
 def empty(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "input_ids": document["input_ids"][:0]}
 

@@ -88,11 +88,6 @@ def _check_uneven(pipeline: Pipeline, world: int) -> None:
             f"tail='uneven': each of {world} ranks ends with its own data, and .epoch() and .take() count the samples "
             "of all ranks: leave out one of them"
         )
-    if pipeline.packing is not None:
-        raise OptionError(
-            f"tail='uneven': .pack({pipeline.packing.length}) of documents that are read first gives a sequence for "
-            "each row of each step: have .epoch(samples=N) or .repeat()"
-        )
 
 
 def _uncounted(stream: Stream, world: int) -> OptionError:
@@ -109,7 +104,8 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
     if pipeline.packing is not None:
         return OptionError(
             f"{what}: put .epoch(samples=N) behind it, or .repeat() before it, by which some documents may come again "
-            f"or be skipped; stats() counts them. Or {_ALL}"
+            "or be skipped; stats() counts them. With tail='uneven' each document comes once, and each rank ends with "
+            f"its own rows. Or {_ALL}"
         )
     if pipeline.keeps_count and pipeline.source.traits.sharded:
         exact = "by an index of the shards' counts (headrace index URL…, or index='build'), or "

@@ -218,7 +218,8 @@ class BatchMethods(AddsOperators):
         the global batch holds only the documents at the positions j, j + G, j + 2 G, … of the epoch. So sequences
         depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers, as those
         of shards with an index have. Only `.map()` and `.batch()` may follow. On several ranks an epoch must be
-        endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it.
+        endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With `tail="uneven"`
+        each document occurs once, and each rank ends with its own rows.
 
         Args:
             length: Tokens of a sequence.
