@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from unit import test_packed_rows
-from unit.test_packed_rows import Documents, by_hand
+from unit.test_packed_rows import METHODS, RESUMES, Documents, by_hand, lognormal, most_waiting
 
 from headrace.errors import StateMismatchError
-from headrace.plan.mixture import ChangingShares, ConstantShares, Shares, TokenMixing
+from headrace.plan.mixture import ChangingShares, ConstantShares, TokenMixing
 from headrace.plan.order import ENDLESS
 from headrace.plan.packed_rows import PackedRows
 from headrace.plan.packing import Packing
 from headrace.plan.row_states import InputCursor, RowCursor, RowProgress
 from headrace.plan.steps import share
-
-RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
-METHODS = st.sampled_from(["concat", "best_fit"])
 
 
 def some_documents(seed: int, width: int) -> Documents:
@@ -47,8 +42,7 @@ def some_weights(rng: random.Random, width: int) -> Callable[[int], Sequence[flo
 
 
 def mixing_of(weights: Callable[[int], Sequence[float]], width: int, step: int) -> TokenMixing:
-    shares: Shares = ChangingShares(weights, width, step)
-    return TokenMixing(tuple("abcdef"[:width]), shares)
+    return TokenMixing(tuple("abcdef"[:width]), ChangingShares(weights, width, step))
 
 
 def drawn_by_hand(mixing: TokenMixing, lane: int, lanes: int, documents: Documents) -> list[tuple[int, int, int]]:
@@ -203,15 +197,10 @@ def test_document_that_has_another_length_when_it_is_read_again_loses_nothing_in
     assert 0 < refused < 150
 
 
-def lengths(median: int, seed: int) -> list[int]:
-    drawn = np.random.default_rng(seed).lognormal(np.log(median), 1.0, 65536)
-    return np.maximum(1, drawn.astype(np.int64)).tolist()
-
-
 def mixed(method: str, lanes: int, weights: Sequence[float], medians: Sequence[int], tokens: int) -> RowProgress:
     """How far lanes are behind so many tokens, in sequences of 4,096."""
     width = len(weights)
-    documents = [lengths(median, seed) for seed, median in enumerate(medians)]
+    documents = [lognormal(65536, seed, median) for seed, median in enumerate(medians)]
     packing = Packing(4096, method, TokenMixing(tuple("abcd"[:width]), ConstantShares(weights, 2**20)))
     run = PackedRows(packing, range(lanes), lanes, ENDLESS)
     asked = given = 0
@@ -249,18 +238,8 @@ def test_state_of_1024_rows_of_several_inputs_is_short(shares: list[int], median
 @pytest.mark.slow
 def test_what_lies_ready_does_not_grow_where_inputs_are_unlike() -> None:
     packing = Packing(1000, "concat", TokenMixing(("a", "b"), ConstantShares([99, 1], 2**20)))
-    run, documents = PackedRows(packing, range(4), 4, ENDLESS), (30, 900)
-    waiting = most = asked = taken = 0
-    while taken < 3000:
-        for name, position in enumerate(run.positions(asked, asked + 8).tolist(), asked):
-            run.arrive(name, [documents[position % 2]], [False])
-            waiting += documents[position % 2]
-        asked += 8
-        while (sequence := run.take()) is not None:
-            waiting -= sum(piece.stop - piece.start for piece in sequence.pieces)
-            taken += 1
-        most = max(most, waiting)
-    assert most < 4 * 4 * 1000
+    run = PackedRows(packing, range(4), 4, ENDLESS)
+    assert most_waiting(run, lambda position: 900 if position % 2 else 30) < 4 * 4 * 1000
 
 
 def test_an_input_that_comes_now_is_read_though_more_of_a_later_one_was_expected_to_come() -> None:
