@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -137,6 +137,10 @@ class LoaderReads(Reads, Protocol):
 
     @property
     def storage_options(self) -> Mapping[str, object]: ...
+
+    async def read_each(self, url: str, ranges: Sequence[tuple[int, int]], *, version: Version) -> list[bytes]:
+        """Return the bytes of each range [start, stop) of a local file. Failed reads are not repeated."""
+        ...
 
     def count_call(self, name: str, seconds: float, waited: float) -> None:
         """Count a call of a user function in a thread: seconds of computing and of waiting."""

@@ -82,6 +82,11 @@ async def listed(
             yield page
 
 
+def is_file(url: str) -> bool:
+    """True for a path or a `file:` address."""
+    return split(url)[0] == "file"
+
+
 def as_listed(folder: str) -> str:
     """Return the prefix of the addresses listed in a folder: for `file://` the path."""
     scheme, _, path = split(folder)

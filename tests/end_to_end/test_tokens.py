@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -293,6 +295,43 @@ def test_object_that_is_replaced_meanwhile_is_an_error() -> None:
             seen(data.shuffle())
         with pytest.raises(ObjectChangedError):
             data[7]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_windows_of_local_files_are_read_together(workers: int, tmp_path: Path) -> None:
+    files = {str(tmp_path / f"{k}.bin"): ids(size, seed=k) for k, size in enumerate(SIZES)}
+    for path, tokens in files.items():
+        Path(path).write_bytes(tokens.tobytes())
+    data = hr.tokens(list(files), "uint16", 64, stride=50).shuffle("global")
+    assert_cut(seen(data, num_workers=workers), files, 64, 50)
+    with hr.DataLoader(data, batch_size=7, num_workers=workers) as loader:
+        list(loader)
+        assert loader.stats().fetch.requests < len(data), "those of a batch are read by one request for each file"
+
+
+def test_documents_of_local_windows_are_those_of_other_stores(tmp_path: Path) -> None:
+    url, _ = put_megatron()
+    there = hr.tokens(url, window=5, documents="ids")
+    for name, data in zip(("a.bin", "a.idx"), megatron(DOCUMENTS), strict=True):
+        (tmp_path / name).write_bytes(data)
+    here = hr.tokens(str(tmp_path / "a.bin"), window=5, documents="ids")
+    batches = []
+    for data in (there, here):
+        with hr.DataLoader(data.shuffle("global"), batch_size=3, seed=1, num_workers=0) as loader:
+            batches.append([(b["__key__"], b["tokens"].tolist(), b["document_ids"].tolist()) for b in loader])
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("size", [5000, 4000])
+def test_local_file_that_is_replaced_meanwhile_is_an_error(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(ids(5000).tobytes())
+    data = hr.tokens(str(path), "uint16", 50)
+    assert len(data) == 100
+    path.write_bytes(ids(size, seed=9).tobytes())
+    os.utime(path, (1, 1))
+    with pytest.raises(ObjectChangedError):
+        seen(data.shuffle("global"))
 
 
 def damaged_index(**fields: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from headrace.errors import (
     ObjectChangedError,
     ObjectMissingError,
     OptionError,
+    ShortReadError,
     StorageError,
     masked,
     not_as_known,
@@ -77,6 +79,7 @@ class Reader:
         self._stores = stores or Stores(self.options, storage_options)
         self._attempts = Attempts(self.options, concurrency, self.meter, clock, rng or random.Random())
         self._gather = Coalescer(self._fetch, self.options, self.meter)
+        self._clock = clock
         self._cache = _cache(self.options, storage_options, data_set)
         self._without_ends: set[str | int] = set()  # hosts that support ranges, but not suffix ranges
         self._closed = False
@@ -154,6 +157,35 @@ class Reader:
                 return data
             charge = None
         raise _wrong_bytes(url, start, stop)
+
+    async def read_each(self, url: str, ranges: Sequence[tuple[int, int]], *, version: Version) -> list[bytes]:
+        """Return the bytes of each range [start, stop) of a local file, which is opened once.
+
+        Nothing is repeated. After an error `read` of each range repeats it, or raises the final error.
+
+        Raises:
+            StorageError, OSError, TimeoutError: the file has another version, or lacks some of the bytes.
+        """
+        from headrace.fetch.stores.local import LocalStore
+
+        self._check_open()
+        store, path = self._stores.of(url)
+        assert isinstance(store, LocalStore)
+        total, charge = sum(stop - start for start, stop in ranges), running_charge.get()
+        admitted = None if charge is None else charge(total)
+        if admitted is not None:
+            await admitted
+        self.meter.begin(self._clock())
+        try:
+            async with asyncio.timeout(self.options.total_timeout_s):
+                size, bodies = await store.get_each(path, ranges, if_match=version.etag)
+        finally:
+            self.meter.end(self._clock())
+        received = sum(map(len, bodies))
+        self.meter.bytes += received
+        if received < total or version.size not in (None, size):
+            raise ShortReadError(f"the file has {size} bytes, and {received} of {total} wanted ones", url=url)
+        return bodies
 
     async def read_into(
         self,
@@ -307,9 +339,12 @@ class Reader:
         return first.span()
 
     def _cache_for(self, url: str) -> Cache | None:
+        self._check_open()
+        return None if self._cache is None or is_local(self._stores.of(url)[0]) else self._cache
+
+    def _check_open(self) -> None:
         if self._closed:
             raise LoaderClosedError("this reader was closed; make a new one")
-        return None if self._cache is None or is_local(self._stores.of(url)[0]) else self._cache
 
 
 def _cache(options: FetchOptions, storage_options: Mapping[str, object] | None, data_set: str) -> Cache | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +30,7 @@ from headrace.producer import Producer
 from headrace.producers.members import Members
 from headrace.producers.shard_plan import Expected
 from headrace.protocols import Reads, Version
-from headrace.reading import OwnReaders
+from headrace.reading import OwnReaders, is_file
 from headrace.rows import Rows, Scanner
 from headrace.running import running_reader
 from headrace.types import Ints
@@ -64,7 +64,13 @@ class Shards:
 
 
 class IndexedShards(AsyncDataset):
-    """Samples of shards by number, each read by one request for its members, and verified."""
+    """Samples of shards by number, each read by one request for its members, and verified.
+
+    Attributes:
+        get_many: Reads samples of local files together, if that takes less time.
+    """
+
+    get_many: Callable[[Sequence[int]], Awaitable[Sequence[object]]] | None = None
 
     def __init__(
         self,
@@ -331,7 +337,8 @@ class IndexedShardSource(_Sharded, KeySource):
 
     def open(self, io: EpochIO) -> Producer:
         if io.is_planned and io.is_by_number:
-            return io.keys(self.data, partial(self.data.get, wanted=io.wanted), None)
+            many = self.data.get_many if all(map(is_file, self.urls)) else None
+            return io.keys(self.data, partial(self.data.get, wanted=io.wanted), many)
         if io.is_planned:
             return io.ranges(partial(self.data.members, wanted=io.wanted))
         return io.shards(*_ways(self.data), self.data.expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -198,6 +199,24 @@ class TokenShards(IndexedShards):
         places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
         bodies = await bodies_at(reader, Where(url, shard, False, self.limits), places, [None] * len(places))
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
+
+    async def get_many(self, numbers: Sequence[int]) -> list[dict[str, object]]:
+        reader, chosen, starts = running_reader.get(), np.array(numbers), self.index.starts
+        assert reader is not None
+        samples: list[dict[str, object]] = [{} for _ in numbers]
+        ordinals = np.searchsorted(starts, chosen, side="right") - 1
+        for ordinal in np.unique(ordinals).tolist():
+            these, url = np.flatnonzero(ordinals == ordinal), self.urls[ordinal]
+            keys = chosen[these] - starts[ordinal]
+            shard = self.table(ordinal).shard(keys)
+            rows, name = shard.rows, masked(url)
+            ranges = list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True))
+            bodies = await reader.read_each(url, ranges, version=version_of(shard))
+            of_sample = pairwise(rows.starts.tolist())
+            for k, key, (begin, end) in zip(these.tolist(), keys.tolist(), of_sample, strict=True):
+                members = dict(zip(rows.fields, bodies[begin:end], strict=False))  # the longest sample has all fields
+                samples[k] = {"__key__": str(key), "__url__": name, **members}
+        return samples
 
     def lengths(self) -> Ints:
         len(self)  # opens the files
