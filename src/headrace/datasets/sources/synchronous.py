@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -29,6 +29,7 @@ class FromMap(AsyncDataset):
     def __init__(self, dataset: Any, threads: int | None) -> None:
         self.dataset, self.threads = dataset, threads
         self._gate = None if threads is None else gate_of(dataset, threads)
+        self.aget_many = _unchanged if threads is None else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return FromMap, (self.dataset, self.threads)
@@ -44,6 +45,10 @@ class FromMap(AsyncDataset):
         sample, taken = await self._gate.call(self.dataset.__getitem__, key)
         _count(self.dataset, "__getitem__", taken)
         return sample
+
+
+async def _unchanged(keys: Sequence[object]) -> Sequence[object]:
+    return keys
 
 
 def get_step(dataset: Any) -> Step:
