@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,20 +58,12 @@ class Rows:
                 return self.take(np.arange(start, stop))
             first, last = int(block[0]), int(block[-1]) + 1
         starts, blocks = self.starts[first : last + 1], slice(first, last)
-        members = slice(int(starts[0]), int(starts[-1]))
-        return Rows(
-            self.keys[start:stop],
-            starts - members.start,
-            self.field[members],
-            self.offset[members],
-            self.size[members],
-            self.fields,
-            None if block is None else block - first,
-            None if self.row is None else self.row[start:stop],
-            None if self.reads is None else self.reads[blocks],
-            None if self.about is None else self.about[blocks],
-            None if self.wanted is None else self.wanted[blocks],
-        )
+        some, keys = slice(int(starts[0]), int(starts[-1])), self.keys[start:stop]
+        own = keys, starts - some.start, self.field[some], self.offset[some], self.size[some], self.fields
+        if block is None or self.row is None:
+            return Rows(*own)
+        shared: list[Any] = [None if of is None else of[blocks] for of in (self.reads, self.about, self.wanted)]
+        return Rows(*own, block - first, self.row[start:stop], *shared)
 
     def take(self, chosen: Ints) -> Rows:
         """Return the rows at the indices `chosen`, in that order. Shared blocks keep their order."""
@@ -163,21 +155,17 @@ class Rows:
         )
 
 
+_About = tuple[object, ...] | None
+
+
 def _rows_of(
-    keys: bytes,
-    key_bytes: int,
-    data: bytes,
-    counts: tuple[int, ...],
-    fields: tuple[str, ...],
-    about: tuple[object, ...] | None,
+    keys: bytes, key_bytes: int, data: bytes, counts: Sequence[int], fields: tuple[str, ...], about: _About
 ) -> Rows:
     """Return the table that `Rows.__reduce__` has taken apart. Its arrays are read-only."""
-    numbers, at, arrays = np.frombuffer(data, np.int64), 0, list[Any]()
-    for count in counts:
-        arrays.append(None if count < 0 else numbers[at : at + count])
-        at += max(0, count)
-    starts, field, offset, size, block, row, reads, wanted = arrays
-    names = np.frombuffer(keys, f"S{key_bytes}")
+    ends = itertools.accumulate(max(0, count) for count in counts)
+    numbers, names = np.frombuffer(data, np.int64), np.frombuffer(keys, f"S{key_bytes}")
+    arrays = [None if count < 0 else numbers[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    starts, field, offset, size, block, row, reads, wanted = cast("list[Ints]", arrays)
     return Rows(names, starts, field.astype(np.int32), offset, size, fields, block, row, reads, about, wanted)
 
 

@@ -167,7 +167,9 @@ def _stretch_taker(array: Arrow, feature: object) -> StretchTaker | None:
     if types.is_struct(kind):
         of_child = _features_of_children(feature)
         children = {field.name: _taker(array.field(k), of_child(field.name)) for k, field in enumerate(kind)}
-        return partial(_structs, children)
+        return lambda start, stop: dicts_of(
+            {name: take(range(start, stop)) for name, take in children.items()}, stop - start
+        )
     if (types.is_list(kind) or types.is_large_list(kind)) and not _are_numbers(kind.value_type):
         return partial(_list_stretches, _starts(array), _taker(array.values, _feature_of_values(feature)))
     return None
@@ -194,14 +196,9 @@ def _named(take: Taker, numbers: NDArray[Any], start: int, stop: int) -> Iterabl
     return map(values.__getitem__, each)
 
 
-def _structs(children: Mapping[str, Taker], start: int, stop: int) -> Iterable[object]:
-    return dicts_of({name: take(range(start, stop)) for name, take in children.items()}, stop - start)
-
-
 def _list_stretches(starts: memoryview, take: Taker, start: int, stop: int) -> Iterable[object]:
     ends = starts[start : stop + 1].tolist()
-    first = ends[0]
-    values = list(take(range(first, ends[-1])))
+    first, values = ends[0], list(take(range(ends[0], ends[-1])))
     return [values[begin - first : end - first] for begin, end in itertools.pairwise(ends)]
 
 

@@ -26,6 +26,7 @@ PLACE = "__place__"
 _LEFT_OUT = "__left_out__"  # field of a sample that its format skips
 
 _Rows = Sequence[Mapping[str, object] | None]
+_Made = list[dict[str, object] | None]
 
 Members = Collection[tuple[str, bytes]]
 """(name, bytes) of members. Names may repeat in a block."""
@@ -138,48 +139,33 @@ class Opener:
             raise failure from error
         return {"__key__": key, "__url__": url, **fields}
 
-    def open_rows(self, samples: BlockRows, start: int, stop: int) -> tuple[list[dict[str, object] | None], int]:
+    def open_rows(self, samples: BlockRows, start: int, stop: int) -> tuple[_Made, int]:
         """Return (the samples [start, stop), their encoded bytes), decoded by block.
 
         None marks samples that must be decoded one by one, also to raise their errors.
         """
-        made: list[dict[str, object] | None] = [None] * (stop - start)
-        nbytes = 0
-        for block, chosen in _by_block(samples.block[start:stop]):
-            shared = samples.blocks[block]
-            if shared.number:
+        keys, urls, part = samples.keys[start:stop], samples.urls[start:stop], slice(start, stop)
+        some = BlockRows(keys, urls, samples.blocks, samples.block[part], samples.row[part])
+        made, nbytes = _Made([None] * (stop - start)), 0
+        for number, chosen in _by_block(some.block):
+            if some.blocks[number].number:
                 with suppress(Exception):  # decoding one by one raises the error
-                    nbytes += self._open_together(shared, samples, start, chosen, made)
+                    nbytes += self._open_together(some, some.blocks[number], chosen, made)
         return made, nbytes
 
-    def _open_together(
-        self,
-        shared: SharedBlock,
-        samples: BlockRows,
-        start: int,
-        chosen: Sequence[int],
-        made: list[dict[str, object] | None],
-    ) -> int:
-        rows = self._rows(samples.urls[start + chosen[0]], shared)
+    def _open_together(self, samples: BlockRows, shared: SharedBlock, chosen: Sequence[int], made: _Made) -> int:
+        rows, are_all = self._rows(samples.urls[chosen[0]], shared), len(chosen) == len(made)
         nbytes: int = getattr(rows, "nbytes", 0) * len(chosen) // max(1, len(rows))
         if nbytes > _TOGETHER_MOST_BYTES:
             return nbytes
-        if isinstance(chosen, range):
-            part = slice(start + chosen.start, start + chosen.stop)
-            keys, urls, numbers = samples.keys[part], samples.urls[part], samples.row[part]
-        else:
-            keys, urls = ([texts[start + k] for k in chosen] for texts in (samples.keys, samples.urls))
-            numbers = samples.row[start:][chosen]
-        opened = _decoded(rows, _as_range(numbers), keys, urls)
-        if len(opened) == len(made):
-            made[:] = opened
-        else:
-            for place, sample in zip(chosen, opened, strict=True):
-                made[place] = sample
+        keys, urls = (texts if are_all else [texts[k] for k in chosen] for texts in (samples.keys, samples.urls))
+        opened = _decoded(rows, _as_range(samples.row if are_all else samples.row[chosen]), keys, urls)
+        for place, sample in zip(chosen, opened, strict=True):
+            made[place] = sample
         self._gave(shared, len(opened) - opened.count(None))
         return nbytes
 
-    def open_many(self, samples: MemberRows, start: int, stop: int) -> tuple[list[dict[str, object] | None], int]:
+    def open_many(self, samples: MemberRows, start: int, stop: int) -> tuple[_Made, int]:
         """Decode the samples [start, stop), which have one member each."""
         keys, urls, bodies = samples.keys[start:stop], samples.urls[start:stop], samples.bodies(start, stop)
         opened = self.format.open_many(Block(urls[0], (samples.name,), self.limits), bodies)
@@ -199,10 +185,8 @@ class Opener:
     def _rows(self, url: str, shared: SharedBlock) -> _Rows:
         if shared.number:
             with self._lock:
-                if shared.number not in self._opened:
-                    self._opened[shared.number] = _OpenBlock()
+                block = self._opened.setdefault(shared.number, _OpenBlock())
                 self._opened.move_to_end(shared.number)
-                block = self._opened[shared.number]
         else:
             block = _OpenBlock()
         with block.lock:  # other threads that need the block wait
@@ -247,14 +231,14 @@ def is_kept(sample: Mapping[str, object]) -> bool:
 
 
 def _by_block(block: Ints) -> Iterator[tuple[int, Sequence[int]]]:
-    """Iterate over (block, ascending positions of its samples: a range if consecutive)."""
+    """Iterate over (block, ascending positions of its samples)."""
     if (block == block[0]).all():  # usual in shard order
         yield int(block[0]), range(len(block))
         return
     order = np.argsort(block, kind="stable")
     edges = np.flatnonzero(np.diff(block[order])) + 1
     for chosen in np.split(order, edges):
-        yield int(block[chosen[0]]), _as_range(chosen)
+        yield int(block[chosen[0]]), chosen.tolist()
 
 
 def _as_range(numbers: Ints) -> Sequence[int]:
@@ -264,9 +248,7 @@ def _as_range(numbers: Ints) -> Sequence[int]:
     return rows
 
 
-def _decoded(
-    rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Sequence[str]
-) -> list[dict[str, object] | None]:
+def _decoded(rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Sequence[str]) -> _Made:
     """Return some samples of a block. None for those with invalid names."""
     if not isinstance(rows, RowsOfBlock):
         return _with_fields(keys, urls, [rows[number] for number in numbers])
@@ -276,11 +258,9 @@ def _decoded(
     return [*dicts_of({"__key__": keys, "__url__": urls, **columns}, len(keys))]
 
 
-def _with_fields(
-    keys: Sequence[str], urls: Sequence[str], fields: Iterable[Mapping[str, object] | None]
-) -> list[dict[str, object] | None]:
+def _with_fields(keys: Sequence[str], urls: Sequence[str], fields: Iterable[Mapping[str, object] | None]) -> _Made:
     """Return samples of these fields, with keys and URLs. None for those with invalid names."""
-    made: list[dict[str, object] | None] = []
+    made = _Made()
     for key, url, one in zip(keys, urls, fields, strict=True):
         if one is None:
             made.append({"__key__": key, "__url__": url, _LEFT_OUT: True})

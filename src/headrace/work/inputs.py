@@ -178,7 +178,8 @@ class Inputs:
 
 def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
     if rows.block is not None:
-        return _of_blocks(rows, shards, urls, bodies)
+        some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
+        return [some.sample(number) for number in range(len(rows))]
     of_shards = [urls[shard] for shard in shards.tolist()]
     members = member_rows(rows, of_shards, bodies)
     if members is not None:
@@ -197,12 +198,6 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
     return samples
 
 
-def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
-    """Return samples that share blocks. The decoder takes their bytes from the blocks."""
-    some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
-    return [some.sample(number) for number in range(len(rows))]
-
-
 def member_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> MemberRows | None:
     """Return samples with one member each, all of one name, such as lines. Else None."""
     if (
@@ -212,11 +207,8 @@ def member_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> MemberR
         or (rows.field != rows.field[:1]).any()
     ):
         return None
-    return MemberRows(texts_of(rows.keys), urls, rows.fields[int(rows.field[0])], partial(_some, rows, bodies))
-
-
-def _some(rows: Rows, bodies: MemberBytes, start: int, stop: int) -> list[bytes]:
-    return bodies.all(rows.offset[start:stop], rows.size[start:stop])
+    some = lambda start, stop: bodies.all(rows.offset[start:stop], rows.size[start:stop])
+    return MemberRows(texts_of(rows.keys), urls, rows.fields[int(rows.field[0])], some)
 
 
 def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRows:

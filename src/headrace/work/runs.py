@@ -67,12 +67,8 @@ def _opened(name: str, opens: OpensRows, rows: BlockRows | MemberRows, busy: dic
                     yield 0, (rows.sample(number) for number, _ in some)
                 else:
                     yield 1, [sample for _, sample in some]
-        count = _next(stop - start, nbytes)
+        count = max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * (stop - start) // max(nbytes, 1)))
         start = stop
-
-
-def _next(count: int, nbytes: int) -> int:
-    return max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * count // max(nbytes, 1)))
 
 
 class _Large(Placeholder):

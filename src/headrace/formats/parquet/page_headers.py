@@ -6,7 +6,6 @@ bytes of the previous one it begins with (DELTA_BYTE_ARRAY).
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +23,6 @@ _DATA, _INDEX, _DICTIONARY, _DATA_2 = range(4)
 _BY_DICTIONARY, _DELTA_BYTE_ARRAY = (2, 8), 7  # encodings
 _KNOWN = (0, 2, 3, 4, 5, 6, 7, 8, 9)
 _WIDTH_MOST = 64
-_SIZE = struct.Struct("<I")
 
 FILLER_BYTES = 11
 """Size of the header of a skipped page."""
@@ -148,15 +146,12 @@ def _check_deltas(pages: Sequence[_Page], codec: str, levels: int, most: int) ->
 
 def _longest(dictionary: _Page, codec: str) -> int:
     data, at, longest = _unpacked(dictionary, codec), 0, 0
-    try:
-        for _ in range(dictionary.values):
-            (size,) = _SIZE.unpack_from(data, at)
-            at += 4 + size
-            longest = max(longest, size)
-    except struct.error:
-        at = len(data) + 1
-    if at > len(data):
-        raise ValueError("its dictionary is cut off")
+    for _ in range(dictionary.values):
+        size = int.from_bytes(data[at : at + 4], "little")
+        at += 4 + size
+        if at > len(data):
+            raise ValueError("its dictionary is cut off")
+        longest = max(longest, size)
     return longest
 
 
