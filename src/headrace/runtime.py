@@ -106,7 +106,6 @@ class Runtime:
         spec: EpochSpec,
         watch: Watcher,
         prepare: Callable[[Runtime], Awaitable[None]] | None = None,
-        opener: Callable[[Views], BatchOpener] = BatchOpener,
     ) -> BatchIterator[object]:
         """Start an epoch and return an iterator over its batches.
 
@@ -114,7 +113,6 @@ class Runtime:
             owner: Kept alive as long as the iterator.
             watch: Notified of the batches that the trainer receives.
             prepare: Called on the engine's loop before the first epoch: sends the chains and opens the data set.
-            opener: Builds batches from deliveries.
 
         Raises:
             LoaderClosedError: the loader was closed, or the process was forked since.
@@ -156,7 +154,7 @@ class Runtime:
         return BatchIterator(
             owner,
             receiver,
-            opener(views),
+            BatchOpener(views),
             ahead,
             end,
             self.meters,

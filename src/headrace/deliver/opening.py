@@ -26,6 +26,7 @@ class Arrived(NamedTuple):
         after: Changes of the state after each batch of the message. None if no state is kept.
         number: Index of this batch in `after`.
         late: See `headrace.delivery.Delivery`.
+        batch: Number of the batch in the epoch, or of the first batch of its message.
     """
 
     open: Callable[[], object]
@@ -33,6 +34,7 @@ class Arrived(NamedTuple):
     after: Afters | None
     number: int = 0
     late: ProgressDelta | None = None
+    batch: int = 0
 
 
 class BatchOpener:
@@ -43,7 +45,7 @@ class BatchOpener:
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
         if isinstance(message, Delivery):
             after = None if message.after is None else AfterThese((message.after,))
-            return (Arrived(partial(self.open, message), message.count, after, 0, message.late),)
+            return (Arrived(partial(self.open, message), message.count, after, 0, message.late, message.batch),)
         sizes = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
         samples: Iterator[Callable[[], object]]
         try:  # copy now, so that single samples do not keep the whole slab leased

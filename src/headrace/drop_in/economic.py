@@ -6,24 +6,21 @@ a time. `prefetch_factor` counts batches of all workers together.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import heapq
+import itertools
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
 from torch.utils.data.dataloader import default_collate
 
 from headrace.deliver.iterator import BatchIterator, Watcher
-from headrace.deliver.opening import BatchOpener
-from headrace.deliver.slabs import Views
-from headrace.delivery import Delivery
+from headrace.deliver.opening import Arrived
+from headrace.deliver.progress import Progress
 from headrace.drop_in.resumable import ResumableIterator
-from headrace.drop_in.state import SnapshotBook, is_among
+from headrace.drop_in.state import RunProgress, SnapshotBook, is_among
 from headrace.options import FetchOptions, Settings
 from headrace.plan import sample_seed
 from headrace.producers.keys import KeyFeed
@@ -86,7 +83,8 @@ class Economy:
         self.runtime.read_ahead(memory_budget)  # bounded by the batches under way: no other samples are made
         self.runtime.meters.batches_at_once = self.prefetch_factor
         self.runtime.meters.collations_at_once = self.num_batch_workers
-        self.numbers = _Numbers()
+        self.free: list[int] = []  # numbers of chains that were used before: a new chain gets the lowest
+        self.fresh = itertools.count(1)
         self._end = weakref.finalize(self, self.runtime.close_soon)
         self._end.atexit = False
 
@@ -112,8 +110,8 @@ class EconomicIterator(ResumableIterator):
         self._run_number = 0  # number of the run with one base seed
         if loaded is not None and (self._goes_on or self._persistent_workers):
             self._run_number = loaded["run"] + loaded["is_finished"]
-        self._number = economy.numbers.take()
-        weakref.finalize(self, economy.numbers.give_back, self._number).atexit = False
+        self._number = heapq.heappop(economy.free) if economy.free else next(economy.fresh)
+        weakref.finalize(self, heapq.heappush, economy.free, self._number).atexit = False
         self._chain = _chain(self, loader, economy)  # kept: threads have a weak reference only
         economy.runtime.teach(self._number, self._chain)
         self._in_order = loader.in_order
@@ -147,7 +145,6 @@ class EconomicIterator(ResumableIterator):
         self._drawn, self._is_drawn = 0, False
         self._first, self._beyond = self._run.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # number in the epoch, by the engine's number
-        self._opened: deque[int] = deque()  # returned and not counted, by the engine's numbers
         self._batches: BatchIterator[object] = runtime.iterate(
             self._economy,
             EpochSpec(
@@ -157,49 +154,36 @@ class EconomicIterator(ResumableIterator):
                 key=self._key(),
                 boundaries=GivenBoundaries(),
             ),
-            Watcher(name="headrace.deliver"),
-            opener=functools.partial(_Opener, self._opened),
+            Watcher(name="headrace.deliver", progress=_DrawnProgress(self._run, self._numbers)),
         )
         # If each `next` receives a batch, its credit wakes the engine. If batches were received ahead, new keys must.
         self._tell: Callable[..., None] = runtime.post if self._batches.looks_ahead else runtime.put
         self._draw(self._economy.prefetch_factor, runtime.post)
 
     def _next_data(self) -> Any:
-        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        with self._receiving():
-            return next(self._batches)
+        return next(self._drawn_ahead())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> object:
-        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        with trimming, self._receiving():
-            batch = await anext(self._batches)
+        batches = self._drawn_ahead()
+        with trimming:
+            batch = await anext(batches)
         self._num_yielded += 1
         return batch
 
     def try_next(self) -> object:
         """Return the next batch if it is ready. Raises as `BatchIterator.try_next`."""
-        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        with trimming, self._receiving():
-            batch = self._batches.try_next()
+        batches = self._drawn_ahead()
+        with trimming:
+            batch = batches.try_next()
         self._num_yielded += 1
         return batch
 
-    @contextlib.contextmanager
-    def _receiving(self) -> Iterator[None]:
-        """Count one delivery in a context: a batch, its error, or the end."""
-        given = self._num_yielded
-        try:
-            yield
-            given += 1
-        except (StopIteration, StopAsyncIteration):
-            self._run.is_finished = True
-            raise
-        finally:
-            while self._opened:
-                self._run.receive(self._numbers.pop(self._opened.popleft()), 0, given)
+    def _drawn_ahead(self) -> BatchIterator[object]:
+        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
+        return self._batches
 
     def _key(self) -> int:
         economy = self._economy
@@ -258,33 +242,22 @@ def check_benefit(
         )
 
 
-class _Numbers:
-    """Numbers of the chains of live iterators. A new chain gets the lowest free number."""
+class _DrawnProgress(Progress):
+    """Progress of a run by the numbers of its batches in the sampler's epoch."""
 
-    def __init__(self) -> None:
-        self._free: list[int] = []
-        self._used = 0
+    def __init__(self, run: RunProgress, numbers: dict[int, int]) -> None:
+        self._run, self._numbers = run, numbers
 
-    def take(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        self._used += 1
-        return self._used
+    def ask(self) -> None: ...
 
-    def give_back(self, number: int) -> None:
-        heapq.heappush(self._free, number)
+    def receive(self, batch: Arrived) -> None:
+        self._run.receive(self._numbers.pop(batch.batch), 0, self._run.given + 1)
 
+    def fail(self, batch: Arrived) -> None:
+        self._run.receive(self._numbers.pop(batch.batch), 0, self._run.given)
 
-class _Opener(BatchOpener):
-    """Records the numbers of batches in `opened` as they are opened, in order of return."""
-
-    def __init__(self, opened: deque[int], views: Views) -> None:
-        super().__init__(views)
-        self._opened = opened
-
-    def open(self, delivery: Delivery) -> object:
-        self._opened.append(delivery.batch)
-        return super().open(delivery)
+    def end(self) -> None:
+        self._run.is_finished = True
 
 
 def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[object], economy: Economy) -> Chain:
