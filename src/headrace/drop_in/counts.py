@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 
 from headrace.drop_in.workers.pool import TorchWorkerPool
@@ -14,7 +13,7 @@ from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats
 
 
 class LoaderCounts:
-    """Counters of one loader over all its iterators, none of which are kept alive."""
+    """Counters of one loader over all its iterators, without references to them."""
 
     def __init__(self, step: str, workers: int) -> None:
         self.meters = LoaderMeters()
@@ -31,7 +30,7 @@ class LoaderCounts:
     def follow(self, pool: TorchWorkerPool) -> None:
         with self._lock:
             self._crews.add(pool)
-        pool.closing = partial(_fold, weakref.ref(self), weakref.ref(pool))
+        pool.closing = self.fold
 
     def fold(self, pool: TorchWorkerPool) -> None:
         with self._lock:
@@ -69,12 +68,6 @@ class LoaderCounts:
             budget_bytes=0,
             started_s=None,
         )
-
-
-def _fold(counts: weakref.ref[LoaderCounts], pool: weakref.ref[TorchWorkerPool]) -> None:
-    found, closing = counts(), pool()
-    if found is not None and closing is not None:
-        found.fold(closing)
 
 
 class Clock:

@@ -14,9 +14,9 @@ from headrace.drop_in.economic import EconomicIterator, Economy, check_benefit
 from headrace.drop_in.loaded import check, epoch_of
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.single import SingleIterator
-from headrace.drop_in.starting import has_fork_server
 from headrace.drop_in.state import SnapshotBook
 from headrace.drop_in.worker_iterator import WorkerIterator
+from headrace.drop_in.workers.starting import has_fork_server
 from headrace.errors import OptionError
 from headrace.holding import Holder
 from headrace.observe.stats import Stats

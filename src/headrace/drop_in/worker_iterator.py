@@ -29,12 +29,10 @@ from headrace.deliver.slabs import Views
 from headrace.delivery import Delivery
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
-from headrace.drop_in.starting import starter
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.drop_in.workers.messages import Start, WorkerConfig, packed_index
-from headrace.drop_in.workers.pool import TorchWorkerPool
-from headrace.drop_in.workers.records import LOST, MadeBatch
-from headrace.drop_in.workers.starter import WorkerHandle
+from headrace.drop_in.workers.pool import LOST, MadeBatch, TorchWorkerPool
+from headrace.drop_in.workers.starting import WorkerHandle, starter
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
 from headrace.processes.stopped import PATIENCE
 from headrace.torch_compat import serialize

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import itertools
 import json
 import os
 import pickle
@@ -40,13 +41,40 @@ PICKLE = Codec(lambda message: pickle.dumps(message, protocol=5), pickle.loads)
 JSON = Codec(lambda message: json.dumps(message).encode(), lambda body: json.loads(bytes(body)))
 
 
-def encode(message: object, codec: Codec = PICKLE) -> bytes:
+class ObjectCodec:
+    """Passes messages by reference, between the two ends of a connection within this process."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, object] = {}
+        self._numbers = itertools.count()
+        self._is_closed = False
+
+    def dumps(self, message: object) -> bytes:
+        number = next(self._numbers)
+        self._messages[number] = message
+        if self._is_closed:  # checked after the store: the later of two threads clears them
+            self._messages.clear()
+        return _HEADER.pack(number)
+
+    def loads(self, body: memoryview) -> object:
+        try:
+            return self._messages.pop(*_HEADER.unpack(body))
+        except KeyError:
+            raise EOFError from None
+
+    def close(self) -> None:
+        """Drop the messages under way, which are not received any more."""
+        self._is_closed = True
+        self._messages.clear()
+
+
+def encode(message: object, codec: Codec | ObjectCodec = PICKLE) -> bytes:
     body = codec.dumps(message)
     return _HEADER.pack(len(body)) + body
 
 
 class _Decoder:
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec | ObjectCodec) -> None:
         self._loads = codec.loads
         self._data = bytearray()
         self.descriptors: deque[int] = deque()
@@ -67,6 +95,10 @@ class _Decoder:
 
     def rest(self) -> bytes:
         return bytes(self._data)
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -90,12 +122,12 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 class BlockingWire:
     """A worker's end, which blocks. Usable only in the process that created it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
         from headrace.forks import Original
 
-        self._sock = sock
+        self._sock, self._codec = sock, codec
         self._original = Original()
-        self._decoder = _Decoder(PICKLE)
+        self._decoder = _Decoder(codec)
         self._waiting: deque[object] = deque()
 
     def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
@@ -123,9 +155,13 @@ class BlockingWire:
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         self._original.check()
-        data = encode(message)
+        data = encode(message, self._codec)
         sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
         self._sock.sendall(memoryview(data)[sent:])
+
+    def close(self) -> None:
+        self._sock.close()
+        self._decoder.close()
 
 
 class _Unsent:
@@ -154,7 +190,7 @@ class PolledWire:
     The owner polls the socket for reading, and for writing while `flush` returns False.
     """
 
-    def __init__(self, sock: socket.socket, codec: Codec = PICKLE) -> None:
+    def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._codec = codec
@@ -232,8 +268,7 @@ class PolledWire:
     def close(self) -> None:
         self._sock.close()
         self._drop_unsent()
-        while self._decoder.descriptors:
-            os.close(self._decoder.descriptors.popleft())
+        self._decoder.close()
 
     def halves(self) -> dict[str, Any]:
         """Return the incomplete message and the unsent data (without descriptors), for JSON.

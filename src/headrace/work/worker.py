@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from headrace.memory import keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire
@@ -13,51 +13,27 @@ from headrace.work.messages import Message
 from headrace.work.task_runner import TaskRunner
 
 
-class _Worker:
-    def __init__(self, sock: socket.socket, number: int) -> None:
-        self.wire = BlockingWire(sock)
-        self.progress: memoryview | None = None
-        self.descriptors: list[int] = []  # for the next chain
-        self.number = number
-        self.runner = TaskRunner(everywhere=True, progress=[-1], number=number)
+class WorkerEnd:
+    """A worker's end of its connection. Calls the method `on_KIND` for each message of a kind."""
 
-    def serve(self) -> None:
+    def __init__(self, wire: BlockingWire) -> None:
+        self.wire = wire
+        self.descriptors: list[int] = []  # for the next chain or job
+
+    def serve(self, is_wanted: Callable[[], bool] | None = None) -> None:
+        """Handle messages until the other end is gone or `is_wanted`, called each second, returns False."""
         while True:
             try:
-                kind, *rest = self.wire.receive()
+                kind, *rest = self.wire.receive(is_wanted)
+                getattr(self, f"on_{kind}")(*rest)
             except (EOFError, ConnectionError):
                 return
-            if kind == "message":
-                self._carry_out(*rest)
-            elif kind == "segment":
-                number, size = rest
-                self.runner.attach(number, self._map(size))
-            elif kind == "chain":
-                number, size, lengths = rest
-                descriptors, self.descriptors = self.descriptors, []
-                self.runner.learn_packed(number, self._map(size, privately=True), lengths, descriptors)
-            elif kind == "descriptors":
-                self.descriptors += [self.wire.take_descriptor() for _ in range(*rest)]
-            elif kind == "progress":
-                size, slot = rest
-                self.progress = self._map(size).cast("q")[2 * slot : 2 * slot + 2]
-                # The runner reports each sample there. This is the first message, so no state is lost.
-                self.runner = TaskRunner(everywhere=True, progress=self.progress[1:], number=self.number)
 
-    def _carry_out(self, message: Message) -> None:
-        if message.is_answered and self.progress is not None:
-            self.progress[0] = message.task
-            self.progress[1] = -1
-        reply = message.carry_out(self.runner)
-        if message.is_answered:
-            try:
-                self.wire.send((message.number, reply))
-            except ConnectionError:
-                raise SystemExit from None  # the trainer has ended or abandoned this worker
-        del reply
-        self.runner.tidy()
+    def on_descriptors(self, count: int) -> None:
+        self.descriptors += [self.wire.take_descriptor() for _ in range(count)]
 
-    def _map(self, size: int, *, privately: bool = False) -> memoryview:
+    def map(self, size: int, *, privately: bool = False) -> memoryview:
+        """Map the shared memory whose descriptor came with the current message."""
         fd = self.wire.take_descriptor()
         try:
             return mapped_privately(fd, size) if privately else mapped(fd, size)
@@ -65,7 +41,34 @@ class _Worker:
             os.close(fd)
 
 
-def main(sock: socket.socket, number: int) -> Any:
+class _Worker(WorkerEnd):
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        super().__init__(BlockingWire(sock))
+        self._number = number
+
+    def on_progress(self, size: int, slot: int) -> None:
+        """Map the number of the current task, and the index of the sample in it. Comes first."""
+        self._progress = self.map(size).cast("q")[2 * slot : 2 * slot + 2]
+        self._runner = TaskRunner(everywhere=True, progress=self._progress[1:], number=self._number)
+
+    def on_segment(self, number: int, size: int) -> None:
+        self._runner.attach(number, self.map(size))
+
+    def on_chain(self, number: int, size: int, lengths: Sequence[int]) -> None:
+        descriptors, self.descriptors = self.descriptors, []
+        self._runner.learn_packed(number, self.map(size, privately=True), lengths, descriptors)
+
+    def on_message(self, message: Message) -> None:
+        if message.is_answered:
+            self._progress[0] = message.task
+            self._progress[1] = -1
+            self.wire.send((message.number, message.carry_out(self._runner)))
+        else:
+            message.carry_out(self._runner)
+        self._runner.tidy()
+
+
+def main(sock: socket.socket, number: int) -> None:
     """Serve the trainer at the other end of `sock` until it closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()

@@ -11,7 +11,6 @@ from typing import Any
 from torch.utils.data._utils.collate import default_collate
 
 from headrace.drop_in.workers.messages import (
-    ObjectTable,
     Result,
     Start,
     StateAfter,
@@ -39,7 +38,7 @@ class BatchBuilder:
     """Makes batches.
 
     Args:
-        table: Receives the batches of a thread of the trainer. None in worker processes.
+        in_thread: True in a thread of the trainer, which passes batches as objects.
         place: Returns (segment number, memory of at least this size) for the current batch.
         tell_spec: Sends the spec of the following slots.
         progress: Shared counters. [0] is the index in its batch of the sample being made, or -1. The nanoseconds of the
@@ -52,13 +51,13 @@ class BatchBuilder:
         config: WorkerConfig,
         number: int,
         *,
-        table: ObjectTable | None,
+        in_thread: bool,
         place: Callable[[int], tuple[int, memoryview]],
         tell_spec: Callable[[bytes], None],
         progress: memoryview,
         start: Start | None = None,
     ) -> None:
-        self._config, self._number, self._table = config, number, table
+        self._config, self._number, self._in_thread = config, number, in_thread
         self._original = Original()
         self._place, self._tell_spec, self._progress = place, tell_spec, progress
         self._dataset = config.dataset
@@ -124,9 +123,9 @@ class BatchBuilder:
     def _begin(self, start: Start | None) -> None:
         config = self._config
         with self._kept_error():
-            if self._table is not None and _needs_a_copy(self._dataset):
+            if self._in_thread and _needs_a_copy(self._dataset):
                 self._copy_dataset()
-            set_info = worker_info.set_in_process if self._table is None else worker_info.set_in_thread
+            set_info = worker_info.set_in_thread if self._in_thread else worker_info.set_in_process
             set_info(self._number, config.num_workers, config.base_seed, self._dataset)
             if is_iterated_pipe(self._dataset):
                 self._dataset = seeded(self._dataset, config.shared_seed)
@@ -186,7 +185,7 @@ class BatchBuilder:
             self._failure = self._failed(error)
 
     def _failed(self, error: BaseException) -> Result:
-        return failed_by(error, self._number, in_thread=self._table is not None)
+        return failed_by(error, self._number, in_thread=self._in_thread)
 
     # Samples.
 
@@ -291,8 +290,8 @@ class BatchBuilder:
         return self._spec
 
     def _pack(self, batch: object) -> Result:
-        if self._table is not None:
-            return "object", self._table.put(batch)
+        if self._in_thread:
+            return "object", batch
         try:
             parts = serialize.pack(batch)
         except Exception as error:

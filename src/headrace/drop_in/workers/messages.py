@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,7 +53,7 @@ def packed_index(index: object) -> object:
     """
     kinds = set(map(type, index)) if isinstance(index, list) else {type(index)}
     if kinds <= _PLAIN:
-        return index
+        return copy.copy(index)  # threads get the object, and may change it
     try:
         return serialize.pack_bytes(index)
     except Exception as error:
@@ -144,47 +143,3 @@ class WorkerProgress:
 
 def _first_of(worker: int) -> int:
     return 1 + WORDS * worker
-
-
-# Objects passed between threads by reference, over a wire that carries bytes.
-
-_shelf_numbers = itertools.count()
-
-
-class ObjectTable:
-    def __init__(self) -> None:
-        self._number = next(_shelf_numbers)
-        self._objects: dict[int, object] = {}
-        self._places = itertools.count()
-        self._is_closed = False
-        _shelves[self._number] = self
-
-    def put(self, value: object) -> object:
-        """Store an object. Return a reference to pickle, which is unpickled once, as the object."""
-        place = next(self._places)
-        self._objects[place] = value
-        if self._is_closed:  # checked after the store: the later of two threads clears the table
-            self._objects.clear()
-        return _ObjectRef(self._number, place)
-
-    def take(self, place: int) -> object:
-        return self._objects.pop(place)
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._objects.clear()
-
-
-_shelves: weakref.WeakValueDictionary[int, ObjectTable] = weakref.WeakValueDictionary()
-
-
-class _ObjectRef:
-    def __init__(self, table: int, place: int) -> None:
-        self._table, self._place = table, place
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _taken, (self._table, self._place)
-
-
-def _taken(table: int, place: int) -> object:
-    return _shelves[table].take(place)

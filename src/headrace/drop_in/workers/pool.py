@@ -13,8 +13,8 @@ import selectors
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.drop_in.workers.batch_memory import BatchMemory
@@ -30,77 +30,124 @@ from headrace.drop_in.workers.messages import (
     WorkerProgress,
     packed_index,
     segment_of,
+    unpacked_index,
 )
-from headrace.drop_in.workers.records import (
-    Answers,
-    BatchTask,
-    Death,
-    MadeBatch,
-    PoolLink,
-    StateQuestion,
-    WorkerRecord,
-    answer_for_lost,
-    judge,
-)
-from headrace.drop_in.workers.starter import WorkerHandle, WorkerStarter
+from headrace.drop_in.workers.starting import WorkerHandle, WorkerStarter
+from headrace.errors import OptionError, WorkerDiedError
+from headrace.failures import PackedError
 from headrace.memory import Segment
 from headrace.processes.stopped import PATIENCE, Watch
-from headrace.torch_compat.stateful import PackedStates
+from headrace.processes.wire import PolledWire
+from headrace.torch_compat import serialize
+from headrace.torch_compat.stateful import PackedStates, failed, is_known
 from headrace.wakeup import Wakeup
-from headrace.work.messages import exit_text
+from headrace.work.messages import DEATHS, exit_text
 
+LOST = (
+    "the workers have ended, and with them what their copies of the data set carry from one epoch into the next: "
+    "ask for a state before close()"
+)
 _STOPPED = "; it was stopped while it was waited for, and so it was killed"
 _END_S = 1.0  # longest wait for the end of a worker that has closed its socket
 log = logging.getLogger("headrace")
 
+Answers = list[tuple[PackedStates | None] | None]
+"""States of each worker's copy of the data set, or None while unknown."""
 
-class PoolEvents:
-    """Events of workers' sockets, of their starter, and of closing. An event is a function."""
 
-    def __init__(self, starter: WorkerStarter) -> None:
-        self._starter = starter
-        self.selector = selectors.DefaultSelector()
-        self._wakeup = Wakeup()
-        self.selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-        self._listened_to = -1, 0  # the starter's descriptor, and the events
-        self._is_waited_for = self._is_closed = False
+@dataclass(slots=True)
+class BatchTask:
+    batch: int
+    epoch: int
+    index: Any
+    place: Segment | None = None
+    deaths: dict[int, int] = field(default_factory=dict)  # number of workers that died at it, by the sample's index
 
-    def fileno(self) -> int:
-        descriptor: int = self.selector.fileno()
-        return descriptor
+    def describe(self, sample: int, *, is_batch: bool) -> str:
+        index = unpacked_index(self.index)
+        if sample < 0:
+            return f"batch {self.batch}, before or after its samples {index!r:.100}"
+        return f"sample {(list(index)[sample] if is_batch else index)!r:.100} of batch {self.batch}"
 
-    def listen_to_starter(self, on_news: Callable[[], None]) -> None:
-        fd = self._starter.fileno()
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._starter.awaits_writing else 0)
-        if (fd, events) != self._listened_to:
-            if self._listened_to[0] >= 0:
-                self.selector.unregister(self._listened_to[0])
-            if fd >= 0:
-                self.selector.register(fd, events, on_news)
-            self._listened_to = fd, events
 
-    def __enter__(self) -> None:
-        """Keep the selector open while a thread waits."""
-        self._is_waited_for = True
+class WorkerRecord:
+    """A worker, and the one that replaces it when it dies."""
 
-    def __exit__(self, *_: object) -> None:
-        self._is_waited_for = False
-        self._close_unless_waited_for()
+    def __init__(self, number: int, selector: selectors.BaseSelector) -> None:
+        self.number, self._selector = number, selector
+        self.starts = 0
+        self.idle_deaths = 0  # consecutive deaths without a task
+        self.handle: WorkerHandle | None = None
+        self.wire: PolledWire | None = None
+        self.sentinel = -1  # duplicate of the handle's
+        self.known: set[int] = set()  # segments it has mapped
+        self.tasks: dict[int, BatchTask] = {}  # in order of execution
+        self.spec = b""
+        self.start: Start | None = None  # resume point of a replacement
+        self.made: Segment | None = None  # a segment it has created for its next result
+        self.failure: PackedError | None = None  # reason for not restarting it
+        self.is_mourned = False  # the failure was returned once
+        self.how = ""  # cause of its end, in addition to the exit code
 
-    def wait(self, timeout_s: float | None) -> list[Callable[[], None]]:
-        """Return the events after at most `timeout_s` and at most `PATIENCE.each_s` seconds."""
-        each_s = PATIENCE.each_s
-        events = self.selector.select(each_s if timeout_s is None else min(timeout_s, each_s))
-        return [key.data for key, _ in events]
+    def connect(self, handle: WorkerHandle, wire: PolledWire) -> None:
+        """Watch a new worker: its messages, and its end, even if another process holds its socket open."""
+        self.handle, self.wire = handle, wire
+        self.starts += 1
+        self.known, self.spec, self.made = set(), b"", None
+        self._selector.register(wire, selectors.EVENT_READ, (self, self.starts))
+        if handle.sentinel >= 0:
+            self.sentinel = os.dup(handle.sentinel)
+            self._selector.register(self.sentinel, selectors.EVENT_READ, (self, self.starts))
+
+    def part(self) -> None:
+        """Close the connection, which is not watched any more."""
+        if self.wire is not None:
+            self._selector.unregister(self.wire)
+        if self.sentinel >= 0:
+            self._selector.unregister(self.sentinel)
+        self.close()
 
     def close(self) -> None:
-        self._is_closed = True
-        self._wakeup.set()
-        self._close_unless_waited_for()
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
 
-    def _close_unless_waited_for(self) -> None:
-        if self._is_closed and not self._is_waited_for:
-            self.selector.close()
+    def tell(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> None:
+        if self.wire is not None and not self.wire.send(message, descriptors, are_kept=are_kept):
+            self._selector.modify(self.wire, selectors.EVENT_READ | selectors.EVENT_WRITE, (self, self.starts))
+
+    def flush(self) -> None:
+        if self.wire is not None and self.wire.flush():
+            self._selector.modify(self.wire, selectors.EVENT_READ, (self, self.starts))
+
+    def show(self, segment: Segment) -> None:
+        if segment.number not in self.known:
+            self.known.add(segment.number)
+            self.tell(("segment", segment.number, segment.size), [segment.fd])
+
+    def forget(self, number: int) -> None:
+        if number in self.known:
+            self.known.discard(number)
+            self.tell(("forget", number))
+
+    def goes_on_from(self, blob: PackedStates | None, is_over: bool = False) -> None:
+        if is_known(blob):
+            self.start = Start(blob, is_over)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBatch:
+    """A worker's result for a batch, with the state of its data set after the batch."""
+
+    batch: int
+    worker: int
+    result: Result
+    spec: bytes
+    blob: PackedStates | None = None
+    is_over: bool = False
 
 
 class TorchWorkerPool:
@@ -111,25 +158,28 @@ class TorchWorkerPool:
 
     Attributes:
         every: Workers send states after this number of batches. 0: never.
-        begun: Initial state in this epoch of each worker's copy of the data set, once known.
+        begun: State of each worker's copy of the data set at the start of this epoch, once known.
     """
 
     def __init__(self, config: WorkerConfig, starter: WorkerStarter, limit: int) -> None:
         self._config, self._starter = config, starter
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._events = PoolEvents(starter)
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = Wakeup()
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._is_waited_for = False  # a thread waits, or will wait again: the selector stays open
         self._inbox: deque[MadeBatch] = deque()
         self._epoch = self.every = 0
         self._is_closed = False
         self._watcher = Watch()
         self._serials = itertools.count(1)
-        self._workers = [WorkerRecord(number) for number in range(config.num_workers)]
+        self._workers = [WorkerRecord(number, self._selector) for number in range(config.num_workers)]
         self.begun: Answers = [None] * config.num_workers
-        self.closing: Callable[[], None] | None = None
+        self.closing: Callable[[TorchWorkerPool], None] | None = None
         self._deaths = 0
         self._states: Answers = []  # answers of `ask_now`
-        self._question: StateQuestion | None = None  # the open question
+        self._question: tuple[str, Answers] | None = None  # the open question to all workers, with the answers so far
         self.places = BatchMemory(config.num_workers, limit, self._forget)
         self._progress = WorkerProgress(config.num_workers)
         try:
@@ -145,7 +195,8 @@ class TorchWorkerPool:
 
     def fileno(self) -> int:
         """Return the descriptor to wait on, at most `PATIENCE.each_s` long, before `receive`."""
-        return self._events.fileno()
+        descriptor: int = self._selector.fileno()
+        return descriptor
 
     def send(self, batch: int, number: int, index: object) -> None:
         with self._lock:
@@ -169,8 +220,7 @@ class TorchWorkerPool:
         if not self._inbox:
             if self._is_closed:
                 raise EOFError
-            with self._events:
-                self._wait(timeout_s)
+            self._wait_while(timeout_s, lambda: False)
         return self._inbox.popleft() if self._inbox else None
 
     def keep_states(self, every: int) -> None:
@@ -199,28 +249,23 @@ class TorchWorkerPool:
     def _ask(self, name: str, answers: Answers) -> None:
         """Ask workers without an answer, and wait while they can answer. Lost states become errors."""
         with self._lock:
-            self._question = question = StateQuestion(name, answers)
-            asked = question.unanswered(self._workers)
+            self._question = name, answers
+            asked = [worker for worker in self._workers if answers[worker.number] is None]
             for worker in asked:
-                self._put_question(worker)
+                worker.tell((name,))
         try:
-            with self._events:
-                while not self._is_closed and any(worker.link for worker in question.unanswered(asked)):
-                    self._wait(None)
+            self._wait_while(None, lambda: any(answers[worker.number] is None and worker.wire for worker in asked))
         finally:
             self._question = None
-        answer_for_lost(self._workers, answers)
-
-    def _put_question(self, worker: WorkerRecord) -> None:
-        if self._question is not None and self._question.unanswered([worker]):
-            worker.tell((self._question.name,))
+        _answer_for_lost(self._workers, answers)
 
     def reset(self, shared_seed: int | None) -> None:
         """Start another epoch.
 
         Workers still make all batches under way, as torch's do, so that their random numbers are equal.
         """
-        self._mourn_idle()
+        while not self._is_closed and self._wait(0):  # deaths that happened while no thread waited
+            pass
         with self._lock:
             self._epoch += 1
             self.begun = [None] * len(self._workers)
@@ -228,15 +273,10 @@ class TorchWorkerPool:
                 self.drop(self._inbox.popleft())
             for worker in self._workers:
                 worker.idle_deaths = 0
-                if worker.link is None:
+                if worker.wire is None:
                     worker.failure, worker.is_mourned, worker.start = None, False, None
                     self._start(worker)
                 worker.tell(("reset", shared_seed, self._epoch))
-
-    def _mourn_idle(self) -> None:
-        """Handle deaths that happened while no thread waited."""
-        while not self._is_closed and self._events.wait(0):
-            self._wait(0)
 
     def counted(self) -> dict[str, int]:
         """Return the total nanoseconds of all workers by step, and the number of deaths."""
@@ -250,53 +290,77 @@ class TorchWorkerPool:
             if self._is_closed:
                 return
             self._is_closed = True
-            answer_for_lost(self._workers, self.begun)
+            _answer_for_lost(self._workers, self.begun)
         if self._pid == os.getpid():
             self._progress.have_all_end()
         if self.closing is not None:
-            self.closing()
+            self.closing(self)
         for worker in self._workers:
-            if worker.link is not None:
-                worker.link.close()
+            worker.close()
         self._starter.close()
         self.places.close()
         self._progress.close()
-        self._events.close()
+        self._wakeup.set()
+        self._close_selector()
 
-    def _wait(self, timeout_s: float | None) -> None:
-        events = self._events.wait(timeout_s)
+    def _close_selector(self) -> None:
+        if self._is_closed and not self._is_waited_for:
+            self._selector.close()
+
+    def _wait_while(self, timeout_s: float | None, is_needed: Callable[[], bool]) -> None:
+        """Handle events once, and again while `is_needed`, unless the pool is closed."""
+        self._is_waited_for = True
+        try:
+            while not self._is_closed:
+                self._wait(timeout_s)
+                if not is_needed():
+                    break
+        finally:
+            self._is_waited_for = False
+            self._close_selector()
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Handle the events of at most `timeout_s` and at most `PATIENCE.each_s` seconds. False: there were none."""
+        each_s = PATIENCE.each_s
+        events = self._selector.select(each_s if timeout_s is None else min(timeout_s, each_s))
         if not events:
             self._look()
-        for handle in events:
+        for key, ready in events:
             with self._lock:
                 if self._is_closed:
-                    return
-                handle()
+                    return True
+                worker, starts = key.data or (None, 0)
+                if worker is None:
+                    self._wakeup.clear()
+                elif worker.wire is None or worker.starts != starts:
+                    pass  # handled: a death may cause two events
+                elif key.fileobj is not worker.wire:
+                    self._on_death(worker)
+                else:
+                    if ready & selectors.EVENT_WRITE:
+                        worker.flush()
+                    self._on_readable(worker)
+        return bool(events)
 
     def _look(self) -> None:
+        """Kill stopped workers from which an answer is awaited."""
         with self._lock:
             if self._is_closed:
                 return
-            is_asked = self._question is not None
-            owing = {worker.handle.pid: worker for worker in self._workers if worker.handle and worker.owes(is_asked)}
+            owing = {
+                worker.handle.pid: worker
+                for worker in self._workers
+                if worker.handle is not None and worker.sentinel >= 0 and worker.wire is not None
+                if worker.tasks or self._question is not None
+            }
             for pid in self._watcher.look(pid for pid in owing if pid is not None):
                 owing[pid].how = _STOPPED
                 self._on_death(owing[pid])
-            for handle in self._starter.look():
-                for worker in self._workers:
-                    if worker.handle is handle and worker.link is not None:
-                        worker.part()
-                        self._begin_again(worker)
 
-    # Starting.
+    # Sending.
 
     def _start(self, worker: WorkerRecord) -> None:
-        worker.handle, sock = self._starter.start(worker.number, worker.starts)
-        self._events.listen_to_starter(self._on_news)
-        worker.starts += 1
-        worker.known, worker.spec, worker.made = set(), b"", None
-        readable, ended = partial(self._on_readable, worker), partial(self._on_death, worker)
-        worker.link = PoolLink(sock, self._events.selector, readable, ended)
+        worker.connect(*self._starter.start(worker.number, worker.starts))
         worker.tell(*self._progress.place_of(worker.number))
         for message, descriptors in self._starter.greeting:
             worker.tell(message, descriptors, are_kept=True)
@@ -304,15 +368,6 @@ class TorchWorkerPool:
             worker.tell(("every", self.every))
         if self._epoch or worker.start is not None:
             worker.tell(("start", self._epoch, worker.start))
-        worker.watch()
-
-    def _on_news(self) -> None:
-        self._starter.pump()
-        self._events.listen_to_starter(self._on_news)
-        for worker in self._workers:
-            worker.watch()
-
-    # Sending.
 
     def _give(self, worker: WorkerRecord, serial: int, task: BatchTask) -> None:
         if task.place is None:
@@ -330,14 +385,14 @@ class TorchWorkerPool:
     # Receiving.
 
     def _on_readable(self, worker: WorkerRecord) -> None:
-        assert worker.link is not None
+        assert worker.wire is not None
         try:
-            self._take_in(worker, worker.link.receive())
+            self._take_in(worker, worker.wire.receive())
         except EOFError:
             self._on_death(worker)
 
     def _take_in(self, worker: WorkerRecord, messages: list[Any]) -> None:
-        assert worker.link is not None
+        assert worker.wire is not None
         for kind, *rest in messages:
             if kind == "made":
                 self._on_made(worker, *rest)
@@ -346,10 +401,12 @@ class TorchWorkerPool:
             elif kind == "begun":
                 self._on_begun(worker, *rest)
             elif kind == "states":
-                self._on_states(worker, *rest)
+                (blob,) = rest
+                self._states[worker.number] = (blob,)
+                worker.goes_on_from(blob)
             else:
                 number, size = rest
-                worker.made = Segment(number, worker.link.take_descriptor(), size)
+                worker.made = Segment(number, worker.wire.take_descriptor(), size)
                 self.places.add(worker.made)
                 worker.known.add(number)
 
@@ -358,32 +415,22 @@ class TorchWorkerPool:
             self.begun[worker.number] = self.begun[worker.number] or (blob,)
         worker.goes_on_from(blob)
 
-    def _on_states(self, worker: WorkerRecord, blob: PackedStates | None) -> None:
-        self._states[worker.number] = (blob,)
-        worker.goes_on_from(blob)
-
     def _on_made(self, worker: WorkerRecord, serial: int, result: Result, state: StateAfter = UNTOLD) -> None:
         task = worker.tasks.pop(serial, None)
-        if task is None:
-            self._on_second_answer(worker, serial)
-            return
-        worker.goes_on_from(*state)
-        worker.idle_deaths = 0
-        used = segment_of(result)
+        used = None if task is None else segment_of(result)
         made, worker.made = worker.made, None
         if made is not None and made.number != used:  # the batch failed after the segment was created
             self.places.unused(made, worker.number, is_too_small=False)
+        if task is None:
+            log.warning("worker %d has answered task %d a second time, which is ignored", worker.number, serial)
+            return
+        worker.goes_on_from(*state)
+        worker.idle_deaths = 0
         if task.place is None or task.place.number != used:
             self._leave_place(worker, task, is_too_small=used is not None)
         if used is not None:
             self.places.filled(used, worker.number)
         self._answer(worker, task, result, state)
-
-    def _on_second_answer(self, worker: WorkerRecord, serial: int) -> None:
-        made, worker.made = worker.made, None
-        if made is not None:
-            self.places.unused(made, worker.number, is_too_small=False)
-        log.warning("worker %d has answered a second time (%d); that is left out", worker.number, serial)
 
     def _leave_place(self, worker: WorkerRecord, task: BatchTask, *, is_too_small: bool = False) -> None:
         place, task.place = task.place, None
@@ -403,30 +450,30 @@ class TorchWorkerPool:
     # Deaths.
 
     def _on_death(self, worker: WorkerRecord) -> None:
-        assert worker.link is not None
+        assert worker.wire is not None
         assert worker.handle is not None
         self._deaths += 1
         with contextlib.suppress(EOFError):  # messages sent before its death count
-            while messages := worker.link.receive():
+            while messages := worker.wire.receive():
                 self._take_in(worker, messages)
         worker.handle.kill()  # it may only have closed its socket
         worker.handle.join(_END_S)
         pid, code = worker.handle.pid, worker.handle.exitcode
         how, worker.how = worker.how, ""
         worker.part()
-        given_up = judge(worker, Death(pid, code, how), self._config, *self._progress.taken(worker.number))
-        if given_up is not None:
-            serial, error = given_up
-            task = worker.tasks.pop(serial)
-            self._leave_place(worker, task)
-            self._answer(worker, task, ("died", error))
+        self._judge(worker, pid, code, how)
         if worker.failure is not None:
             lost, worker.tasks = worker.tasks, {}
             for task in lost.values():
                 self._leave_place(worker, task)
                 self._answer(worker, task, self._death_of(worker))
             return
-        self._begin_again(worker)
+        self._start(worker)
+        for serial, task in worker.tasks.items():
+            self._leave_place(worker, task)
+            self._give(worker, serial, task)
+        if self._question is not None and self._question[1][worker.number] is None:
+            worker.tell((self._question[0],))
         warnings.warn(
             f"DataLoader worker {worker.number} (pid {pid}) exited unexpectedly ({exit_text(code)}{how}); "
             "another one makes its batches again",
@@ -434,12 +481,24 @@ class TorchWorkerPool:
             stacklevel=2,
         )
 
-    def _begin_again(self, worker: WorkerRecord) -> None:
-        self._start(worker)
-        for serial, task in worker.tasks.items():
-            self._leave_place(worker, task)
-            self._give(worker, serial, task)
-        self._put_question(worker)
+    def _judge(self, worker: WorkerRecord, pid: int | None, code: int | None, how: str) -> None:
+        """Count a death. Give up the task that has ended too many workers, or a worker that must not be restarted."""
+        config, (serial, sample) = self._config, self._progress.taken(worker.number)
+        task = worker.tasks.get(serial)
+        if config.is_iterable:
+            worker.failure = _death(pid, code, f"{how}; its place in the data set is lost with it")
+        elif task is None:
+            worker.idle_deaths += 1
+            if worker.idle_deaths >= DEATHS:
+                worker.failure = _death(pid, code, f"{how}; {DEATHS} did so before they made a batch")
+        else:
+            task.deaths[sample] = task.deaths.get(sample, 0) + 1
+            if task.deaths[sample] >= DEATHS:
+                which = task.describe(sample, is_batch=config.auto_collation)
+                del worker.tasks[serial]
+                self._leave_place(worker, task)
+                error = _death(pid, code, f"; {DEATHS} did so, all on {which}", task.batch)
+                self._answer(worker, task, ("died", error))
 
     def _death_of(self, worker: WorkerRecord) -> Result:
         """Return a failed worker's result: its error, then for iterable data the end."""
@@ -448,3 +507,21 @@ class TorchWorkerPool:
         worker.is_mourned = True
         assert worker.failure is not None
         return "died", worker.failure
+
+
+def _answer_for_lost(workers: Iterable[WorkerRecord], answers: Answers) -> None:
+    """Answer for workers that cannot and had a state: with an error that the state is lost."""
+    for worker in workers:
+        if answers[worker.number] is None and worker.start is not None:
+            answers[worker.number] = (failed(OptionError(LOST), "raised where the state was asked for"),)
+
+
+def _death(pid: int | None, code: int | None, text: str, batch: int | None = None) -> PackedError:
+    return serialize.pack_error(
+        WorkerDiedError(
+            f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({exit_text(code)}){text}",
+            pid=pid or 0,
+            exitcode=code,
+            batch=batch,
+        )
+    )

@@ -19,41 +19,39 @@ from headrace.drop_in.workers.messages import (
     START_NS,
     TASK,
     WORDS,
-    ObjectTable,
     Result,
     Start,
     WorkerConfig,
     failed_by,
     unpacked_index,
 )
-from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mapped_privately
-from headrace.processes.wire import BlockingWire
+from headrace.memory import Segment, close_all, keep_freed_memory
+from headrace.processes.wire import BlockingWire, ObjectCodec
 from headrace.torch_compat import serialize
+from headrace.work.worker import WorkerEnd
 
 _SEGMENTS_AT_MOST = 2**20  # per worker, so that segment numbers are unique
 
 
-class BatchServer:
+class BatchServer(WorkerEnd):
     """The worker's end of a connection.
 
     Args:
         start: Number of earlier workers with this number. Segment numbers follow from both.
         config: The configuration, unless it arrives over the wire.
-        table: Receives the batches of a thread of the trainer. None in worker processes.
     """
 
     def __init__(
-        self, sock: socket.socket, number: int, start: int, config: WorkerConfig | None, table: ObjectTable | None
+        self, wire: BlockingWire, number: int, start: int, config: WorkerConfig | None, *, in_thread: bool = False
     ) -> None:
-        self._wire = BlockingWire(sock)
-        self._number, self._config, self._table = number, config, table
+        super().__init__(wire)
+        self._number, self._config, self._in_thread = number, config, in_thread
         self._builder: BatchBuilder | None = None
         self._start: Start | None = None
         self._epoch = 0
         self._every = 0
         self._has_reported_start = False
         self._refusal: Result | None = None  # the result of every task, if there is no builder
-        self._descriptors: list[int] = []
         self._segments: dict[int, memoryview] = {}
         self._given: tuple[int, ...] | None = None  # segment for the current batch
         self._numbers = itertools.count((number * 1024 + start) * _SEGMENTS_AT_MOST + 1)
@@ -61,31 +59,22 @@ class BatchServer:
         self._first_word = 0
 
     def serve(self, is_wanted: Callable[[], bool] | None = None) -> None:
-        """Answer until the other end is gone or `is_wanted`, called each second, returns False."""
-        while True:
-            try:
-                kind, *rest = self._wire.receive(is_wanted)
-                getattr(self, f"_on_{kind}")(*rest)
-            except (EOFError, ConnectionError):
-                self._builder = None  # break a cycle: a thread's memory must not wait for the collector
-                return
+        super().serve(is_wanted)
+        self._builder = None  # break a cycle: a thread's memory must not wait for the collector
 
     # Messages.
 
-    def _on_words(self, size: int, first: int) -> None:
+    def on_words(self, size: int, first: int) -> None:
         """Map the shared words of all workers. This worker's start at `first`."""
-        self._words = self._map(size).cast("q")
+        self._words = self.map(size).cast("q")
         self._first_word = first
 
-    def _on_descriptors(self, count: int) -> None:
-        self._descriptors += [self._wire.take_descriptor() for _ in range(count)]
-
-    def _on_job(self, size: int, lengths: tuple[int, ...]) -> None:
-        view = self._map(size, privately=True)
+    def on_job(self, size: int, lengths: tuple[int, ...]) -> None:
+        view = self.map(size, privately=True)
 
         def load() -> None:
             try:
-                self._config = serialize.unpack_in_worker(view, lengths, self._descriptors)
+                self._config = serialize.unpack_in_worker(view, lengths, self.descriptors)
             except Exception as error:
                 error.add_note(
                     "What the trainer has sent cannot be put together again in a worker; with "
@@ -96,15 +85,15 @@ class BatchServer:
         began = time.perf_counter_ns()
         self._guarded(load)
         self._words[self._first_word + START_NS] += time.perf_counter_ns() - began
-        close_all(self._descriptors)
+        close_all(self.descriptors)
 
-    def _on_start(self, epoch: int, start: Start | None) -> None:
+    def on_start(self, epoch: int, start: Start | None) -> None:
         self._epoch, self._start = epoch, start
 
-    def _on_every(self, every: int) -> None:
+    def on_every(self, every: int) -> None:
         self._every = every
 
-    def _on_reset(self, shared_seed: int | None, epoch: int) -> None:
+    def on_reset(self, shared_seed: int | None, epoch: int) -> None:
         self._epoch, self._has_reported_start = epoch, False
         if self._builder is not None:
             self._builder.reset(shared_seed)
@@ -112,22 +101,22 @@ class BatchServer:
         elif self._start is not None:
             self._start = replace(self._start, is_finished=True)
 
-    def _on_tell(self) -> None:
+    def on_tell(self) -> None:
         self._begin_once()
-        self._wire.send(("states", None if self._builder is None else self._builder.state()))
+        self.wire.send(("states", None if self._builder is None else self._builder.state()))
 
-    def _on_begin(self) -> None:
+    def on_begin(self) -> None:
         self._begin_once()
         if not self._has_reported_start:
-            self._wire.send(("begun", self._epoch, None))
+            self.wire.send(("begun", self._epoch, None))
 
-    def _on_segment(self, number: int, size: int) -> None:
-        self._segments[number] = self._map(size)
+    def on_segment(self, number: int, size: int) -> None:
+        self._segments[number] = self.map(size)
 
-    def _on_forget(self, number: int) -> None:
+    def on_forget(self, number: int) -> None:
         self._segments.pop(number, None)
 
-    def _on_make(self, task: int, index: object, place: tuple[int, ...] | None) -> None:
+    def on_make(self, task: int, index: object, place: tuple[int, ...] | None) -> None:
         if self._words[0]:  # all workers must end
             raise EOFError
         self._words[self._first_word + TASK] = task
@@ -142,7 +131,7 @@ class BatchServer:
             self._words[self._first_word + MADE_NS] += time.perf_counter_ns() - began
         self._words[self._first_word + TASK] = 0
         state = None if self._builder is None else self._builder.state_after(result, self._every)
-        self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
+        self.wire.send(("made", task, result) if state is None else ("made", task, result, state))
 
     # For the builder.
 
@@ -157,9 +146,9 @@ class BatchServer:
         self._builder = BatchBuilder(
             self._config,
             self._number,
-            table=self._table,
+            in_thread=self._in_thread,
             place=self._place,
-            tell_spec=lambda spec: self._wire.send(("spec", spec)),
+            tell_spec=lambda spec: self.wire.send(("spec", spec)),
             progress=self._words[self._first_word + SAMPLE :],
             start=self._start,
         )
@@ -169,14 +158,14 @@ class BatchServer:
         assert self._builder is not None
         assert self._config is not None
         if self._builder.is_stateful or self._config.is_iterable:
-            self._wire.send(("begun", self._epoch, self._builder.state()))
+            self.wire.send(("begun", self._epoch, self._builder.state()))
             self._has_reported_start = True
 
     def _place(self, size: int) -> tuple[int, memoryview]:
         if self._given is not None and self._given[1] >= size:
             return self._given[0], self._segments[self._given[0]]
         segment = Segment.create(max(size, 1), next(self._numbers))
-        self._wire.send(("segment", segment.number, segment.size), [segment.fd])
+        self.wire.send(("segment", segment.number, segment.size), [segment.fd])
         self._segments[segment.number] = segment.view
         segment.close()
         return segment.number, self._segments[segment.number]
@@ -185,31 +174,24 @@ class BatchServer:
         try:
             do()
         except BaseException as error:
-            self._refusal = failed_by(error, self._number, in_thread=self._table is not None)
-
-    def _map(self, size: int, *, privately: bool = False) -> memoryview:
-        fd = self._wire.take_descriptor()
-        try:
-            return mapped_privately(fd, size) if privately else mapped(fd, size)
-        finally:
-            os.close(fd)
+            self._refusal = failed_by(error, self._number, in_thread=self._in_thread)
 
 
 def main(sock: socket.socket, number: int, start: int) -> None:
     _begin_process()
-    BatchServer(sock, number, start, None, None).serve()
+    BatchServer(BlockingWire(sock), number, start, None).serve()
 
 
 def main_of_context(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
     _begin_process()
     parent = os.getppid()
     # A sibling may hold the other end of this socket open.
-    BatchServer(sock, number, start, config, None).serve(lambda: os.getppid() == parent)
+    BatchServer(BlockingWire(sock), number, start, config).serve(lambda: os.getppid() == parent)
 
 
-def main_of_thread(sock: socket.socket, number: int, start: int, config: WorkerConfig, table: ObjectTable) -> None:
-    with contextlib.closing(sock):
-        BatchServer(sock, number, start, config, table).serve()
+def main_of_thread(sock: socket.socket, number: int, start: int, config: WorkerConfig, codec: ObjectCodec) -> None:
+    with contextlib.closing(BlockingWire(sock, codec)) as wire:
+        BatchServer(wire, number, start, config, in_thread=True).serve()
 
 
 def _begin_process() -> None:
