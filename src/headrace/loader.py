@@ -274,7 +274,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     def __aiter__(self) -> AsyncIterator[T_co]:
         self._holder = Holder()
         if self.regime == "torch" and self.num_workers == 0:
-            from headrace.drop_in.in_thread import InThread
+            from headrace.drop_in.single import InThread
 
             return InThread(self.__iter__)
         iterator: Any = iter(self) if self.regime == "torch" else self._behind.iterate(self, asyncio_loop())

@@ -171,10 +171,18 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     parts += [("copies", known, _FIELDS_OF["copies"]) for known in (copies if _is_row(copies) else [copies])]
     for where, part, names in parts:
         for name in names:
+            field = where or name
             if not isinstance(part, dict) or name not in part:
-                field = where or name
                 raise StateMismatchError(f"{field}: {name!r} is missing: this is no whole state", field=field)
-    _check_values(state)
+            value, text = part[name], None
+            if name in _NUMBERS and not _is_number(value) and not (value is None and name in _OPTIONAL):
+                text = f"{field}: {name!r} is {value!r:.50}"
+            elif name in _FLAGS and type(value) is not bool:
+                text = f"{field}: {name!r} is {value!r:.50}, neither true nor false"
+            elif name == "states" and not isinstance(value, dict | None):
+                text = f"{where}: 'states' is {value!r:.50}"
+            if text is not None:
+                raise StateMismatchError(text, field=field)
     try:
         state["beyond"] = [(int(start), int(stop)) for start, stop in state["beyond"]]
     except (TypeError, ValueError) as error:
@@ -193,21 +201,8 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     return whole
 
 
-def _check_values(state: Mapping[str, Any]) -> None:
-    parts = [("", state), *(("copies", known) for known in state["copies"])]
-    parts += [] if state["sampler"] is None else [("sampler", state["sampler"])]
-    for where, part in parts:
-        for name in _NUMBERS & part.keys():
-            value = part[name]
-            is_number = type(value) is int and 0 <= value < _NUMBER_MOST
-            if not is_number and not (value is None and name in _OPTIONAL):
-                raise StateMismatchError(f"{where or name}: {name!r} is {value!r:.50}", field=where or name)
-        for name in _FLAGS & part.keys():
-            if type(part[name]) is not bool:
-                text = f"{where or name}: {name!r} is {part[name]!r:.50}, neither true nor false"
-                raise StateMismatchError(text, field=where or name)
-        if not isinstance(part.get("states", {}), dict | None):
-            raise StateMismatchError(f"{where}: 'states' is {part['states']!r:.50}", field=where)
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < _NUMBER_MOST
 
 
 def _is_row(value: object) -> bool:

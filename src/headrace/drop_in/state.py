@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NotRequired, TypedDict
 
 from torch.utils.data import DataLoader
 
+from headrace.drop_in.workers.pool import LOST, Answers
 from headrace.errors import OptionError
 from headrace.plan.ranges import united
 from headrace.state_checks import whole_check
@@ -115,9 +117,9 @@ class RunProgress:
         self.is_finished = False
         self.held: int | None = None  # number of batches (0 for an error) made and not yet returned
         self.lock = threading.RLock()  # replaced by the iterator's lock, which it holds during changes
-        self.begun: list[tuple[PackedStates | None] | None] = []  # initial states of the workers' copies
-        self.ask_begun: Callable[[], None] | None = None
-        self.ask_now: Callable[[], list[tuple[PackedStates | None] | None]] | None = None  # gets current states
+        self.begun: Answers = []  # initial states of the workers' copies
+        self.ask_begun: weakref.WeakMethod[Callable[[], None]] | None = None  # completes `begun`
+        self.ask_now: weakref.WeakMethod[Callable[[], Answers]] | None = None  # gets current states
         self.copy_now: Callable[[WorkerSnapshot], WorkerSnapshot] | None = (
             None  # snapshot of the trainer's own data set, without workers
         )
@@ -226,8 +228,8 @@ class RunProgress:
             point = found[0]
         elif self.copy_now is not None and (batches is None or not self.is_finished):
             point = point._replace(copies=(self.copy_now(point.copies[0]),))
-        if self.ask_begun is not None:
-            self.ask_begun()
+        if self.ask_begun is not None and (ask := self.ask_begun()) is not None:
+            ask()
         if self.ask_now is not None and self.is_finished and batches is None:
             point = self._at_the_end(point)
         is_finished = is_over or (
@@ -252,11 +254,12 @@ class RunProgress:
 
     def _at_the_end(self, point: RunPoint) -> RunPoint:
         """Request missing final states, which persistent workers carry into the next epoch."""
-        assert self.ask_now is not None
         if not self._common["is_map"] or all(known.known == known.batches for known in point.copies):
             return point
-        copies = list(point.copies)
-        for worker, answer in enumerate(self.ask_now()):
+        copies, ask = list(point.copies), None if self.ask_now is None else self.ask_now()
+        if ask is None:
+            raise OptionError(LOST)
+        for worker, answer in enumerate(ask()):
             if answer is not None:
                 copies[worker] = WorkerSnapshot(copies[worker].batches, copies[worker].batches, blob=answer[0])
         return point._replace(copies=tuple(copies))

@@ -31,9 +31,9 @@ from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.drop_in.workers.messages import Start, WorkerConfig, packed_index
-from headrace.drop_in.workers.pool import LOST, MadeBatch, TorchWorkerPool
+from headrace.drop_in.workers.pool import MadeBatch, TorchWorkerPool
 from headrace.drop_in.workers.starting import WorkerHandle, starter
-from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, StateMismatchError
 from headrace.processes.stopped import PATIENCE
 from headrace.torch_compat import serialize
 from headrace.torch_compat.datapipes import with_sharding
@@ -124,10 +124,10 @@ class WorkerIterator(ResumableIterator):
         elif loaded is not None and loaded["copies"] and (self._goes_on or self._persistent_workers):
             self._pool.go_on(self._starts(loaded))
         if point.copies and self._persistent_workers:
-            self._run.ask_now = functools.partial(_ask_now, weakref.ref(self))
+            self._run.ask_now = weakref.WeakMethod(self._pool.ask_now)
         if point.copies and not self._goes_on:
             self._run.begun = self._pool.begun
-            self._run.ask_begun = functools.partial(_ask_begun, weakref.ref(self))
+            self._run.ask_begun = weakref.WeakMethod(self._pool.ask_begun)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -290,15 +290,6 @@ class WorkerIterator(ResumableIterator):
             finally:
                 self._is_polling = False
 
-    def ask_begun(self) -> None:
-        with self._lock:
-            self._pool.ask_begun()
-
-    def ask_now(self) -> list[tuple[PackedStates | None] | None]:
-        """Return the workers' states once they are idle."""
-        with self._lock:
-            return self._pool.ask_now()
-
     @property
     def is_over(self) -> bool:
         return not self._end.alive
@@ -331,19 +322,6 @@ class WorkerIterator(ResumableIterator):
                     await anyio.wait_readable(self._ahead.fileno() if self._staged else self._pool.fileno())
                 if scope.cancelled_caught and left_s <= PATIENCE.each_s:
                     raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-
-
-def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
-    iterator = reference()
-    if iterator is not None:
-        iterator.ask_begun()
-
-
-def _ask_now(reference: weakref.ref[WorkerIterator]) -> list[tuple[PackedStates | None] | None]:
-    iterator = reference()
-    if iterator is None:
-        raise OptionError(LOST)
-    return iterator.ask_now()
 
 
 def _end(pool: TorchWorkerPool, ahead: Ahead) -> None:
