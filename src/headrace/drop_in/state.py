@@ -120,9 +120,7 @@ class RunProgress:
         self.begun: Answers = []  # initial states of the workers' copies
         self.ask_begun: weakref.WeakMethod[Callable[[], None]] | None = None  # completes `begun`
         self.ask_now: weakref.WeakMethod[Callable[[], Answers]] | None = None  # gets current states
-        self.copy_now: Callable[[WorkerSnapshot], WorkerSnapshot] | None = (
-            None  # snapshot of the trainer's own data set, without workers
-        )
+        self.copy_now: Callable[[WorkerSnapshot], WorkerSnapshot] | None = None  # of the trainer's own data set
 
     def add(self, *, epoch_of_samples: int, run: int) -> None:
         self._common["epoch_of_samples"], self._common["run"] = epoch_of_samples, run

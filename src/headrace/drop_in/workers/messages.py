@@ -14,25 +14,14 @@ from headrace.torch_compat.errors import is_death, pack_worker_error
 from headrace.torch_compat.stateful import PackedStates
 from headrace.torch_compat.why_unpicklable import cannot_carry_index
 
-SlotsResult = tuple[Literal["slots"], int, int, int, list[list[object]]]
-"""Segment number, number of samples, number of slots, columns outside the slots."""
-
-PackedResult = tuple[Literal["packed"], int, tuple[int, ...]]
-"""Segment number, lengths of the pickle and its buffers."""
-
-InlineResult = tuple[Literal["inline"], list[bytes]]
-"""The pickle and its buffers."""
-
-ObjectResult = tuple[Literal["object"], object]
-"""The batch itself, from a thread of this process."""
-
-ErrorResult = tuple[Literal["error", "died"], PackedError]
-"""An exception. "died": not a subclass of Exception, which would end a torch worker."""
-
-EndResult = tuple[Literal["end"]]
-"""The worker's data set has no more samples."""
-
-Result = SlotsResult | PackedResult | InlineResult | ObjectResult | ErrorResult | EndResult
+Result = (
+    tuple[Literal["slots"], int, int, int, list[list[object]]]  # segment, samples, slots, columns outside the slots
+    | tuple[Literal["packed"], int, tuple[int, ...]]  # segment, lengths of the pickle and its buffers
+    | tuple[Literal["inline"], list[bytes]]  # the pickle and its buffers
+    | tuple[Literal["object"], object]  # the batch itself, from a thread of this process
+    | tuple[Literal["error", "died"], PackedError]  # "died": no subclass of Exception, which would end a torch worker
+    | tuple[Literal["end"]]  # the worker's data set has no more samples
+)
 """A worker's result on the wire: a kind and its fields."""
 
 
