@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,8 +13,6 @@ import pytest
 import torch
 from drop_in.reading import next_error
 from torch.utils.data import Dataset
-
-both = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 class Columns(Mapping[str, Any]):
@@ -73,8 +72,7 @@ class Many(Dataset[Any]):
         raise AssertionError("whole batches are asked for")
 
     def __getitems__(self, keys: list[Any]) -> Any:
-        form, *numbers = keys
-        return FORMS[form](numbers)
+        return FORMS[keys.pop(0)](keys)
 
 
 def described(value: Any) -> Any:
@@ -107,12 +105,13 @@ def read(loader: Any) -> dict[str, Any]:
     return found
 
 
-@both
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_default_collate_makes_of_it_what_it_makes_with_torch(our_class: Any, num_workers: int) -> None:
-    theirs = read(torch.utils.data.DataLoader(Many(), batch_sampler=KEYS))
+    theirs, keys = read(torch.utils.data.DataLoader(Many(), batch_sampler=copy.deepcopy(KEYS))), copy.deepcopy(KEYS)
     assert theirs["list"] == ("Tensor", "torch.int64", (3, 3000), [[4] * 3000, [2] * 3000, [3] * 3000])
     assert theirs["dict"] == "an error"
-    assert read(our_class(Many(), batch_sampler=KEYS, num_workers=num_workers)) == theirs
+    assert read(our_class(Many(), batch_sampler=keys, num_workers=num_workers)) == theirs
+    assert not num_workers or keys == KEYS, "the data set of a worker changes its own copy"
 
 
 def test_economic_mode_refuses_what_it_could_not_put_together(our_class: Any) -> None:
