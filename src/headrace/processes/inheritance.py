@@ -1,4 +1,4 @@
-"""What workers inherit from the trainer, except environment, path and folder.
+"""State that workers inherit from the trainer, except environment, path and folder.
 
 A fork of the trainer would copy all its state, with locks, threads and CUDA. Inherited are settings that functions rely
 on implicitly, if they are small and have names. Kernel settings (affinity, niceness, umask, limits) are the trainer's
