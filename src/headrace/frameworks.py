@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
+from headrace import check
 from headrace.errors import LoaderBusyError, OptionError, StateMismatchError, printable
 from headrace.loader import DataLoader
 
@@ -48,7 +49,7 @@ def prepare(accelerator: Any, loader: Any) -> Any:
         OptionError: Accelerate is configured to use torchdata's StatefulDataLoader, which has its own engine.
     """
     if getattr(accelerator, "use_stateful_dataloader", False):
-        raise OptionError("use_stateful_dataloader=True asks Accelerate for torchdata's engine; use one or the other")
+        raise check.conflict("Accelerate's use_stateful_dataloader=True", "headrace", "use one of the loaders")
     if hasattr(loader, "base_dataloader"):
         return _with_our_engine(loader, loader.base_dataloader)
     if getattr(loader, "regime", "torch") == "torch":

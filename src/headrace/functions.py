@@ -7,9 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
-from headrace.errors import OptionError
-
-F = TypeVar("F")
 T = TypeVar("T")
 
 
@@ -32,13 +29,6 @@ def name_of(function: Callable[..., object]) -> str:
     function = unwrapped(function)
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name.rpartition("<locals>.")[2]
-
-
-def checked(function: F, operator: str) -> F:
-    """Return `function`, or raise OptionError if it cannot be called."""
-    if not callable(function):
-        raise OptionError(f".{operator}({function!r}): a function is needed")
-    return function
 
 
 def as_it_is(sample: T) -> T:

@@ -6,8 +6,9 @@ import os
 import stat
 from typing import Any
 
+from headrace import check
 from headrace.errors import OptionError
-from headrace.functions import is_async
+from headrace.numbers import is_whole
 from headrace.options import Exclude, SkipPolicy
 
 MAX_SKIPS = None, 100  # default of max_skips: in total, in a row
@@ -15,18 +16,17 @@ MAX_SKIPS = None, 100  # default of max_skips: in total, in a row
 
 def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
     """Return the policy for failed samples, None for none, or raise OptionError."""
-    is_known = on_error in ("raise", "skip") if isinstance(on_error, str) else callable(on_error)
-    if not is_known:
-        raise OptionError(f"on_error={on_error!r}: 'raise', 'skip' or a function of an exception is meant")
-    if is_async(on_error):
-        raise OptionError(f"on_error={on_error!r} is asynchronous: it is called while batches are put in order")
+    if callable(on_error):
+        check.function("on_error", on_error, is_plain=True)
+    else:
+        check.one_of("on_error", on_error, ("raise", "skip"), ", or a function of an exception")
     limits = max_skips if isinstance(max_skips, tuple) else (max_skips, None)
-    if len(limits) != 2 or not all(limit is None or is_count(limit) for limit in limits):
-        raise OptionError(f"max_skips={max_skips!r}: a number of 0 or more, or two of them or None: in all, in a row")
+    if len(limits) != 2 or not all(limit is None or is_whole(limit) for limit in limits):
+        raise check.invalid("max_skips", max_skips, "a whole number or None, or two of them: in all, in a row")
     if on_error != "raise":
         return SkipPolicy(None if on_error == "skip" else on_error, *limits)
     if max_skips != MAX_SKIPS:
-        raise OptionError(f"max_skips={max_skips!r} bounds what on_error leaves out, and on_error is 'raise'")
+        raise check.lacking(f"max_skips={max_skips!r}", "on_error='skip' or a function, and on_error is 'raise'")
     return None
 
 
@@ -35,9 +35,7 @@ def exclusion(given: Exclude | str | os.PathLike[str] | None) -> Exclude | None:
     if isinstance(given, str | os.PathLike):
         return Exclude(files=[given])
     if given is not None and not isinstance(given, Exclude):
-        raise OptionError(
-            f"exclude={given!r:.100}: hr.Exclude(samples=…, steps=…) or a file that quarantine= has written is meant"
-        )
+        raise check.invalid("exclude", given, "hr.Exclude(samples=…, steps=…) or a file written by quarantine=")
     return given
 
 
@@ -47,7 +45,7 @@ def quarantine_file(given: str | os.PathLike[str] | None, on_error: object) -> s
         return None
     path = os.fspath(given)
     if on_error == "raise":
-        raise OptionError(f"quarantine={path!r} names the samples that on_error leaves out, and on_error is 'raise'")
+        raise check.lacking(f"quarantine={path!r}", "on_error='skip' or a function, and on_error is 'raise'")
     try:
         with open(path, "ab", opener=open_file):  # pathlib takes no opener
             return path
@@ -66,8 +64,3 @@ def open_file(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError("it is a pipe or a device, and no file")
     return descriptor
-
-
-def is_count(value: object) -> bool:
-    """True if `value` is an integer of 0 or more. bool does not count."""
-    return isinstance(value, int) and type(value) is not bool and value >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ def array_of(values: Any) -> NDArray[Any]:
     return array
 
 
-def is_whole(value: Any, least: int = 0) -> bool:
+def is_whole(value: Any, least: int = 0) -> TypeGuard[SupportsIndex]:
     """True if `value` is an int64 of at least `least`, NumPy's included. bool does not count."""
     try:
         return type(value) is not bool and least <= operator.index(value) < 2**63

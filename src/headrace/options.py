@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 
-from headrace.errors import OptionError
+from headrace import check
 from headrace.numbers import is_whole
 from headrace.types import Ints, Tail
 
@@ -60,19 +60,14 @@ class FetchOptions:
 
     def __post_init__(self) -> None:
         if self.range_bytes <= 0 or self.range_bytes % 512:
-            raise OptionError(f"range_bytes={self.range_bytes} must be a positive multiple of 512")
-        if self.attempts < 1:
-            raise OptionError(f"attempts={self.attempts} must be 1 or more")
+            raise check.invalid("range_bytes", self.range_bytes, "a multiple of 512, and above 0")
+        for name in ("attempts", "cache_bytes"):
+            check.number(name, getattr(self, name), 1)
         for name in ("connect_timeout_s", "first_byte_timeout_s", "stall_timeout_s", "total_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name}={getattr(self, name)} must be more than 0 seconds")
+            check.number(name, getattr(self, name), is_open=True)
         for name in ("backoff_s", "backoff_cap_s", "min_rate_bytes_s", "gap_bytes"):
-            if not getattr(self, name) >= 0:
-                raise OptionError(f"{name}={getattr(self, name)} must be 0 or more")
-        if not 0 <= self.hedge_share <= 1:
-            raise OptionError(f"hedge_share={self.hedge_share} must be between 0 and 1")
-        if self.cache_bytes < 1:
-            raise OptionError(f"cache_bytes={self.cache_bytes} must be 1 or more")
+            check.number(name, getattr(self, name))
+        check.number("hedge_share", self.hedge_share, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +95,12 @@ class Exclude:
 
     def __post_init__(self) -> None:
         if not _are(self.samples, is_whole):
-            raise OptionError(f"Exclude(samples={self.samples!r:.200}): a list of numbers is meant, of 0 or more")
+            raise check.invalid("Exclude: samples", self.samples, "a list of whole numbers, each 0 or more")
         if not _are(self.steps, lambda pair: _are(pair, is_whole) and len(pair) == 2 and pair[0] < pair[1]):
-            raise OptionError(f"Exclude(steps={self.steps!r:.200}): a list of pairs is meant: (first, behind the last)")
-        if not is_whole(self.epoch):
-            raise OptionError(f"Exclude(epoch={self.epoch!r}): the number of an epoch is meant, of 0 or more")
+            raise check.invalid("Exclude: steps", self.steps, "a list of pairs: (first, past the last)")
+        check.whole("Exclude: epoch", self.epoch)
         if _is_path(self.files) or not _are(self.files, _is_path):
-            raise OptionError(f"Exclude(files={self.files!r:.200}): a list of files is meant")
+            raise check.invalid("Exclude: files", self.files, "a list of paths")
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

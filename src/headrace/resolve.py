@@ -11,10 +11,10 @@ from typing import Any, Protocol, SupportsIndex, get_args
 import torch
 from torch.utils.data import default_convert
 
-from headrace import descriptors
+from headrace import check, descriptors
 from headrace.errors import LateOptionError, OptionError
 from headrace.functions import as_it_is, name_of
-from headrace.left_out import exclusion, is_count, quarantine_file, skip_policy
+from headrace.left_out import exclusion, quarantine_file, skip_policy
 from headrace.memory_limit import memory_bytes
 from headrace.options import Balance, FetchOptions, Settings
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
@@ -24,6 +24,21 @@ _FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of fetch_concurrency=
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
 _TOGETHER = 64  # single samples per message
+_WORKERS = "has workers of the loader's"
+_FOR_OURS: dict[str, tuple[tuple[str, ...], str]] = {  # name: values if unset, and why others have no such option
+    "fetch": ((), "does its own reading"),
+    "fetch_concurrency": (("auto",), "does its own reading"),
+    "on_error": (("raise",), "fails by whole batches"),
+    "workers": (("process", "thread"), "is loaded by workers of torch's kind"),
+    **dict.fromkeys(
+        ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude", "balance"),
+        ((), "has a sampler, which sets the samples of each rank"),
+    ),
+}
+_FOR_TORCH = {  # name: why others have no such option
+    **dict.fromkeys(("economic", "num_batch_workers", "num_workers_batches"), "is always loaded like that"),
+    "snapshot_every_n_steps": "has states without snapshots",
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
@@ -35,10 +50,10 @@ def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: objec
         OptionError: there are no such workers.
     """
     is_executor = callable(getattr(workers, "start", None)) and callable(getattr(workers, "aclose", None))
-    if workers not in ("process", "thread") and not is_executor:
-        raise OptionError(f"workers={workers!r}: one of 'process', 'thread', or an executor, is meant")
+    if not is_executor:
+        check.one_of("workers", workers, ("process", "thread"), ", or an executor")
     if is_executor and num_workers == 0:
-        raise OptionError("workers is an executor, and num_workers is 0: say how many it is to start")
+        raise check.lacking("workers is an executor, and it", "num_workers above 0, the workers to start")
     try:
         operator.index(num_workers)
     except TypeError:
@@ -64,33 +79,18 @@ def check_torch(loader: Any) -> None:
         raise LateOptionError(f"timeout={loader.timeout} needs workers, and num_workers is 0")
     if loader.prefetch_factor == 0:
         raise LateOptionError(f"prefetch_factor=0 must be more than 0 for {kind}")
-    for name, unset in (("fetch", None), ("fetch_concurrency", "auto")):
+    for name, (unset, why) in _FOR_OURS.items():
         value = getattr(loader, name)
-        if value != unset:
-            raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
-    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude", "balance"):
-        value = getattr(loader, name)
-        if value is not None:
+        if value is not None and value not in unset:
             raise OptionError(
-                f"{name}={value!r:.100} is for headrace's data sets: of {kind} a sampler says what each rank gets; "
-                "hr.from_map(data) makes one of ours of it"
+                f"{name}={value!r:.100} is for headrace's data sets, and {kind} {why}; hr.from_map(data) and "
+                "hr.from_iterable(data) make one of it"
             )
-    if loader.snapshot_every_n_steps is not None and not is_count(loader.snapshot_every_n_steps):
-        raise OptionError(f"snapshot_every_n_steps={loader.snapshot_every_n_steps!r} must be a number of 0 or more")
-    if loader.on_error != "raise":
-        raise OptionError(
-            f"on_error={loader.on_error!r} is for headrace's data sets: of {kind} a batch fails as a whole; "
-            "hr.from_map(data) and hr.from_iterable(data) make one of ours of it"
-        )
+    check.whole_or_none("snapshot_every_n_steps", loader.snapshot_every_n_steps)
     skip_policy(loader.on_error, loader.max_skips)
     quarantine_file(loader.quarantine, loader.on_error)
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
-        raise OptionError("multiprocessing_context is for workers that are processes, and workers is 'thread'")
-    if loader.workers not in ("process", "thread"):
-        raise OptionError(
-            f"workers={loader.workers!r}: an executor is for headrace's data sets; hr.from_map(data) and "
-            f"hr.from_iterable(data) make one of ours of {kind}"
-        )
+        raise check.conflict("multiprocessing_context", "workers='thread'")
     _check_economic(loader, kind)
 
 
@@ -101,13 +101,10 @@ def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefe
         OptionError: one of them was given.
         ValueError: `prefetch_factor` is negative.
     """
-    if multiprocessing_context is not None:
-        raise OptionError(f"multiprocessing_context is for data sets of torch's; workers of {kind} are the loader's")
-    for name in ("economic", "num_batch_workers", "num_workers_batches"):
-        if value := getattr(loader, name):
-            raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
-    if loader.snapshot_every_n_steps is not None:
-        raise OptionError("snapshot_every_n_steps is for data sets of torch's: states of others need no snapshots")
+    given = {"multiprocessing_context": multiprocessing_context, **{name: getattr(loader, name) for name in _FOR_TORCH}}
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise OptionError(f"{name}={value!r} is for data sets of torch's: {kind} {_FOR_TORCH.get(name, _WORKERS)}")
     if prefetch_factor is not None and prefetch_factor < 0:
         raise ValueError("prefetch_factor option should be non-negative")
 
@@ -121,20 +118,19 @@ def _check_economic(loader: Any, kind: str) -> None:
     _seed(loader.seed)
     if not loader.economic:
         for name, value in given.items():
-            raise OptionError(f"{name}={value!r} needs economic=True for {kind}")
+            raise check.lacking(f"{name}={value!r}", f"economic=True for {kind}")
         return
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         raise OptionError(f"economic=True needs a data set with __getitem__: {kind} is iterated over")
     if loader.num_workers == 0:
-        raise OptionError("economic=True needs workers, and num_workers is 0")
+        raise check.lacking("economic=True", "workers, and num_workers is 0")
     if loader.multiprocessing_context is not None:
-        raise OptionError("economic=True starts its workers from a clean process; leave multiprocessing_context out")
+        raise check.conflict("economic=True", "multiprocessing_context", "its workers start from a clean process")
     if loader.num_batch_workers is not None and loader.num_workers_batches is not None:
-        raise OptionError("num_batch_workers and num_workers_batches are one option: give one of them")
+        raise check.conflict("num_batch_workers", "num_workers_batches")
     for name in ("num_batch_workers", "num_workers_batches"):
         value = getattr(loader, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise OptionError(f"{name}={value!r} must be a number of 1 or more")
+        check.whole_or_none(name, value, 1)
 
 
 class GroupSize(Protocol):
@@ -203,36 +199,33 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     collate: Callable[[list[Any]], object] | None = function
     if pipeline.group is not None:
         if batch_size not in (None, 1):
-            raise OptionError(f"batch_size={batch_size} and .{pipeline.group.text}: give one of them")
+            raise check.conflict(f"batch_size={batch_size}", f".{pipeline.group.text}")
         batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
         if collate is default_convert:  # torch's default where the loader itself makes no batches
             collate = default_collate
         if pipeline.group.collate is not None:
             if collate is not default_collate:
-                raise OptionError(f"collate_fn={name_of(function)} and .{pipeline.group.text}: give one of them")
+                raise check.conflict(f"collate_fn={name_of(function)}", f".{pipeline.group.text}")
             collate = pipeline.group.collate
     elif pipeline.is_batched:
         if batch_size not in (None, 1):
             also = ", or put .unbatch() last" if pipeline.timed is None else ""
-            raise OptionError(
-                f"batch_size={batch_size} and .{pipeline.batched_by}, which makes batches already: leave the loader's "
-                f"batch_size out{also}"
+            raise check.conflict(
+                f"batch_size={batch_size}", f".{pipeline.batched_by}", f"leave the loader's batch_size out{also}"
             )
         if pipeline.timed is not None and function not in (default_collate, default_convert, as_it_is):
             name = name_of(function)
-            raise OptionError(f"collate_fn={name} and .{pipeline.timed}: put .collate({name}) right behind that")
+            raise check.conflict(f"collate_fn={name}", f".{pipeline.timed}", f"put .collate({name}) right behind that")
         batch_size, collate = None, of_single(default_convert if function is default_collate else function)
     elif batch_size is None:
         collate = of_single(function)
     if pipeline.gives_many is not None and not loader.in_order:
-        raise OptionError(
-            f"in_order=False and .{pipeline.gives_many}: a state could not say how much of a sample's was "
-            "received; leave in_order out"
-        )
+        why = "a state could not record how many results of a sample were received; leave in_order out"
+        raise check.conflict("in_order=False", f".{pipeline.gives_many}", why)
     if pipeline.puts_together is not None and loader.quarantine is not None:
-        raise OptionError(f"quarantine= and .{pipeline.puts_together}: which sample of a group failed is not known")
+        raise check.conflict("quarantine=", f".{pipeline.puts_together}", "which sample of a group failed is not known")
     if pipeline.separate is not None and (loader.workers == "thread" or not loader.num_workers):
-        raise OptionError(f".{pipeline.separate} has is_separate_process=True: give worker processes, by num_workers")
+        raise check.lacking(f".{pipeline.separate} has is_separate_process=True, and it", "processes: give num_workers")
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
     is_single = pipeline.group is None and batch_size is None and loader.in_order
     most = _prefetch(loader.prefetch_factor, pipeline.prefetch)
@@ -241,12 +234,11 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     if loader.global_batch_size is not None:
         if pipeline.group is not None or batch_size != 1:
             given = f".{pipeline.group.text}" if pipeline.group is not None else f"batch_size={batch_size}"
-            raise OptionError(f"global_batch_size={loader.global_batch_size} and {given}: give one of them")
-        if not is_count(loader.global_batch_size) or not loader.global_batch_size:
-            raise OptionError(f"global_batch_size={loader.global_batch_size!r} must be a number of 1 or more")
+            raise check.conflict(f"global_batch_size={loader.global_batch_size}", given)
+        check.whole("global_batch_size", loader.global_batch_size, 1)
     return Settings(
         batch_size=batch_size or 1,
-        global_batch_size=loader.global_batch_size,
+        global_batch_size=loader.global_batch_size and int(loader.global_batch_size),
         is_single=batch_size is None,
         tail=tail,
         drop_last=tail == "drop",
@@ -275,7 +267,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
 
 def _prefetch(factor: int | None, of_stream: int | None) -> int | None:
     if None not in (factor, of_stream) and factor != of_stream:
-        raise OptionError(f"prefetch_factor={factor} and .prefetch({of_stream}): give one of them")
+        raise check.conflict(f"prefetch_factor={factor}", f".prefetch({of_stream})")
     return of_stream if factor is None else factor
 
 
@@ -294,19 +286,17 @@ def _ahead(loader: Any, most: int | None, *, use_slots: bool, is_single: bool) -
 
 def _seed(seed: SupportsIndex | None) -> int:
     """Return the seed as an int. Floats are refused: states would distinguish 1 and 1.0."""
-    try:
-        return 0 if seed is None else operator.index(seed)
-    except TypeError:
-        raise OptionError(f"seed={seed!r} must be a whole number") from None
+    if not (seed is None or hasattr(seed, "__index__")):
+        raise check.invalid("seed", seed, "a whole number")
+    return 0 if seed is None else operator.index(seed)
 
 
 def _tail(loader: Any, drop_last: bool) -> Tail:
     tail: Tail | None = loader.tail
     tails = get_args(Tail)
-    if tail not in (None, *tails):
-        raise OptionError(f"tail={tail!r}: one of {', '.join(map(repr, tails))} is meant")
+    check.one_of("tail", tail, (None, *tails))
     if drop_last and tail not in (None, "drop"):
-        raise OptionError(f"drop_last=True and tail={tail!r}: give one of them")
+        raise check.conflict("drop_last=True", f"tail={tail!r}")
     return "drop" if drop_last else tail or "short"
 
 
@@ -314,14 +304,13 @@ def _balance(given: Any) -> Balance | None:
     if given is None or given in ("tokens", "tokens^2") or callable(given):
         balance: Balance | None = given
         return balance
-    raise OptionError(f"balance={given!r:.100}: one of 'tokens', 'tokens^2', or a function of numbers is meant")
+    raise check.invalid("balance", given, "'tokens', 'tokens^2' or a function of sample numbers")
 
 
 def _concurrency(asked: Any, processes: int) -> int:
     """Return the maximum number of concurrent reads. Each may need a descriptor."""
     count = _MOST_READS if asked == "auto" else asked
-    if not is_count(count) or not count:
-        raise OptionError(f"fetch_concurrency={asked!r} must be a number of 1 or more, or 'auto'")
+    check.whole("fetch_concurrency", count, 1, ", or 'auto'")
     most = descriptors.reads_at_most(processes)
     if asked != "auto" and count > most:
         warnings.warn(
@@ -340,9 +329,8 @@ def budget_bytes(budget: int | str) -> int:
     if isinstance(budget, str):
         match = _SIZE.fullmatch(budget)
         if match is None:
-            raise OptionError(f"memory_budget={budget!r}: bytes, or text such as '2GiB', or 'auto'")
+            raise check.invalid("memory_budget", budget, "bytes, text such as '2GiB', or 'auto'")
         base = 1024 if match[3] or not match[2] else 1000
         budget = int(float(match[1]) * base ** (" KMGT".index(match[2].upper()) if match[2] else 0))
-    if budget <= 0:
-        raise OptionError(f"memory_budget={budget!r} must be more than 0 bytes")
+    check.number("memory_budget", budget, is_open=True)
     return budget

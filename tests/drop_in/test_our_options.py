@@ -28,18 +28,14 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (NUMBERS, {"economic": True, "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 0}, "num_batch_workers=0 must be"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_workers_batches": "2"}, "num_workers_batches='2' must be"),
-    (
-        NUMBERS,
-        {"economic": True, "num_workers": 1, "num_batch_workers": 1, "num_workers_batches": 1},
-        "one option: give one of them",
-    ),
+    (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 1, "num_workers_batches": 1}, "exclude each"),
     (NUMBERS, {"economic": True, "num_workers": 1, "memory_budget": "much"}, "memory_budget='much'"),
     (NUMBERS, {"num_batch_workers": 2, "num_workers": 1}, "num_batch_workers=2 needs economic=True"),
     (NUMBERS, {"seed": 3}, "seed=3 needs economic=True"),
     (NUMBERS, {"memory_budget": "1GiB"}, "memory_budget='1GiB' needs economic=True"),
-    (NUMBERS, {"fetch": hr.FetchOptions()}, r"fetch=.*is for headrace's data sets: list"),
+    (NUMBERS, {"fetch": hr.FetchOptions()}, r"fetch=.*is for headrace's data sets, and list"),
     (NUMBERS, {"fetch_concurrency": 3}, "fetch_concurrency=3 is for headrace's data sets"),
-    (NUMBERS, {"workers": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "workers is 'thread'"),
+    (NUMBERS, {"workers": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "and workers='thread'"),
 ]
 
 

@@ -81,7 +81,7 @@ def test_states_are_of_the_steps_whoever_gets_what() -> None:
     ("data", "options", "why"),
     [
         (hr.from_map(range(60)), {"balance": "tokens"}, "only once they are read"),
-        (hr.from_map(range(60)), {"balance": "time"}, "one of 'tokens'"),
+        (hr.from_map(range(60)), {"balance": "time"}, "balance='time' must be 'tokens'"),
         (hr.from_map(range(60)), {"balance": lambda _: [1]}, "gave"),
         (hr.from_map(range(60)), {"balance": lambda numbers: -numbers}, "0 or more"),
         (hr.from_map(range(60)), {"balance": np.sqrt, "in_order": False}, "in order"),

@@ -224,7 +224,7 @@ Make = Callable[[hr.Stream], Any]
         (lambda data: hr.DataLoader(data, collate_fn=list), r"collate_fn=list and .*: put \.collate\(list\) right"),
         (
             lambda data: hr.DataLoader(data, batch_size=3),
-            r"batch_size=3 and \.batch\(4, max_wait_s=1\), which makes batches already",
+            r"batch_size=3 and \.batch\(4, max_wait_s=1\) exclude each other",
         ),
         (lambda data: hr.DataLoader(data, drop_last=True), r"drop_last=True and \.batch\(4, max_wait_s=1\)"),
         (lambda data: hr.DataLoader(data, in_order=False), r"in_order=False and \.batch\(4, max_wait_s=1\)"),
@@ -237,7 +237,7 @@ def test_what_would_depend_on_time_is_refused(make: Make, told: str) -> None:
 
 @pytest.mark.parametrize("max_wait_s", [0, -1, float("nan"), float("inf"), "1", True, torch.ones(2)])
 def test_time_is_refused_when_it_is_none(max_wait_s: Any) -> None:
-    with pytest.raises(hr.OptionError, match="seconds are needed"):
+    with pytest.raises(hr.OptionError, match="must be a number of seconds above 0"):
         Ten().batch(4, max_wait_s=max_wait_s)
     with pytest.raises(hr.OptionError, match="drop_last"):
         Ten().batch(4, drop_last=True, max_wait_s=2)

@@ -382,7 +382,7 @@ def test_data_that_cannot_be_told_need_a_version_in_a_folder_alone(tmp_path: Pat
             lambda: hr.from_map(range(9)).zip(hr.from_map(range(9))).cache(),
             r"\.zip\(FromMap\(…\)\): its numbers are made of its inputs'; put \.cache\(\) behind each",
         ),
-        (lambda: hr.from_map(range(9)).cache(max_bytes=0), "1 byte or more"),
+        (lambda: hr.from_map(range(9)).cache(max_bytes=0), "max_bytes=0 must be a whole number, 1 or more"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(stream: Callable[[], Any], why: str) -> None:

@@ -187,7 +187,7 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
     refused("have none", hr.from_iterable(ALL), some)
     refused("without end", stream.repeat(), some)
     refused("sampler", stream.sample(torch.utils.data.RandomSampler(ALL)), some)
-    refused("is meant", stream, [1])
+    refused("must be hr.Exclude", stream, [1])
     refused("cannot be read", stream, tmp_path / "none")
     os.mkfifo(tmp_path / "fifo")
     refused("cannot be read: it is a pipe", stream, tmp_path / "fifo")
@@ -239,7 +239,7 @@ def test_numbers_of_interleaved_streams_are_one_behind_the_other_also_in_a_quara
     ],
 )
 def test_what_names_nothing_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(hr.OptionError, match="meant"):
+    with pytest.raises(hr.OptionError, match="must be a"):
         hr.Exclude(**options)
 
 

@@ -139,8 +139,8 @@ def test_classes_set_the_numbers_of_labels(put: Any) -> None:
     ("error", "options"),
     [
         ("has classes that classes= does not list: 'dog'", {"classes": ["cat"]}),
-        ("each comes once", {"classes": ["cat", "dog", "cat"]}),
-        ("a list of names is needed", {"classes": "cat"}),
+        ("a list of different names", {"classes": ["cat", "dog", "cat"]}),
+        ("a list of different names", {"classes": "cat"}),
         ("labels=False, so that there are no classes", {"classes": ["cat", "dog"], "labels": False}),
         ("has no {label}", {"classes": ["cat", "dog"], "pattern": "{kind}/{id}.txt"}),
     ],

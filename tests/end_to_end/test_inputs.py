@@ -393,7 +393,7 @@ class Endless(hr.AsyncIterableDataset):
         (lambda a: a.repeat().concat(a), "input 0 of .concat.. has no end"),
         (lambda a: a.concat(a.repeat()).shuffle(), "no end: bound it"),
         (lambda a: a.interleave(a.repeat()).repeat(2), "no end: bound it"),
-        (lambda a: a.interleave(a, block=0), "1 sample or more"),
+        (lambda a: a.interleave(a, block=0), "block=0 must be a whole number, 1 or more"),
         (lambda a: a.take(2).concat(a).shuffle("window"), r"input 0 of .concat.. has .take\(2\)"),
         (lambda a: a.interleave(a).shuffle("window"), "orders of their own"),
         (lambda a: a.zip(a).shuffle("window"), "orders of their own"),

@@ -171,7 +171,7 @@ def test_error_of_a_key_that_a_step_makes_says_where_keys_are_from() -> None:
         (lambda a, b: a.join(b.sample([0]), "id"), r"input 1 of \.join\(\) has \.sample"),
         (lambda a, b: a.join(b.filter(bool), "id"), r"filter\(bool\) of input 1 of \.join\(\)"),
         (lambda a, b: a.batch(2).join(b, "id"), r"input 0 of \.join\(\) makes batches"),
-        (lambda a, b: a.join(b, 3), r"join\(on=3\): the name of a field"),
+        (lambda a, b: a.join(b, 3), r"on=3 must be the name of a field"),
         (lambda a, b: a.join(hr.from_iterable([1]), "id"), r"input 1 of \.join\(\) have no numbers"),
         (lambda a, b: a.join([1], "id"), r"input 1 of \.join\(\) is a list"),
         (lambda a, b: len(a.join(b.take(1), ("id", "other"))), r"no key of input 0 is one of input 1; .* 1, 2 and '1'"),

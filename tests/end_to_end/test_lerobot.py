@@ -335,11 +335,11 @@ def test_video_that_changed_since_it_was_listed_is_an_error() -> None:
 
 def test_wrong_use_is_an_option_error() -> None:
     place = put(version_2())
-    with pytest.raises(OptionError, match=r"no such videos; its are: observation\.images\.top"):
+    with pytest.raises(OptionError, match=r"cameras='wrist' must be one of 'observation\.images\.top'"):
         hr.lerobot(place, cameras=["wrist"], decoder="pyav")
     wrong: list[Any] = [[], [float("nan")], 0.5, "ab", [[0.0]]]
     for offsets in wrong:
-        with pytest.raises(OptionError, match=r"offsets=.*: one number of seconds or more"):
+        with pytest.raises(OptionError, match=r"offsets=.* must be one number of seconds or more"):
             hr.lerobot(place, offsets=offsets, decoder="pyav")
     with pytest.raises(OptionError, match="decoder='opencv'"):
         hr.lerobot(place, decoder="opencv")

@@ -263,7 +263,7 @@ def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
             lambda data: hr.DataLoader(data.batch(2).batch(3).filter(odd), batch_size=4),
             r"batch_size=4 and \.batch\(3\)",
         ),
-        (lambda data: data.flat_map(3), r"flat_map\(3\): a function is needed"),
+        (lambda data: data.flat_map(3), r"flat_map\(\): fn=3 must be a function"),
     ],
 )
 def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any], Any], told: str) -> None:

@@ -161,9 +161,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mixture(lengths={"web": [3, -1]}),
         r"lengths\['web'\] of hr.mix: document 1 has -1 tokens",
     ),
-    "lengths of others": (lambda: mixture(lengths={"code": [3]}), "an array for each of web, books is meant"),
-    "lengths by samples": (lambda: hr.mix(sources(), lengths={"web": [3] * 300}), "lengths= is about by='tokens'"),
-    "lengths and rows": (lambda: known().pack(8), r"\.pack\(\) behind hr.mix\(…, lengths=…\)"),
+    "lengths of others": (lambda: mixture(lengths={"code": [3]}), "an array for each of web, books"),
+    "lengths by samples": (lambda: hr.mix(sources(), lengths={"web": [3] * 300}), "lengths= needs by='tokens'"),
+    "lengths and rows": (lambda: known().pack(8), r"\.pack\(\) and hr.mix\(…, lengths=…\)"),
     "known, shuffled": (lambda: known().shuffle(), "shuffle its sources"),
     "known, unbounded": (lambda: known().repeat(2), "bound it first"),
     "no tokens": (

@@ -173,11 +173,11 @@ def test_is_separate_process_says_where_it_runs() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"fn": later, "is_separate_process": True}, r"is_separate_process=True\): later is an `async def`"),
-        ({"fn": later, "sharding_settings": print}, r"sharding_settings\): later is an `async def`"),
-        ({"fn": seen, "sharding_settings": print, "is_separate_process": False}, "for what workers run"),
-        ({"fn": seen, "lazy_init": later}, r"lazy_init=later\): a plain function is needed"),
-        ({"fn": seen, "lazy_init": 3}, "a function is needed"),
+        ({"fn": later, "is_separate_process": True}, r"is_separate_process=True\): fn=later must be a plain"),
+        ({"fn": later, "sharding_settings": print}, r"sharding_settings\): fn=later must be a plain"),
+        ({"fn": seen, "sharding_settings": print, "is_separate_process": False}, "and is_separate_process=False"),
+        ({"fn": seen, "lazy_init": later}, r"lazy_init=later must be a plain function"),
+        ({"fn": seen, "lazy_init": 3}, "lazy_init=3 must be a plain function"),
     ],
 )
 def test_hooks_that_could_not_be_kept_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -115,8 +115,8 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
 @pytest.mark.parametrize(
     ("stream", "error", "match"),
     [
-        (lambda: texts().tokenize(7), hr.OptionError, r"\.tokenize\(7\): a tokenizer is needed"),
-        (lambda: texts().tokenize(letters, dtype="int8"), hr.OptionError, "'int64', 'int32' or 'uint16'"),
+        (lambda: texts().tokenize(7), hr.OptionError, "tokenizer=7 must be a tokenizer"),
+        (lambda: texts().tokenize(letters, dtype="int8"), hr.OptionError, "one of 'int64', 'int32', 'uint16'"),
         (lambda: texts().tokenize(lambda text: [70000], dtype="uint16"), ValueError, "70000, which uint16 cannot hold"),
         (
             lambda: texts().tokenize(lambda text: [1, -1], dtype="uint16"),
@@ -142,38 +142,30 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
         (lambda: hr.from_map([{"text": b"\xff"}]).tokenize(letters), UnicodeDecodeError, "utf-8"),
         (lambda: texts().rename(txt="t"), hr.FormatError, "no field 'txt'"),
         (lambda: texts().rename(text="n"), ValueError, "has a field 'n' already"),
-        (lambda: texts().rename(text="a", n="a"), hr.OptionError, "two fields would have one name"),
-        (lambda: texts().rename(), hr.OptionError, "give old names"),
-        (lambda: texts().skip(-1), hr.OptionError, r"\.skip\(-1\)"),
-        (lambda: texts().skip(None), hr.OptionError, r"\.skip\(None\): 0 or more, a whole number"),
-        (lambda: texts().take(1.5), hr.OptionError, r"\.take\(1.5\): 0 or more, a whole number"),
-        (lambda: texts().slice(None), hr.OptionError, r"\.slice\(None, None, 1\): 0 <= start <= stop"),
-        (lambda: texts().slice(2, 1), hr.OptionError, r"\.slice\(2, 1, 1\): 0 <= start <= stop"),
-        (lambda: texts().slice(0, 1, 0), hr.OptionError, r"\.slice\(0, 1, 0\): .* step >= 1, whole numbers"),
-        (
-            lambda: texts().shard(index=None, count=2),
-            hr.OptionError,
-            r"\.shard\(index=None, count=2\): 0 <= index < count",
-        ),
+        (lambda: texts().rename(text="a", n="a"), hr.OptionError, "different names of fields"),
+        (lambda: texts().rename(), hr.OptionError, "at least one"),
+        (lambda: texts().skip(-1), hr.OptionError, r"\.skip\(\): n=-1"),
+        (lambda: texts().skip(None), hr.OptionError, "n=None must be a whole number, 0 or more"),
+        (lambda: texts().take(1.5), hr.OptionError, r"n=1\.5 must be a whole number, 0 or more"),
+        (lambda: texts().slice(None), hr.OptionError, "start=None must be a whole number"),
+        (lambda: texts().slice(2, 1), hr.OptionError, "stop=1 must be a whole number, 2 or more"),
+        (lambda: texts().slice(0, 1, 0), hr.OptionError, "step=0 must be a whole number, 1 or more"),
+        (lambda: texts().shard(index=None, count=2), hr.OptionError, "index=None must be a whole number"),
         (
             lambda: texts().shard(4, 0),
             hr.OptionError,
             r"\.shard\(4, 0\): name the arguments, as in \.shard\(index=0, count",
         ),
-        (lambda: texts().shard(index=2, count=2), hr.OptionError, r"\.shard\(index=2, count=2\): 0 <= index < count"),
+        (lambda: texts().shard(index=2, count=2), hr.OptionError, "count=2 must be a whole number, 3 or more"),
         (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right behind \.batch"),
         (lambda: numbers().collate(sum), TypeError, "'int' object is not iterable"),
-        (lambda: numbers().batch(2).collate(slow_sum), hr.OptionError, "a plain function is needed"),
-        (lambda: numbers().padded_batch(0), hr.OptionError, "1 sample or more"),
-        (
-            lambda: numbers().bucket(int, [3, 3], batch_size=2),
-            hr.OptionError,
-            "greatest lengths are needed, whole numbers that ascend",
-        ),
-        (lambda: numbers().bucket(int, [3]), hr.OptionError, "one of batch_size= and batch_tokens= is needed"),
-        (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), hr.OptionError, "one of batch_size= and"),
-        (lambda: numbers().bucket(int, [3], batch_tokens=0), hr.OptionError, "of 1 or more"),
-        (lambda: numbers().bucket(slow_sum, [3], batch_size=2), hr.OptionError, "a plain function is needed"),
+        (lambda: numbers().batch(2).collate(slow_sum), hr.OptionError, "fn=slow_sum must be a plain function"),
+        (lambda: numbers().padded_batch(0), hr.OptionError, "n=0 must be a whole number, 1 or more"),
+        (lambda: numbers().bucket(int, [3, 3], batch_size=2), hr.OptionError, "ascending whole numbers"),
+        (lambda: numbers().bucket(int, [3]), hr.OptionError, "either batch_size= or batch_tokens="),
+        (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), hr.OptionError, "either batch_size= or"),
+        (lambda: numbers().bucket(int, [3], batch_tokens=0), hr.OptionError, "batch_tokens=0 must be"),
+        (lambda: numbers().bucket(slow_sum, [3], batch_size=2), hr.OptionError, "slow_sum must be a plain"),
         (
             lambda: numbers().bucket(float, [3], batch_size=2),
             TypeError,
@@ -228,9 +220,9 @@ def test_lists_are_collated_where_something_else_has_put_samples_together() -> N
 
 
 def test_what_collates_is_said_once() -> None:
-    with pytest.raises(hr.OptionError, match=r"collate_fn=len and \.padded_batch\(2\): give one of them"):
+    with pytest.raises(hr.OptionError, match=r"collate_fn=len and \.padded_batch\(2\) exclude each other"):
         hr.DataLoader(numbers().padded_batch(2), collate_fn=len)
-    with pytest.raises(hr.OptionError, match=r"batch_size=3 and \.bucket\(int, \[3\], batch_size=2\), which makes"):
+    with pytest.raises(hr.OptionError, match=r"batch_size=3 and \.bucket\(int, \[3\], batch_size=2\) exclude"):
         hr.DataLoader(numbers().bucket(int, [3], batch_size=2), batch_size=3)
 
 
@@ -274,7 +266,7 @@ def test_ranks_make_as_many_steps_of_buckets() -> None:
         with hr.DataLoader(stream, rank=rank, world_size=2) as loader:
             counts.append(len(list(loader)))
     assert counts == [4, 4]
-    with pytest.raises(hr.OptionError, match=r"batch_size=2 and \.bucket\('ids', \[2\], batch_size=4\), which makes"):
+    with pytest.raises(hr.OptionError, match=r"batch_size=2 and \.bucket\('ids', \[2\], batch_size=4\) exclude"):
         hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), batch_size=2)
     with pytest.raises(hr.OptionError, match="bucket"):
         next(iter(hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), rank=0, world_size=2)))

@@ -208,9 +208,9 @@ def test_groups_come_again_when_a_worker_dies_over_a_measure(tmp_path: Path) -> 
     [
         (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
         (lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), rank=0, world_size=2))), r"pairs\(\) changes"),
-        (lambda data: hr.BatchOp(batcher=Strict, measure=as_it_is), r"measure=as_it_is\): a plain function"),
-        (lambda data: hr.BatchOp(batcher=3), r"3\): a function is needed"),
-        (lambda data: hr.BatchOp(batcher=Strict, collate=None), r"None\): a function is needed"),
+        (lambda data: hr.BatchOp(batcher=Strict, measure=as_it_is), "measure=as_it_is must be a plain function"),
+        (lambda data: hr.BatchOp(batcher=3), "batcher=3 must be a plain function"),
+        (lambda data: hr.BatchOp(batcher=Strict, collate=None), "collate=None must be a plain function"),
     ],
 )
 def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any], Any], told: str) -> None:

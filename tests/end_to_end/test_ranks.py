@@ -325,11 +325,11 @@ def test_a_carried_begin_is_part_of_the_state() -> None:
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("give one of them", {"batch_size": 4, "global_batch_size": 8}),
-    ("number of 1 or more", {"global_batch_size": 0}),
+    ("whole number, 1 or more", {"global_batch_size": 0}),
     ("must have a sample|at least one", {"global_batch_size": 2, "rank": 0, "world_size": 3}),
-    ("one of 'short'", {"tail": "long"}),
+    ("one of None, 'short'", {"tail": "long"}),
     ("give one of them", {"tail": "pad", "drop_last": True}),
-    ("need no snapshots", {"snapshot_every_n_steps": 2}),
+    ("states without snapshots", {"snapshot_every_n_steps": 2}),
 ]
 
 

@@ -212,7 +212,7 @@ def test_ranks_are_refused_when_an_iterable_says_what_nobody_knows() -> None:
 
     with pytest.raises(hr.OptionError, match="ranks_by='worker'"):
         ranks(Wrong().epoch(samples=8), 2)
-    with pytest.raises(hr.OptionError, match="or a function that gives one"):
+    with pytest.raises(hr.OptionError, match="or a function that returns one"):
         hr.from_iterable(5)  # type: ignore[arg-type]
 
 

@@ -165,19 +165,19 @@ def test_shards_without_samples_are_not_repeated_for_ever() -> None:
 
 
 WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
-    ("a buffer is for", lambda indexed, plain: plain.shuffle("window", buffer=3)),
-    ("a window is for", lambda indexed, plain: indexed.shuffle("global", window=3)),
-    ("has 1 sample or more", lambda indexed, plain: indexed.shuffle(window=0)),
+    ("buffer= is for", lambda indexed, plain: plain.shuffle("window", buffer=3)),
+    ("window= is for", lambda indexed, plain: indexed.shuffle("global", window=3)),
+    ("window=0 must be", lambda indexed, plain: indexed.shuffle(window=0)),
     ("one of", lambda indexed, plain: indexed.shuffle("widow")),
     ("'window' and 'global' mix better", lambda indexed, plain: indexed.shuffle("buffer")),
     ("without an index", lambda indexed, plain: plain.shuffle("within")),
     ("by='buffer' can be done", lambda indexed, plain: Counting().shuffle()),
     ("only .take", lambda indexed, plain: indexed.repeat(2).sample([1])),
-    ("can have one", lambda indexed, plain: indexed.repeat(2).epoch(samples=3)),
+    ("exclude each other", lambda indexed, plain: indexed.repeat(2).epoch(samples=3)),
     ("1 or more", lambda indexed, plain: indexed.repeat(0)),
     ("1 or more", lambda indexed, plain: indexed.epoch(samples=0)),
     ("needs samples that have numbers", lambda indexed, plain: plain.sample(count=3)),
-    ("does its own drawing", lambda indexed, plain: indexed.sample([1, 2], count=3)),
+    ("give the sampler alone", lambda indexed, plain: indexed.sample([1, 2], count=3)),
     ("needs samples that are counted", lambda indexed, plain: plain.take(5).repeat(2)),
     ("let its aiter", lambda indexed, plain: Counting().repeat(2)),
 ]

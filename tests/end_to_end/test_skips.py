@@ -494,7 +494,7 @@ async def adecide(error: BaseException) -> bool:
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"on_error": 3}, "on_error=3"),
         ({"on_error": None}, "on_error=None"),
-        ({"on_error": adecide}, "asynchronous"),
+        ({"on_error": adecide}, "not an `async def`"),
         ({"on_error": "skip", "max_skips": -1}, "max_skips=-1"),
         ({"on_error": "skip", "max_skips": True}, "max_skips=True"),
         ({"on_error": "skip", "max_skips": 1.5}, "max_skips=1.5"),

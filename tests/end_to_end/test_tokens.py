@@ -477,10 +477,10 @@ def test_limits_bound_windows_documents_and_where_they_begin() -> None:
         ({"window": 5, "dtype": "float32"}, "dtype='float32'"),
         ({"window": 5, "dtype": "what"}, "dtype='what'"),
         ({"window": 5, "documents": True}, "documents=True"),
-        ({"window": 5, "documents": "samples"}, "documents='samples': a"),
+        ({"window": 5, "documents": "samples"}, "documents='samples' and"),
         ({"window": 5, "documents": "apart"}, "documents='apart'"),
         ({"window": 5, "tail": "pad"}, "tail='pad'"),
-        ({"window": 5, "eos": 0, "documents": "ids"}, "eos=0, documents='ids'"),
+        ({"window": 5, "eos": 0, "documents": "ids"}, "eos=0 and documents='ids'"),
     ],
 )
 def test_wrong_argument_is_named_before_anything_is_read(options: dict[str, Any], why: str) -> None:

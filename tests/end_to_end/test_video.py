@@ -346,8 +346,8 @@ def test_time_at_which_nothing_is_shown_is_an_error_of_that_clip() -> None:
         (([("a.mp4", [])],), "clip 0, .*: one time or more"),
         (([("a.mp4", ["x"])],), "times are numbers"),
         (([("a.mp4", [0]), "b.mp4"],), "clip 1, 'b.mp4'"),
-        ((["a.mp4"],), r"takes videos and clips="),
-        (([("a.mp4", [0])], CLIPS), r"takes videos and clips="),
+        ((["a.mp4"],), r"needs videos and clips="),
+        (([("a.mp4", [0])], CLIPS), r"needs videos and clips="),
     ],
 )
 def test_list_that_is_none_is_an_option_error(given: Any, why: str) -> None:

@@ -271,8 +271,8 @@ def test_hits_are_a_function_of_seed_object_and_attempt() -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("rest_body", "'rest_body'.*none of.*reset_body"),
-        ("reset_body:where=3", "'where'.*none of at, p,"),
+        ("rest_body", "'rest_body'.*one of.*reset_body"),
+        ("reset_body:where=3", "'where'.*one of 'at', 'p',"),
         ("reset_body:at=middle", "at=middle.*a number"),
         ("flip:n=0.5", "n=0.5.*a whole number"),
         ("wrong_range:mode=odd", "mode=odd.*label or data or"),

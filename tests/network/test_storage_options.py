@@ -69,9 +69,9 @@ def test_settings_of_the_client_are_the_same_in_either_place() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"allow_http": "perhaps"}, r"'allow_http' must be true or false, not 'perhaps'"),
-        ({"client_options": {"allow_http": "perhaps"}}, r"client_options\['allow_http'\] must be true or false"),
-        ({"client_options": "allow_http=true"}, r"'client_options'\] must be a dict, not str"),
+        ({"allow_http": "perhaps"}, "'allow_http'='perhaps' must be true or false"),
+        ({"client_options": {"allow_http": "perhaps"}}, r"client_options\['allow_http'\]='perhaps' must be true"),
+        ({"client_options": "allow_http=true"}, r"'client_options'\]=.* must be a dict"),
         ({"allow_http": "true", "aws_allow_http": "false"}, r"'allow_http' twice"),
         ({"skip_signature": "perhaps"}, r"storage_options\['skip_signature'\] does not fit 's3://shelf'"),
         ({"region": 5}, r"storage_options\['region'\] does not fit"),

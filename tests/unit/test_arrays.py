@@ -61,7 +61,7 @@ def test_arrays_are_chosen_and_named() -> None:
     assert set(hr.arrays(place, {"x": "images", "y": "labels"})[7]) == {"__key__", "__url__", "x", "y"}
     with pytest.raises(hr.OptionError, match=r"classes \[3\].*say which"):
         len(hr.arrays(place))
-    with pytest.raises(hr.OptionError, match=r"no 'label' with rows; it has .*labels"):
+    with pytest.raises(hr.OptionError, match=r"'label' must be one of .*labels"):
         len(hr.arrays(place, ["label"]))
     with pytest.raises(hr.OptionError, match="names="):
         hr.arrays(place, "labels")

@@ -158,7 +158,7 @@ def test_field_asked_for_by_name_fails_when_it_is_not_bytes() -> None:
 
 
 @pytest.mark.parametrize(("args", "options", "says"), [
-    (("rgb",), {}, "spec='rgb' must be one of rgb8"),
+    (("rgb",), {}, "spec='rgb' must be one of 'rgb8'"),
     ((), {"cls": "integer"}, "cls='integer' must be one of"),
     ((), {"cls": 3}, "cls=3"),
     ((), {"size": (8, 8)}, "needs a spec"),

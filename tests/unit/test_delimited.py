@@ -65,8 +65,8 @@ def test_layout_is_what_the_options_say() -> None:
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"delimiter": ";;"}, "one ASCII character"), ({"delimiter": "ü"}, "one ASCII"), ({"quote": "\n"}, "line's end"),
-    ({"quote": ","}, "is the delimiter"), ({"header": False}, "give the names"), ({"columns": []}, "no columns"),
+    ({"delimiter": ";;"}, "one ASCII character"), ({"delimiter": "ü"}, "one ASCII"), ({"quote": "\n"}, "does not end"),
+    ({"quote": ","}, "different characters"), ({"header": False}, "needs the names"), ({"columns": []}, "no columns"),
     ({"columns": ["a", "a"]}, "twice"), ({"columns": ["__a"]}, "taken"),
     ({"columns": ["a"], "types": {"b": int}}, "no such columns"),
 ])  # fmt: skip

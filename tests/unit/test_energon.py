@@ -119,7 +119,7 @@ def test_shard_elsewhere_or_compressed_is_refused() -> None:
 
 
 def test_folder_split_or_file_that_is_missing_is_named() -> None:
-    with pytest.raises(hr.OptionError, match="no split 'test'; it has train"):
+    with pytest.raises(hr.OptionError, match="split='test' must be one of 'train'"):
         hr.energon(put(ONE), split="test")
     with pytest.raises(hr.ObjectMissingError, match=r"nowhere/\.nv-meta/split\.yaml"):
         hr.energon("memory://energon/nowhere")

@@ -54,7 +54,7 @@ def test_source_is_refused_when_it_cannot_be_mixed(source: Callable[[], Any], to
         ({"weights": {"a": 0, "b": 0}}, "all weights are 0"),
         ({"weights": [1, 2]}, "a function of the step"),
         ({"by": "lines"}, "by='lines'"),
-        ({"by": "tokens", "until": "all"}, "nobody knows before documents are read"),
+        ({"by": "tokens", "until": "all"}, "by='tokens' and until='all'"),
         ({"by": "tokens"}, "needs weights="),
         ({"until": "never"}, "until='never'"),
         ({"step": 0}, "step=0"),

@@ -232,7 +232,7 @@ def test_field_that_is_no_video_is_a_decode_error() -> None:
     for damaged in (b"", b"no video", videos.named("h264")[:3000]):
         with pytest.raises(DecodeError, match=r"box|header"):
             decode(damaged)
-    with pytest.raises(OptionError, match="either how many"):
+    with pytest.raises(OptionError, match="either a number of frames"):
         hr.VideoFrames()
     with pytest.raises(OptionError, match="one frame or more"):
         hr.VideoFrames(0)

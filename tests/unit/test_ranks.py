@@ -160,14 +160,14 @@ def test_arguments_win_when_environment_and_process_group_say_something_else(sai
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
-        ({"rank": 0}, "world_size=None go together"),
-        ({"world_size": 2}, "rank=None and world_size=2"),
+        ({"rank": 0}, "world_size=None: each"),
+        ({"world_size": 2}, "rank=None, world_size=2"),
         ({"rank": 2, "world_size": 2}, "rank=2 .* less than world_size=2"),
         ({"rank": -1, "world_size": 2}, "rank=-1"),
         ({"rank": 0, "world_size": 0}, "world_size=0"),
-        ({"rank": 0.0, "world_size": 2}, r"rank=0\.0 .* whole numbers"),
+        ({"rank": 0.0, "world_size": 2}, r"rank=0\.0 .* a whole number"),
         ({"ranks": "some"}, "ranks='some'"),
-        ({"data_dims": ("dp",)}, "give device_mesh="),
+        ({"data_dims": ("dp",)}, "needs device_mesh="),
     ],
 )
 def test_arguments_are_refused_when_they_make_no_sense(arguments: dict[str, Any], seen: str) -> None:

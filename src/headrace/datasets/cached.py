@@ -14,6 +14,7 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import check
 from headrace.datasets.asynchronous import MadeDataset, MadeSource
 from headrace.datasets.doing import split_steps, through, through_first
 from headrace.datasets.methods.adding import AddsOperators
@@ -26,7 +27,6 @@ from headrace.kept.file import NotAtOnceError, SampleFile
 from headrace.kept.fingerprint import NotKnownError, ValueDigest
 from headrace.kept.keeping import Keeping, Writer, fingerprint_of, not_told
 from headrace.kept.places import place_of
-from headrace.numbers import is_whole
 from headrace.producer import Producer
 from headrace.running import running_threads
 from headrace.tasks import Step
@@ -51,8 +51,7 @@ def cached(
     Raises:
         OptionError: an argument is invalid, or the samples cannot be cached.
     """
-    if max_bytes is not None and not is_whole(max_bytes, 1):
-        raise OptionError(f".cache(max_bytes={max_bytes!r}): 1 byte or more, a whole number")
+    check.whole_or_none(".cache(): max_bytes", max_bytes, 1)
     stream = inputs[0]._as_stream()
     pipeline = stream.pipeline()
     _check(pipeline)

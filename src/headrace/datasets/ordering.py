@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace import check
 from headrace.datasets.operators.order import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
 from headrace.errors import OptionError
 
@@ -118,7 +119,7 @@ class OrderBuilder:
             OptionError: Samples are shuffled twice.
         """
         if len(self._shuffles) > 1:
-            raise OptionError("the stream is shuffled twice; once does it")
+            raise check.conflict(f".{self._shuffles[0].text}", f".{self._shuffles[1].text}", "shuffle once")
         return Ordering(
             tuple(self.operators),
             tuple(self._one_pass),
@@ -131,6 +132,6 @@ class OrderBuilder:
     def check_passes(self) -> None:
         """Raise OptionError for two pass operators, or for others than `.take()` after one."""
         if len(self._passes) > 1:
-            raise OptionError("of .repeat() and .epoch() a stream can have one")
+            raise check.conflict(f".{self._passes[0].text}", f".{self._passes[1].text}")
         if self._is_late:
             raise OptionError(".repeat() and .epoch() come behind what decides the order: only .take() can follow")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from headrace import check
 from headrace.errors import (
     BadResponseError,
     ChecksumError,
@@ -71,8 +72,7 @@ class Reader:
         rng: random.Random | None = None,
         stores: Stores | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise OptionError(f"concurrency={concurrency} must be 1 or more")
+        check.whole("concurrency", concurrency, 1)
         self.options = options or FetchOptions()
         self.storage_options = dict(storage_options or {})
         self.meter = meter or Meter()

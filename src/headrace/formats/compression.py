@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from headrace import check
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer, Ints
@@ -493,8 +494,7 @@ class Decompressor:
         Raises:
             OptionError: The kind is not known, or its library is not installed.
         """
-        if kind not in _KINDS:
-            raise OptionError(f"kind={kind!r} is not known; {', '.join(_KINDS)} are")
+        check.one_of("kind", kind, _KINDS)
         self._name, self._kind, self._url, self._limits = kind, _KINDS[kind], url, limits
         self._open = opener(kind, url, limits)
         self._frame: Frame | None = None

@@ -13,10 +13,11 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, TypeGuard
 
+from headrace import check
 from headrace.errors import DecodeError, OptionError
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
-from headrace.formats.images import ImageDecoder, is_size
+from headrace.formats.images import ImageDecoder
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.plain import (
     NpyDecoder,
@@ -106,12 +107,10 @@ def register_decoder(extension: str, decode: Callable[[bytes], object]) -> None:
     Example:
         >>> register_decoder("hex", lambda data: int(data, 16))
     """
-    if not _EXTENSION.fullmatch(str(extension)) or str(extension) != extension:
-        raise OptionError(f"extension={extension!r} must be of a-z, 0-9, '_', '+' and '-': the last part of a name")
-    if extension in _OWN:
-        raise OptionError(f"extension={extension!r} is one of headrace's own ({', '.join(sorted(_OWN))})")
-    if not callable(decode):
-        raise OptionError(f"decode={decode!r}: a function of bytes is needed")
+    if not _EXTENSION.fullmatch(str(extension)) or str(extension) != extension or extension in _OWN:
+        taken = ", ".join(sorted(_OWN))
+        raise check.invalid("extension", extension, f"the end of a name, of a-z, 0-9, '_', '+', '-', and not {taken}")
+    check.function("decode", decode)
     _registered[extension] = MessageDecoder(decode) if is_message_class(decode) else decode
 
 
@@ -219,24 +218,22 @@ class Decoder:
         allow_pickle: bool = False,
     ) -> None:
         self._registered = registered_decoders() if registered is None else registered  # pickled for the workers
-        if spec is not None and spec not in IMAGE_SPECS:
-            raise OptionError(f"spec={spec!r} must be one of {', '.join(IMAGE_SPECS)}")
+        if spec is not None:
+            check.one_of("spec", spec, IMAGE_SPECS)
         for field, what in by_field.items():
             if field.startswith("__"):
                 raise OptionError(f"{field}={what!r}: what begins with '__' says where a sample is from, and stays")
-            known = (*NAMES, *sorted(self._registered))
-            if what not in known and not callable(what):
-                raise OptionError(f"{field}={what!r} must be one of {', '.join(known)}, or a function")
+            if not callable(what):
+                check.one_of(field, what, (*NAMES, *sorted(self._registered)), ", or a function")
             if what == "pickle" and "pickle" not in self._registered and not allow_pickle:
                 raise OptionError(
                     f"{field}='pickle': to read a pickle runs what the data say, so whoever wrote them could do here "
                     f"whatever you can. If you trust them, give allow_pickle=True as well"
                 )
         if size is not None:
-            if not is_size(size):
-                raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
+            check.size("size", size)
             if spec is None and not any(what in IMAGE_SPECS for what in by_field.values()):
-                raise OptionError(f"size={size!r} needs a spec for images: one of {', '.join(IMAGE_SPECS)}")
+                raise check.lacking(f"size={size!r}", f"a spec for images: one of {', '.join(IMAGE_SPECS)}")
         self._spec, self._size, self._by_field, self._limits = spec, size, by_field, limits
         self._allow_pickle = allow_pickle
         self._known: dict[str, _Way | None] = {}

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import check
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits
@@ -286,9 +287,9 @@ class Csv(Format):
             _byte("delimiter", delimiter), None if quote is None else _byte("quote", quote), header
         )
         if quote == delimiter:
-            raise OptionError(f"quote={quote!r} is the delimiter, too")
+            raise check.conflict(f"quote={quote!r}", f"delimiter={delimiter!r}", "give different characters")
         if names is None and not header:
-            raise OptionError("header=False: give the names of the columns by columns=[…]")
+            raise check.lacking("header=False", "the names of the columns: columns=[…]")
         if names is not None and (wrong := RecordLayout.wrong_with(names)):
             raise OptionError(f"columns={list(names)!r:.200}: {wrong}")
         if names is not None and types is not None and (unknown := set(types) - set(names)):
@@ -376,7 +377,7 @@ class Tsv(Csv):
 
 def _byte(name: str, given: str) -> str:
     if len(given) != 1 or not given.isascii() or given in "\r\n\0":
-        raise OptionError(f"{name}={given!r} must be one ASCII character, and no line's end")
+        raise check.invalid(name, given, "one ASCII character that does not end lines")
     return given
 
 

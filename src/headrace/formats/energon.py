@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace import check
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.folders import at_least, beside, file_name, read_head, split_path
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
@@ -178,8 +179,7 @@ def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], byt
     excluded = as_texts(said.get("exclude") or [])
     if splits is None or patterns is None or excluded is None:
         raise _damage(url, "its split_parts and exclude are not lists of shards by the names of splits")
-    if split not in splits:
-        raise OptionError(f"{masked(url)} has no split {split!r:.80}; it has {', '.join(map(str, splits))[:300]}")
+    check.one_of(f"{masked(url)}: split", split, splits)
     counts, info = _counts(url, others)
     without = set(_expanded(excluded, len(counts), url))
     single = next((name for name in sorted(without) if name not in counts), None)

@@ -172,10 +172,6 @@ def planes(array: Pixels) -> Pixels:
 Pixels = NDArray[np.uint8]
 
 
-def is_size(size: object) -> bool:
-    return isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
-
-
 def scaled(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Scale `[H, W]` or `[H, W, 3]` to `size`. Results differ by at most 1 between machines.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from headrace.errors import OptionError
+from headrace import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0 < value <= 2**53:
-                raise OptionError(f"{field.name}={value} must be 1 to 2**53")
+            check.number(field.name, value, 1, 2**53)
 
 
 DEFAULTS = Limits()

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, OptionError, masked
+from headrace import check
+from headrace.errors import FormatError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.scanners import LineScanner
@@ -80,8 +81,7 @@ class Text(Format):
     suffixes = (".txt",)
 
     def __init__(self, by: By = "line") -> None:
-        if by not in get_args(By):
-            raise OptionError(f'by={by!r}: "line", "paragraph" or "file" is meant')
+        check.one_of("by", by, get_args(By))
         self.by: By = by
         self.name = "text" if by == "line" else f"text(by={by!r})"  # indexes with other options do not match
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
+from headrace import check
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import path_of, without_compression
 
@@ -100,9 +101,7 @@ def format_named(name: str | Format) -> Format:
     if isinstance(name, Format):
         return name
     known = known_formats()
-    if name not in tuple(known):
-        names = " and ".join([", ".join(map(repr, [*known][:-1])), repr([*known][-1])])
-        raise OptionError(f"format={name!r} is not known; {names} are")
+    check.one_of("format", name, known)
     return known[name].load()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import check
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import Limits
 from headrace.types import Buffer, Ints
@@ -138,9 +139,8 @@ def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
             )
         return {name: name for name in there}
     wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
-    missing = next((name for name in wanted.values() if name.lstrip("/") not in there), None)
-    if missing is not None:
-        raise OptionError(f"{masked(url)} has no {missing!r:.200} with rows; it has {', '.join(there)[:400]}")
+    for name in wanted.values():
+        check.one_of(f"{masked(url)}: array", name.lstrip("/"), there)
     return {field: name.lstrip("/") for field, name in wanted.items()}
 
 
@@ -148,4 +148,4 @@ def check_names(names: object, option: str) -> None:
     """Raise an OptionError if `names` are no valid names of fields and arrays."""
     fields = list(names) if isinstance(names, Mapping | Sequence) and not isinstance(names, str) else []
     if names is not None and (not fields or not all(isinstance(one, str) and one[:2] != "__" for one in fields)):
-        raise OptionError(f"{option}={names!r:.200}: names of arrays, by those of fields that do not begin with '__'")
+        raise check.invalid(option, names, "names of arrays, by fields that do not begin with '__'")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from headrace import check
 from headrace.errors import OptionError
 from headrace.formats.compression import path_of
 from headrace.formats.format import Format, RowFilter
@@ -43,11 +44,11 @@ class TableFormat(Format):
     keeps_tables = True
 
     def __init__(self, *, columns: Iterable[str] | None = None, where: Asked | None = None) -> None:
-        if isinstance(columns, str):
-            raise OptionError(f"columns={columns!r} is a text: a list of names is meant")
         self.columns = None if columns is None else tuple(columns)
-        if self.columns is not None and (not self.columns or any(name.startswith("__") for name in self.columns)):
-            raise OptionError(f"columns={self.columns!r}: names are meant that do not begin with '__', one at least")
+        if isinstance(columns, str) or (
+            self.columns is not None and (not self.columns or any(name.startswith("__") for name in self.columns))
+        ):
+            raise check.invalid("columns", columns, "a list of names, at least one, that do not begin with '__'")
         self.where = ALL if where is None else parsed(where)
 
     def row_filter(self, urls: Sequence[str]) -> RowFilter | None:

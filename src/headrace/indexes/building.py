@@ -17,6 +17,7 @@ from typing import IO, Self
 import anyio
 import anyio.to_thread
 
+from headrace import check
 from headrace.errors import OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
@@ -184,8 +185,7 @@ class _How:
     concurrency: int
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise OptionError(f"concurrency={self.concurrency} must be 1 or more")
+        check.whole("concurrency", self.concurrency, 1)
 
     def journal(self, place: Path) -> Path:
         ways = [self.form.name] * (self.form.name != TAR.name) + ["headers"] * self.headers_only

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from headrace import check
 from headrace.datasets.planning import Planning
 from headrace.engine.quarantine import numbers_in
 from headrace.errors import OptionError, StateMismatchError
@@ -79,7 +80,7 @@ class Excluding:
                 ".epoch(samples=N), or leave out steps"
             )
         if not self.planning.pipeline.order.is_fixed:
-            raise OptionError("exclude= of samples that .sample(sampler) chooses: have the sampler leave them out")
+            raise check.conflict("exclude=", ".sample(sampler)", "have the sampler exclude these samples")
         found = []
         for start in range(0, order.count, _AT_ONCE):
             positions = np.arange(start, min(start + _AT_ONCE, order.count))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headrace import check
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
@@ -335,12 +336,11 @@ class NextEpoch:
                 "'short' and 'drop' are left"
             )
         if tail == "pad" and self._settings.exclude is not None:
-            raise OptionError(
-                "tail='pad' fills a step up with the epoch's first samples, of which exclude= may leave some out: "
-                "'short', 'drop' and 'carry' are left"
-            )
+            raise check.conflict("tail='pad'", "exclude=", "'short', 'drop' and 'carry' work")
         if tail == "carry" and not self.stream.pipeline().order.is_fixed:
-            raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
+            raise check.conflict(
+                "tail='carry'", ".sample(sampler)", "which samples were left would have to be asked again"
+            )
 
     def _check_skip(self, size: int) -> None:
         state = None if self._loaded is None else self._loaded.state

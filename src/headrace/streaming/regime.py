@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from headrace import check
 from headrace.datasets.base import Operators
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
@@ -153,8 +154,7 @@ class Streaming:
             self.set_epoch(*announced)
 
     def skip(self, batches: int) -> None:
-        if batches < 0:
-            raise OptionError(f"skip({batches}): 0 or more")
+        check.whole("skip(): batches", batches)
         with self._lock:
             self._hear()
             self._check_at_rest("skip()")

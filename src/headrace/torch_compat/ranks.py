@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import os
 import time
 from collections import defaultdict
@@ -14,6 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from headrace import check
 from headrace.errors import OptionError, StateMismatchError
 
 if TYPE_CHECKING:
@@ -109,10 +109,9 @@ def find_ranks(
     Raises:
         OptionError: an argument or a variable cannot be used, or two sources disagree. The message says what to give.
     """
-    if ranks not in ("all", "local"):
-        raise OptionError(f"ranks={ranks!r} is neither 'all' nor 'local'")
+    check.one_of("ranks", ranks, ("all", "local"))
     if data_dims is not None and device_mesh is None:
-        raise OptionError(f"data_dims={data_dims!r} are dimensions of a mesh: give device_mesh=, too")
+        raise check.lacking(f"data_dims={data_dims!r}", "device_mesh=, the mesh with these dimensions")
     comparing = _comparing() if ranks == "all" else 0
     if rank is not None or world_size is not None:
         number, world = _given(rank, world_size)
@@ -148,13 +147,10 @@ def _comparing() -> int:
 
 def _given(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
-        raise OptionError(f"rank={rank!r} and world_size={world_size!r} go together: give both or none")
-    try:
-        number, world = operator.index(rank), operator.index(world_size)
-    except TypeError:
-        raise OptionError(f"rank={rank!r} and world_size={world_size!r} have to be whole numbers") from None
-    if not 0 <= number < world:
-        raise OptionError(f"rank={number} has to be at least 0 and less than world_size={world}")
+        raise check.lacking(f"rank={rank!r}, world_size={world_size!r}: each of them", "the other: give both or none")
+    number, world = check.whole("rank", rank), check.whole("world_size", world_size, 1)
+    if number >= world:
+        raise check.invalid("rank", number, f"less than world_size={world}")
     return number, world
 
 
@@ -193,8 +189,8 @@ def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence
             )
         return [name in DATA_DIMS for name in names]
     wanted = {data_dims} if isinstance(data_dims, str) else set(data_dims)
-    if not wanted <= set(names):
-        raise OptionError(f"data_dims={data_dims!r}: the device_mesh has the dimensions {shape}")
+    for name in sorted(wanted):
+        check.one_of("data_dims", name, names, f", the dimensions of the device_mesh {shape}")
     return [name in wanted for name in names]
 
 

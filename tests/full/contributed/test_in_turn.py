@@ -86,8 +86,8 @@ async def later(positions: Any, count: int, seed: int) -> Any:
         (lambda: hr.OrderOp(numbers=lambda positions, count, seed: positions / 2), "a whole number for each"),
         (lambda: hr.OrderOp(numbers=lambda positions, count, seed: positions[1:]), "a whole number for each"),
         (lambda: hr.OrderOp(numbers=lambda positions, count, seed: positions, count=lambda count: -1), "gave -1"),
-        (lambda: hr.OrderOp(numbers=later), "no `async def`"),
-        (lambda: hr.OrderOp(numbers=[2, 1]), "a function is needed"),  # type: ignore[arg-type]
+        (lambda: hr.OrderOp(numbers=later), "not an `async def`"),
+        (lambda: hr.OrderOp(numbers=[2, 1]), "must be a plain function"),  # type: ignore[arg-type]
     ],
 )
 def test_order_operator_is_refused_when_it_is_of_no_use(op: Callable[[], hr.OrderOp], told: str) -> None:

@@ -69,11 +69,11 @@ def test_state_names_the_operator_and_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (lambda: hr.from_map([1]).apply_op("nobodys"), "'nobodys'.*register it first"),
-        (lambda: hr.register_operator("no word", noisy_copies.noisy_copies), "a word is needed"),
-        (lambda: hr.register_operator("word", 3), "a function that gives a SampleOp"),  # type: ignore[arg-type]
+        (lambda: hr.from_map([1]).apply_op("nobodys"), "'nobodys'.*register others"),
+        (lambda: hr.register_operator("no word", noisy_copies.noisy_copies), "must be a word"),
+        (lambda: hr.register_operator("word", 3), "make=3 must be a function"),  # type: ignore[arg-type]
         (lambda: hr.SampleOp(fn=abs, yields="two"), "yields='two'"),  # type: ignore[arg-type]
-        (lambda: hr.SampleOp(fn=3), "a function is needed"),  # type: ignore[arg-type]
+        (lambda: hr.SampleOp(fn=3), "fn=3 must be a function"),  # type: ignore[arg-type]
     ],
 )
 def test_operator_is_refused_when_it_is_of_no_use(wrong: Any, told: str) -> None:
@@ -83,6 +83,6 @@ def test_operator_is_refused_when_it_is_of_no_use(wrong: Any, told: str) -> None
 
 def test_what_gives_no_operator_is_refused_when_it_is_applied() -> None:
     hr.register_operator("nothing", lambda: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(hr.OptionError, match="gave a NoneType"):
+    with pytest.raises(hr.OptionError, match="result=None must be"):
         hr.from_map([1]).apply_op("nothing")
     del registered._registered["nothing"]

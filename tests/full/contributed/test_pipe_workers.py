@@ -124,5 +124,5 @@ def test_executor_is_refused_where_it_would_start_nothing() -> None:
         hr.DataLoader(Numbers(4), workers=PipeExecutor())
     with pytest.raises(hr.OptionError, match="from_map"):
         hr.DataLoader([1, 2], num_workers=1, workers=PipeExecutor())
-    with pytest.raises(hr.OptionError, match="an executor, is meant"):
+    with pytest.raises(hr.OptionError, match="or an executor"):
         hr.DataLoader(Numbers(4), num_workers=1, workers=object())  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from headrace import check
 from headrace.datasets.inputs.within import WithinDataset
 from headrace.datasets.stream import Stream
-from headrace.errors import OptionError
-from headrace.functions import checked, is_async, name_of, unwrapped
+from headrace.functions import is_async, name_of, unwrapped
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -118,10 +118,9 @@ def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
     Raises:
         OptionError: `fn` is not a function that returns an iterator.
     """
-    if is_async(checked(fn, "apply")):
-        raise OptionError(
-            f".apply({name_of(fn)}): a function that gives an iterator is needed; an `async def` does by `yield`"
-        )
+    check.function(".apply(): fn", fn)
+    if is_async(fn):
+        raise check.invalid(".apply(): fn", fn, "a generator function, also an asynchronous one: it uses `yield`")
     from headrace.producers.resumable import gives_state
 
     return Stream((ResumableApplied if gives_state(fn) else AppliedDataset)(stream, fn))

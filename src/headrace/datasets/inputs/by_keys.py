@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace import check
 from headrace.datasets.cached import is_kept
 from headrace.datasets.inputs.zipped import ZipSpec
 from headrace.datasets.operators.fields import field_of
@@ -167,9 +168,8 @@ class SameKeys:
 def _both(on: object) -> tuple[str, str]:
     names = on if isinstance(on, tuple | list) else (on, on)
     if len(names) != 2 or not all(isinstance(name, str) for name in names):
-        raise OptionError(
-            f".join(on={on!r:.200}): the name of a field is needed, or of one in each input; '__key__' is the sample's "
-            "key in an index"
+        raise check.invalid(
+            ".join(): on", on, "the name of a field, or of one in each input; '__key__' is the sample's key in an index"
         )
     left, right = names
     return left, right

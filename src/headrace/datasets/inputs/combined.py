@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from headrace import check
 from headrace.datasets.base import Operators
 from headrace.datasets.cached import cached
 from headrace.datasets.doing import split_steps
@@ -31,7 +32,6 @@ from headrace.datasets.inputs.zipped import ZipDataset, ZipSpec, ZipStep
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
-from headrace.numbers import is_whole
 from headrace.tasks import Step
 
 __all__ = ["applied", "applied_to", "cached", "concat", "interleave", "join", "zipped"]
@@ -45,8 +45,7 @@ def concat(inputs: Sequence[object]) -> Stream:
 
 
 def interleave(inputs: Sequence[object], *, block: int) -> Stream:
-    if not is_whole(block, 1):
-        raise OptionError(f".interleave(block={block!r}): a block has 1 sample or more, a whole number")
+    check.whole(".interleave(): block", block, 1)
     streams = _streams("interleave", inputs)
     turn = partial(in_blocks, block)
     return _counted("interleave", streams, turn) or joined(_checked(InterleaveSpec(streams, block)))

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import ArrayLike
 
+from headrace import check
 from headrace.datasets.base import Operators
 from headrace.datasets.inputs.as_they_come import AsTheyCome, by_weight, check_within, has_no_numbers
 from headrace.datasets.inputs.forked import check_apart
@@ -316,7 +317,7 @@ class MixSpec(JoinedSpec):
         if self.by != "tokens" or self._weights is None:
             return None
         if self.lengths:
-            raise OptionError(f".pack() behind {self.call}(…, lengths=…): its rows count tokens; leave lengths= out")
+            raise check.conflict(".pack()", f"{self.call}(…, lengths=…)", "leave lengths= out, as rows count tokens")
         streams = dict(zip(self.names, self.streams, strict=True))
         spec = MixSpec(streams, self._weights, self.until, self.step, self.by, by_rows=True)
         return spec, TokenMixing(self.names, spec._shares)
@@ -358,35 +359,31 @@ def checked_weights(names: Sequence[str], weights: object, when: str = "") -> li
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:
-    if by not in ("samples", "tokens"):
-        raise OptionError(f"by={by!r}: 'samples' or 'tokens' is meant")
-    if until not in (None, "first", "all", "forever"):
-        raise OptionError(f"until={until!r}: 'first', 'all' or 'forever' is meant")
-    if step is not None and (not isinstance(step, int) or step < 1):
-        raise OptionError(f"step={step!r}: a step has 1 sample or more, or 1 token or more")
+    check.one_of("hr.mix(): by", by, ("samples", "tokens"))
+    check.one_of("hr.mix(): until", until, (None, "first", "all", "forever"))
+    check.whole_or_none("hr.mix(): step", step, 1)
     if by == "tokens" and until not in (None, "forever"):
-        raise OptionError(
-            f"by='tokens' and until={until!r}: nobody knows before documents are read how many come until then; leave "
-            "it out, and put .epoch(samples=N) behind .pack(), or behind the mixture where lengths are known"
-        )
+        remedy = "use .epoch(samples=N) after .pack(), or after the mixture if lengths are known"
+        raise check.conflict("by='tokens'", f"until={until!r}", remedy)
     if by == "tokens" and weights is None:
-        raise OptionError("by='tokens' needs weights=: the share of the tokens that each source is to have")
+        raise check.lacking("by='tokens'", "weights=, the share of the tokens of each source")
     if not isinstance(streams, Mapping) or not streams or not all(isinstance(name, str) for name in streams):
-        raise OptionError(f"hr.mix({streams!r:.200}): streams by their names are needed")
+        raise check.invalid("hr.mix(): streams", streams, "a dict of streams by their names")
     if not (weights is None or isinstance(weights, Mapping) or callable(weights)):
-        raise OptionError(f"weights={weights!r:.200}: a number for each name is needed, or a function of the step")
+        raise check.invalid("hr.mix(): weights", weights, "a number for each name, or a function of the step")
 
 
 def _checked_lengths(streams: Mapping[str, object], by: str, lengths: object) -> dict[str, Ints]:
     if lengths is None:
         return {}
     if by != "tokens":
-        raise OptionError("lengths= is about by='tokens': by samples, each counts once")
+        raise check.lacking("lengths=", "by='tokens'")
     if not isinstance(lengths, Mapping) or not {*lengths} <= {*streams}:
-        raise OptionError(f"lengths={lengths!r:.200}: an array for each of {', '.join(streams)} is meant")
+        raise check.invalid("hr.mix(): lengths", lengths, f"a dict of an array for each of {', '.join(streams)}")
     return {name: checked_lengths(given, f"lengths[{name!r}] of hr.mix") for name, given in lengths.items()}
 
 
 def _check_repeats(label: str, pipeline: Pipeline) -> None:
     if pipeline.order.passes is not None:
-        raise OptionError(f"{label} is repeated: until= and weights= of hr.mix say how often its samples come")
+        remedy = "until= and weights= set how often its samples come"
+        raise check.conflict(f".{pipeline.order.passes.text} of {label}", "hr.mix", remedy)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
+from headrace import check
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.batchers import BucketBatcher, Length
 from headrace.datasets.operators.delivering import Prefetch
 from headrace.datasets.operators.values import Batch, EachSample, GroupOperator
-from headrace.errors import OptionError
-from headrace.functions import checked, is_async, name_of
+from headrace.functions import name_of
 from headrace.numbers import is_whole
 from headrace.tasks import Step
 
@@ -57,8 +57,7 @@ class BatchMethods(AddsOperators):
             >>> len(next(iter(hr.DataLoader(Messages().batch(100, max_wait_s=0.1))))) <= 3
             True
         """
-        if not is_whole(n, 1):
-            raise OptionError(f".batch({n!r}): a batch has 1 sample or more, a whole number")
+        check.whole(".batch(): n", n, 1)
         batch = Batch(n, drop_last)
         return self._with(batch if max_wait_s is None else batch.within(max_wait_s))
 
@@ -79,8 +78,7 @@ class BatchMethods(AddsOperators):
             from headrace.torch_compat.collate import default_collate
 
             fn = default_collate
-        if is_async(checked(fn, "collate")):
-            raise OptionError(f".collate({name_of(fn)}): a plain function is needed, and no `async def`")
+        check.function(".collate(): fn", fn, is_plain=True)
         return self._with(EachSample(Step(f"collate({name_of(fn)})", "map", fn), is_collate=True))
 
     def padded_batch(self, n: int, *, pad_value: float | Mapping[str, float] = 0, drop_last: bool = False) -> Stream:
@@ -102,8 +100,7 @@ class BatchMethods(AddsOperators):
             {'ids': tensor([[ 5,  6,  7],
                     [ 8, -1, -1]])}
         """
-        if not is_whole(n, 1):
-            raise OptionError(f".padded_batch({n!r}): a batch has 1 sample or more, a whole number")
+        check.whole(".padded_batch(): n", n, 1)
         return self._with(Batch(n, drop_last, _padded(pad_value), "padded_batch"))
 
     def bucket(
@@ -141,16 +138,18 @@ class BatchMethods(AddsOperators):
         """
         edges = [*edges]
         if not all(map(is_whole, edges)) or any(one >= other for one, other in itertools.pairwise(edges)):
-            raise OptionError(f".bucket(edges={edges}): greatest lengths are needed, whole numbers that ascend")
+            raise check.invalid(
+                ".bucket(): edges", edges, "the greatest length of each bucket: ascending whole numbers"
+            )
         sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
         given = {name: size for name, size in sizes.items() if size is not None}
-        if len(given) != 1 or not all(is_whole(size, 1) for size in given.values()):
-            raise OptionError(
-                f".bucket({given or ''}): one of batch_size= and batch_tokens= is needed, a whole number of 1 or more"
-            )
+        if len(given) != 1:
+            raise check.lacking(".bucket()", "either batch_size= or batch_tokens=")
+        for argument, size in given.items():
+            check.whole(f".bucket(): {argument}", size, 1)
         name = name_of(length) if callable(length) else repr(length)
-        if callable(length) and is_async(length):
-            raise OptionError(f".bucket({name}): a plain function is needed, and no `async def`")
+        if callable(length):
+            check.function(".bucket(): length", length, is_plain=True)
         described = ", ".join([name, repr(edges), *(f"{name}={size}" for name, size in given.items())])
         buckets = GroupOperator(
             f"bucket({described})",
@@ -186,8 +185,7 @@ class BatchMethods(AddsOperators):
             >>> len(made) <= 4
             True
         """
-        if not is_whole(n):
-            raise OptionError(f".prefetch({n!r}): 0 or more, a whole number")
+        check.whole(".prefetch(): n", n)
         return self._with(Prefetch(n))
 
     def pack(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from headrace import check
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.errors import OptionError
-from headrace.numbers import is_whole
 
 if TYPE_CHECKING:
     from headrace.datasets.stream import Stream
@@ -117,8 +116,7 @@ class InputMethods(AddsOperators):
         """
         from headrace.datasets.operators.forking import Branch
 
-        if not is_whole(n, 1):
-            raise OptionError(f".fork({n!r}): 1 branch or more, a whole number")
+        check.whole(".fork(): n", n, 1)
         name = uuid.uuid4().hex
         return tuple([self._with(Branch(name, number, n)) for number in range(n)])
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Never
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import check
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.delivering import OnEveryRank
 from headrace.datasets.operators.order import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
-from headrace.numbers import is_whole
 
 if TYPE_CHECKING:
     from headrace.datasets.stream import Stream
@@ -47,16 +47,11 @@ class OrderMethods(AddsOperators):
         Raises:
             OptionError: An argument is out of range.
         """
-        names = ("auto", "shards", "within", "window", "global", "buffer")
-        if by not in names:
-            raise OptionError(f".shuffle(by={by!r}): one of {', '.join(map(repr, names))} is meant")
+        check.one_of(".shuffle(): by", by, ("auto", "shards", "within", "window", "global", "buffer"))
         for name, value in (("window", window), ("buffer", buffer)):
-            if value is not None and value < 1:
-                raise OptionError(f".shuffle({name}={value}): a {name} has 1 sample or more")
-        if buffer is not None and by not in ("auto", "buffer"):
-            raise OptionError(f".shuffle(by={by!r}, buffer={buffer}): a buffer is for by='buffer'")
-        if window is not None and by not in ("auto", "window"):
-            raise OptionError(f".shuffle(by={by!r}, window={window}): a window is for by='window'")
+            check.whole_or_none(f".shuffle(): {name}", value, 1)
+            if value is not None and by not in ("auto", name):
+                raise check.conflict(f".shuffle(): by={by!r}", f"{name}={value}", f"{name}= is for by={name!r}")
         return self._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
@@ -67,16 +62,16 @@ class OrderMethods(AddsOperators):
         """
         from headrace.datasets.operators.choosing import Stretch
 
-        if not is_whole(start) or not (stop is None or is_whole(stop, start)) or not is_whole(step, 1):
-            raise OptionError(f".slice({start!r}, {stop!r}, {step!r}): 0 <= start <= stop and step >= 1, whole numbers")
+        check.whole(".slice(): start", start)
+        check.whole_or_none(".slice(): stop", stop, start)
+        check.whole(".slice(): step", step, 1)
         return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
 
     def skip(self, n: int) -> Stream:
         """Skip the first `n` samples: equivalent to `.slice(n)`."""
         from headrace.datasets.operators.choosing import Stretch
 
-        if not is_whole(n):
-            raise OptionError(f".skip({n!r}): 0 or more, a whole number")
+        check.whole(".skip(): n", n)
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
 
     def shard(self, *positional: Never, index: int = -1, count: int = 0) -> Stream:
@@ -99,8 +94,8 @@ class OrderMethods(AddsOperators):
                 f".shard({given}): name the arguments, as in .shard(index=0, count=4). Their order differs between "
                 "libraries: tf.data and Hugging Face's datasets have the number of parts first"
             )
-        if not is_whole(index) or not is_whole(count) or index >= count:
-            raise OptionError(f".shard(index={index!r}, count={count!r}): 0 <= index < count, whole numbers")
+        check.whole(".shard(): index", index)
+        check.whole(".shard(): count", count, index + 1)
         return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
 
     def on_every_rank(self) -> Stream:
@@ -143,20 +138,18 @@ class OrderMethods(AddsOperators):
 
         if sampler is not None:
             if weights is not None or count is not None or seed is not None or not replacement:
-                raise OptionError(".sample(): a sampler does its own drawing; give it alone")
+                raise check.conflict(".sample(): a sampler", "options of drawing", "give the sampler alone")
             if isinstance(sampler, Iterator) or not hasattr(sampler, "__iter__"):
-                raise OptionError(f".sample({sampler!r:.200}): a sampler, or a list or array of numbers is needed")
+                raise check.invalid(".sample(): sampler", sampler, "a sampler, or a list or array of numbers")
             return self._with(SelectIndices("sample", functools.partial(_all_of, sampler)))
-        if count is not None and count < 0:
-            raise OptionError(f".sample(count={count}): 0 or more")
+        check.whole_or_none(".sample(): count", count)
         return self._with(
             WeightedSample(None if weights is None else np.asarray(weights, np.float64), count, replacement, seed)
         )
 
     def repeat(self, n: int | None = None) -> Stream:
         """Repeat all samples `n` times in an epoch, reshuffled each time. None: without end."""
-        if n is not None and n < 1:
-            raise OptionError(f".repeat({n}): 1 or more")
+        check.whole_or_none(".repeat(): n", n, 1)
         return self._with(Repeat(n))
 
     def epoch(self, *, samples: int) -> Stream:
@@ -167,14 +160,12 @@ class OrderMethods(AddsOperators):
         others be skipped; `stats()` counts both. Without `.epoch()`, and with the loader's `tail="uneven"`, each sample
         occurs once.
         """
-        if samples < 1:
-            raise OptionError(f".epoch(samples={samples}): 1 or more")
+        check.whole(".epoch(): samples", samples, 1)
         return self._with(EpochSize(samples))
 
     def take(self, n: int) -> Stream:
         """Keep the first `n` samples (or batches, after `batch`) of each epoch."""
-        if not is_whole(n):
-            raise OptionError(f".take({n!r}): 0 or more, a whole number")
+        check.whole(".take(): n", n)
         return self._with(Take(n))
 
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace import check
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.fields import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
 from headrace.datasets.operators.values import EachSample
-from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.functions import as_it_is, checked, is_async, name_of
+from headrace.functions import as_it_is, is_async, name_of
 from headrace.tasks import Step
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SampleMethods(AddsOperators):
             random: In workers, seed the generators of Python, numpy and torch from (seed, epoch, position) before each
                 call. False saves 7 µs a sample. `hr.rng()` is specific to the sample in either case.
         """
-        fn = checked(fn, "map")
+        fn = check.function(".map(): fn", fn)
         if field is not None:
             fn = on_field(fn, field)
         return self._with(EachSample(Step(f"map({name_of(fn)})", "map", fn, random)))
@@ -80,7 +80,7 @@ class SampleMethods(AddsOperators):
             field: Pass only this field to `fn`. With "__key__", and shards with an index, dropped samples are not read.
             random: As in `map`.
         """
-        asks, fn = None, checked(fn, "filter")
+        asks, fn = None, check.function(".filter(): fn", fn)
         if field is not None:
             asks = fn if field == "__key__" and not is_async(fn) else None
             fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
@@ -105,7 +105,7 @@ class SampleMethods(AddsOperators):
         """
         from headrace.datasets.operators.many import gives_many
 
-        fn = checked(fn, "flat_map")
+        fn = check.function(".flat_map(): fn", fn)
         return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
 
     def apply(self, fn: Callable[[Any], Any]) -> Stream:
@@ -210,8 +210,7 @@ class SampleMethods(AddsOperators):
         "jpg;png" is the first of the two that a sample has. A sample without such a field is a FormatError that names
         it.
         """
-        if not names:
-            raise OptionError(".select(): name at least one field")
+        check.names(".select(): names", {*names})
         selection = Select(names)
         return self._with(EachSample(Step(f"select({', '.join(names)})", "map", selection), selection=selection))
 
@@ -221,8 +220,7 @@ class SampleMethods(AddsOperators):
         "jpg;png" is the first of the two that a sample has. A sample without such a field is a FormatError that names
         it.
         """
-        if not names:
-            raise OptionError(".to_tuple(): name at least one field")
+        check.names(".to_tuple(): names", {*names})
         selection = ToTuple(names)
         return self._with(EachSample(Step(f"to_tuple({', '.join(names)})", "map", selection), selection=selection))
 
@@ -235,12 +233,7 @@ class SampleMethods(AddsOperators):
         Before `.select()` or `.to_tuple()`, it causes unused fields to be read. Put it after `.select()`, and use the
         old names in `.to_tuple()`.
         """
-        if not new_by_old:
-            raise OptionError(".rename(): give old names, and what they become: .rename(jpg='image')")
-        if not all(isinstance(new, str) for new in new_by_old.values()):
-            raise OptionError(f".rename({new_by_old}): new names are texts, as in .rename(jpg='image')")
-        if len(set(new_by_old.values())) < len(new_by_old):
-            raise OptionError(f".rename({new_by_old}): two fields would have one name")
+        check.names(".rename(): new names", [*new_by_old.values()])
         named = ", ".join(f"{old}={new}" for old, new in new_by_old.items())
         return self._with(EachSample(Step(f"rename({named})", "map", Rename(new_by_old))))
 
@@ -269,7 +262,6 @@ class SampleMethods(AddsOperators):
         """
         from headrace.datasets.operators.tokenizing import Tokenize, ids_by
 
-        if dtype not in ("int64", "int32", "uint16"):
-            raise OptionError(f".tokenize(dtype={dtype!r}): 'int64', 'int32' or 'uint16' is meant")
+        check.one_of(".tokenize(): dtype", dtype, ("int64", "int32", "uint16"))
         tokenizes = Tokenize(ids_by(tokenizer), field, into, dtype)
         return self._with(EachSample(Step(f"tokenize({field!r})", "map", tokenizes)))

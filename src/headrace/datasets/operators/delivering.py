@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from headrace import check
 from headrace.datasets.operators.values import Operator
-from headrace.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Prefetch(DeliveryOperator):
 
     def of(self, before: Delivering) -> Delivering:
         if before.prefetch is not None:
-            raise OptionError(f".{self.text} behind .prefetch({before.prefetch}): say it once")
+            raise check.conflict(f".prefetch({before.prefetch})", f".{self.text}")
         return replace(before, prefetch=self.most)
 
 

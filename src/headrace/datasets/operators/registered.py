@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
+from headrace import check
 from headrace.datasets.operators.choosing import ComputedNumbers
 from headrace.datasets.operators.many import gives_async, gives_many
 from headrace.datasets.operators.prepared import AsyncManyPrepared, AsyncPrepared, CalledInThread, Prepared
 from headrace.datasets.operators.values import EachSample, GroupOperator, Operator
-from headrace.errors import OptionError
-from headrace.functions import checked, is_async, name_of
+from headrace.functions import is_async, name_of
 from headrace.tasks import Step
 from headrace.types import Batcher, Ints
 
@@ -52,21 +52,17 @@ class SampleOp:
     lazy_init: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        if self.yields not in _KINDS:
-            raise OptionError(f"SampleOp(yields={self.yields!r}): one of {', '.join(map(repr, _KINDS))} is meant")
-        is_on_loop = gives_async(checked(self.fn, "SampleOp"))
+        check.one_of("SampleOp: yields", self.yields, _KINDS)
+        is_on_loop = gives_async(check.function("SampleOp: fn", self.fn))
         for name in ("sharding_settings", "lazy_init"):
             hook = getattr(self, name)
-            if hook is not None and is_async(checked(hook, f"SampleOp: {name}=")):
-                raise OptionError(f"SampleOp({name}={name_of(hook)}): a plain function is needed, and no `async def`")
+            if hook is not None:
+                check.function(f"SampleOp: {name}", hook, is_plain=True)
         if is_on_loop and (self.is_separate_process or self.sharding_settings is not None):
             name = "is_separate_process=True" if self.is_separate_process else "sharding_settings"
-            raise OptionError(
-                f"SampleOp({name}): {name_of(self.fn)} is an `async def`, which runs on the loader's event loop: a "
-                "plain function is needed"
-            )
+            raise check.invalid(f"SampleOp({name}): fn", self.fn, "a plain function: others run on the event loop")
         if self.is_separate_process is False and self.sharding_settings is not None:
-            raise OptionError("SampleOp(sharding_settings=…) is for what workers run: leave is_separate_process out")
+            raise check.conflict("SampleOp: sharding_settings=", "is_separate_process=False", "workers call it")
 
     @property
     def where(self) -> Literal["loop", "worker"]:
@@ -110,10 +106,7 @@ class BatchOp:
 
     def __post_init__(self) -> None:
         for name, function in (("batcher", self.batcher), ("measure", self.measure or len), ("collate", self.collate)):
-            if is_async(checked(function, f"BatchOp: {name}=")):
-                raise OptionError(
-                    f"BatchOp({name}={name_of(function)}): a plain function is needed, and no `async def`"
-                )
+            check.function(f"BatchOp: {name}", function, is_plain=True)
 
     def operator(self, name: str) -> GroupOperator:
         """Return the operator of a stream, with its name in errors, reports and states."""
@@ -137,10 +130,7 @@ class OrderOp:
 
     def __post_init__(self) -> None:
         for name, function in (("numbers", self.numbers), ("count", self.count)):
-            if is_async(checked(function, f"OrderOp: {name}=")):
-                raise OptionError(
-                    f"OrderOp({name}={name_of(function)}): a plain function is needed, and no `async def`"
-                )
+            check.function(f"OrderOp: {name}", function, is_plain=True)
 
     def operator(self, name: str) -> ComputedNumbers:
         """Return the operator of a stream, with its name in errors and states."""
@@ -171,12 +161,8 @@ def register_operator(name: str, make: Callable[..., Registered]) -> None:
         [3, 3, 4, 4]
     """
     if not str(name).isidentifier():
-        raise OptionError(f"register_operator({name!r}): a word is needed, of letters, digits and '_'")
-    if not callable(make):
-        raise OptionError(
-            f"register_operator({name!r}, {make!r}): a function that gives a SampleOp, a BatchOp or an OrderOp is "
-            "needed"
-        )
+        raise check.invalid("register_operator(): name", name, "a word of letters, digits and '_'")
+    check.function("register_operator(): make", make)
     _registered[name] = make
 
 
@@ -192,15 +178,10 @@ def made_operator(name: str, args: tuple[object, ...], named: dict[str, object])
         OptionError: There is no such operator, or its function does not return one.
     """
     known = registered_operators()
-    if name not in known:
-        have = ", ".join(sorted(known)) or "none"
-        raise OptionError(f".apply_op({name!r}): register it first, by hr.register_operator; registered are: {have}")
+    check.one_of(".apply_op(): name", name, sorted(known), "; register others by hr.register_operator")
     made = known[name](*args, **named)
     if not isinstance(made, Registered):
-        raise OptionError(
-            f".apply_op({name!r}): what is registered gave a {type(made).__name__}, and no hr.SampleOp, hr.BatchOp or "
-            "hr.OrderOp"
-        )
+        raise check.invalid(f".apply_op({name!r}): result", made, "a hr.SampleOp, hr.BatchOp or hr.OrderOp")
     described = [*map(_describe, args), *(f"{key}={_describe(value)}" for key, value in named.items())]
     return made.operator(f"{name}({', '.join(described)})")
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import check
 from headrace.datasets.operators.fields import field_of, with_field
-from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.numbers import array_of
 
@@ -73,6 +73,6 @@ def ids_by(tokenizer: Any) -> Callable[[str], Any]:
         return _Encoded(tokenizer)
     gives: Any = tokenizer if callable(tokenizer) else getattr(tokenizer, "encode", None)
     if not callable(gives) or is_async(gives):
-        raise OptionError(f".tokenize({tokenizer!r:.200}): a tokenizer is needed, or a plain function of a text")
+        raise check.invalid(".tokenize(): tokenizer", tokenizer, "a tokenizer, or a plain function of a text")
     ids: Callable[[str], Any] = gives
     return ids

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace import check
+from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.datasets.operators.fields import Selection
-from headrace.errors import OptionError
 from headrace.formats.columns import SampleColumns
 from headrace.formats.decoders import Decoder
 from headrace.functions import is_async
@@ -162,7 +163,7 @@ class Batch(Operator):
     def within(self, max_wait_s: float) -> GroupOperator:
         """Return the operator with a maximum waiting time. OptionError if it is invalid."""
         if not is_time(max_wait_s):
-            raise OptionError(f".{self.name}({self.size}, {max_wait_s=}): seconds are needed, a number of more than 0")
+            raise check.invalid(f".{self.name}({self.size}): max_wait_s", max_wait_s, "a number of seconds above 0")
         name = f"{self.name}({self.size}, max_wait_s={max_wait_s:g})"
         group = replace(self.on_the_way, name=name, makes_batches=True, max_wait_s=float(max_wait_s))
         return group.whole if self.drop_last else group
@@ -170,8 +171,6 @@ class Batch(Operator):
     @property
     def on_the_way(self) -> GroupOperator:
         """The grouping to use if more than functions of batches follows."""
-        from headrace.datasets.operators.batchers import EvenBatcher
-
         last = ", drop_last=True" if self.drop_last else ""
         batcher = functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
         return GroupOperator(f"{self.name}({self.size}{last})", batcher, collate=self.collate)
@@ -213,10 +212,7 @@ class GroupOperator(Operator):
     @property
     def whole(self) -> GroupOperator:
         if self.max_wait_s is not None:
-            raise OptionError(
-                f"drop_last=True and .{self.name}: batches that time has cut have fewer samples, too: leave one of "
-                "drop_last and max_wait_s out"
-            )
+            raise check.conflict("drop_last=True", f".{self.name}", "batches that time has cut are short, too")
         return self.without_short or self
 
     def count(self, count: int) -> int:

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from headrace import check
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
 from headrace.datasets.places.entries import check_listed
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
 from headrace.datasets.sources.files import Facts
-from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed, printable
+from headrace.errors import FormatError, LimitError, ObjectChangedError, masked, not_as_indexed, printable
 from headrace.formats.mp4.frames import BODIES, PIECES
 from headrace.formats.mp4.pieces import Piece, pieces_of
 from headrace.formats.mp4.table import VideoTable
@@ -57,14 +58,13 @@ class Clips:
     def __post_init__(self) -> None:
         for name in ("frames", "stride", "every", "of_each"):
             value = getattr(self, name)
-            if value is not None and not 0 < value <= 2**31:
-                raise OptionError(f"{name}={value!r} must be 1 or more")
-        if self.fps is not None and not 0 < self.fps <= 1e6:
-            raise OptionError(f"fps={self.fps!r} must be over 0, and at most a million")
-        if self.short not in ("error", "drop"):
-            raise OptionError(f"short={self.short!r} must be 'error' or 'drop'")
+            if value is not None:
+                check.number(name, value, 1, 2**31)
+        if self.fps is not None:
+            check.number("fps", self.fps, 0, 1e6, is_open=True)
+        check.one_of("short", self.short, ("error", "drop"))
         if self.of_each is not None and (self.every is not None or self.short == "drop"):
-            raise OptionError("of_each= gives as many clips of each video: every= and short='drop' do not go with it")
+            raise check.conflict("of_each=", "every= or short='drop'", "of_each= gives as many clips of each video")
 
     @property
     def span(self) -> int:

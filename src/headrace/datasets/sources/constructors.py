@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never
 
+from headrace import check
 from headrace.datasets.blocking import blocking
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.guessing import Names, folders_at, names_at, place_of
@@ -14,7 +15,6 @@ from headrace.datasets.places.patterns import is_pattern
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.numbers import is_whole
 from headrace.reading import read_from
 
 if TYPE_CHECKING:
@@ -341,8 +341,7 @@ def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
     """
     from headrace.datasets.sources.synchronous import FromMap, get_step
 
-    if threads is not None and not is_whole(threads, 1):
-        raise OptionError(f"hr.from_map(threads={threads!r}): a number of 1 or more is needed")
+    check.whole_or_none("hr.from_map(): threads", threads, 1)
     data = FromMap(dataset, threads)
     return Stream(data) if threads is not None else Stream(data, (EachSample(get_step(dataset)),))
 
@@ -369,7 +368,7 @@ def from_iterable(
     from headrace.producers.resumable import gives_state
 
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
-        raise OptionError(f"hr.from_iterable({iterable!r:.200}): an iterable, or a function that gives one, is needed")
+        raise check.invalid("hr.from_iterable(): iterable", iterable, "an iterable, or a function that returns one")
     if not one_epoch and not makes_one(iterable) and is_iterator(iterable):
         raise OptionError(
             f"hr.from_iterable({iterable!r:.200}) is an iterator, which would be empty in its second epoch. Give a "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
+from headrace import check
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.places.entries import version_at
 from headrace.datasets.source import SampleSource, StoredSource, Traits
@@ -28,7 +29,7 @@ def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tupl
         return tuple(sorted(found))
     classes = tuple(given)
     if isinstance(given, str) or len(set(classes)) < len(classes):
-        raise OptionError(f"classes={given!r:.200}: a list of names is needed, in which each comes once")
+        raise check.invalid("classes", given, "a list of different names")
     if missing := sorted(found - set(classes)):
         shown = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
         raise OptionError(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from headrace import check
 from headrace.datasets.blocking import blocking
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.entries import Entries, only
@@ -22,7 +23,6 @@ from headrace.datasets.sources.placed_shards import opening, shards_at
 from headrace.datasets.stream import Stream
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.arrow_values import library
-from headrace.formats.images import is_size
 from headrace.formats.json_values import as_number, as_object, as_text
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.frames import check_decoder
@@ -80,18 +80,16 @@ def lerobot(
         >>> options = {"decoder": "pyav", "offsets": [-0.1, 0]}
         >>> data = hr.lerobot("hf://datasets/lerobot/pusht", **options).shuffle("global")  # doctest: +SKIP
     """
-    if size is not None and not is_size(size):
-        raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
+    check.size("size", size)
     if offsets is not None and not (np.ndim(offsets) == 1 and np.size(offsets) and _are_finite(offsets)):
-        raise OptionError(f"offsets={offsets!r:.200}: one number of seconds or more; without frames it is cameras=()")
+        raise check.invalid("offsets", offsets, "one number of seconds or more; for no frames, give cameras=()")
     names = folders_at((os.fspath(url),), storage_options, kept=listing == "kept")
     folder = names.listings[0].folder
     about = _about(folder, storage_options)
     there = _There(folder, names.listings[0].urls, about, storage_options)
     cameras = about.videos if cameras is None else (cameras,) if isinstance(cameras, str) else cameras
-    if wrong := [name for name in cameras if name not in about.videos]:
-        known = ", ".join(about.videos) or "none"
-        raise OptionError(f"cameras={wrong}: {masked(folder)} has no such videos; its are: {known}")
+    for name in cameras:
+        check.one_of(f"{masked(folder)}: cameras", name, about.videos)
     facts = (
         *names.facts,
         ("layout", f"LeRobot's, {about.version}: {about.episodes:,} episodes, {about.fps:g} rows a second"),

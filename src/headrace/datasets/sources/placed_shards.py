@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from headrace import check
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.entries import version_at
 from headrace.datasets.places.guessing import Facts, Options, Place
@@ -116,9 +117,7 @@ def _index_of(
     if index is None:
         return None
     if not index or not isinstance(index, str | os.PathLike | list | tuple):
-        raise OptionError(
-            f"index={masked_text(repr(index))}: an address, a list of them, 'beside', 'build', 'auto' or None is meant"
-        )
+        raise check.invalid("index", index, "an address, a list of them, 'beside', 'build', 'auto' or None")
     if index == "build":
         return BuiltFile(str(cache_path(urls, storage_options, form)), limits, form)
     if index == "auto":

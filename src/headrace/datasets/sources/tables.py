@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace import check
 from headrace.datasets.blocking import blocking
 from headrace.datasets.packed import Packed, packed
 from headrace.datasets.places.kinds import extension_of
@@ -120,10 +121,9 @@ def table_of(
     names = list(rows[0])
     columns = [url_column] if isinstance(url_column, str) else list(url_column or _known(url, names))
     for name in [*columns, *([] if label_column is None else [label_column])]:
-        if name not in names:
-            raise OptionError(f"{masked(url)} has no column {name!r}; it has {', '.join(map(repr, names))}")
+        check.one_of(f"{masked(url)}: column", name, names)
     if classes is not None and label_column is None:
-        raise OptionError(f"hr.table(classes={classes!r:.200}) needs label_column=")
+        raise check.lacking("hr.table(classes=…)", "label_column=, the column with the classes")
     if label_column is not None and "label" in names and label_column != "label":
         raise OptionError(f"{masked(url)} has a column 'label' already: label_column={label_column!r} has no room")
     if taken := [name for name in names if name.startswith("__")]:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from headrace import check
 from headrace.datasets.blocking import blocking
 from headrace.datasets.faces import Parts
 from headrace.datasets.operators.values import EachSample
@@ -123,15 +124,13 @@ def tokens(
 
 def _check(window: object, stride: object, eos: object, documents: object, tail: object) -> None:
     for name, count in (("window", window), ("stride", stride)):
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise OptionError(f"{name}={count!r}: 1 token or more")
-    if documents not in (None, "ids", "samples", "separate") or tail not in ("drop", "short"):
-        known = "'ids', 'samples' or 'separate', and 'drop' or 'short' are meant"
-        raise OptionError(f"documents={documents!r}, tail={tail!r}: {known}")
+        check.whole_or_none(name, count, 1)
+    check.one_of("documents", documents, (None, "ids", "samples", "separate"))
+    check.one_of("tail", tail, ("drop", "short"))
     if documents == "samples" and not (window is stride is None and tail == "drop"):
-        raise OptionError("documents='samples': a sample is a whole document; window=, stride=, tail= are of windows")
+        raise check.conflict("documents='samples'", "window=, stride=, tail=", "a sample is a whole document")
     if eos is not None and documents not in (None, "separate"):
-        raise OptionError(f"eos={eos}, documents={documents!r}: they are found by the token, or by an index; give one")
+        raise check.conflict(f"eos={eos}", f"documents={documents!r}", "find documents by the token, or by an index")
 
 
 def _chunks(urls: tuple[str, ...], storage_options: Mapping[str, object] | None) -> Sequence[Chunk]:

@@ -6,13 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
+from headrace import check
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.guessing import Names, names_at
 from headrace.datasets.sources.clips import Clips, VideoClips
 from headrace.datasets.sources.listed_clips import Listed, ListedClips, listed_clips
 from headrace.datasets.stream import Stream, Urls
-from headrace.errors import OptionError
-from headrace.formats.images import is_size
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.format import MP4
 from headrace.formats.mp4.frames import ClipDecoder, check_decoder
@@ -64,11 +63,10 @@ def video(
         >>> data = data.shuffle().select("frames")
     """
     check_decoder(decoder)
-    if size is not None and not is_size(size):
-        raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
+    check.size("size", size)
     listed = listed_clips(urls)
     if (listed is None) == (clips is None):
-        raise OptionError("hr.video takes videos and clips=hr.Clips(…), or a list of (address, times) alone")
+        raise check.lacking("hr.video", "videos and clips=hr.Clips(…), or a list of (address, times) alone")
     if listed is not None:
         names = Names(tuple(dict.fromkeys(url for url, _ in listed)))
     else:

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from headrace import check
 from headrace.errors import OptionError, StorageError, masked
 from headrace.options import FetchOptions
 from headrace.types import Store
@@ -59,10 +60,11 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
         >>> from headrace.fetch.stores.memory import MemoryStore
         >>> register_store("shelf", lambda root, storage_options: MemoryStore())
     """
-    if not _NAME.fullmatch(scheme):
-        raise OptionError(f"scheme={scheme!r} must be two or more of a-z, 0-9, '+', '.' and '-', a letter first")
-    if scheme in BUILT_IN:
-        raise OptionError(f"scheme={scheme!r} is one of headrace's own ({', '.join(sorted(BUILT_IN))})")
+    if not _NAME.fullmatch(scheme) or scheme in BUILT_IN:
+        taken = ", ".join(sorted(BUILT_IN))
+        raise check.invalid(
+            "scheme", scheme, f"two or more of a-z, 0-9, '+', '.', '-', a letter first, and not {taken}"
+        )
     _registered[scheme] = factory
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace import check
 from headrace.errors import OptionError
 
 _SWITCHES = frozenset({"allow_http", "allow_invalid_certificates", "http1_only", "http2_only", "randomize_addresses"})
@@ -28,7 +29,7 @@ def for_obstore(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = options.get("client_options")
     if given is not None and not isinstance(given, Mapping):
-        raise OptionError(f"storage_options['client_options'] must be a dict, not {type(given).__name__}")
+        raise check.invalid("storage_options['client_options']", given, "a dict")
     rest: dict[str, object] = {}
     client = {}
     for name, value in (given or {}).items():
@@ -54,5 +55,5 @@ def _checked(where: str, name: str, value: object) -> object:
         return value
     text = str(value).strip().lower()
     if text not in _ON + _OFF:
-        raise OptionError(f"storage_options {where} must be true or false, not {str(value)[:40]!r}")
+        raise check.invalid(f"storage_options {where}", text, "true or false")
     return text in _ON

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import check
 from headrace.errors import DecodeError, OptionError, StageError, masked
 from headrace.formats.images import scaled
 from headrace.formats.limits import DEFAULTS, Limits
@@ -39,8 +40,7 @@ WHY_MOST = 500
 
 def check_decoder(name: str) -> None:
     """Raise an OptionError if the decoder is not known or not installed."""
-    if name not in DECODERS:
-        raise OptionError(f"decoder={name!r} is not known; {' and '.join(map(repr, DECODERS))} are")
+    check.one_of("decoder", name, DECODERS)
     module, extra = DECODERS[name]
     if importlib.util.find_spec(module) is None:
         raise OptionError(f"decoder={name!r} is not installed; try: pip install 'headrace[{extra}]'")
@@ -184,7 +184,7 @@ class VideoFrames:
         limits: Limits = DEFAULTS,
     ) -> None:
         if (count is None) == (times is None):
-            raise OptionError("hr.VideoFrames takes either how many frames, or times=")
+            raise check.lacking("hr.VideoFrames", "either a number of frames, or times=")
         if (count is not None and count < 1) or (times is not None and not len(times)):
             raise OptionError(f"count={count!r}, times={times!r}: one frame or more is needed")
         check_decoder(decoder)

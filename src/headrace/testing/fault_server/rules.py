@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args, get_origin
 
+from headrace import check
 from headrace.errors import OptionError
 from headrace.testing.fault_server.answers import Plan, Request
 from headrace.testing.fault_server.faults import FAULTS
@@ -67,13 +68,11 @@ class Rule:
     def __init__(self, text: str) -> None:
         self.text = text
         self.fault, _, rest = text.partition(":")
-        if self.fault not in FAULTS:
-            raise OptionError(f"fault {self.fault!r} of {text!r} is none of {', '.join(FAULTS)}")
+        check.one_of(f"{text!r}: fault", self.fault, FAULTS)
         parameters, selectors = _hints(FAULTS[self.fault]), _hints(When)
         known, given = parameters | selectors, dict[str, Any]()
         for name, _, value in (part.partition("=") for part in rest.split(",") if part):
-            if name not in known:
-                raise OptionError(f"{name!r} of {text!r} is none of {', '.join(known)}")
+            check.one_of(f"{text!r}: parameter", name, known)
             try:
                 given[name] = _value(value, known[name])
             except ValueError as error:
