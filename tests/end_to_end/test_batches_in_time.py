@@ -213,14 +213,14 @@ Make = Callable[[hr.Stream], Any]
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda data: data.filter(len), r"\.filter\(len\) behind \.batch\(4, max_wait_s=1\): .* time has cut"),
-        (lambda data: data.unbatch(), r"\.unbatch\(\) behind"),
-        (lambda data: data.flat_map(list), r"\.flat_map\(list\) behind"),
-        (lambda data: data.map(list).batch(2), r"\.batch\(2\) behind"),
-        (lambda data: data.take(3).padded_batch(2), r"\.padded_batch\(2\) behind"),
-        (lambda data: data.bucket(len, [3], batch_size=2), r"\.bucket\(len, \[3\], batch_size=2\) behind"),
-        (lambda data: data.batch(2, max_wait_s=2), r"\.batch\(2, max_wait_s=2\) behind"),
-        (lambda data: data.collate(list).collate(list), "its samples are batches already"),
+        (lambda data: data.filter(len), r"\.filter\(len\) cannot follow \.batch\(4, max_wait_s=1\): .* time cuts"),
+        (lambda data: data.unbatch(), r"\.unbatch\(\) cannot"),
+        (lambda data: data.flat_map(list), r"\.flat_map\(list\) cannot"),
+        (lambda data: data.map(list).batch(2), r"\.batch\(2\) cannot"),
+        (lambda data: data.take(3).padded_batch(2), r"\.padded_batch\(2\) cannot"),
+        (lambda data: data.bucket(len, [3], batch_size=2), r"\.bucket\(len, \[3\], batch_size=2\) cannot"),
+        (lambda data: data.batch(2, max_wait_s=2), r"\.batch\(2, max_wait_s=2\) cannot"),
+        (lambda data: data.collate(list).collate(list), "makes batches of lists"),
         (lambda data: hr.DataLoader(data, collate_fn=list), r"collate_fn=list and .*: put \.collate\(list\) right"),
         (
             lambda data: hr.DataLoader(data, batch_size=3),

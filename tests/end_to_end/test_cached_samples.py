@@ -368,10 +368,10 @@ def test_data_that_cannot_be_told_need_a_version_in_a_folder_alone(tmp_path: Pat
 @pytest.mark.parametrize(
     ("stream", "why"),
     [
-        (lambda: hr.from_map(range(9)).batch(2).cache(), "behind .batch"),
-        (lambda: hr.from_map(range(9)).filter(bool).take(2).cache(), "behind .take"),
-        (lambda: hr.from_map(range(9)).filter(bool).batch(2).unbatch().cache(), "behind .batch"),
-        (lambda: hr.from_map(range(9)).enumerate().cache(), "another place in each epoch"),
+        (lambda: hr.from_map(range(9)).batch(2).cache(), "cannot follow .batch"),
+        (lambda: hr.from_map(range(9)).filter(bool).take(2).cache(), "cannot follow .take"),
+        (lambda: hr.from_map(range(9)).filter(bool).batch(2).unbatch().cache(), "cannot follow .batch"),
+        (lambda: hr.from_map(range(9)).enumerate().cache(), "other positions in the epoch"),
         (lambda: hr.from_iterable(range(9)).cache(), "no numbers"),
         (lambda: hr.stream("memory://none/a.tar", index=None).cache(), "no numbers"),
         (

@@ -95,9 +95,9 @@ def test_state_of_what_is_on_every_rank_is_good_on_any_rank() -> None:
     [
         (lambda data: data.prefetch(-1), r"prefetch\(\): n=-1 must be a whole number, 0 or more"),
         (lambda data: data.prefetch(1).prefetch(1), r"\.prefetch\(1\) and \.prefetch\(1\)"),
-        (lambda data: data.prefetch(1).map(abs), r"map\(abs\) behind \.prefetch\(1\)"),
-        (lambda data: data.prefetch(1).batch(2), r"batch\(2\) behind \.prefetch\(1\)"),
-        (lambda data: data.prefetch(1).bucket(len, [2], batch_size=1), r"bucket\(.*\) behind \.prefetch\(1\)"),
+        (lambda data: data.prefetch(1).map(abs), r"map\(abs\) cannot follow \.prefetch\(1\)"),
+        (lambda data: data.prefetch(1).batch(2), r"batch\(2\) cannot follow \.prefetch\(1\)"),
+        (lambda data: data.prefetch(1).bucket(len, [2], batch_size=1), r"bucket\(.*\) cannot follow \.prefetch\(1\)"),
         (lambda data: data.prefetch(1).zip(data), r"prefetch\(1\) of input 0 of \.zip\(\)"),
         (lambda data: data.concat(data.prefetch(1)), r"prefetch\(1\) of input 1 of \.concat\(\)"),
         (lambda data: data.zip(data.on_every_rank()), r"on_every_rank\(\) of input 1 of \.zip\(\)"),

@@ -184,8 +184,8 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
 
     some, stream = hr.Exclude(samples=[1]), hr.from_map(ALL)
     refused("'pad'", stream, some, tail="pad")
-    refused("have none", hr.from_iterable(ALL), some)
-    refused("without end", stream.repeat(), some)
+    refused("have no numbers", hr.from_iterable(ALL), some)
+    refused("has no end", stream.repeat(), some)
     refused("sampler", stream.sample(torch.utils.data.RandomSampler(ALL)), some)
     refused("must be hr.Exclude", stream, [1])
     refused("cannot be read", stream, tmp_path / "none")

@@ -157,7 +157,7 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
             r"\.shard\(4, 0\): name the arguments, as in \.shard\(index=0, count",
         ),
         (lambda: texts().shard(index=2, count=2), hr.OptionError, "count=2 must be a whole number, 3 or more"),
-        (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right behind \.batch"),
+        (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right after \.batch"),
         (lambda: numbers().collate(sum), TypeError, "'int' object is not iterable"),
         (lambda: numbers().batch(2).collate(slow_sum), hr.OptionError, "fn=slow_sum must be a plain function"),
         (lambda: numbers().padded_batch(0), hr.OptionError, "n=0 must be a whole number, 1 or more"),

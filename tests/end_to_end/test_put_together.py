@@ -229,10 +229,10 @@ def test_stream_says_where_samples_are_put_together_and_has_no_length() -> None:
 def test_batches_of_buckets_are_not_collated_once_more() -> None:
     """The function would be given a padded batch, and not the samples that it asks for."""
     buckets = hr.from_map([[1], [2, 2]]).bucket(len, [9], batch_size=2)
-    with pytest.raises(hr.OptionError, match="its samples are batches already"):
+    with pytest.raises(hr.OptionError, match="makes batches of lists"):
         buckets.collate(list)
     lists = hr.from_map([1, 2]).batch(2).collate(list)
-    with pytest.raises(hr.OptionError, match="its samples are batches already"):
+    with pytest.raises(hr.OptionError, match="makes batches of lists"):
         lists.collate(list)
     assert list(hr.DataLoader(hr.from_map([[1], [2]]).bucket(len, [9], batch_size=2).map(repr))) == [
         "tensor([[1],\n        [2]])"

@@ -176,7 +176,7 @@ WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("exclude each other", lambda indexed, plain: indexed.repeat(2).epoch(samples=3)),
     ("1 or more", lambda indexed, plain: indexed.repeat(0)),
     ("1 or more", lambda indexed, plain: indexed.epoch(samples=0)),
-    ("needs samples that have numbers", lambda indexed, plain: plain.sample(count=3)),
+    ("have no numbers before they are read", lambda indexed, plain: plain.sample(count=3)),
     ("give the sampler alone", lambda indexed, plain: indexed.sample([1, 2], count=3)),
     ("needs samples that are counted", lambda indexed, plain: plain.take(5).repeat(2)),
     ("let its aiter", lambda indexed, plain: Counting().repeat(2)),

@@ -33,7 +33,7 @@ class Endless(hr.AsyncIterableDataset):
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (Endless, "no numbers before they are read: .* Otherwise samples are counted as they come"),
+        (Endless, "no numbers before they are read; .* Otherwise samples are counted as they come"),
         (lambda: range(5), "no stream or data set"),
         (lambda: numbers(5).map(plain).map(later), "behind a plain one"),
     ],
@@ -76,9 +76,9 @@ def test_streams_are_refused_when_they_have_no_names(streams: Any) -> None:
     [
         (lambda data: data.shuffle(), "shuffle its sources"),
         (lambda data: hr.DataLoader(data, shuffle=True), "shuffle its sources"),
-        (lambda data: data.repeat(2), "without end"),
-        (lambda data: data.slice(3, 5), "without end"),
-        (lambda data: data.sample(), "without end"),
+        (lambda data: data.repeat(2), "has no end"),
+        (lambda data: data.slice(3, 5), "has no end"),
+        (lambda data: data.sample(), "has no end"),
     ],
 )
 def test_operator_is_refused_when_a_mixture_has_no_use_for_it(operate: Callable[[hr.Stream], Any], told: str) -> None:

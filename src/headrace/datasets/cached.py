@@ -18,6 +18,7 @@ from headrace import check
 from headrace.datasets.asynchronous import MadeDataset, MadeSource
 from headrace.datasets.doing import split_steps, through, through_first
 from headrace.datasets.methods.adding import AddsOperators
+from headrace.datasets.needs import refusal
 from headrace.datasets.operators.values import EachSample, Operator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders
@@ -86,23 +87,18 @@ def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
 def _check(pipeline: Pipeline) -> None:
     source = pipeline.source
     if source.without_numbers is not None:
-        raise OptionError(
-            f"{_CALL}: the samples of {source.name} have no numbers before they are read, by which they would be kept; "
-            f"{source.without_numbers}"
-        )
+        raise refusal("numbers", _CALL, source.name, remedy=source.without_numbers)
     if source.draws or not source.keeps_numbers:
         is_steady = source.is_steady and source.keeps_numbers
         why = "its numbers are made of its inputs'" if is_steady else "its samples have other numbers in each epoch"
         raise OptionError(f"{_CALL} behind {source.text:.100}: {why}; put {_CALL} behind each of its inputs")
     if pipeline.is_batched or pipeline.group is not None:
-        raise OptionError(f"{_CALL} behind .batch(): it keeps samples; put it before that")
+        raise refusal("single samples", _CALL, ".batch()")
     if pipeline.numbered is not None:
-        raise OptionError(
-            f"{_CALL} behind {pipeline.numbered.name}: a sample has another place in each epoch; put it behind {_CALL}"
-        )
+        raise refusal("positions", _CALL, f".{pipeline.numbered.name}")
     late = next((regroup.name for regroup in pipeline.regroups), None)
     if late is not None or pipeline.limit is not None:
-        raise OptionError(f"{_CALL} behind .{late or f'take({pipeline.limit})'}: it keeps samples; put it before that")
+        raise refusal("single samples", _CALL, f".{late or f'take({pipeline.limit})'}")
 
 
 def _check_step(step: Step, *, has_version: bool) -> None:

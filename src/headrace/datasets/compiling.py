@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from headrace.datasets.needs import refusal
 from headrace.datasets.operators.delivering import NOTHING_SAID, DeliveryOperator
 from headrace.datasets.operators.order import EpochSize, OrderOperator, PassOperator, Repeat, Shuffle, Take
 from headrace.datasets.operators.values import Batch, EachSample, GroupOperator, Operator
@@ -108,7 +109,7 @@ class _Compiler:
             return
         self._check_last(operator, keeps_count=step.keeps_count)
         if operator.is_collate and (self._is_batched or self._makes_batches):
-            raise OptionError(f".{operator.text}: its samples are batches already; put it right behind .batch()")
+            raise refusal("batches of lists", f".{operator.text}", "operators of batches")
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
             self._after.append(operator)
             return
@@ -145,10 +146,7 @@ class _Compiler:
             return
         self._check_place(operator)
         if not self._is_counted and not operator.is_behind_filters:
-            raise OptionError(
-                f".{operator.text} behind .filter(): it would count the samples of the source, those that are left out "
-                "too; move it before that"
-            )
+            raise refusal("undropped samples", f".{operator.text}", ".filter()")
         self._order.add(operator)
 
     def _add_numbered(self, operator: Operator, step: Step) -> None:
@@ -170,9 +168,7 @@ class _Compiler:
         from headrace.datasets.operators.batchers import EvenBatcher, WindowShuffle
 
         if operator.by not in ("auto", "window"):
-            raise OptionError(
-                f".{operator.text} of samples that were made of others: these are shuffled in windows, by='window'"
-            )
+            raise refusal("windows", f".{operator.text}", "operators that make samples")
         is_batched = self._is_batched or self._makes_batches
         size = operator.window or (WINDOW_BATCHES if is_batched else WINDOW_SAMPLES)
         name = operator.in_words("window", f", samples={size}")
@@ -190,10 +186,7 @@ class _Compiler:
             self._order.add_passes(operator)
             return
         if any(limit is not None for *_, limit in self._levels):
-            raise OptionError(
-                f".{operator.text} behind .take() or .epoch(), behind which others are made of samples: there is no "
-                "more to begin again with than was taken there; have .epoch() in the place of that"
-            )
+            raise refusal("unlimited samples", f".{operator.text}", ".take() or .epoch()")
         self._take(operator.samples)
         if self._source.traits.iterated:
             self._is_given = True
@@ -231,15 +224,9 @@ class _Compiler:
     def _check_last(self, operator: Operator, *, keeps_count: bool = False) -> None:
         grouping, *_ = self._levels[-1]
         if grouping is not None and grouping.max_wait_s is not None and not keeps_count:
-            raise OptionError(
-                f".{operator.text} behind .{grouping.text}: what comes of it would depend on where time has cut the "
-                "batches, and no resumed run could give it again: .map() may follow; put all else before it"
-            )
+            raise refusal("fixed groups", f".{operator.text}", f".{grouping.text}")
         if self._delivering.prefetch is not None:
-            raise OptionError(
-                f".{operator.text} behind .prefetch({self._delivering.prefetch}): that counts what comes out of the "
-                "stream; put .prefetch() last"
-            )
+            raise refusal("stream", f".{operator.text}", f".prefetch({self._delivering.prefetch})")
 
     def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:
         """Raise OptionError if an operator on the order is not allowed here.
@@ -250,22 +237,16 @@ class _Compiler:
         call = f".{operator.text}"
         numbered = next((one for *_, each, _ in self._levels for one in each if one.step.is_numbered), None)
         if numbered is not None:
-            raise OptionError(
-                f"{call} behind .{numbered.text}: that gives the places of samples in the epoch, which would be others "
-                f"then; move {call} before it"
-            )
+            raise refusal("positions", call, f".{numbered.text}")
         if self._is_batched:
-            raise OptionError(f"{call} behind .batch(): it is about samples; move it before .batch()")
+            raise refusal("single samples", call, ".batch()")
         if self._limit is not None:
-            raise OptionError(f"{call} behind .filter() and .take(): shuffle before .take()")
+            raise refusal("source samples", call, f".take({self._limit})")
         many = next((one.text for one in self._each if one.step.kind == "many"), None)
         grouping, _, limit = self._levels[-1]
         if len(self._levels) > 1 or (many is not None and is_of_one):
             before = many or (f"take({limit})" if grouping is None else grouping.text)
-            raise OptionError(
-                f"{call} behind .{before}: it is about samples of the source, and those have become others; "
-                "move it before that"
-            )
+            raise refusal("source samples", call, f".{before}")
 
 
 def _steps(operators: Iterable[EachSample]) -> tuple[Step, ...]:
@@ -280,7 +261,7 @@ def _check_order(source: SampleSource, order: Ordering) -> None:
     if order.by_numbers is not None and by in ("window", "shards", "within"):
         raise OptionError(f".{order.by_numbers.text} takes samples by their numbers, which windows have none of")
     if order.by_numbers is not None and not traits.numbered:
-        raise OptionError(f".{order.by_numbers.text} needs samples that have numbers: {advice}")
+        raise refusal("numbers", f".{order.by_numbers.text}", source.name, remedy=advice or "")
     if by == "global" and traits.sharded and advice is not None:
         raise OptionError(
             ".shuffle(by='global') of shards without an index, or that are compressed: by='window' is what can be "
@@ -304,12 +285,9 @@ def _check_behind(levels: Iterable[tuple[GroupOperator | None, Sequence[EachSamp
     for grouping, each in levels:
         name = "take()" if grouping is None else grouping.name
         if packing is not None:
-            raise OptionError(f".{name} behind .{packing}, of documents that are read first: put it before that")
+            raise refusal("documents", f".{name}", f".{packing}")
         if grouping is not None and grouping.packing is not None:
             packing = name
             wrong = next((operator for operator in each if not operator.step.keeps_count), None)
             if wrong is not None:
-                raise OptionError(
-                    f".{wrong.text} behind .{packing}, of documents that are read first: each row of a batch has a "
-                    "sequence; put it before that"
-                )
+                raise refusal("documents", f".{wrong.text}", f".{packing}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from headrace import check
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
@@ -84,10 +85,8 @@ def _check_uneven(pipeline: Pipeline, world: int) -> None:
     """Raise OptionError if ranks that end independently would have to count samples together."""
     is_bounded = pipeline.order.most is not None and not has_numbers(pipeline, world)
     if is_bounded or _limits(pipeline):
-        raise OptionError(
-            f"tail='uneven': each of {world} ranks ends with its own data, and .epoch() and .take() count the samples "
-            "of all ranks: leave out one of them"
-        )
+        remedy = f"each of {world} ranks ends with its own data"
+        raise check.conflict("tail='uneven'", ".epoch() or .take(), which count the samples of all ranks,", remedy)
 
 
 def _uncounted(stream: Stream, world: int) -> OptionError:
@@ -142,7 +141,7 @@ def _check_iterable(source: SampleSource, world: int) -> None:
             f"{_ALL}"
         )
     if source.ranks_by not in ("shard_info", "position"):
-        raise OptionError(f"{name}.ranks_by={source.ranks_by!r}: 'shard_info', 'position' or None is meant")
+        raise check.invalid(f"{name}.ranks_by", source.ranks_by, "'shard_info', 'position' or None")
 
 
 def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from headrace import check
+from headrace.datasets.needs import refusal
 from headrace.datasets.planning import Planning
 from headrace.engine.quarantine import numbers_in
 from headrace.errors import OptionError, StateMismatchError
@@ -75,10 +76,7 @@ class Excluding:
 
     def _positions(self, order: Order) -> Ints:
         if order.count >= ENDLESS:
-            raise OptionError(
-                "exclude= of samples in an epoch without end: where they come cannot be looked up; give it an end by "
-                ".epoch(samples=N), or leave out steps"
-            )
+            raise refusal("end", "exclude= of samples", self.planning.pipeline.source.name)
         if not self.planning.pipeline.order.is_fixed:
             raise check.conflict("exclude=", ".sample(sampler)", "have the sampler exclude these samples")
         found = []

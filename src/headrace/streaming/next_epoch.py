@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace import check
+from headrace.datasets.needs import refusal
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
@@ -296,10 +297,7 @@ class NextEpoch:
 
         planning = planning or self.planning
         if planning is None:
-            raise OptionError(
-                f"exclude= names samples by their numbers, and those of {self.stream!r} have none: shards need an "
-                "index (headrace index URL…)"
-            )
+            raise refusal("numbers", "exclude=", repr(self.stream))
         if self._excluded is None or self._excluded.planning is not planning:
             assert self._settings.exclude is not None
             self._excluded = Excluding(self._settings.exclude, planning)

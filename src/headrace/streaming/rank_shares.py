@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from headrace import check
+from headrace.datasets.needs import refusal
 from headrace.datasets.operators.values import counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
@@ -121,16 +123,10 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
         return
     call = f".pack({pipeline.packing.length}) of documents that are read first"
     if not has_numbers:
-        raise OptionError(
-            f"{call}: samples of {pipeline.source.name} have no numbers before they are read, and sequences would be "
-            "others on other ranks; shards need an index for that (headrace index URL…), and compressed ones "
-            "Zstandard's seekable frames"
-        )
+        remedy = "make an index: headrace index URL…; compressed shards need Zstandard's seekable frames, too"
+        raise refusal("numbers", call, pipeline.source.name, remedy=remedy)
     if settings.exclude is not None and settings.exclude.steps:
-        raise OptionError(
-            f"{call}, and exclude= of steps: what a step has is known only once it is made; name documents, by their "
-            "numbers"
-        )
+        raise check.conflict(call, "exclude= of steps", "exclude documents by their numbers")
     if shared is not None and any(shared.last):
         raise OptionError(
             f"{call}: {shared.end} sequences are no whole steps of {shared.size}, and each of {shared.world} ranks has "

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from headrace.datasets.cached import is_kept
 from headrace.datasets.faces import Described
+from headrace.datasets.needs import refusal
 from headrace.datasets.operators.fields import on_field
 from headrace.datasets.operators.forking import Copies
 from headrace.datasets.operators.values import EachSample
@@ -78,10 +79,7 @@ def _steps(number: int, branch: Stream) -> list[Step]:
     others += [] if pipeline.group is None else [pipeline.group.text]
     others += [step.name for step in pipeline.steps if is_kept(step)]
     if others or pipeline.keeps or pipeline.is_batched:
-        raise OptionError(
-            f".{others[0] if others else 'filter()'} of branch {number} of .fork(): branches stay together sample by "
-            "sample, so that each sample is got once: put it before .fork(), or behind .zip()"
-        )
+        raise refusal("aligned branches", ".zip()", f".{others[0] if others else 'filter()'}", of=f"branch {number}")
     return [
         replace(step, name=f"{step.name} of branch {number}", fn=on_field(step.fn, number))
         for step in pipeline.narrowed_steps

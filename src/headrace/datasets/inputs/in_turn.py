@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from headrace.datasets.inputs.spec import JoinedSpec
+from headrace.datasets.needs import refusal
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
-from headrace.errors import OptionError
 from headrace.plan import Order, draw
 from headrace.plan.combined import ConcatOrder, InterleaveLayout, InterleaveOrder
 from headrace.plan.order import ENDLESS
@@ -47,24 +47,19 @@ class InputsSpec(JoinedSpec):
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
         first, shuffle = next(iter(order.operators), None), order.shuffle
         if self.is_endless and first is not None and not first.is_bound:
-            raise OptionError(
-                f".{first.text} behind {self.call}, which has no end: bound it first, by .take(n) or .epoch(samples=N)"
-            )
+            raise refusal("end", f".{first.text}", self.call)
         if shuffle is None or self.is_in_order or shuffle.by == "global" or (shuffle.by == "auto" and not in_ranges):
             return
-        raise OptionError(
-            f".{shuffle.text} behind {self.call}: {self._why_not_in_order}, so that samples do not come as they lie; "
-            'shuffle the inputs, or by="global", which gets samples one by one'
-        )
+        raise refusal("in order", f".{shuffle.text}", self.call, of=self._why_not_in_order)
 
     @property
     def _why_not_in_order(self) -> str:
         for label, pipeline in zip(self.labels, self.pipelines, strict=True):
             if pipeline.order.operators:
-                return f"{label} has .{pipeline.order.operators[0].text}"
+                return f"{label} with .{pipeline.order.operators[0].text}"
             if pipeline.keeps:
-                return f"{label} is filtered by keys"
-        return "inputs have orders of their own"
+                return f"{label} with a filter by keys"
+        return "inputs with orders of their own"
 
     def described(self) -> str:
         return f"{self.kind}({len(self.names)}{self.arguments})"
@@ -90,10 +85,7 @@ class ConcatSpec(InputsSpec):
         super().__init__(streams)
         for label, pipeline in zip(self.labels[:-1], self.pipelines, strict=False):
             if pipeline.is_endless:
-                raise OptionError(
-                    f"{label} has no end, so that what follows it never comes: bound it by .take(n) or "
-                    ".epoch(samples=N), or have .interleave()"
-                )
+                raise refusal("end", self.call, label)
 
     def __reduce__(self) -> tuple[object, ...]:
         return ConcatSpec, (self.streams,)

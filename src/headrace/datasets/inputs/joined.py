@@ -6,6 +6,7 @@ from headrace.datasets.asynchronous import AsyncDataset
 from headrace.datasets.doing import split_steps
 from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards, JoinedStep
 from headrace.datasets.inputs.spec import JoinedSpec
+from headrace.datasets.needs import refusal
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
@@ -20,21 +21,15 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
         OptionError: It cannot. `label` and `call` are its names in the message.
     """
     if (advice := pipeline.source.without_numbers) is not None:
-        also = (
-            "; what comes of an iterator cannot be put together with others" if pipeline.source.traits.iterated else ""
-        )
-        raise OptionError(f"the samples of {label} have no numbers before they are read: {advice}{also}")
+        raise refusal("numbers", call, pipeline.source.name, of=label, remedy=advice)
     if not pipeline.source.keeps_numbers:
         raise OptionError(f"{label} packs shuffled documents: put its .shuffle() behind .pack()")
     if pipeline.group is not None or pipeline.is_batched:
-        raise OptionError(f"{label} makes batches: put .batch() behind {call}, and .collate() with it")
+        raise refusal("single samples", call, ".batch()", of=label)
     if pipeline.of_all is not None:
-        raise OptionError(
-            f".{pipeline.of_all} of {label}: it is about the epoch that a loader gives, of which an input is a part "
-            f"that follows from positions alone; put it behind {call}"
-        )
+        raise refusal("global batches", call, f".{pipeline.of_all}", of=label)
     if not pipeline.keeps_count:
-        raise OptionError(f"{pipeline.changing[0]} of {label} changes their number: put it behind {call}")
+        raise refusal("known number", call, f".{pipeline.changing[0]}", of=label)
     split_steps(pipeline.steps, label, call)
 
 

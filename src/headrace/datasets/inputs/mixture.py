@@ -17,6 +17,7 @@ from headrace.datasets.inputs.forked import check_apart
 from headrace.datasets.inputs.joined import check_input, joined
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.lengths import checked_lengths
+from headrace.datasets.needs import refusal
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
@@ -205,12 +206,8 @@ class MixSpec(JoinedSpec):
         return self.until == "forever"
 
     def check_order(self, order: Ordering, *, in_ranges: bool) -> None:  # noqa: ARG002 (others need it)
-        names = self.names
         if order.shuffle is not None:
-            raise OptionError(
-                f"a mixture has an order of its own: shuffle its sources, hr.mix({{{names[0]!r}: data.shuffle(), …}}), "
-                "and not what comes of them"
-            )
+            raise refusal("own order", f".{order.shuffle.text}", self.call)
         first = next(iter(order.operators), None)
         if first is not None and self.by == "tokens" and not self.is_planned:
             raise OptionError(
@@ -218,9 +215,7 @@ class MixSpec(JoinedSpec):
                 "sources, or behind .pack(), or say how long they are: hr.mix(…, lengths=…)"
             )
         if self.is_endless and first is not None and not first.is_bound:
-            raise OptionError(
-                f"{first.text} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
-            )
+            raise refusal("end", f".{first.text}", self.call)
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -62,9 +62,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
     """
     if not _NAME.fullmatch(scheme) or scheme in BUILT_IN:
         taken = ", ".join(sorted(BUILT_IN))
-        raise check.invalid(
-            "scheme", scheme, f"two or more of a-z, 0-9, '+', '.', '-', a letter first, and not {taken}"
-        )
+        raise check.invalid("scheme", scheme, f"two or more of a-z, 0-9, '+', '.', '-', a letter first, not {taken}")
     _registered[scheme] = factory
 
 

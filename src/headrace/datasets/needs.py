@@ -1,0 +1,42 @@
+"""What operators need of the streams before them, and the one message for streams that lack it."""
+
+from __future__ import annotations
+
+from headrace.errors import OptionError
+
+_BEFORE = "put {call} before {cause}"
+_BOUND = "bound it first, by .take(n) or .epoch(samples=N)"
+
+NEEDS = {  # need: why the operator needs it, and what to do
+    "aligned branches": ("branches of .fork() have the same samples", "put {cause} before .fork(), or after {call}"),
+    "batches of lists": ("{call} makes batches of lists", "put {call} right after .batch()"),
+    "documents": ("each row of a batch has one sequence", _BEFORE),
+    "end": ("{cause} has no end", _BOUND),
+    "fixed groups": ("batches that time cuts differ in each run", ".map() may follow; put all else before it"),
+    "global batches": ("it is about a whole epoch, and an input is a part of it", "put it after {call}"),
+    "in order": ("samples do not come in the order of shards", 'shuffle the inputs, or use by="global"'),
+    "known number": ("the number of samples is known only after they are read", "put it after {call}"),
+    "numbers": ("samples have no numbers before they are read", "make an index: headrace index URL…"),
+    "own order": ("a mixture has an order of its own", "shuffle its sources: hr.mix({{name: data.shuffle(), …}})"),
+    "positions": ("samples would have other positions in the epoch", _BEFORE),
+    "single samples": ("{call} takes single samples", _BEFORE),
+    "source samples": ("{call} takes samples of the source, and these are made of others", _BEFORE),
+    "stream": ("{cause} counts the results of the stream", "put {cause} last"),
+    "undropped samples": ("{call} would count samples that are dropped", _BEFORE),
+    "unlimited samples": ("nothing follows the samples that were taken", "use {call} in place of the limit"),
+    "windows": ("samples made of others are shuffled in windows", "use by='window'"),
+}
+
+
+def refusal(need: str, call: str, cause: str, *, of: str = "", remedy: str = "") -> OptionError:
+    """Return the error of an operator that cannot follow another.
+
+    Args:
+        need: What `call` needs and does not get: a key of `NEEDS`.
+        call: The operator, as the user wrote it.
+        cause: The earlier operator or source that does not provide it.
+        of: The input that `cause` belongs to.
+        remedy: What to do, if the table does not know it.
+    """
+    why, usual = (text.format(call=call, cause=cause) for text in NEEDS[need])
+    return OptionError(f"{call} cannot follow {cause}{of and f' of {of}'}: {why}; {remedy or usual}")
