@@ -16,7 +16,6 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from builders.loops import resumed_anywhere
 from end_to_end.packed import seekable
 from end_to_end.tars import numbered_samples, same, tar
 
@@ -168,39 +167,12 @@ def test_a_seekable_shard_gives_any_sample_by_its_number(
     url = put(seekable(tar(samples), frame), "tar.zst")
     data = hr.stream(url, index="build")
     assert len(data) == 50
-    if frame == 10**6:
-        with pytest.raises(hr.OptionError, match="unpacked from its start"):
-            data[7]
-        return
     for number in (0, 7, 49):
         key, fields = samples[number]
         assert data[number] == {"__key__": key, "__url__": url, **fields}
     got = batches(data.shuffle("global", seed=5), batch_size=None)
     assert sorted(sample["__key__"] for sample in got) == [key for key, _ in samples]
     assert [s["__key__"] for s in batches(data, batch_size=None)] == [key for key, _ in samples]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compress", [lambda data: seekable(data, 700), gzip.compress], ids=["seekable", "gz"])
-def test_documents_of_compressed_shards_are_packed_by_rows_where_frames_are_found(
-    compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    lines = b"".join(b'{"text": "%s"}\n' % (b"abcdefghij" * (n % 17)) for n in range(200))
-    plain = hr.stream(put(lines, "jsonl"), index="build").tokenize(lambda text: [*text.encode()]).pack(64)
-    ending = "jsonl.gz" if compress is gzip.compress else "jsonl.zst"
-    tokens = hr.stream(put(compress(lines), ending), index="build").tokenize(lambda text: [*text.encode()])
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
-    if ending == "jsonl.gz":
-        with pytest.raises(hr.OptionError, match="unpacked from its start"):
-            tokens.pack(64)
-        return
-    packed = tokens.pack(64)
-    expected = [batch["input_ids"].tolist() for batch in batches(plain, **options)]
-    assert [batch["input_ids"].tolist() for batch in batches(packed, **options)] == expected
-    assert len(expected) > 3
-
-    resumed_anywhere(lambda: hr.DataLoader(packed, **options))
 
 
 @pytest.mark.slow

@@ -33,16 +33,26 @@ def is_third(key: str) -> bool:
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
 
 
-@pytest.mark.parametrize("index", [None, "build"])
-def test_operators_that_need_numbers_refuse_compressed_shards_at_once(index: str | None, tmp_path: Path) -> None:
+def test_operators_that_take_samples_from_anywhere_refuse_compressed_shards_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for number in range(2):
         (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(b'{"input_ids": [1]}\n' * 3))
-    data = hr.stream(f"{tmp_path}/*.jsonl.gz", index=index)
+    data = hr.stream(f"{tmp_path}/*.jsonl.gz", index="build")
     operators: list[Callable[[], object]] = [
-        lambda: data.pack(8),
+        lambda: data.shuffle().pack(8),
         lambda: data.pack(8, lengths=[1] * 6),
-        lambda: hr.mix({"a": data, "b": data}),
+        lambda: hr.mix({"a": data.shuffle(), "b": data}),
+        lambda: hr.mix({"a": data, "b": data}).sample([0, 1]),
+        lambda: data.concat(data).shuffle(),
+        lambda: data.zip(data).shuffle("global"),
+        lambda: data.join(data, on="__key__"),
+        lambda: data.take(4).shuffle(),
+        lambda: data.sample(count=3),
+        lambda: data.sample([5, 4]),
         lambda: data.shuffle("global"),
+        lambda: hr.stream(f"{tmp_path}/*.jsonl.gz", index=None).shuffle("global"),
         lambda: data.cache(),
     ]
     for operator in operators:
@@ -71,9 +81,8 @@ def test_compressed_shards_with_an_index_are_read_in_order_and_filtered(kind: st
     assert len(data) == 9
     keys = list(data.keys())
     assert keys == [f"{n:06d}" for n in range(9)]
-    assert list(data.slice(0).to_tuple("__key__")) == [(key,) for key in keys]
-    with pytest.raises(hr.OptionError, match="from its start"):
-        data[3]
+    assert list(data.slice(2, 8, 2).to_tuple("__key__")) == [(key,) for key in keys[2:8:2]]
+    assert [data[n] for n in (3, 7, 0)] == [list(plain)[n] for n in (3, 7, 0)]
 
 
 def test_compressed_shards_are_refused_in_an_order_that_reading_them_from_their_start_does_not_give() -> None:

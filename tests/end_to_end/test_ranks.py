@@ -170,11 +170,6 @@ def test_ranks_read_shards_of_their_own_where_samples_are_not_counted() -> None:
         batches_of(data, 0, 8)
 
 
-def test_compressed_shards_cannot_be_shared(urls: list[str]) -> None:
-    with pytest.raises(hr.OptionError, match=r"2 ranks cannot share.*shard=False"):
-        batches_of(hr.stream("memory://none/0.tar.gz", index=None), 0, 2)
-
-
 class Counting(hr.AsyncIterableDataset):
     ranks_by = "position"
 

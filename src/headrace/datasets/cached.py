@@ -86,8 +86,8 @@ def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
 
 def _check(pipeline: Pipeline) -> None:
     source = pipeline.source
-    if source.without_numbers is not None:
-        raise refusal("numbers", _CALL, source.name, remedy=source.without_numbers)
+    if (advice := source.without_numbers or source.only_in_order) is not None:
+        raise refusal("numbers", _CALL, source.name, remedy=advice)
     if source.draws or not source.keeps_numbers:
         is_steady = source.is_steady and source.keeps_numbers
         why = "its numbers are made of its inputs'" if is_steady else "its samples have other numbers in each epoch"

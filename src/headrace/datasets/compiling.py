@@ -78,6 +78,10 @@ class _Compiler:
         )
         if self._source.is_compressed and not pipeline.is_by_number:
             order.check_as_read()
+        if pipeline.scatters is not None and (advice := self._source.only_in_order) is not None:
+            raise OptionError(
+                f".{pipeline.scatters}: samples are wanted in another order than they are stored in; {advice}"
+            )
         return pipeline
 
     @property
@@ -262,10 +266,10 @@ def _check_order(source: SampleSource, order: Ordering) -> None:
         raise OptionError(f".{order.by_numbers.text} takes samples by their numbers, which windows have none of")
     if order.by_numbers is not None and not traits.numbered:
         raise refusal("numbers", f".{order.by_numbers.text}", source.name, remedy=advice or "")
-    if by == "global" and traits.sharded and advice is not None:
+    if by == "global" and traits.sharded and not traits.numbered:
         raise OptionError(
             ".shuffle(by='global') of shards without an index, or that are compressed: by='window' is what can be "
-            f"done; {advice}"
+            f"done; {source.only_in_order or advice}"
         )
     if not traits.numbered:
         if by is not None and not order.is_shuffled_first:

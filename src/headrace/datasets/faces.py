@@ -28,9 +28,3 @@ class IteratedData(Opens, Protocol):
     ranks_by: RanksBy | None
 
     def aiter(self) -> AsyncIterator[object]: ...
-
-
-class Described(Protocol):
-    """A stream, as seen by a stream that it is an input of."""
-
-    def describe(self, samples: int = 0) -> str: ...

@@ -198,6 +198,17 @@ class Pipeline:
         return self.order.by_numbers is not None or (self.packing is not None and self.source.is_compressed)
 
     @property
+    def without_numbers(self) -> str | None:
+        """Advice for errors if samples cannot be read by number, in the stream's order. None: they can."""
+        shuffled = None if self.order.shuffle is None else self.source.only_in_order
+        return self.source.without_numbers or shuffled
+
+    @property
+    def scatters(self) -> str | None:
+        """First operator for which samples are fetched one by one, in another order than they are stored in."""
+        return next((one.text for one in self.order.one_pass if self.is_by_number and not one.is_ascending), None)
+
+    @property
     def wanted(self) -> Wanted | None:
         """Fields of the source's samples that the steps use, as far as known. None: all."""
         selected = self._selected

@@ -21,8 +21,9 @@ from headrace.protocols import Opens
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.datasets.faces import Described, HasKeys, Parts
+    from headrace.datasets.faces import HasKeys, Parts
     from headrace.datasets.sharing import RanksBy
+    from headrace.datasets.stream import Stream
     from headrace.engine.sources import EpochIO
     from headrace.plan.mixture import TokenMixing
     from headrace.producer import Producer
@@ -90,7 +91,7 @@ class SampleSource(ABC):
         return []
 
     @property
-    def inputs(self) -> Sequence[tuple[str, Described]]:
+    def inputs(self) -> Sequence[tuple[str, Stream]]:
         """Input streams with their names, if the source combines several."""
         return ()
 
@@ -194,6 +195,15 @@ class SampleSource(ABC):
     def without_numbers(self) -> str | None:
         """Advice for errors if samples cannot be read by number. None: they can."""
         return None if self.traits.numbered else "shards need an index for that (headrace index URL…)"
+
+    @property
+    def only_in_order(self) -> str | None:
+        """Advice for errors if samples can be read in ascending order of their numbers only. None: in any order."""
+        return next((why for _, stream in self.inputs if (why := stream.only_in_order) is not None), None)
+
+    def indexed(self) -> Stream | None:
+        """Return the stream of the same samples with an index, made if missing. None: no index can be made."""
+        return None
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
         """True if samples have numbers before they are read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,8 @@ from headrace.torch_compat.tracebacks import trimming
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
+
+log = logging.getLogger("headrace")
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -113,6 +116,26 @@ class Stream(Operators):
         from headrace.loader import single_samples  # imports torch
 
         return single_samples(self)
+
+    @property
+    def only_in_order(self) -> str | None:
+        return self.pipeline().source.only_in_order
+
+    def indexed(self, why: str = "") -> Stream:
+        """Return the stream with an index in this machine's cache, made if missing, and log `why`.
+
+        The stream itself if its samples have numbers, or if no index can be made.
+        """
+        found = self.pipeline().source.indexed()
+        if found is None:
+            return self
+        if why:
+            log.warning(
+                "%s an index of the shards, and one is made first where it is missing: of the headers of tar archives; "
+                "other shards are read once for it. `headrace index` makes it once for all",
+                why,
+            )
+        return Stream(found.source, (*found.operators, *self.operators))
 
     def __repr__(self) -> str:
         named = (operator.text for operator in self.operators if not operator.is_implied)

@@ -74,6 +74,10 @@ class EpochIO:
         return self._pipeline.is_by_number
 
     @property
+    def is_scattered(self) -> bool:
+        return self._pipeline.scatters is not None
+
+    @property
     def wanted(self) -> Wanted | None:
         """Fields to read. None: all."""
         return self._pipeline.wanted

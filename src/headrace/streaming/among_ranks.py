@@ -38,7 +38,7 @@ def divided(stream: Stream, world: int, tail: Tail) -> Stream:
     Raises:
         OptionError: ranks cannot share it; the message describes the alternatives.
     """
-    stream = _shared(stream, world, tail)
+    stream = _shared(_counted(stream, world, tail), world, tail)
     pipeline = stream.pipeline()
     if pipeline.unshardable is not None:
         raise OptionError(
@@ -53,19 +53,20 @@ def divided(stream: Stream, world: int, tail: Tail) -> Stream:
     return stream
 
 
+def _counted(stream: Stream, world: int, tail: Tail) -> Stream:
+    """Return the stream, with an index if that lets ranks share it by number, or by the counts of shards."""
+    pipeline = stream.pipeline()
+    are_counted = pipeline.keeps_count and not pipeline.is_endless and tail != "uneven"
+    if pipeline.passes[1] is not None or (pipeline.source.is_compressed and not are_counted):
+        return stream
+    return stream.indexed(f"{world} ranks share")
+
+
 def _shared(stream: Stream, world: int, tail: Tail) -> Stream:
     pipeline = stream.pipeline()
     source = pipeline.source
     if source.traits.iterated:
         _check_iterable(source, world)
-    elif pipeline.passes[1] is None and _lacks_index(source):
-        log.warning(
-            "%d ranks share shards without an index: one is made first, of the headers of their members: a "
-            "request for every few of them. `headrace index` makes it once for all",
-            world,
-        )
-        stream = _indexed(stream)
-        pipeline = stream.pipeline()
     is_known = (has_numbers(pipeline, world) and pipeline.keeps_count) or has_counts(pipeline, world)
     if is_known or (pipeline.is_endless and not _limits(pipeline)):
         return stream
@@ -106,9 +107,7 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
             "or be skipped; stats() counts them. With tail='uneven' each document comes once, and each rank ends with "
             f"its own rows. Or {_ALL}"
         )
-    if pipeline.keeps_count and pipeline.source.traits.sharded:
-        exact = "by an index of the shards' counts (headrace index URL…, or index='build'), or "
-    elif pipeline.source.answers_keys and not pipeline.source.is_compressed:
+    if pipeline.source.answers_keys and not pipeline.source.is_compressed:
         exact = "by filtering by keys of an index (.filter(f, field='__key__')), or "
     return OptionError(
         f"{what}. Each sample comes once {exact}by tail='uneven', with which each rank ends with its own data "
@@ -116,17 +115,6 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
         "All ranks make as many steps by .epoch(samples=N) behind all filters, or by .repeat(): some samples may come "
         f"again or be skipped, which stats() counts. Or {_ALL}"
     )
-
-
-def _indexed(stream: Stream) -> Stream:
-    from headrace.datasets.sources.constructors import with_built_index  # imports all formats
-
-    return with_built_index(stream)
-
-
-def _lacks_index(source: SampleSource) -> bool:
-    """True if the source has shards without an index and could have one."""
-    return source.traits.sharded and not source.traits.numbered and not source.is_compressed
 
 
 def _check_iterable(source: SampleSource, world: int) -> None:
@@ -152,9 +140,9 @@ def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
     """
     pipeline = stream.pipeline()
     source, has_count = pipeline.source, state.get("count") is not None
-    if _lacks_index(source) and has_count:
-        log.warning("the state is of ranks that share shards by an index: one is made first, to go on by")
-        return _indexed(stream)
+    indexed = stream.indexed("the state is of ranks that share") if has_count else stream
+    if indexed is not stream:
+        return indexed
     if not source.traits.indexed or has_count or not has_numbers(pipeline, world):
         return stream
     if state.get("data") == source.at_revision(source.fingerprint()):

@@ -97,9 +97,7 @@ NOBODY_SEES = Reason("that a line, or its last field, was cut nobody can see but
 
 _WINDOW = 4
 
-WHOLE_ONLY = {
-    (packing, ability): FROM_THE_START for packing in (GZ, ZST) for ability in ("by number", "global shuffle")
-}
+WHOLE_ONLY = {(packing, "global shuffle"): FROM_THE_START for packing in (GZ, ZST)}
 
 
 def _tar(numbers: Sequence[int]) -> bytes:

@@ -21,9 +21,8 @@ Turn = Callable[[Sequence[int], Sequence[bool]], Sequence[int]]
 
 def has_no_numbers(pipeline: Pipeline) -> bool:
     """True if an input's samples have no numbers that follow from positions alone."""
-    source = pipeline.source
     return (
-        source.without_numbers is not None
+        pipeline.without_numbers is not None
         or pipeline.group is not None
         or pipeline.is_batched
         or pipeline.numbered is not None
@@ -44,6 +43,7 @@ class AsTheyCome(WithinDataset):
     Args:
         name: Name of the method.
         turn: Chooses the inputs of each sample.
+        again: Combines other inputs in the same way.
         names: Names of the inputs, added to samples that are dicts. None: nothing is added.
         is_tuple: True to emit a tuple of one sample per chosen input.
         strict: Raise OptionError if the inputs of tuples have different lengths.
@@ -54,6 +54,7 @@ class AsTheyCome(WithinDataset):
         name: str,
         streams: Sequence[Stream],
         turn: Turn,
+        again: Callable[[Sequence[Stream]], Stream],
         *,
         names: Sequence[str] | None = None,
         is_tuple: bool = False,
@@ -61,6 +62,7 @@ class AsTheyCome(WithinDataset):
     ) -> None:
         super().__init__(streams)
         self.name, self.turn, self.names, self.is_tuple, self.strict = name, turn, names, is_tuple, strict
+        self._again = again
         reasons = (stream.pipeline().source.why_no_state for stream in streams)
         self.why_no_state = next((why for why in reasons if why is not None), None)
 
@@ -70,6 +72,14 @@ class AsTheyCome(WithinDataset):
             return f"mix({', '.join(self.names)})"
         first, *others = map(repr, self.streams)
         return f"{first}.{self.name}({', '.join(others)})"
+
+    def indexed(self) -> Stream | None:
+        """Return the stream whose samples have numbers. None: they would have none with an index either."""
+        streams = [stream.indexed() for stream in self.streams]
+        if all(new is old for new, old in zip(streams, self.streams, strict=True)):
+            return None
+        again = self._again(streams)
+        return None if again.pipeline().source.traits.iterated else again
 
     def aiter(self) -> AsyncIterator[object]:
         return _Turns(self)

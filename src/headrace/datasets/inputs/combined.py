@@ -41,21 +41,22 @@ Spec = TypeVar("Spec", bound=InputsSpec)
 
 def concat(inputs: Sequence[object]) -> Stream:
     streams = _streams("concat", inputs)
-    return _counted("concat", streams, one_after_the_other) or joined(_checked(ConcatSpec(streams)))
+    return _counted("concat", streams, one_after_the_other, concat) or joined(_checked(ConcatSpec(streams)))
 
 
 def interleave(inputs: Sequence[object], *, block: int) -> Stream:
     check.whole(".interleave(): block", block, 1)
     streams = _streams("interleave", inputs)
-    turn = partial(in_blocks, block)
-    return _counted("interleave", streams, turn) or joined(_checked(InterleaveSpec(streams, block)))
+    turn, again = partial(in_blocks, block), partial(interleave, block=block)
+    return _counted("interleave", streams, turn, again) or joined(_checked(InterleaveSpec(streams, block)))
 
 
 def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
     streams = _streams("zip", inputs)
     if (branches := side_by_side(streams)) is not None:
         return branches
-    counted = _counted("zip", streams, each_of_them, is_tuple=True, strict=strict)
+    again = partial(zipped, strict=strict)
+    counted = _counted("zip", streams, each_of_them, again, is_tuple=True, strict=strict)
     return counted or _in_tuples(_checked(ZipSpec(streams, strict=strict)))
 
 
@@ -67,6 +68,8 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
         return Stream(FirstComeDataset(streams))
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
+        if (advice := stream.only_in_order) is not None:
+            raise OptionError(f"input {number} of .join(): samples are got by their keys; {advice}")
     spec = JoinSpec.of(left, right, on)
     pairs = _in_tuples(spec)
     if not any(spec.changing):
@@ -81,7 +84,13 @@ def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:
 
 
 def _counted(
-    name: str, streams: Sequence[Stream], turn: Turn, *, is_tuple: bool = False, strict: bool = False
+    name: str,
+    streams: Sequence[Stream],
+    turn: Turn,
+    again: Callable[[Sequence[Stream]], Stream],
+    *,
+    is_tuple: bool = False,
+    strict: bool = False,
 ) -> Stream | None:
     """Return the stream of inputs of which any has no numbers. None: all have numbers."""
     check_apart(streams, f".{name}()")
@@ -90,7 +99,7 @@ def _counted(
         return None
     for number, pipeline in enumerate(pipelines):
         check_within(f"input {number} of .{name}()", pipeline)
-    return Stream(AsTheyCome(name, streams, turn, is_tuple=is_tuple, strict=strict))
+    return Stream(AsTheyCome(name, streams, turn, again, is_tuple=is_tuple, strict=strict))
 
 
 def _in_tuples(spec: ZipSpec) -> Stream:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.datasets.cached import is_kept
-from headrace.datasets.faces import Described
 from headrace.datasets.needs import refusal
 from headrace.datasets.operators.fields import on_field
 from headrace.datasets.operators.forking import Copies
@@ -58,10 +57,8 @@ def _forks(stream: Stream) -> list[str]:
     return [operator.fork for operator in stream.operators if operator.fork is not None]
 
 
-def _forks_within(stream: Described) -> set[str]:
+def _forks_within(stream: Stream) -> set[str]:
     """Return the forks of a stream and of its inputs."""
-    if not isinstance(stream, Stream):
-        return set()
     return set(_forks(stream)).union(*(_forks_within(one) for _, one in stream.pipeline().source.inputs))
 
 

@@ -20,7 +20,7 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
     Raises:
         OptionError: It cannot. `label` and `call` are its names in the message.
     """
-    if (advice := pipeline.source.without_numbers) is not None:
+    if (advice := pipeline.without_numbers) is not None:
         raise refusal("numbers", call, pipeline.source.name, of=label, remedy=advice)
     if not pipeline.source.keeps_numbers:
         raise OptionError(f"{label} packs shuffled documents: put its .shuffle() behind .pack()")

@@ -141,7 +141,13 @@ def _as_they_come(
                 "until='first'"
             ) from None
     shares = checked_weights(list(pipelines), weights)
-    return Stream(AsTheyCome("mix", streams, partial(by_weight, shares), names=list(pipelines)))
+    names = list(pipelines)
+    again = partial(_mixed, names, weights)
+    return Stream(AsTheyCome("mix", streams, partial(by_weight, shares), again, names=names))
+
+
+def _mixed(names: Sequence[str], weights: Weights, streams: Sequence[Stream]) -> Stream:
+    return mix(dict(zip(names, streams, strict=True)), weights)
 
 
 class MixSpec(JoinedSpec):

@@ -12,12 +12,12 @@ import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.doing import NamedSteps, split_steps, through, through_first
-from headrace.datasets.faces import Described
 from headrace.datasets.inputs.orders import JoinedOrders
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
+from headrace.datasets.stream import Stream
 from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
@@ -260,7 +260,7 @@ class JoinedSource(SampleSource):
         return True
 
     @property
-    def inputs(self) -> Sequence[tuple[str, Described]]:
+    def inputs(self) -> Sequence[tuple[str, Stream]]:
         return list(zip(self._spec.names, self._spec.streams, strict=True))
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.datasets.asynchronous import AsyncIterableDataset, IterSource
-from headrace.datasets.faces import Described
 from headrace.datasets.sharing import shard_info
 from headrace.datasets.stream import Stream
 from headrace.plan import draw
@@ -32,6 +31,9 @@ class WithinDataset(AsyncIterableDataset):
     @property
     def text(self) -> str:
         raise NotImplementedError
+
+    def indexed(self) -> Stream | None:
+        return None
 
     def loaders(self) -> list[DataLoader[Any]]:
         """Create a loader per stream for this rank and epoch, with the outer loader's workers."""
@@ -70,6 +72,9 @@ class WithinSource(IterSource):
     def text(self) -> str:
         return self.data.text
 
+    def indexed(self) -> Stream | None:
+        return self.data.indexed()
+
     @property
-    def inputs(self) -> Sequence[tuple[str, Described]]:
+    def inputs(self) -> Sequence[tuple[str, Stream]]:
         return [(str(number), stream) for number, stream in enumerate(self.data.streams)]

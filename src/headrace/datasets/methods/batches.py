@@ -214,8 +214,8 @@ class BatchMethods(AddsOperators):
 
         **Otherwise**, as after `.tokenize()`, `.filter()` or `.flat_map()`, documents are packed in rows. Row j of G in
         the global batch holds only the documents at the positions j, j + G, j + 2 G, … of the epoch. So sequences
-        depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers, as those
-        of shards with an index have. Only `.map()` and `.batch()` may follow. On several ranks an epoch must be
+        depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers; shards
+        without an index get one. Only `.map()` and `.batch()` may follow. On several ranks an epoch must be
         endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With `tail="uneven"`
         each document occurs once, and each rank ends with its own rows.
 
@@ -249,7 +249,7 @@ class BatchMethods(AddsOperators):
         from headrace.datasets.packing.streams import packed_stream
 
         return packed_stream(
-            self,
+            self._as_stream().indexed(".pack() needs"),
             length,
             tokens=tokens,
             method=method,

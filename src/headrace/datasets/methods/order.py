@@ -52,7 +52,10 @@ class OrderMethods(AddsOperators):
             check.whole_or_none(f".shuffle(): {name}", value, 1)
             if value is not None and by not in ("auto", name):
                 raise check.conflict(f".shuffle(): by={by!r}", f"{name}={value}", f"{name}= is for by={name!r}")
-        return self._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
+        stream = self._as_stream()
+        if by == "global" and stream.only_in_order is None:
+            stream = stream.indexed(".shuffle(by='global') needs")
+        return stream._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
         """Select the samples with numbers in `range(start, stop, step)`.

@@ -65,7 +65,7 @@ class SelectIndices(PassOperator):
 class Stretch(PassOperator):
     """The samples with numbers in a range, which depends on the number of all samples."""
 
-    is_steady = True
+    is_steady = is_ascending = True
     name: str
     numbers: Callable[[int], range]
     is_behind_filters: bool = False

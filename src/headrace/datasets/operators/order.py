@@ -48,6 +48,7 @@ class PassOperator(OrderOperator):
 
     __slots__ = ()
     is_constant = False  # True if, when fixed, it selects the same in each pass
+    is_ascending = False  # True if it keeps the order of the samples
 
     @property
     def is_behind_filters(self) -> bool:
@@ -137,7 +138,7 @@ class Shuffle(PassOperator):
 
 @dataclass(frozen=True, slots=True)
 class Take(PassOperator):
-    is_constant = is_steady = is_bound = True
+    is_constant = is_steady = is_bound = is_ascending = True
     samples: int
 
     @property

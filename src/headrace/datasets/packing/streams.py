@@ -78,10 +78,10 @@ def packed_stream(
 
 def _check_documents(pipeline: Pipeline, call: str) -> None:
     source = pipeline.source
-    if source.without_numbers is not None:
+    if (advice := source.without_numbers or source.only_in_order) is not None:
         raise OptionError(
             f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
-            f"others on other ranks; {source.without_numbers}"
+            f"others on other ranks; {advice}"
         )
     if pipeline.is_batched or pipeline.group is not None:
         raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")

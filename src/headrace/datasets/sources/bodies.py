@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -12,8 +13,9 @@ import anyio.to_thread
 import numpy as np
 
 from headrace.checksums import crc32c_of
-from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
-from headrace.formats.compression import Frames, unpack_frame
+from headrace.datasets.sources.unpacking import UnpackedShards
+from headrace.errors import ChecksumError, FormatError, LimitError, ObjectChangedError, not_as_indexed
+from headrace.formats.compression import Decompressor, Frames, unpack_frame
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.tar.member_check import MemberNames, misplaced
@@ -25,10 +27,19 @@ _GAP_BYTES = 16 * 1024
 
 
 class Where(NamedTuple):
+    """A shard whose members are read. `packing` is its compression as a whole."""
+
     url: str
     shard: ShardIndex
-    is_packed: bool
     limits: Limits
+    packing: str | None = None
+    unpacked: UnpackedShards | None = None
+
+    @property
+    def is_only_in_order(self) -> bool:
+        """True if the shard can be unpacked from its start only: its frames are not in a table, which follows them."""
+        frames, size = self.shard.frames, self.shard.size
+        return self.packing is not None and (frames is None or int(frames.packed[-1]) == size)
 
 
 async def bodies_at(
@@ -47,7 +58,7 @@ async def bodies_at(
     if not places:
         return []
     url, shard = where.url, where.shard
-    if shard.frames is not None or where.is_packed:
+    if shard.frames is not None or where.packing is not None:
         return await _unpacked_bodies(reader, where, places, crc, names)
     groups: list[list[int]] = []
     for k, (at, _) in enumerate(places):
@@ -100,11 +111,8 @@ async def _unpacked_bodies(
     """Read members of a compressed shard, in whole compression frames."""
     url, shard = where.url, where.shard
     frames = shard.frames
-    if frames is None or len(frames.packed) < 3:
-        raise OptionError(
-            f"{masked(url)} can only be unpacked from its start: read it in order, shuffle it by='window', or repack "
-            "the shards once, by `headrace pack URL… FOLDER --format parquet`"
-        )
+    if where.is_only_in_order or frames is None:
+        return await _bodies_from_start(reader, where, places, crc, names)
     begin, end = places[0][0], sum(places[-1])
     first = int(np.searchsorted(frames.unpacked, begin, side="right")) - 1
     stop = int(np.searchsorted(frames.unpacked, max(end, begin + 1), side="left"))
@@ -121,13 +129,7 @@ async def _unpacked_bodies(
             return None
 
     def bodies_of(whole: bytes | None) -> list[bytes] | None:
-        if whole is None:
-            return None
-        bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
-        is_right = all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True))
-        if is_right and names is not None and (why := _misplaced(whole, unpacked[0], places, names)) is not None:
-            raise not_as_indexed(url, why)
-        return bodies if is_right else None
+        return None if whole is None else _bodies_of(url, whole, unpacked[0], places, crc, names)
 
     async def read() -> bytes | None:
         return await anyio.to_thread.run_sync(unpack, await reader.read(url, packed[0], packed[-1], version=version))
@@ -139,6 +141,34 @@ async def _unpacked_bodies(
         data = await reader.read(url, packed[0], packed[-1], check=is_right, version=version)
         bodies = bodies_of(unpack(data))
     assert bodies is not None
+    return bodies
+
+
+async def _bodies_from_start(
+    reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None], names: MemberNames | None
+) -> list[bytes]:
+    """Read members of a shard that can be unpacked from its start only."""
+    url, unpacked, begin, end = where.url, where.unpacked, places[0][0], sum(places[-1])
+    assert unpacked is not None
+    unpacks = partial(Decompressor, str(where.packing), url, where.limits, is_padded=True)
+    for _ in range(2):
+        whole = await unpacked.read(reader, url, version_of(where.shard), begin, end, unpacks)
+        bodies = _bodies_of(url, whole, begin, places, crc, names)
+        if bodies is not None:
+            return bodies
+        unpacked.drop(url)
+    raise ChecksumError("what it unpacks to is not what the index was made of", url=url, attempts=2)
+
+
+def _bodies_of(
+    url: str, whole: bytes, start: int, places: list[tuple[int, int]], crc: list[int | None], names: MemberNames | None
+) -> list[bytes] | None:
+    """Cut members out of the content from `start` on. None if a checksum differs."""
+    bodies = [whole[at - start : at - start + size] for at, size in places]
+    if not all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True)):
+        return None
+    if names is not None and (why := _misplaced(whole, start, places, names)) is not None:
+        raise not_as_indexed(url, why)
     return bodies
 
 

@@ -105,13 +105,6 @@ def _not_taken(name: str) -> TypeError:
     return TypeError(f"hr.stream() got an unexpected keyword argument {name!r}{way}")
 
 
-def with_built_index(stream: Stream) -> Stream:
-    """Return the stream with the index in this machine's cache, made if missing."""
-    from headrace.datasets.sources.placed_shards import with_index_built
-
-    return Stream(with_index_built(stream.pipeline().source.data), stream.operators)
-
-
 def text(
     urls: Urls,
     *,

@@ -77,13 +77,6 @@ def _is_ours(form: Format) -> bool:
     return type(form).__module__.partition(".")[0] == "headrace"
 
 
-def with_index_built(source: Shards) -> IndexedShards:
-    """Return the shards with the index in this machine's cache, made if missing."""
-    where = BuiltFile(str(cache_path(source.urls, source.storage_options, source.format)), source.limits, source.format)
-    index = Index(source.urls, where, source.limits, source.format)
-    return IndexedShards(source.urls, index, source.storage_options, source.limits, source.format)
-
-
 def _with_own_tables(
     form: Format,
     urls: Sequence[str],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,9 @@ from headrace.datasets.packed import packed
 from headrace.datasets.places.entries import version_at
 from headrace.datasets.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
-from headrace.errors import ChecksumError, ObjectChangedError, masked
+from headrace.datasets.sources.unpacking import FROM_ITS_START, UnpackedShards
+from headrace.datasets.stream import Stream
+from headrace.errors import ChecksumError, ObjectChangedError, OptionError, masked
 from headrace.formats.compression import Decompressor
 from headrace.formats.format import Format, packing_of
 from headrace.formats.index.shard import ShardIndex
@@ -25,7 +29,8 @@ from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
 from headrace.formats.tar.format import TAR
 from headrace.formats.tar.member_check import MemberNames
-from headrace.indexes.index import Index, for_each
+from headrace.indexes.index import BuiltFile, Index, for_each
+from headrace.indexes.whereabouts import cache_path
 from headrace.producer import Producer
 from headrace.producers.members import Members
 from headrace.producers.shard_plan import Expected
@@ -51,10 +56,6 @@ class Shards:
     limits: Limits
     format: Format
     facts: tuple[tuple[str, str], ...]
-
-    @property
-    def is_compressed(self) -> bool:
-        return any(packing_of(self.format, url) is not None for url in self.urls)
 
     async def expected(self, ordinal: int) -> Expected:
         return Expected(version_at(self.urls, ordinal) or Version(), None)
@@ -87,6 +88,7 @@ class IndexedShards(AsyncDataset):
         self._readers = OwnReaders(storage_options, index.aclose)
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
+        self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()
 
     def __reduce__(self) -> tuple[object, ...]:
         return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format, self.facts)
@@ -108,10 +110,6 @@ class IndexedShards(AsyncDataset):
         if not self.index.is_open:
             blocking(self.aopen)
         return self.index.has_members
-
-    @property
-    def is_compressed(self) -> bool:
-        return any(packing_of(self.format, url) is not None for url in self.urls)
 
     @property
     def blocks(self) -> Ints | None:
@@ -172,6 +170,17 @@ class IndexedShards(AsyncDataset):
         except IndexError:
             raise IndexError(f"there is no sample {key}: there are {count}") from None
 
+    async def get_scattered(self, number: int, wanted: Wanted | None) -> dict[str, object]:
+        """Return a sample. Raise OptionError if its shard can be unpacked from its start only."""
+        ordinal, _ = self.index.locate(number)
+        if self._where(ordinal, await self.index.shard(_reader(), ordinal)).is_only_in_order:
+            raise OptionError(f"{masked(self.urls[ordinal])} {FROM_ITS_START}")
+        return await self.get(number, wanted)
+
+    def _where(self, ordinal: int, shard: ShardIndex) -> Where:
+        url, unpacked = self.urls[ordinal], self._unpacked.setdefault(asyncio.get_running_loop(), UnpackedShards())
+        return Where(url, shard, self.limits, packing_of(self.format, url), unpacked)
+
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
         reader = _reader()
         ordinal, row = self.index.locate(number)
@@ -191,7 +200,7 @@ class IndexedShards(AsyncDataset):
         if wanted is not None and not any(some.isdisjoint(names) for some in wanted):
             kept = [k for k in kept if any(names[k] in some for some in wanted)]
         try:
-            where = Where(url, shard, packing_of(self.format, url) is not None, self.limits)
+            where = self._where(ordinal, shard)
             called = MemberNames.of(rows, part.start + np.array(kept)) if self._has_headers(shard) and kept else None
             bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept], called)
         except (ChecksumError, ObjectChangedError) as error:
@@ -254,19 +263,15 @@ class IndexedShards(AsyncDataset):
 
 class _Sharded(StoredSource):
     @property
-    def without_numbers(self) -> str | None:
+    def only_in_order(self) -> str | None:
         for url in self.urls:
             if packing_of(self.data.format, url) not in (None, "zstd"):  # zstd may have seekable frames
-                return (
-                    f"{masked(url)} can only be unpacked from its start: repack the shards once, by `headrace pack "
-                    "URL… FOLDER --format parquet`"
-                )
-        return super().without_numbers
+                return f"{masked(url)} {FROM_ITS_START}"
+        return None
 
     @property
     def is_compressed(self) -> bool:
-        is_compressed: bool = self.data.is_compressed
-        return is_compressed
+        return any(packing_of(self.data.format, url) is not None for url in self.urls)
 
     @property
     def text(self) -> str:
@@ -291,6 +296,12 @@ class ShardSource(_Sharded):
     def __init__(self, data: Shards) -> None:
         super().__init__(data)
         self.data: Shards = data
+
+    def indexed(self) -> Stream:
+        data = self.data
+        where = BuiltFile(str(cache_path(data.urls, data.storage_options, data.format)), data.limits, data.format)
+        index = Index(data.urls, where, data.limits, data.format)
+        return Stream(IndexedShards(data.urls, index, data.storage_options, data.limits, data.format))
 
     def open(self, io: EpochIO) -> Producer:
         return io.shards(*_ways(self.data), self.data.expected)
@@ -338,7 +349,8 @@ class IndexedShardSource(_Sharded, KeySource):
     def open(self, io: EpochIO) -> Producer:
         if io.is_planned and io.is_by_number:
             many = self.data.get_many if all(map(is_file, self.urls)) else None
-            return io.keys(self.data, partial(self.data.get, wanted=io.wanted), many)
+            get = self.data.get_scattered if io.is_scattered and self.is_compressed else self.data.get
+            return io.keys(self.data, partial(get, wanted=io.wanted), many)
         if io.is_planned:
             return io.ranges(partial(self.data.members, wanted=io.wanted))
         return io.shards(*_ways(self.data), self.data.expected)

@@ -196,7 +196,7 @@ class TokenShards(IndexedShards):
         shard = self.table(ordinal).shard(np.array([row]))
         rows, url = shard.rows, self.urls[ordinal]
         places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
-        bodies = await bodies_at(reader, Where(url, shard, False, self.limits), places, [None] * len(places))
+        bodies = await bodies_at(reader, Where(url, shard, self.limits), places, [None] * len(places))
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
 
     async def get_many(self, numbers: Sequence[int]) -> list[dict[str, object]]:
@@ -245,7 +245,7 @@ class TokenShards(IndexedShards):
         firsts = np.flatnonzero(np.append(True, begins[order][1:] > reach[:-1]))  # start of each run of touching ranges
         starts, stops = begins[order][firsts], reach[np.append(firsts[1:], len(order)) - 1]
         rows = rows_of(table.file, firsts, starts, stops)
-        where = Where(self.urls[ordinal], ShardIndex(rows, None, table.file.size, table.file.etag), False, self.limits)
+        where = Where(self.urls[ordinal], ShardIndex(rows, None, table.file.size, table.file.etag), self.limits)
         places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
         bodies = [memoryview(body) for body in await bodies_at(reader, where, places, [None] * len(places))]
         group = np.searchsorted(starts, begins, side="right") - 1
