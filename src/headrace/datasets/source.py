@@ -199,7 +199,8 @@ class SampleSource(ABC):
     @property
     def only_in_order(self) -> str | None:
         """Advice for errors if samples can be read in ascending order of their numbers only. None: in any order."""
-        return next((why for _, stream in self.inputs if (why := stream.only_in_order) is not None), None)
+        advice = (stream.pipeline().source.only_in_order for _, stream in self.inputs)
+        return next((why for why in advice if why is not None), None)
 
     def indexed(self) -> Stream | None:
         """Return the stream of the same samples with an index, made if missing. None: no index can be made."""

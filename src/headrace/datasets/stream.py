@@ -117,10 +117,6 @@ class Stream(Operators):
 
         return single_samples(self)
 
-    @property
-    def only_in_order(self) -> str | None:
-        return self.pipeline().source.only_in_order
-
     def indexed(self, why: str = "") -> Stream:
         """Return the stream with an index in this machine's cache, made if missing, and log `why`.
 

@@ -68,7 +68,7 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
         return Stream(FirstComeDataset(streams))
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
-        if (advice := stream.only_in_order) is not None:
+        if (advice := stream.pipeline().source.only_in_order) is not None:
             raise OptionError(f"input {number} of .join(): samples are got by their keys; {advice}")
     spec = JoinSpec.of(left, right, on)
     pairs = _in_tuples(spec)

@@ -53,7 +53,7 @@ class OrderMethods(AddsOperators):
             if value is not None and by not in ("auto", name):
                 raise check.conflict(f".shuffle(): by={by!r}", f"{name}={value}", f"{name}= is for by={name!r}")
         stream = self._as_stream()
-        if by == "global" and stream.only_in_order is None:
+        if by == "global" and stream.pipeline().source.only_in_order is None:
             stream = stream.indexed(".shuffle(by='global') needs")
         return stream._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headrace import check
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.entries import version_at
-from headrace.datasets.places.guessing import Facts, Options, Place
+from headrace.datasets.places.guessing import Options, Place
 from headrace.datasets.places.urls import expand
 from headrace.datasets.sources.shards import IndexedShards, Shards
 from headrace.errors import OptionError, masked_text
 from headrace.formats.format import Format, ShardEntry, opens_many
 from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener, is_kept
-from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
+from headrace.indexes.index import BuiltFile, FileForEach, IndexFiles, OneFile
 from headrace.indexes.whereabouts import beside, cache_path, cached
 from headrace.tasks import Step
 
@@ -34,19 +35,19 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
     Raises:
         OptionError: `index` is invalid.
     """
-    urls, form = place.urls, place.format
+    form, entries = place.format, place.entries
     assert form is not None, "single samples lie there, and no shards"
-    if place.entries is not None:
-        urls = [one.url for one in place.entries]
-        return _with_own_tables(form, urls, place.entries, index, limits, storage_options, place.facts)
-    if form.scanner(urls[0], limits) is None:
+    urls: Sequence[str] = place.urls if entries is None else [one.url for one in entries]
+    shards = Shards(urls, storage_options, limits, form, place.facts)
+    if entries is None and form.scanner(urls[0], limits) is None:
         entries = [ShardEntry(url, version=version_at(urls, k)) for k, url in enumerate(urls)]
-        return _with_own_tables(form, urls, entries, index, limits, storage_options, place.facts)
+    if entries is not None:
+        return _by_own_tables(shards, entries, index)
     where = _index_of(urls, index, form, limits, storage_options)
     if where is None:
-        return Shards(urls, storage_options, limits, form, place.facts)
+        return shards
     facts = (*place.facts, ("index", _INDEX_WORDS.get(str(index), "where it was said to lie")))
-    return IndexedShards(urls, Index(urls, where, limits, form), storage_options, limits, form, facts)
+    return replace(shards, facts=facts).by_index(where)
 
 
 def opening(source: Shards | IndexedShards, entries: Sequence[ShardEntry] = ()) -> tuple[EachSample, ...]:
@@ -77,31 +78,17 @@ def _is_ours(form: Format) -> bool:
     return type(form).__module__.partition(".")[0] == "headrace"
 
 
-def _with_own_tables(
-    form: Format,
-    urls: Sequence[str],
-    entries: Sequence[ShardEntry],
-    index: IndexAt,
-    limits: Limits,
-    storage_options: Options,
-    facts: Facts,
-) -> IndexedShards:
+def _by_own_tables(shards: Shards, entries: Sequence[ShardEntry], index: IndexAt) -> IndexedShards:
+    name = shards.format.name
     if index not in ("auto", None):
         raise OptionError(
-            f"index={masked_text(repr(index))}: shards of the format {form.name!r} bring their own index along"
+            f"index={masked_text(repr(index))}: shards of the format {name!r} bring their own index along"
         )
     from headrace.indexes.of_format import OwnTables
 
-    if not urls:
-        raise OptionError(f"the catalogue of the format {form.name!r} names no shards")
-    return IndexedShards(
-        urls,
-        Index(urls, OwnTables(form, entries, limits, storage_options), limits, form),
-        storage_options,
-        limits,
-        form,
-        facts,
-    )
+    if not shards.urls:
+        raise OptionError(f"the catalogue of the format {name!r} names no shards")
+    return shards.by_index(OwnTables(shards.format, entries, shards.limits, shards.storage_options))
 
 
 def _index_of(

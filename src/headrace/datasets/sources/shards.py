@@ -29,7 +29,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
 from headrace.formats.tar.format import TAR
 from headrace.formats.tar.member_check import MemberNames
-from headrace.indexes.index import BuiltFile, Index, for_each
+from headrace.indexes.index import BuiltFile, Index, IndexFiles, for_each
 from headrace.indexes.whereabouts import cache_path
 from headrace.producer import Producer
 from headrace.producers.members import Members
@@ -59,6 +59,10 @@ class Shards:
 
     async def expected(self, ordinal: int) -> Expected:
         return Expected(version_at(self.urls, ordinal) or Version(), None)
+
+    def by_index(self, files: IndexFiles) -> IndexedShards:
+        index = Index(self.urls, files, self.limits, self.format)
+        return IndexedShards(self.urls, index, self.storage_options, self.limits, self.format, self.facts)
 
     def __sample_source__(self) -> SampleSource:
         return ShardSource(self)
@@ -96,10 +100,14 @@ class IndexedShards(AsyncDataset):
     def __sample_source__(self) -> SampleSource:
         return IndexedShardSource(self)
 
-    def __len__(self) -> int:
+    @property
+    def _opened(self) -> Index:
         if not self.index.is_open:
             blocking(self.aopen)
-        return int(self.index.starts[-1])
+        return self.index
+
+    def __len__(self) -> int:
+        return int(self._opened.starts[-1])
 
     def __getitem__(self, key: int) -> dict[str, object]:
         return blocking(partial(self.aget, key))
@@ -107,16 +115,12 @@ class IndexedShards(AsyncDataset):
     @property
     def has_members(self) -> bool:
         """True if the index has the locations of samples, not only their number."""
-        if not self.index.is_open:
-            blocking(self.aopen)
-        return self.index.has_members
+        return self._opened.has_members
 
     @property
     def blocks(self) -> Ints | None:
         """First sample number of each block, then the total, if samples share blocks."""
-        if not self.index.is_open:
-            blocking(self.aopen)
-        return self.index.blocks
+        return self._opened.blocks
 
     @property
     def sample_bytes(self) -> float:
@@ -299,9 +303,8 @@ class ShardSource(_Sharded):
 
     def indexed(self) -> Stream:
         data = self.data
-        where = BuiltFile(str(cache_path(data.urls, data.storage_options, data.format)), data.limits, data.format)
-        index = Index(data.urls, where, data.limits, data.format)
-        return Stream(IndexedShards(data.urls, index, data.storage_options, data.limits, data.format))
+        place = cache_path(data.urls, data.storage_options, data.format)
+        return Stream(data.by_index(BuiltFile(str(place), data.limits, data.format)))
 
     def open(self, io: EpochIO) -> Producer:
         return io.shards(*_ways(self.data), self.data.expected)
