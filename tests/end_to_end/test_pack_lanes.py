@@ -447,7 +447,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "put together": (lambda: texts().batch(2).unbatch().pack(8), r"behind \.batch\(2\)"),
     "taken": (lambda: texts().filter(is_kept).take(4).pack(8), r"behind \.take\(4\)"),
     "no numbers": (lambda: hr.from_iterable([text(1)]).pack(8), "have no numbers before they are read"),
-    "no index": (lambda: hr.stream(["memory://a.jsonl"], index=None).pack(8), "shards need an index for that"),
     "no such field": (
         lambda: first_of(hr.from_map([[1]]).pack(8)),
         "no field 'input_ids'; it has: it is a list",
