@@ -368,19 +368,13 @@ def test_data_that_cannot_be_told_need_a_version_in_a_folder_alone(tmp_path: Pat
 @pytest.mark.parametrize(
     ("stream", "why"),
     [
-        (lambda: hr.from_map(range(9)).batch(2).cache(), "cannot follow .batch"),
-        (lambda: hr.from_map(range(9)).filter(bool).take(2).cache(), "cannot follow .take"),
-        (lambda: hr.from_map(range(9)).filter(bool).batch(2).unbatch().cache(), "cannot follow .batch"),
-        (lambda: hr.from_map(range(9)).enumerate().cache(), "other positions in the epoch"),
+        (lambda: hr.from_map(range(9)).batch(2).map(len).cache(), r"after \.map\(len\): it caches single samples"),
+        (lambda: hr.from_map(range(9)).enumerate().map(str).cache(), r"put \.cache\(\) before \.enumerate"),
         (lambda: hr.from_iterable(range(9)).cache(), "no numbers"),
         (lambda: hr.stream("memory://none/a.tar", index=None).cache(), "no numbers"),
         (
-            lambda: hr.mix({"a": hr.from_map(range(9)), "b": hr.from_map(range(9))}).cache(),
-            "other numbers in each epoch",
-        ),
-        (
-            lambda: hr.from_map(range(9)).zip(hr.from_map(range(9))).cache(),
-            r"\.zip\(FromMap\(…\)\): its numbers are made of its inputs'; put \.cache\(\) behind each",
+            lambda: hr.from_map(range(9)).zip(hr.from_map(range(9)).shuffle()).cache(),
+            r"its numbers are made of its inputs'; put \.cache\(\) after each",
         ),
         (lambda: hr.from_map(range(9)).cache(max_bytes=0), "max_bytes=0 must be a whole number, 1 or more"),
     ],
@@ -388,6 +382,30 @@ def test_data_that_cannot_be_told_need_a_version_in_a_folder_alone(tmp_path: Pat
 def test_what_cannot_be_kept_is_refused(stream: Callable[[], Any], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         stream()
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda data: data.batch(3),
+        lambda data: data.bucket(int, [5], batch_size=2).unbatch(),
+        lambda data: data.shuffle().enumerate(),
+        lambda data: data.zip(range(100, 100 + COUNT)).shuffle(),
+        lambda data: data.shuffle().interleave(range(9)),
+        lambda data: hr.mix({"a": data.shuffle(), "b": range(9)}),
+    ],
+)
+def test_batches_and_combined_streams_give_the_same_when_their_samples_are_cached(
+    combine: Callable[[Any], Any], counted: Counted, place: Path | None
+) -> None:
+    data = combine(hr.from_map(range(COUNT)).map(counted))
+    with hr.DataLoader(data, batch_size=None, seed=1) as made:
+        expected = [[*map(repr, made)] for _ in range(2)]
+    with hr.DataLoader(data.cache(place), batch_size=None, seed=1) as kept:
+        assert [*map(repr, kept)] == expected[0]
+        counted.taken()
+        assert [*map(repr, kept)] == expected[1]
+        assert counted.taken() == 0
 
 
 def test_function_that_changes_while_it_runs_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,6 @@ def test_samples_made_of_others_are_counted_as_they_come(make: Any, expected: li
     [
         (lambda data: next(iter(two_ranks(data.filter(bool).enumerate()))), r"enumerate\(\) has is_shardable=False"),
         (lambda data: next(iter(two_ranks(data.filter(bool).skip(1)))), r"skip\(1\) has is_shardable=False"),
-        (lambda data: data.enumerate().repeat(2), r"repeat\(2\) cannot follow \.enumerate\(\)"),
-        (lambda data: data.enumerate().epoch(samples=9), r"epoch\(samples=9\) cannot follow \.enumerate\(\)"),
         (
             lambda data: data.enumerate().pack(4, lengths=[1, 2]),
             r"behind \.enumerate\(\): that is about what a loader gives",

@@ -156,11 +156,15 @@ def test_keys_that_steps_have_made_something_else_of_are_not_compared() -> None:
     assert [(a["id"], b["v"]) for a, b in left.map(str, field="id").join(right, "id")] == [("2", 4)]
 
 
-def test_error_of_a_key_that_a_step_makes_says_where_keys_are_from() -> None:
-    data = hr.from_map([{"id": 1}])
-    with pytest.raises(hr.FormatError) as caught:
-        list(data.map(lambda sample: {"number": sample["id"]}).join(data, on=("number", "id")))
-    assert any("keys are those of the source, before .map" in note for note in caught.value.__notes__)
+def test_keys_that_a_step_makes_are_read_after_it() -> None:
+    data = hr.from_map([{"id": n} for n in (1, 5, 2)])
+    made = hr.from_map(range(3)).map(lambda n: {"number": n})
+    doubled = data.map(lambda sample: {"number": 2 * sample["id"]})
+    assert [(a["number"], b["id"]) for a, b in doubled.join(data, on=("number", "id"))] == [(2, 2)]
+    assert [(a["id"], b["number"]) for a, b in data.join(made, on=("id", "number"))] == [(1, 1), (2, 2)]
+    with pytest.raises(hr.FormatError, match="no field 'name'") as caught:
+        list(doubled.join(data, on=("name", "id")))
+    assert ".join(on='name') has asked input 0 for its keys" in caught.value.__notes__
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_error_of_a_key_that_a_step_makes_says_where_keys_are_from() -> None:
         (lambda a, b: a.batch(2).join(b, "id"), r"batch\(\) of input 0 of \.join\(\): .*single samples"),
         (lambda a, b: a.join(b, 3), r"on=3 must be the name of a field"),
         (lambda a, b: a.join(hr.from_iterable([1]), "id"), r"input 1 of \.join\(\): samples have no numbers"),
-        (lambda a, b: a.join([1], "id"), r"input 1 of \.join\(\) is a list"),
+        (lambda a, b: a.join({1: 1}, "id"), r"input 1 of \.join\(\) is a dict"),
         (lambda a, b: len(a.join(b.take(1), ("id", "other"))), r"no key of input 0 is one of input 1; .* 1, 2 and '1'"),
         (lambda a, b: len(b.join(b, "other")), r"two samples of input 1 have the key '1'"),
         (lambda a, b: len(a.join(b, "list")), r"a sample has a list there"),

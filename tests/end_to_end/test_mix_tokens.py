@@ -164,7 +164,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths of others": (lambda: mixture(lengths={"code": [3]}), "an array for each of web, books"),
     "lengths by samples": (lambda: hr.mix(sources(), lengths={"web": [3] * 300}), "lengths= needs by='tokens'"),
     "lengths and rows": (lambda: known().pack(8), r"\.pack\(\) and hr.mix\(…, lengths=…\)"),
-    "known, shuffled": (lambda: known().shuffle(), "shuffle its sources"),
     "known, unbounded": (lambda: known().repeat(2), "bound it first"),
     "no tokens": (
         lambda: first_of(mixture(lengths={"web": [3] * 300, "books": [0] * 40}), batch_size=2),
@@ -177,7 +176,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "taken": (lambda: mixture().take(5), r"\.take\(5\) of a mixture by tokens"),
     "an epoch": (lambda: mixture().epoch(samples=5), r"\.epoch\(5\) of a mixture by tokens|of a mixture by tokens"),
-    "shuffled": (lambda: mixture().shuffle(), "shuffle its sources"),
+    "shuffled": (lambda: first_of(mixture().shuffle(), batch_size=1), r"put \.pack\(length\)"),
     "numbered": (lambda: mixture().enumerate().pack(8), "no places in the epoch"),
     "lengths": (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its sources"),
     "empty": (

@@ -63,6 +63,8 @@ WAYS = [
     ("keys", "global"),
     ("keys", "auto"),
     ("iterator", "buffer"),
+    ("iterator", "window"),
+    ("iterator", "auto"),
 ]
 
 
@@ -171,15 +173,11 @@ WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("one of", lambda indexed, plain: indexed.shuffle("widow")),
     ("'window' and 'global' mix better", lambda indexed, plain: indexed.shuffle("buffer")),
     ("without an index", lambda indexed, plain: plain.shuffle("within")),
-    ("by='buffer' can be done", lambda indexed, plain: Counting().shuffle()),
-    ("only .take", lambda indexed, plain: indexed.repeat(2).sample([1])),
-    ("exclude each other", lambda indexed, plain: indexed.repeat(2).epoch(samples=3)),
+    ("put it before .filter", lambda indexed, plain: indexed.repeat(2).sample([1])),
     ("1 or more", lambda indexed, plain: indexed.repeat(0)),
     ("1 or more", lambda indexed, plain: indexed.epoch(samples=0)),
     ("have no numbers before they are read", lambda indexed, plain: plain.sample(count=3)),
     ("give the sampler alone", lambda indexed, plain: indexed.sample([1, 2], count=3)),
-    ("needs samples that are counted", lambda indexed, plain: plain.take(5).repeat(2)),
-    ("let its aiter", lambda indexed, plain: Counting().repeat(2)),
 ]
 
 

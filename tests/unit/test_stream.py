@@ -81,11 +81,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "map(3)": lambda: tars().map(3),  # type: ignore[arg-type]
     "filter(None)": lambda: tars().filter(None),  # type: ignore[arg-type]
     "spec='rgb9'": lambda: tars().decode("rgb9"),
-    "shuffle once": lambda: tars().shuffle().shuffle(),
-    "take before shuffle": lambda: tars().take(3).shuffle(),
-    "global shuffle of shards": lambda: tars().shuffle("global"),
     "global shuffle of batches": lambda: tars().batch(2).shuffle("global"),
-    "epoch behind filter, take and filter": lambda: tars().filter(double).take(3).filter(double).epoch(samples=9),
     "no format": lambda: hr.stream("memory://a/b.bin"),
     "unknown format": lambda: hr.stream("memory://a/b.tar", format="rar"),
     "no url": lambda: hr.stream([]),

@@ -32,7 +32,32 @@ from headrace.datasets.source import Wanted
 Data = TypeVar("Data", bound=Opens)
 
 
-class AsyncDataset(Operators):
+class OwnDataset(Operators):
+    """A data set that opens its own resources."""
+
+    async def aopen(self) -> None:
+        """Open resources, on the loop that will use them."""
+
+    async def aclose(self) -> None:
+        """Close the resources, on the same loop."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._as_stream())
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return aiter(self._as_stream())
+
+    def __sample_source__(self) -> SampleSource:
+        raise NotImplementedError
+
+    def _as_stream(self) -> Stream:
+        return Stream(self)
+
+    def _with(self, operator: Operator) -> Stream:
+        return Stream(self, (operator,))
+
+
+class AsyncDataset(OwnDataset):
     """Samples fetched asynchronously by key: hundreds at once, on the loader's event loop.
 
     Write `__len__` and `async def aget(self, key)`. Optional: `async def aget_many(self, keys)`; `keys()` if the keys
@@ -61,12 +86,6 @@ class AsyncDataset(Operators):
         """Return the keys, in the order of the data set."""
         return range(len(self))
 
-    async def aopen(self) -> None:
-        """Open resources, on the loop that will use them."""
-
-    async def aclose(self) -> None:
-        """Close the resources, on the same loop."""
-
     def __getitem__(self, key: Any) -> Any:
         """Return the sample with this key. Blocks; for use outside a loader."""
 
@@ -81,23 +100,11 @@ class AsyncDataset(Operators):
         with trimming:
             return blocking(get)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._as_stream())
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(self._as_stream())
-
     def __sample_source__(self) -> SampleSource:
         return KeySource(self)
 
-    def _as_stream(self) -> Stream:
-        return Stream(self)
 
-    def _with(self, operator: Operator) -> Stream:
-        return Stream(self, (operator,))
-
-
-class AsyncIterableDataset(Operators):
+class AsyncIterableDataset(OwnDataset):
     """Samples from an asynchronous iterator, which may be endless.
 
     Write `async def aiter(self)` as an asynchronous generator.
@@ -118,26 +125,8 @@ class AsyncIterableDataset(Operators):
         """Yield the samples of one epoch."""
         raise NotImplementedError(f"{type(self).__name__} needs async def aiter(self)")
 
-    async def aopen(self) -> None:
-        """Open resources, on the loader's loop."""
-
-    async def aclose(self) -> None:
-        """Close the resources, on the same loop."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._as_stream())
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(self._as_stream())
-
     def __sample_source__(self) -> SampleSource:
         return IterSource(self)
-
-    def _as_stream(self) -> Stream:
-        return Stream(self)
-
-    def _with(self, operator: Operator) -> Stream:
-        return Stream(self, (operator,))
 
 
 @dataclass(slots=True)
@@ -165,11 +154,8 @@ class LoopSession(Generic[Data]):
     @property
     def is_needed(self) -> bool:
         kind = type(self._data)
-        opens, closes = (
-            (AsyncDataset.aopen, AsyncIterableDataset.aopen),
-            (AsyncDataset.aclose, AsyncIterableDataset.aclose),
-        )
-        return not kind.__module__.startswith("headrace.") and (kind.aopen not in opens or kind.aclose not in closes)
+        opens = kind.aopen is not OwnDataset.aopen or kind.aclose is not OwnDataset.aclose
+        return opens and not kind.__module__.startswith("headrace.")
 
     @property
     def data(self) -> Data:
@@ -280,6 +266,9 @@ class IterSource(SampleSource):
     @property
     def ranks_by(self) -> RanksBy | None:
         return self.data.ranks_by
+
+    def can_permute(self, by: str) -> bool:
+        return by == "buffer"
 
     def open(self, io: EpochIO) -> Producer:
         return io.iterated(self.data)

@@ -20,6 +20,7 @@ from headrace.datasets.doing import split_steps, through, through_first
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.needs import refusal
 from headrace.datasets.operators.values import EachSample, Operator
+from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders
 from headrace.datasets.stream import Stream
@@ -53,7 +54,7 @@ def cached(
         OptionError: an argument is invalid, or the samples cannot be cached.
     """
     check.whole_or_none(".cache(): max_bytes", max_bytes, 1)
-    stream = inputs[0]._as_stream()
+    stream, later = _divided(inputs[0]._as_stream())
     pipeline = stream.pipeline()
     _check(pipeline)
     first, steps = split_steps(pipeline.narrowed_steps, "what is kept", _CALL)
@@ -66,7 +67,7 @@ def cached(
         where,
         None if version is None else str(version),
         partial(_told_of, source, has_version=version is not None) if where.is_shared else None,
-        source.count,
+        partial(_number_count, source),
     )
     others = tuple(one for one in stream.operators if not _is_done_before(one, pipeline))
     text = ".".join([source.text, *(one.text for one in pipeline.each if not one.is_implied)])
@@ -74,7 +75,40 @@ def cached(
     is_many, is_random = not pipeline.keeps_count, any(step.random for step in steps)
     makes = (CacheManyStep if is_many else CacheStep)(steps, keeping)
     name = f"cache({'' if place is None else where})"
-    return Stream(data, (*others, EachSample(Step(name, "many" if is_many else "map", makes, is_random))))
+    made = EachSample(Step(name, "many" if is_many else "map", makes, is_random))
+    return Stream(data, (*others, made, *later))
+
+
+def _divided(stream: Stream) -> tuple[Stream, tuple[Operator, ...]]:
+    """Split the operators that make batches, count or limit samples from those before, whose samples are cached.
+
+    Raises:
+        OptionError: A function follows, whose results would not be cached.
+    """
+    operators = stream.operators
+    first = next(
+        (k for k in range(len(operators)) if _regroups(Stream(stream.source, operators[: k + 1]).pipeline())), None
+    )
+    if first is None:
+        return stream, ()
+    own = next((one for one in operators[first:] if _is_function(one)), None)
+    if own is not None:
+        raise OptionError(
+            f"{_CALL} after .{own.text}: it caches single samples, before .{operators[first].text}, and not what "
+            f".{own.text} makes of them; put {_CALL} before .{operators[first].text}"
+        )
+    return Stream(stream.source, operators[:first]), operators[first:]
+
+
+def _regroups(pipeline: Pipeline) -> bool:
+    is_counted = pipeline.limit is not None or pipeline.numbered is not None
+    return is_counted or pipeline.group is not None or bool(pipeline.regroups)
+
+
+def _is_function(operator: Operator) -> bool:
+    if not isinstance(operator, EachSample):
+        return False
+    return not (operator.is_unbatch or operator.step.is_numbered or operator.is_implied)
 
 
 def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
@@ -84,21 +118,22 @@ def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
     return operator.keeps_key is None or all(operator.keeps_key is not keeps for keeps in pipeline.keeps)
 
 
+def _number_count(source: SampleSource) -> int:
+    """Return how many numbers samples may have. Mixtures may leave some of them out."""
+    return int(source.starts[-1])
+
+
 def _check(pipeline: Pipeline) -> None:
     source = pipeline.source
     if (advice := source.without_numbers or source.only_in_order) is not None:
         raise refusal("numbers", _CALL, source.name, remedy=advice)
-    if source.draws or not source.keeps_numbers:
-        is_steady = source.is_steady and source.keeps_numbers
-        why = "its numbers are made of its inputs'" if is_steady else "its samples have other numbers in each epoch"
-        raise OptionError(f"{_CALL} behind {source.text:.100}: {why}; put {_CALL} behind each of its inputs")
-    if pipeline.is_batched or pipeline.group is not None:
-        raise refusal("single samples", _CALL, ".batch()")
-    if pipeline.numbered is not None:
-        raise refusal("positions", _CALL, f".{pipeline.numbered.name}")
-    late = next((regroup.name for regroup in pipeline.regroups), None)
-    if late is not None or pipeline.limit is not None:
-        raise refusal("single samples", _CALL, f".{late or f'take({pipeline.limit})'}")
+    if source.is_paired or not source.keeps_numbers:
+        why = (
+            "its numbers are made of its inputs'"
+            if source.is_paired
+            else "its samples have other numbers in each epoch"
+        )
+        raise OptionError(f"{_CALL} after {source.text:.100}: {why}; put {_CALL} after each of its inputs")
 
 
 def _check_step(step: Step, *, has_version: bool) -> None:
@@ -178,7 +213,7 @@ class CachedDataset(MadeDataset):
         return self._source
 
     def __len__(self) -> int:
-        return self.inner.count()
+        return _number_count(self.inner)
 
     async def aget(self, key: int) -> Kept | Fresh:
         return await self.got(self.keeping.last_file(), range(len(self))[key])
@@ -225,6 +260,30 @@ class CachedSource(MadeSource):
     @property
     def answers_keys(self) -> bool:
         return self._inner.answers_keys
+
+    @property
+    def is_in_order(self) -> bool:
+        return self._inner.is_in_order
+
+    @property
+    def is_steady(self) -> bool:
+        return self._inner.is_steady
+
+    @property
+    def draws(self) -> bool:
+        return self._inner.draws
+
+    def can_permute(self, by: str) -> bool:
+        return self._inner.can_permute(by)
+
+    def check_order(self, order: Ordering) -> None:
+        self._inner.check_order(order)
+
+    def count(self) -> int:
+        return self._inner.count()
+
+    async def aget(self, key: object) -> object:
+        return await super().aget(self._inner.number(key))
 
     @property
     def starts(self) -> Ints:

@@ -8,7 +8,7 @@ from functools import partial
 
 from headrace.datasets.needs import refusal
 from headrace.datasets.operators.delivering import NOTHING_SAID, DeliveryOperator
-from headrace.datasets.operators.order import EpochSize, OrderOperator, PassOperator, Repeat, Shuffle, Take
+from headrace.datasets.operators.order import EpochSize, PassOperator, Repeat, Shuffle, Take
 from headrace.datasets.operators.values import Batch, EachSample, GroupOperator, Operator
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.pipeline import Pipeline, Regroup
@@ -53,13 +53,12 @@ class _Compiler:
         self._after: list[EachSample] = []
         self._limit: int | None = None  # limit of the last level
         self._is_given = self._is_batched = False
-        self._makes_batches = False  # True if the last grouping makes batches of unknown number
+        self._makes_batches = source.makes_batches  # also if the last grouping makes batches of unknown number
         self._delivering = NOTHING_SAID
 
     def pipeline(self) -> Pipeline:
         order = self._order.ordering()
         self._source.check_order(order)
-        self._order.check_passes()
         _check_order(self._source, order)
         (_, each, _), *regroups = self._levels
         _check_behind((grouping, some) for grouping, some, _ in regroups)
@@ -96,7 +95,13 @@ class _Compiler:
     @property
     def _is_of_source(self) -> bool:
         """True if each sample is still one of the source, with its number."""
-        return self._is_counted and self._limit is None and not self._is_batched
+        return self._is_counted and self._is_single
+
+    @property
+    def _is_single(self) -> bool:
+        """True if each sample is one of the source. Filters may have removed others."""
+        is_first = len(self._levels) == 1 and self._limit is None and not self._is_batched
+        return is_first and all(operator.step.kind != "many" for operator in self._each)
 
     @property
     def _is_counted(self) -> bool:
@@ -139,18 +144,21 @@ class _Compiler:
         self._is_batched, self._makes_batches = False, operator.makes_batches
 
     def add_take(self, operator: Take) -> None:
-        self._take(operator.samples * (1 if self._batch is None else self._batch.size))
+        self._take(operator.samples * self._batch_size)
 
     def add_order(self, operator: PassOperator) -> None:
-        if operator.by_number is not None and (self._is_in_epoch or not self._is_of_source):
+        is_planned = self._source.traits.numbered and self._is_of_source and not self._is_in_epoch
+        if operator.by_number is not None and not is_planned:
             step, most = operator.by_number
             self._add_numbered(operator, step)
             if most is not None:
                 self._take(most)
             return
-        self._check_place(operator)
-        if not self._is_counted and not operator.is_behind_filters:
-            raise refusal("undropped samples", f".{operator.text}", ".filter()")
+        if self._is_in_epoch or not self._is_single or not (self._is_counted or operator.is_behind_filters):
+            raise OptionError(
+                f".{operator.text} selects samples of the source by their numbers: put it before .filter(), "
+                ".flat_map(), .enumerate(), .repeat(), .epoch(), batches and limits of what these give"
+            )
         self._order.add(operator)
 
     def _add_numbered(self, operator: Operator, step: Step) -> None:
@@ -160,19 +168,22 @@ class _Compiler:
         self._begin_level(None, [EachSample(replace(step, passed=" → ".join(self.passed)))])
 
     def add_shuffle(self, operator: Shuffle) -> None:
-        is_of_source = len(self._levels) == 1 and self._limit is None and not self._is_batched
-        if is_of_source and not self._is_in_epoch and all(one.step.kind != "many" for one in self._each):
-            self._check_place(operator)
+        is_first = not self._order.operators or (self._source.traits.numbered and not self._order.is_shuffled)
+        is_planned = self._is_single and not self._is_in_epoch and is_first
+        if is_planned and self._source.can_permute(operator.by):
             self._order.add_shuffle(operator)
         else:
             self._add_window_shuffle(operator)
 
     def _add_window_shuffle(self, operator: Shuffle) -> None:
-        """Permute windows of derived samples, which have no numbers."""
+        """Permute windows of samples in the order in which they come."""
         from headrace.datasets.operators.batchers import EvenBatcher, WindowShuffle
 
         if operator.by not in ("auto", "window"):
-            raise refusal("windows", f".{operator.text}", "operators that make samples")
+            raise OptionError(
+                f".{operator.text}: these samples are made of others, have an order of their own or are shuffled "
+                "already, and can be shuffled in windows only, by='window'"
+            )
         is_batched = self._is_batched or self._makes_batches
         size = operator.window or (WINDOW_BATCHES if is_batched else WINDOW_SAMPLES)
         name = operator.in_words("window", f", samples={size}")
@@ -181,21 +192,23 @@ class _Compiler:
         self._each.append(EachSample(Step("shuffle", "many", WindowShuffle(operator.seed))))
 
     def add_repeat(self, operator: Repeat) -> None:
-        self._check_place(operator, is_of_one=False)
         self._order.add_passes(operator)
 
     def add_epoch(self, operator: EpochSize) -> None:
-        if self._is_counted or self._is_batched:
-            self._check_place(operator)
-            self._order.add_passes(operator)
+        samples = operator.samples * self._batch_size
+        if self._is_counted:
+            self._order.add_passes(replace(operator, samples=samples))
             return
-        if any(limit is not None for *_, limit in self._levels):
-            raise refusal("unlimited samples", f".{operator.text}", ".take() or .epoch()")
-        self._take(operator.samples)
+        self._take(samples)
         if self._source.traits.iterated:
             self._is_given = True
         elif self._order.operators or not self._source.is_endless:
             self._order.add_passes(Repeat(None))
+
+    @property
+    def _batch_size(self) -> int:
+        """Samples in each result that the stream gives at this point."""
+        return 1 if self._batch is None else self._batch.size
 
     def _close(self) -> None:
         """Turn the last batching into a grouping, since more than functions of batches follows."""
@@ -232,26 +245,6 @@ class _Compiler:
         if self._delivering.prefetch is not None:
             raise refusal("stream", f".{operator.text}", f".prefetch({self._delivering.prefetch})")
 
-    def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:
-        """Raise OptionError if an operator on the order is not allowed here.
-
-        Args:
-            is_of_one: It concerns single samples, not whole passes.
-        """
-        call = f".{operator.text}"
-        numbered = next((one for *_, each, _ in self._levels for one in each if one.step.is_numbered), None)
-        if numbered is not None:
-            raise refusal("positions", call, f".{numbered.text}")
-        if self._is_batched:
-            raise refusal("single samples", call, ".batch()")
-        if self._limit is not None:
-            raise refusal("source samples", call, f".take({self._limit})")
-        many = next((one.text for one in self._each if one.step.kind == "many"), None)
-        grouping, _, limit = self._levels[-1]
-        if len(self._levels) > 1 or (many is not None and is_of_one):
-            before = many or (f"take({limit})" if grouping is None else grouping.text)
-            raise refusal("source samples", call, f".{before}")
-
 
 def _steps(operators: Iterable[EachSample]) -> tuple[Step, ...]:
     return tuple(operator.step for operator in operators)
@@ -272,15 +265,7 @@ def _check_order(source: SampleSource, order: Ordering) -> None:
             f"done; {source.only_in_order or advice}"
         )
     if not traits.numbered:
-        if by is not None and not order.is_shuffled_first:
-            raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")
-        if traits.iterated and by not in (None, "buffer"):
-            raise OptionError(
-                ".shuffle() of an AsyncIterableDataset: it decides its order itself; by='buffer' can be done"
-            )
         order.check_as_read()
-    if traits.iterated and order.passes is not None and order.passes.passes[1] is None:
-        raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")
 
 
 def _check_behind(levels: Iterable[tuple[GroupOperator | None, Sequence[EachSample]]]) -> None:

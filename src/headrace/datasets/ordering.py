@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace import check
 from headrace.datasets.operators.order import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
 from headrace.errors import OptionError
 
@@ -55,8 +54,6 @@ class Ordering:
 
     def check_as_read(self) -> None:
         """Raise OptionError if shards that are read sequentially do not support this order."""
-        if self.passes is not None and self.takes:
-            raise OptionError(".take() before .repeat() or .epoch() needs samples that are counted; put it behind them")
         if self.shuffle is not None and self.shuffle.by in ("global", "within"):
             raise OptionError(
                 f".shuffle(by={self.shuffle.by!r}) of shards without an index, or that are compressed: by='window' is "
@@ -74,34 +71,36 @@ class OrderBuilder:
 
     operators: list[OrderOperator] = field(default_factory=list)
     _one_pass: list[PassOperator] = field(default_factory=list)
-    _shuffles: list[Shuffle] = field(default_factory=list)
-    _passes: list[EpochOperator] = field(default_factory=list)
+    _shuffle: Shuffle | None = None
+    _passes: EpochOperator | None = None
     _takes: list[int] = field(default_factory=list)
     _takes_of_all: list[int] = field(default_factory=list)
-    _is_late: bool = False
 
     @property
     def has_passes(self) -> bool:
-        return bool(self._passes)
+        return self._passes is not None
 
     @property
     def has_only_shuffles(self) -> bool:
         """True if no operator so far selects samples."""
-        return len(self._shuffles) == len(self.operators)
+        return len(self.operators) == self.is_shuffled
+
+    @property
+    def is_shuffled(self) -> bool:
+        return self._shuffle is not None
 
     def add(self, operator: PassOperator) -> None:
         self.operators.append(operator)
         self._one_pass.append(operator)
-        self._is_late = self._is_late or bool(self._passes)
 
     def add_shuffle(self, operator: Shuffle) -> None:
-        self._shuffles.append(operator)
+        self._shuffle = operator
         self.add(operator)
 
     def add_take(self, samples: int) -> None:
         """Limit the samples: of each pass, or of all passes after `.repeat()` or `.epoch()`."""
         operator = Take(samples)
-        if self._passes:
+        if self.has_passes:
             self.operators.append(operator)
             self._takes_of_all.append(samples)
         else:
@@ -110,28 +109,14 @@ class OrderBuilder:
 
     def add_passes(self, operator: EpochOperator) -> None:
         self.operators.append(operator)
-        self._passes.append(operator)
+        self._passes = operator
 
     def ordering(self) -> Ordering:
-        """Return the ordering of all added operators.
-
-        Raises:
-            OptionError: Samples are shuffled twice.
-        """
-        if len(self._shuffles) > 1:
-            raise check.conflict(f".{self._shuffles[0].text}", f".{self._shuffles[1].text}", "shuffle once")
         return Ordering(
             tuple(self.operators),
             tuple(self._one_pass),
-            next(iter(self._shuffles), None),
-            next(iter(self._passes), None),
+            self._shuffle,
+            self._passes,
             tuple(self._takes),
             tuple(self._takes_of_all),
         )
-
-    def check_passes(self) -> None:
-        """Raise OptionError for two pass operators, or for others than `.take()` after one."""
-        if len(self._passes) > 1:
-            raise check.conflict(f".{self._passes[0].text}", f".{self._passes[1].text}")
-        if self._is_late:
-            raise OptionError(".repeat() and .epoch() come behind what decides the order: only .take() can follow")

@@ -83,6 +83,14 @@ class Pipeline:
         return is_of_source and self.keeps_count and self.group is None
 
     @property
+    def is_in_passes(self) -> bool:
+        """True if limits, counts or passes apply to a whole pass over the results, so that another pass is separate."""
+        limits = (self.limit, *(regroup.limit for regroup in self.regroups))
+        are_counted = any(step.is_numbered for step in self._all_steps) or any(limit is not None for limit in limits)
+        is_read_to_limit = bool(self.order.takes) and (self.source.is_compressed or not self.source.traits.numbered)
+        return self.order.passes is not None or are_counted or is_read_to_limit
+
+    @property
     def of_all(self) -> str | None:
         """First operator that concerns a whole epoch, so that the stream cannot be an input."""
         if self.numbered is not None:

@@ -73,10 +73,12 @@ class SampleSource(ABC):
         is_endless: True if it has no end.
         ranks_by: How ranks divide the samples of an iterator.
         why_no_state: Why states are refused. None: not known to be refused before one is requested.
+        makes_batches: True if its samples are batches.
     """
 
     traits: ClassVar[Traits]
     why_no_state: str | None = None
+    makes_batches: bool = False
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -174,6 +176,11 @@ class SampleSource(ABC):
         return False
 
     @property
+    def is_paired(self) -> bool:
+        """True if a number names several samples, so that there may be many more numbers than positions."""
+        return False
+
+    @property
     def drawn_by_tokens(self) -> tuple[Any, TokenMixing] | None:
         """Data set and token shares of a mixture by tokens. None for other sources."""
         return None
@@ -226,6 +233,10 @@ class SampleSource(ABC):
     def keys(self) -> Sequence[object]:
         raise TypeError(f"{self.name} has no keys; shards need an index for that")
 
+    def number(self, key: object) -> object:
+        """Return the number, or own key, of the sample with a key of the data set."""
+        return key
+
     async def aget(self, key: object) -> object:  # noqa: ARG002
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
 
@@ -262,6 +273,10 @@ class SampleSource(ABC):
     def starts(self) -> Ints:
         """First sample number of each shard, then the total. A source without shards counts as one."""
         return np.array([0, self.count()])
+
+    def can_permute(self, by: str) -> bool:  # noqa: ARG002
+        """True if a shuffle of this kind can change the order of the source itself."""
+        return True
 
     def check_order(self, order: Ordering) -> None:  # noqa: B027 (most come in any order)
         """Raise OptionError if the source does not support the order."""

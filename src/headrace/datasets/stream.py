@@ -13,7 +13,7 @@ from headrace.datasets.compiling import compiled
 from headrace.datasets.operators.values import Operator, counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
-from headrace.errors import HeadraceError, printable
+from headrace.errors import HeadraceError, OptionError, printable
 from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
 from headrace.torch_compat.tracebacks import trimming
@@ -166,6 +166,10 @@ class Stream(Operators):
         for k, operator in reversed([*enumerate(self.operators)]):
             if (whole := operator.whole) is not None:
                 return Stream(self.source, (*self.operators[:k], whole, *self.operators[k + 1 :]))
+        if self.pipeline().is_batched:
+            raise OptionError(
+                f"drop_last=True: inputs of {self!r} make the batches; say it there: .batch(n, drop_last=True)"
+            )
         return self
 
     def pipeline(self) -> Pipeline:

@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 from headrace.deliver.slabs import Views
 from headrace.delivery import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.errors import LoaderClosedError
+from headrace.failures import PackedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import each_size, unpack_each
 from headrace.torch_compat.spec import Spec
@@ -27,6 +28,7 @@ class Arrived(NamedTuple):
         number: Index of this batch in `after`.
         late: See `headrace.delivery.Delivery`.
         batch: Number of the batch in the epoch, or of the first batch of its message.
+        error: The error that replaces the batch, as packed.
     """
 
     open: Callable[[], object]
@@ -35,6 +37,7 @@ class Arrived(NamedTuple):
     number: int = 0
     late: ProgressDelta | None = None
     batch: int = 0
+    error: PackedError | None = None
 
 
 class BatchOpener:
@@ -45,7 +48,11 @@ class BatchOpener:
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
         if isinstance(message, Delivery):
             after = None if message.after is None else AfterThese((message.after,))
-            return (Arrived(partial(self.open, message), message.count, after, 0, message.late, message.batch),)
+            return (
+                Arrived(
+                    partial(self.open, message), message.count, after, 0, message.late, message.batch, message.error
+                ),
+            )
         sizes = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
         samples: Iterator[Callable[[], object]]
         try:  # copy now, so that single samples do not keep the whole slab leased
@@ -55,8 +62,10 @@ class BatchOpener:
         assert len(message.after) == len(message.outcomes)
         late, arrived = message.late, list[Arrived]()
         for number, outcome in enumerate(message.outcomes):
-            open_one = partial(_raise, outcome) if type(outcome) is RaisedError else next(samples)
-            arrived.append(Arrived(open_one, 1, message.after, number, late))
+            raised = outcome if type(outcome) is RaisedError else None
+            open_one = next(samples) if raised is None else partial(_raise, raised)
+            packed = None if raised is None else raised.error
+            arrived.append(Arrived(open_one, 1, message.after, number, late, error=packed))
             late = None
         return arrived
 

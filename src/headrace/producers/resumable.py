@@ -6,6 +6,8 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from headrace.errors import OptionError
+
 
 class Resumable:
     """The samples of one epoch of an iterable data set.
@@ -48,7 +50,10 @@ class Resumable:
         if gives_state(self._dataset):
             state["dataset"] = copy.deepcopy(self._dataset.state_dict())
         if gives_state(self._iterator):
-            state["iterator"] = copy.deepcopy(self._iterator.state_dict())
+            try:
+                state["iterator"] = copy.deepcopy(self._iterator.state_dict())
+            except OptionError:  # one of its inputs has no state
+                return None
         return state or None
 
     def _gone_on(self, number: int, later: int) -> Any:

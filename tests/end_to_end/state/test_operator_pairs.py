@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.tars import put_shards
 
 import headrace as hr
 
@@ -36,14 +37,6 @@ OPERATORS: dict[str, Callable[[Any], Any]] = {
     "interleave": lambda data: data.interleave(other()),
     "mix": lambda data: hr.mix({"a": data, "b": other()}, {"a": 2, "b": 1}),
     "cache": lambda data: data.cache(),
-}
-REFUSED = {  # where the result would not be what anybody means, or is not made yet
-    *((name, "repeat") for name in ("batch", "unbatch", "padded_batch", "bucket", "enumerate", "repeat", "epoch")),
-    *((name, "epoch") for name in ("batch", "padded_batch", "enumerate", "repeat", "epoch")),
-    *((name, "cache") for name in ("batch", "unbatch", "padded_batch", "bucket", "enumerate")),
-    *((name, "cache") for name in ("zip", "interleave", "mix")),
-    ("shuffle", "shuffle"),
-    ("mix", "shuffle"),
 }
 PLAIN: dict[str, Callable[[list[Any]], list[Any]]] = {  # what operators do to a list
     "map": lambda items: items,
@@ -101,21 +94,155 @@ def loader(first: str, second: str, workers: int = 0) -> hr.DataLoader[Any]:
 @pytest.mark.parametrize("second", OPERATORS)
 @pytest.mark.parametrize("first", OPERATORS)
 def test_each_operator_works_after_each_other(first: str, second: str) -> None:
-    if (first, second) in REFUSED:
-        with pytest.raises(hr.OptionError):
-            list(loader(first, second))
-        return
-    with loader(first, second) as whole:
+    given = resumed_anywhere(lambda: loader(first, second), f"{first} {second}")
+    if first in PLAIN and second in PLAIN:
+        assert given == PLAIN[second](PLAIN[first](ITEMS))
+
+
+def test_docs_name_the_operators_whose_pairs_work() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/streams.md").read_text()
+    names = dict.fromkeys(name.partition(",")[0] for name in OPERATORS)
+    assert f"with exact states: {', '.join(f'`{name}`' for name in names)}." in page
+
+
+def resumed_anywhere(make: Callable[[], hr.DataLoader[Any]], seed: str) -> list[Any]:
+    """The samples of an epoch, of which runs resumed at two places give the rest."""
+    with make() as whole:
         states, given = [plain(whole.state_dict())], []
         for sample in whole:
             given.append(plain(sample))
             states.append(plain(whole.state_dict()))
-    if first in PLAIN and second in PLAIN:
-        assert given == PLAIN[second](PLAIN[first](ITEMS))
-    for done in random.Random(f"{first} {second}").sample(range(len(given)), min(2, len(given))):
-        with loader(first, second) as resumed:
+    for done in random.Random(seed).sample(range(len(given)), min(2, len(given))):
+        with make() as resumed:
             resumed.load_state_dict(states[done])
             assert [plain(sample) for sample in resumed] == given[done:]
+    return given
+
+
+class Counted:
+    """An iterator with a state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __aiter__(self) -> Counted:
+        return self
+
+    async def __anext__(self) -> int:
+        if self.at == 24:
+            raise StopAsyncIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Iterated(hr.AsyncIterableDataset):
+    def aiter(self) -> Any:
+        return Counted()
+
+
+def unindexed() -> hr.Stream:
+    data = hr.stream(put_shards("pairs", [5, 0, 9, 10]), index=None)
+    return data.map(lambda sample: int(sample["__key__"]))
+
+
+NUMBERS = list(range(24))
+ODD = NUMBERS[1::2]
+CHAINS: dict[str, tuple[Callable[[], Any], list[int] | None]] = {  # None: these numbers in another order
+    "iterator, shuffle": (lambda: Iterated().shuffle(window=5), None),
+    "iterator, shuffle, repeat": (lambda: Iterated().shuffle(window=6).repeat(2), None),
+    "iterator, skip": (lambda: Iterated().skip(3), NUMBERS[3:]),
+    "iterator, slice": (lambda: Iterated().slice(1, 14, 2), NUMBERS[1:14:2]),
+    "iterator, repeat": (lambda: Iterated().repeat().take(60), (NUMBERS * 3)[:60]),
+    "iterator, take, epoch": (lambda: Iterated().take(10).epoch(samples=24), (NUMBERS[:10] * 3)[:24]),
+    "shards, skip": (lambda: unindexed().skip(3), NUMBERS[3:]),
+    "shards, take, shuffle": (lambda: unindexed().take(12).shuffle(window=6), None),
+    "flat_map, epoch, batch": (
+        lambda: hr.from_map(NUMBERS).flat_map(twice).epoch(samples=59).batch(3).unbatch(),
+        [n for n in NUMBERS * 2 for _ in range(2)][:59],
+    ),
+    "filter, epoch, batch": (
+        lambda: hr.from_map(NUMBERS).filter(odd).epoch(samples=29).batch(3).map(later).unbatch(),
+        (ODD * 3)[:29],
+    ),
+    "filter, take, padded_batch": (
+        lambda: hr.from_map(NUMBERS).filter(odd).take(7).padded_batch(3).map(later).unbatch(),
+        ODD[:7],
+    ),
+    "filter, take, bucket": (
+        lambda: hr.from_map(NUMBERS).filter(odd).take(7).bucket(int, [10], batch_size=2).map(later).unbatch(),
+        None,
+    ),
+    "filter, take, filter, epoch": (
+        lambda: hr.from_map(NUMBERS).filter(odd).take(7).filter(odd).epoch(samples=12),
+        (ODD[:7] * 2)[:12],
+    ),
+    "filter, skip, epoch": (
+        lambda: hr.from_map(NUMBERS).filter(odd).skip(2).epoch(samples=22),
+        (ODD[2:] * 3)[:22],
+    ),
+    "epoch, epoch": (lambda: hr.from_map(NUMBERS).epoch(samples=5).epoch(samples=12), (NUMBERS[:5] * 3)[:12]),
+    "list, concat": (lambda: hr.from_map(NUMBERS).concat([24], (25, 26)), [*NUMBERS, 24, 25, 26]),
+    "mix, shuffle": (lambda: hr.mix({"a": NUMBERS, "b": (30, 31)}).shuffle(window=8), None),
+    "interleave, shuffle": (lambda: hr.from_map(NUMBERS).interleave([24]).shuffle("window", window=8), None),
+}
+
+
+def odd(number: int) -> int:
+    return number % 2
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_longer_chains_give_their_samples_and_resume(chain: str) -> None:
+    make, expected = CHAINS[chain]
+    given = resumed_anywhere(lambda: hr.DataLoader(make(), batch_size=None, seed=5), chain)
+    if expected is not None:
+        assert given == expected
+    else:
+        assert sorted(given) != given
+        assert len(given) == len(list(make()))
+
+
+def test_batches_start_again_with_each_repeat_and_go_on_through_an_epoch() -> None:
+    data = hr.from_map(range(5)).batch(2)
+    assert [batch.tolist() for batch in hr.DataLoader(data.repeat(2))] == [[0, 1], [2, 3], [4]] * 2
+    assert [batch.tolist() for batch in data.epoch(samples=4)] == [[0, 1], [2, 3], [4, 0], [1, 2]]
+    assert len(data.epoch(samples=4)) == 4
+    with pytest.raises(hr.OptionError, match=r"say it there: \.batch\(n, drop_last=True\)"):
+        hr.DataLoader(data.repeat(2), drop_last=True)
+    with pytest.raises(hr.OptionError, match="there are no samples to repeat"):
+        list(data.take(0).repeat())
+
+
+def test_state_of_other_arguments_is_refused() -> None:
+    def combined(kind: str, weight: int = 1) -> hr.DataLoader[Any]:
+        data = hr.from_map(NUMBERS).filter(odd)
+        made = {
+            "mix": lambda: hr.mix({"a": data, "b": NUMBERS}, {"a": weight, "b": 1}),
+            "interleave": lambda: data.interleave(NUMBERS, block=weight),
+            "repeat": lambda: data.batch(2).repeat(weight),
+        }
+        return hr.DataLoader(made[kind](), batch_size=None)
+
+    for kind in ("mix", "interleave", "repeat"):
+        with combined(kind, 3) as whole, combined(kind, 2) as other:
+            next(iter(whole))
+            with pytest.raises(hr.StateMismatchError, match="data"):
+                other.load_state_dict(whole.state_dict())
+
+
+def test_combined_streams_of_iterators_without_a_state_have_none() -> None:
+    with hr.DataLoader(hr.from_iterable([1, 2]).repeat(2), batch_size=None) as loader:
+        samples = iter(loader)
+        assert next(samples) == 1
+        with pytest.raises(hr.OptionError, match="repeat gives no state"):
+            loader.state_dict()
+        assert list(samples) == [2, 1, 2]
 
 
 def fails_once(folder: Path, item: Any) -> Any:
@@ -149,6 +276,45 @@ def test_state_after_a_failed_read_gives_the_same_pairs(combined: Callable[[Any]
         assert given + [plain(sample) for sample in resumed] == [plain(sample) for sample in whole]
 
 
+def fails(number: int) -> int:
+    if number in (5, 6, 23):
+        raise ValueError(f"sample {number} failed")
+    return number
+
+
+SKIPPED: dict[str, tuple[Callable[[Any], Any], list[Any], int]] = {
+    "concat": (lambda data: data.concat([24]), [*(n for n in ODD if n not in (5, 23)), 24], 3),
+    "interleave": (lambda data: hr.from_map([30, 31]).interleave(data), [30, 1, 31, 3, *ODD[3:-1]], 3),
+    "zip": (
+        lambda data: data.zip(NUMBERS, strict=False),
+        [[1, 0], [3, 1], *([n, k] for k, n in enumerate(ODD[3:-1], 4))],
+        3,
+    ),
+    "repeat": (lambda data: data.take(4).repeat(2), [1, 3, 1, 3], 4),
+}
+
+
+@pytest.mark.parametrize("combined", SKIPPED)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_failed_samples_of_inputs_are_skipped_in_their_places(combined: str, workers: int) -> None:
+    make, expected, skipped = SKIPPED[combined]
+    data = make(hr.from_map(NUMBERS).map(fails).filter(odd))
+    options: dict[str, Any] = {"batch_size": None, "on_error": "skip", "num_workers": workers}
+    assert resumed_anywhere(lambda: hr.DataLoader(data, **options), combined) == expected
+    with hr.DataLoader(data, **options) as loader:
+        assert len(list(loader)) == len(expected)
+        assert loader.stats().skipped == skipped
+    with hr.DataLoader(data, **options, max_skips=1) as loader, pytest.raises(ValueError, match="failed") as caught:
+        list(loader)
+    assert any("1 samples of this epoch were skipped before it" in note for note in caught.value.__notes__)
+
+
+def test_error_of_a_batch_of_an_input_is_raised_as_its_other_samples_would_be_skipped_too() -> None:
+    data = hr.from_map(NUMBERS).map(fails).batch(2).repeat(2)
+    with hr.DataLoader(data, on_error="skip") as loader, pytest.raises(ValueError, match="sample 5 failed"):
+        list(loader)
+
+
 def test_zip_of_counted_inputs_refuses_other_lengths() -> None:
     with pytest.raises(hr.OptionError, match="its inputs have different numbers of samples"):
         list(hr.from_map(ITEMS).filter(some).zip(other()))
@@ -158,6 +324,6 @@ def test_zip_of_counted_inputs_refuses_other_lengths() -> None:
 
 @pytest.mark.parametrize("first", OPERATORS)
 def test_workers_give_the_same(first: str) -> None:
-    second = random.Random(first).choice([name for name in OPERATORS if (first, name) not in REFUSED])
+    second = random.Random(first).choice([*OPERATORS])
     with loader(first, second) as alone, loader(first, second, workers=2) as shared:
         assert [plain(sample) for sample in shared] == [plain(sample) for sample in alone]

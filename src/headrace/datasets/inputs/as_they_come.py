@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -11,6 +12,8 @@ from headrace.datasets.inputs.within import WithinDataset
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, StateMismatchError
+from headrace.failures import Failure
+from headrace.torch_compat import serialize
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -44,6 +47,8 @@ class AsTheyCome(WithinDataset):
         name: Name of the method.
         turn: Chooses the inputs of each sample.
         again: Combines other inputs in the same way.
+        arguments: Arguments of the method after the streams, as text. States of other arguments are refused.
+        times: Number of passes over all inputs. None: without end.
         names: Names of the inputs, added to samples that are dicts. None: nothing is added.
         is_tuple: True to emit a tuple of one sample per chosen input.
         strict: Raise OptionError if the inputs of tuples have different lengths.
@@ -56,22 +61,31 @@ class AsTheyCome(WithinDataset):
         turn: Turn,
         again: Callable[[Sequence[Stream]], Stream],
         *,
+        arguments: Sequence[str] = (),
+        times: int | None = 1,
         names: Sequence[str] | None = None,
         is_tuple: bool = False,
         strict: bool = False,
     ) -> None:
         super().__init__(streams)
-        self.name, self.turn, self.names, self.is_tuple, self.strict = name, turn, names, is_tuple, strict
+        self.name, self.turn, self.arguments, self.times = name, turn, tuple(arguments), times
+        self.names, self.is_tuple, self.strict = names, is_tuple, strict
         self._again = again
-        reasons = (stream.pipeline().source.why_no_state for stream in streams)
+        pipelines = [stream.pipeline() for stream in streams]
+        reasons = (pipeline.source.why_no_state for pipeline in pipelines)
         self.why_no_state = next((why for why in reasons if why is not None), None)
+        self.makes_batches = not is_tuple and all(one.is_batched for one in pipelines)
 
     @property
     def text(self) -> str:
         if self.names is not None:
             return f"mix({', '.join(self.names)})"
         first, *others = map(repr, self.streams)
-        return f"{first}.{self.name}({', '.join(others)})"
+        return f"{first}.{self.name}({', '.join([*others, *self.arguments])})"
+
+    @property
+    def described(self) -> str:
+        return f"{self.name}({', '.join([*(self.names or ()), *self.arguments])})"
 
     def indexed(self) -> Stream | None:
         """Return the stream whose samples have numbers. None: they would have none with an index either."""
@@ -89,57 +103,94 @@ class _Turns:
     """One epoch of an `AsTheyCome`, whose state is that of the inputs' loaders."""
 
     def __init__(self, data: AsTheyCome) -> None:
-        self._data = data
+        self._data, self._pass = data, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        count = len(self._data.streams)
         self._loaders: list[DataLoader[Any]] = []
-        self._iterators: dict[int, AsyncIterator[Any]] = {}  # of the inputs that were asked for a sample
-        self._taken, self._ended = [0] * len(data.streams), [False] * len(data.streams)
+        self._iterators: dict[int, Any] = {}  # of the inputs that were asked for a sample
+        self._taken, self._ended = [0] * count, [False] * count
         self._turn: dict[int, object] = {}  # samples of the turn that is not complete, by input
-        self._states: Sequence[Mapping[str, object] | None] = [None] * len(data.streams)  # loaded ones, until opened
+        self._states: Sequence[Mapping[str, object] | None] = [None] * count  # loaded ones, until opened
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> object:
-        if not self._loaders:
-            self._open()
-        while inputs := self._data.turn(self._taken, self._ended):
-            for k in inputs:
-                async for one in self._next(k):
-                    self._turn[k] = one
-            if len(self._turn) == len(inputs):
-                sample, self._turn = self._turn, {}
+        while True:
+            if not self._loaders:
+                self._open()
+            while inputs := self._data.turn(self._taken, self._ended):
                 for k in inputs:
-                    self._taken[k] += 1
-                return tuple(sample.values()) if self._data.is_tuple else self._named(*sample.popitem())
-            if self._data.is_tuple:
-                if self._data.strict and (self._turn or not all(self._ended[k] for k in inputs)):
-                    raise OptionError(
-                        f".{self._data.name}(): its inputs have different numbers of samples, as one ended after "
-                        f"{min(self._taken)}; strict=False ends where the shortest does"
-                    )
-                break
-        raise StopAsyncIteration
+                    async for one in self._next(k):
+                        self._turn[k] = one
+                if len(self._turn) == len(inputs):
+                    return self._complete(inputs)
+                if self._data.is_tuple:
+                    self._check_lengths(inputs)
+                    break
+            await self._begin_again()
+
+    def _complete(self, inputs: Sequence[int]) -> object:
+        sample, self._turn = self._turn, {}
+        for k in inputs:
+            self._taken[k] += 1
+        failed = [one for one in sample.values() if type(one) is Failure]
+        if failed:
+            return failed[0]
+        return tuple(sample.values()) if self._data.is_tuple else self._named(*sample.popitem())
+
+    def _check_lengths(self, inputs: Sequence[int]) -> None:
+        """Raise OptionError if only some inputs have ended and `strict` is set."""
+        if self._data.strict and (self._turn or not all(self._ended[k] for k in inputs)):
+            raise OptionError(
+                f".{self._data.name}(): its inputs have different numbers of samples, as one ended after "
+                f"{min(self._taken)}; strict=False ends where the shortest does"
+            )
+
+    async def _begin_again(self) -> None:
+        """Start the next pass.
+
+        Raises:
+            OptionError: The inputs are empty, so that an endless epoch would have no sample.
+            StopAsyncIteration: There are no more passes.
+        """
+        data = self._data
+        if self._pass + 1 == data.times:
+            raise StopAsyncIteration
+        if data.times is None and not any(self._taken):
+            raise OptionError(f"{data.text:.200}: there are no samples to repeat")
+        await self.aclose()
+        self._pass += 1
+        self._begin()
 
     async def _next(self, k: int) -> AsyncIterator[object]:
-        """Yield the next sample of an input, or nothing at its end."""
+        """Yield the next sample of an input or its failure, or nothing at the end of the input."""
         if k not in self._iterators:
             self._iterators[k] = aiter(self._loaders[k])
+        iterator = self._iterators[k]
+        iterator.failure = None
         try:
-            sample = await anext(self._iterators[k])
+            sample: object = await anext(iterator)
         except StopAsyncIteration:
             self._ended[k] = True
+            return
         except Exception as error:
             error.add_note(f"input {k} of .{self._data.name}()")
-            raise
-        else:
-            yield sample
+            if iterator.failure is None:
+                raise
+            packed = replace(serialize.pack_error(error, iterator.failure.origin), scope=iterator.failure.scope)
+            is_of_group = self._loaders[k].on_error == "raise"  # others of the group would be skipped, too
+            sample = Failure(packed.widened() if is_of_group else packed)
+        yield sample
 
     def _named(self, k: int, sample: object) -> object:
         names = self._data.names
         return sample if names is None or not isinstance(sample, dict) else {**sample, "__source__": names[k]}
 
     def _open(self) -> None:
-        self._loaders = self._data.loaders()
+        self._loaders = self._data.loaders(self._pass)
         for loader, state in zip(self._loaders, self._states, strict=True):
             if state is not None:
                 loader.load_state_dict(state)
@@ -150,7 +201,7 @@ class _Turns:
         states = self._states
         if self._loaders:  # that of a loader whose epoch has ended is about its next epoch
             states = [None if ended else self._state_of(k) for k, ended in enumerate(self._ended)]
-        return {"inputs": states, "taken": list(self._taken), "ended": list(self._ended)}
+        return {"inputs": states, "taken": list(self._taken), "ended": list(self._ended), "pass": self._pass}
 
     def _state_of(self, k: int) -> dict[str, object]:
         """Return the state of an input before the turn that an error has interrupted."""
@@ -165,6 +216,7 @@ class _Turns:
                 field="mark",
             )
         self._states, self._taken, self._ended = state["inputs"], list(state["taken"]), list(state["ended"])
+        self._pass = state["pass"]
 
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):

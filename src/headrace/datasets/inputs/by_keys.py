@@ -16,9 +16,10 @@ from headrace.datasets.cached import is_kept
 from headrace.datasets.inputs.zipped import ZipSpec
 from headrace.datasets.operators.fields import field_of
 from headrace.datasets.operators.order import PassOperator
+from headrace.datasets.operators.values import EachSample
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
-from headrace.errors import OptionError
+from headrace.errors import FormatError, OptionError
 from headrace.plan import ChosenOrder, Order
 from headrace.types import Ints
 
@@ -26,10 +27,6 @@ log = logging.getLogger("headrace")
 
 _KEY = "__key__"
 _PLAIN = str, bytes, int, np.generic
-_BEFORE = (
-    "keys are those of the source, before {}: join by a field of the source, and put what changes it behind .join(); "
-    "or put .cache() before .join(): keys are those of the samples that it keeps"
-)
 
 
 class Matches:
@@ -160,7 +157,8 @@ class SameKeys:
         if type(left) is type(right) and isinstance(left, _PLAIN) and left != right:
             raise OptionError(
                 f".join(on={self._on}): the key is {left!r:.100} on one side and {right!r:.100} on the other: "
-                + _BEFORE.format(", ".join(self._changing))
+                f"keys are those of the source, before {', '.join(self._changing)}: put those after .join(), or "
+                "put .cache() before .join()"
             )
         return pair
 
@@ -183,15 +181,22 @@ def _keys(side: int, stream: Stream, on: str) -> list[object]:
 
 
 def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
-    """Read the key field of the source's or cached samples, by their numbers."""
-    opened = Stream(stream.source, tuple(one for one in stream.pipeline().each if one.is_implied or is_kept(one.step)))
+    """Read the key field of stored or cached samples, or else of those that the steps make, by their numbers."""
+    each = stream.pipeline().each
+    stored = tuple(one for one in each if one.is_implied or is_kept(one.step))
     try:
-        keys = [field_of(sample, on) for sample in opened.select(on).on_every_rank()]
+        try:
+            return _keys_after(stream, stored, on)
+        except (FormatError, TypeError):  # samples have no such field yet
+            return _keys_after(stream, each, on)
     except Exception as error:
-        steps = _steps_of(stream)
-        before = f"; {_BEFORE.format(', '.join(steps))}" if steps else ""
-        error.add_note(f".join(on={on!r}) has asked input {side} for its keys{before}")
+        error.add_note(f".join(on={on!r}) has asked input {side} for its keys")
         raise
+
+
+def _keys_after(stream: Stream, steps: tuple[EachSample, ...], on: str) -> dict[int, Any]:
+    opened = Stream(stream.source, steps)
+    keys = [field_of(sample, on) for sample in opened.select(on).on_every_rank()]
     return dict(zip(_numbers(Planning(opened.pipeline(), 0)), keys, strict=True))
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import anyio
 
 from headrace import check
-from headrace.datasets.base import Operators
 from headrace.datasets.cached import cached
 from headrace.datasets.doing import split_steps
 from headrace.datasets.inputs.applied import applied_to
@@ -26,15 +25,16 @@ from headrace.datasets.inputs.as_they_come import (
 from headrace.datasets.inputs.by_keys import JoinSpec, SameKeys
 from headrace.datasets.inputs.forked import check_apart, side_by_side
 from headrace.datasets.inputs.in_turn import ConcatSpec, InputsSpec, InterleaveSpec
-from headrace.datasets.inputs.joined import check_input, check_objects, joined
+from headrace.datasets.inputs.joined import check_input, check_objects, input_stream, joined
 from headrace.datasets.inputs.within import WithinDataset
 from headrace.datasets.inputs.zipped import ZipDataset, ZipSpec, ZipStep
+from headrace.datasets.operators.order import EpochOperator
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.tasks import Step
 
-__all__ = ["applied", "applied_to", "cached", "concat", "interleave", "join", "zipped"]
+__all__ = ["applied", "applied_to", "cached", "concat", "interleave", "join", "repeated", "zipped"]
 
 Spec = TypeVar("Spec", bound=InputsSpec)
 
@@ -48,7 +48,8 @@ def interleave(inputs: Sequence[object], *, block: int) -> Stream:
     check.whole(".interleave(): block", block, 1)
     streams = _streams("interleave", inputs)
     turn, again = partial(in_blocks, block), partial(interleave, block=block)
-    return _counted("interleave", streams, turn, again) or joined(_checked(InterleaveSpec(streams, block)))
+    counted = _counted("interleave", streams, turn, again, f"block={block}")
+    return counted or joined(_checked(InterleaveSpec(streams, block)))
 
 
 def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
@@ -56,7 +57,7 @@ def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
     if (branches := side_by_side(streams)) is not None:
         return branches
     again = partial(zipped, strict=strict)
-    counted = _counted("zip", streams, each_of_them, again, is_tuple=True, strict=strict)
+    counted = _counted("zip", streams, each_of_them, again, f"strict={strict}", is_tuple=True, strict=strict)
     return counted or _in_tuples(_checked(ZipSpec(streams, strict=strict)))
 
 
@@ -78,6 +79,21 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
     return pairs._with(EachSample(Step("join", "map", same, is_implied=True)))
 
 
+def repeated(inputs: Sequence[object], *, operator: EpochOperator) -> Stream:
+    """Repeat by the order of the source if possible, else pass by pass."""
+    (stream,) = _streams("repeat", inputs)
+    pipeline, (times, samples) = stream.pipeline(), operator.passes
+    is_regrouped = bool(pipeline.regroups) or pipeline.group is not None or pipeline.source.traits.iterated
+    if not pipeline.is_in_passes and (samples is not None or not is_regrouped):
+        return stream._with(operator)
+    if pipeline.packing is not None:
+        raise OptionError(f".{operator.text} after .pack() of documents that are read first: put it before that, alone")
+    check_within("what is repeated", pipeline)
+    again = partial(repeated, operator=operator)
+    passes = Stream(AsTheyCome("repeat", [stream], one_after_the_other, again, arguments=(str(times),), times=times))
+    return passes if samples is None else passes._with(operator)
+
+
 def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:
     (stream,) = _streams("apply", inputs)
     return applied_to(stream, fn)
@@ -88,7 +104,7 @@ def _counted(
     streams: Sequence[Stream],
     turn: Turn,
     again: Callable[[Sequence[Stream]], Stream],
-    *,
+    *arguments: str,
     is_tuple: bool = False,
     strict: bool = False,
 ) -> Stream | None:
@@ -99,7 +115,7 @@ def _counted(
         return None
     for number, pipeline in enumerate(pipelines):
         check_within(f"input {number} of .{name}()", pipeline)
-    return Stream(AsTheyCome(name, streams, turn, again, is_tuple=is_tuple, strict=strict))
+    return Stream(AsTheyCome(name, streams, turn, again, arguments=arguments, is_tuple=is_tuple, strict=strict))
 
 
 def _in_tuples(spec: ZipSpec) -> Stream:
@@ -114,15 +130,7 @@ def _in_tuples(spec: ZipSpec) -> Stream:
 
 
 def _streams(name: str, inputs: Sequence[object]) -> list[Stream]:
-    streams = list[Stream]()
-    for number, one in enumerate(inputs):
-        if not isinstance(one, Operators):
-            raise OptionError(
-                f"input {number} of .{name}() is a {type(one).__name__}, no stream or data set of headrace's; "
-                "hr.from_map(…) makes one of what has __len__ and __getitem__"
-            )
-        streams.append(one._as_stream())
-    return streams
+    return [input_stream(f"input {number} of .{name}()", one) for number, one in enumerate(inputs)]
 
 
 def _checked(spec: Spec) -> Spec:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.needs import refusal
-from headrace.datasets.ordering import Ordering
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.plan import Order, draw
@@ -44,22 +43,8 @@ class InputsSpec(JoinedSpec):
     def sizes(self) -> Sequence[int]:
         return [min(ENDLESS, Planning(pipeline, 0).count()) for pipeline in self.pipelines]
 
-    def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
-        first, shuffle = next(iter(order.operators), None), order.shuffle
-        if self.is_endless and first is not None and not first.is_bound:
-            raise refusal("end", f".{first.text}", self.call)
-        if shuffle is None or self.is_in_order or shuffle.by == "global" or (shuffle.by == "auto" and not in_ranges):
-            return
-        raise refusal("in order", f".{shuffle.text}", self.call, of=self._why_not_in_order)
-
-    @property
-    def _why_not_in_order(self) -> str:
-        for label, pipeline in zip(self.labels, self.pipelines, strict=True):
-            if pipeline.order.operators:
-                return f"{label} with .{pipeline.order.operators[0].text}"
-            if pipeline.keeps:
-                return f"{label} with a filter by keys"
-        return "inputs with orders of their own"
+    def can_permute(self, by: str) -> bool:
+        return not self.is_endless and (self.is_in_order or by == "global")
 
     def described(self) -> str:
         return f"{self.kind}({len(self.names)}{self.arguments})"

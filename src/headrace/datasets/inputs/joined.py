@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from headrace.datasets.asynchronous import AsyncDataset
+from headrace.datasets.base import Operators
 from headrace.datasets.doing import split_steps
 from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards, JoinedStep
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.needs import refusal
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.sources.constructors import from_map
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.tasks import Step
+
+_NO_MAPS = frozenset(("IterableDataset", "Mapping", "bytes", "dict", "str"))  # types with __len__ and __getitem__
+
+
+def input_stream(label: str, data: object) -> Stream:
+    """Return an input as a stream. A map-style data set is read as by `hr.from_map`.
+
+    Raises:
+        OptionError: It is no data set.
+    """
+    if isinstance(data, Operators):
+        return data._as_stream()
+    is_map = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if is_map and _NO_MAPS.isdisjoint(kind.__name__ for kind in type(data).__mro__):
+        return from_map(data)
+    raise OptionError(
+        f"{label} is a {type(data).__name__}: a stream, a list or another data set with __len__ and __getitem__ is "
+        "needed; hr.from_iterable(…) reads other iterables"
+    )
 
 
 def check_input(label: str, pipeline: Pipeline, call: str) -> None:

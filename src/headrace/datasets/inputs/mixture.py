@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace import check
-from headrace.datasets.base import Operators
 from headrace.datasets.inputs.as_they_come import AsTheyCome, by_weight, check_within, has_no_numbers
 from headrace.datasets.inputs.forked import check_apart
-from headrace.datasets.inputs.joined import check_input, joined
+from headrace.datasets.inputs.joined import check_input, input_stream, joined
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.lengths import checked_lengths
-from headrace.datasets.needs import refusal
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
@@ -47,7 +45,7 @@ _BLOCKS = 2**40  # enough blocks to measure shares exactly
 
 
 def mix(
-    streams: Mapping[str, Operators],
+    streams: Mapping[str, object],
     weights: Weights = None,
     *,
     by: str = "samples",
@@ -73,8 +71,9 @@ def mix(
     repeats.
 
     Args:
-        streams: Streams by name. If samples of any have no numbers, as after `.filter()` or without an index, they are
-            counted as they come: on one rank, with constant weights by samples, and `until="first"`.
+        streams: Streams by name; a list or another map-style data set is read as by `hr.from_map`. If samples of any
+            have no numbers, as after `.filter()` or without an index, they are counted as they come: on one rank, with
+            constant weights by samples, and `until="first"`.
         weights: A relative weight for each name. None: each sample occurs once. Or a function from the number of a
             step, from 0 in each epoch, to such weights. The function is called once per step, in the loader's process,
             and must be deterministic: a state saved with other weights is refused. It may be called for one step after
@@ -103,11 +102,7 @@ def mix(
     _check_arguments(streams, weights, by, until, step)
     given = _checked_lengths(streams, by, lengths)
     usual: tuple[Until, int] = ("forever", _STEP_TOKENS) if by == "tokens" else ("first", _STEP_SAMPLES)
-    sources = {}
-    for name, stream in streams.items():
-        if not isinstance(stream, Operators):
-            raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
-        sources[name] = stream._as_stream()
+    sources = {name: input_stream(f"source {name!r}", data) for name, data in streams.items()}
     pipelines = {name: stream.pipeline() for name, stream in sources.items()}
     if any(has_no_numbers(one) or one.order.passes is not None for one in pipelines.values()):
         return _as_they_come(pipelines, list(sources.values()), weights, by=by, until=until)
@@ -142,8 +137,9 @@ def _as_they_come(
             ) from None
     shares = checked_weights(list(pipelines), weights)
     names = list(pipelines)
-    again = partial(_mixed, names, weights)
-    return Stream(AsTheyCome("mix", streams, partial(by_weight, shares), again, names=names))
+    turn, again = partial(by_weight, shares), partial(_mixed, names, weights)
+    arguments = [":".join(f"{share:.12g}" for share in shares)]
+    return Stream(AsTheyCome("mix", streams, turn, again, arguments=arguments, names=names))
 
 
 def _mixed(names: Sequence[str], weights: Weights, streams: Sequence[Stream]) -> Stream:
@@ -211,17 +207,17 @@ class MixSpec(JoinedSpec):
     def is_endless(self) -> bool:
         return self.until == "forever"
 
-    def check_order(self, order: Ordering, *, in_ranges: bool) -> None:  # noqa: ARG002 (others need it)
-        if order.shuffle is not None:
-            raise refusal("own order", f".{order.shuffle.text}", self.call)
+    def can_permute(self, by: str) -> bool:  # noqa: ARG002 (others need it)
+        return False
+
+    def check_order(self, order: Ordering) -> None:
         first = next(iter(order.operators), None)
         if first is not None and self.by == "tokens" and not self.is_planned:
             raise OptionError(
                 f".{first.text} of a mixture by tokens: which documents come is known once they are read; do it to its "
                 "sources, or behind .pack(), or say how long they are: hr.mix(…, lengths=…)"
             )
-        if self.is_endless and first is not None and not first.is_bound:
-            raise refusal("end", f".{first.text}", self.call)
+        super().check_order(order)
 
     @property
     def sizes(self) -> Sequence[int]:

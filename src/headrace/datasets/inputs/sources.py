@@ -298,21 +298,31 @@ class JoinedSource(SampleSource):
         return await self.aget_wanted(key, None)
 
     async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
+        return await self.at(self.number(key), wanted)
+
+    def number(self, key: Any) -> object:
         if self._is_by_own_number:
-            return await self.at(key, wanted)
+            return key
         if not self.is_steady:
             raise TypeError(
                 f"{self.text} gives no sample by its number: its inputs come in other orders in other epochs; "
                 "shuffle or draw what comes of them, and not the inputs"
             )
-        return await self.at(self.data.in_place.number(key), wanted)
+        return self.data.in_place.number(key)
+
+    @property
+    def is_paired(self) -> bool:
+        return self._spec.is_paired
 
     @property
     def _is_by_own_number(self) -> bool:
         return self._spec.has_own_numbers or self._spec.is_in_order
 
+    def can_permute(self, by: str) -> bool:
+        return self._spec.can_permute("global" if by == "auto" and not self.traits.sharded else by)
+
     def check_order(self, order: Ordering) -> None:
-        self._spec.check_order(order, in_ranges=self.traits.sharded)
+        self._spec.check_order(order)
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> JoinedOrders:
         assert not keeps, "no index is asked for keys of several inputs"

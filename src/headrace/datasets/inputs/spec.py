@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from headrace.datasets.needs import refusal
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
@@ -66,6 +67,11 @@ class JoinedSpec(ABC):
         return False
 
     @property
+    def is_paired(self) -> bool:
+        """True if a number names a sample of each of several inputs."""
+        return False
+
+    @property
     def is_steady(self) -> bool:
         """True if positions mean the same samples, whatever the seed and the epoch."""
         return False
@@ -96,8 +102,14 @@ class JoinedSpec(ABC):
         """Samples of each input in some stretch. None: the shares change."""
 
     @abstractmethod
-    def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
-        """Raise OptionError if samples, in shards read by ranges or not, do not support an order."""
+    def can_permute(self, by: str) -> bool:
+        """True if a shuffle of this kind can change the combined order."""
+
+    def check_order(self, order: Ordering) -> None:
+        """Raise OptionError if samples do not support an order."""
+        first = next(iter(order.operators), None)
+        if self.is_endless and first is not None and not first.is_bound:
+            raise refusal("end", f".{first.text}", self.call)
 
     @abstractmethod
     def described(self) -> str: ...

@@ -52,6 +52,10 @@ class ZipSpec(InputsSpec):
     def is_endless(self) -> bool:
         return all(pipeline.is_endless for pipeline in self.pipelines)
 
+    @property
+    def is_paired(self) -> bool:
+        return self.is_endless or not all(map(_comes_as_it_lies, self.pipelines))
+
     @functools.cached_property
     def count(self) -> int:
         """Number of tuples, which is that of the shortest input.

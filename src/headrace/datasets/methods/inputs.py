@@ -19,13 +19,13 @@ class InputMethods(AddsOperators):
     without an index, samples are counted as they come, on one rank, and each input runs in a loader of its own.
     """
 
-    def concat(self, *others: AddsOperators) -> Stream:
+    def concat(self, *others: object) -> Stream:
         """Concatenate this stream and the others.
 
         Each shuffled input keeps its own order. `.concat(…).shuffle()` shuffles all samples together.
 
         Args:
-            *others: Streams, or data sets of headrace. Only the last one may be endless.
+            *others: Streams or data sets; a list is one, too. Only the last one may be endless.
 
         Raises:
             OptionError: An input is not supported.
@@ -40,14 +40,14 @@ class InputMethods(AddsOperators):
 
         return concat((self, *others))
 
-    def zip(self, *others: AddsOperators, strict: bool = True) -> Stream:
+    def zip(self, *others: object, strict: bool = True) -> Stream:
         """Combine samples at the same position of each stream into a tuple.
 
         To shuffle samples that belong together, zip first: `.zip(…).shuffle()`. Each shuffled input keeps its own
         order. The samples of a tuple are fetched individually, at the same time.
 
         Args:
-            *others: Streams, or data sets of headrace.
+            *others: Streams or data sets; a list is one, too.
             strict: Refuse inputs with different numbers of samples. False: the shortest ends the stream.
 
         Raises:
@@ -63,7 +63,7 @@ class InputMethods(AddsOperators):
 
         return zipped((self, *others), strict=strict)
 
-    def join(self, other: AddsOperators, on: str | tuple[str, str] | None = None) -> Stream:
+    def join(self, other: object, on: str | tuple[str, str] | None = None) -> Stream:
         """Pair each sample with the one of `other` that has the same key, in this stream's order.
 
         Without `on`, it merges the samples of both as they arrive. Inputs may then be any streams. The order differs
@@ -75,9 +75,10 @@ class InputMethods(AddsOperators):
         Args:
             other: Each key occurs once in it; in this stream keys may repeat. A key of None has no partner. Keys are
                 equal if Python compares them as equal: 1, 1.0, True.
-            on: Key field, as in the source before any `.map()`, or as cached by `.cache()`. Two names, if they differ.
-                A pair whose keys have changed when it is read is an error. "__key__" is the name of the sample: for
-                shards with an index nothing else is read to get it.
+            on: Key field, as in the source before any `.map()`, or as cached by `.cache()`. A field that is not there
+                is read after all steps, which run once more for that. Two names, if they differ. A pair whose keys have
+                changed when it is read is an error. "__key__" is the name of the sample: for shards with an index
+                nothing else is read to get it.
 
         Raises:
             OptionError: An input is not supported, for instance because it is shuffled; `.join(…).shuffle()` keeps
@@ -120,13 +121,13 @@ class InputMethods(AddsOperators):
         name = uuid.uuid4().hex
         return tuple([self._with(Branch(name, number, n)) for number in range(n)])
 
-    def interleave(self, *others: AddsOperators, block: int = 1) -> Stream:
+    def interleave(self, *others: object, block: int = 1) -> Stream:
         """Take blocks of samples from the streams in turn, starting with this one.
 
         An exhausted input is skipped, so each sample of each input occurs once. `hr.mix` goes by weights instead.
 
         Args:
-            *others: Streams, or data sets of headrace. Any may be endless.
+            *others: Streams or data sets; a list is one, too. Any may be endless.
             block: Samples that an input contributes in its turn. Its last block may be shorter.
 
         Raises:

@@ -151,9 +151,15 @@ class OrderMethods(AddsOperators):
         )
 
     def repeat(self, n: int | None = None) -> Stream:
-        """Repeat all samples `n` times in an epoch, reshuffled each time. None: without end."""
+        """Repeat all samples `n` times in an epoch, reshuffled each time. None: without end.
+
+        Batches, numbers of `.enumerate()`, limits and iterable data sets are repeated pass by pass: each pass runs in a
+        loader of its own, and starts batches and numbers again.
+        """
         check.whole_or_none(".repeat(): n", n, 1)
-        return self._with(Repeat(n))
+        from headrace.datasets.inputs.combined import repeated
+
+        return repeated((self,), operator=Repeat(n))
 
     def epoch(self, *, samples: int) -> Stream:
         """Set the samples of an epoch, over all ranks together. The data are repeated or cut.
@@ -161,10 +167,12 @@ class OrderMethods(AddsOperators):
         All ranks make the same number of steps, even if samples are not counted beforehand. Each rank reads its own
         shards; for an iterable data set, `ranks_by` sets how samples are divided. Then some samples may repeat and
         others be skipped; `stats()` counts both. Without `.epoch()`, and with the loader's `tail="uneven"`, each sample
-        occurs once.
+        occurs once. After `.batch()`, batches are counted, as by `.take()`.
         """
         check.whole(".epoch(): samples", samples, 1)
-        return self._with(EpochSize(samples))
+        from headrace.datasets.inputs.combined import repeated
+
+        return repeated((self,), operator=EpochSize(samples))
 
     def take(self, n: int) -> Stream:
         """Keep the first `n` samples (or batches, after `batch`) of each epoch."""
