@@ -7,7 +7,8 @@ from typing import Any
 
 import anyio
 
-from headrace.datasets.source import EpochIO, SampleSource, Traits
+from headrace.datasets.source import SampleSource, Traits
+from headrace.engine.sources import EpochIO
 from headrace.producer import Producer
 
 
