@@ -68,7 +68,6 @@ class Leaves:
 
 @pytest.fixture(scope="session")
 def leaves() -> Leaves:
-    """Declare here what a fixture that outlives a test leaves behind."""
     return Leaves()
 
 
@@ -146,7 +145,6 @@ def _what_tests_have_imported_is_no_garbage() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is below tests/full: it is slow by nature."""
     for item in items:
         if FULL in item.path.parents:
             item.add_marker("slow")
@@ -218,7 +216,6 @@ class _KeptForkServer:
 
 
 def _fork_server() -> Any:
-    """The one that loaders share now, if there is one."""
     starter = sys.modules.get("headrace.processes.fork_client")
     return None if starter is None else starter.ForkServer._shared
 
@@ -280,7 +277,6 @@ def _threads() -> dict[object, str]:
 
 
 def _users() -> dict[object, str]:
-    """Of the fork server: a loader that was forgotten holds it, which ends with the tests only."""
     shared = _fork_server()
     count = 0 if shared is None else shared.users
     return {(shared.process.pid, number): f"the fork server's user number {number}" for number in range(count)}
@@ -322,7 +318,6 @@ def _descriptors() -> dict[object, str]:
 
 
 def _addresses() -> dict[str, str]:
-    """Of each TCP socket by its inode: "tcp 127.0.0.1:5000 -> 127.0.0.1:43210"."""
     found = {}
     for family, path in ((socket.AF_INET, "/proc/self/net/tcp"), (socket.AF_INET6, "/proc/self/net/tcp6")):
         for line in ours.text(path).splitlines()[1:]:

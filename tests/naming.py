@@ -6,5 +6,4 @@ import re
 
 
 def name_of(value: object) -> str:
-    """What a value is printed as, without addresses."""
     return re.sub(r"( at )?0x[0-9A-Fa-f]+", "", str(value))

@@ -61,7 +61,6 @@ def shared_names(among: Iterable[str] | None = None) -> set[str]:
 
 
 def is_probe(path: Path) -> bool:
-    """Whether it is what each Python tries a folder for temporary files with: one that is killed then leaves it."""
     if not _PROBE.fullmatch(path.name):
         return False
     try:
@@ -78,7 +77,6 @@ def _is_ours(name: str, holders: set[int]) -> bool:
 
 
 def _holders() -> dict[int, set[int]]:
-    """Who has a file of /dev/shm open, or mapped, by its inode: a semaphore is mapped by another name."""
     found: dict[int, set[int]] = {}
     for pid in _pids():
         mapped = [line.split(maxsplit=5) for line in text(f"/proc/{pid}/maps").splitlines() if "/dev/shm/" in line]
@@ -109,7 +107,6 @@ def _is_another_python_there() -> bool:
 
 
 def _family(pids: Iterable[int]) -> tuple[dict[int, int], dict[int, str]]:
-    """Of each process its parent, and when it was started."""
     parents: dict[int, int] = {}
     started: dict[int, str] = {}
     for pid in pids:

@@ -42,7 +42,6 @@ def without_privileges() -> Iterator[None]:
 
 
 def may_open_any_mapping() -> bool:
-    """Whether this process may open what lies behind memory that no descriptor leads to."""
     spot = mmap.mmap(-1, mmap.PAGESIZE)
     address = np.frombuffer(spot, np.uint8).ctypes.data
     try:

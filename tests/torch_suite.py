@@ -60,7 +60,6 @@ def main() -> int:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Called by pytest, to which this file is a plugin."""
     _report(nodeid, "died")  # holds until something better is known
 
 
@@ -102,7 +101,6 @@ def _options() -> argparse.Namespace:
 
 
 def _run(side: str, options: argparse.Namespace) -> dict[str, Result]:
-    """Each test of the file with what came of it, with the DataLoader of one side."""
     with tempfile.TemporaryDirectory() as folder:
         text = options.file.read_text()
         if side == OURS:

@@ -14,9 +14,8 @@ import numpy as np
 
 from headrace.errors import StateMismatchError
 from headrace.plan import Cursor, Steps, share
-from headrace.plan.cursor import pack_ranges, unpack_ranges
+from headrace.plan.cursor import pack_ranges, united, unpack_ranges
 from headrace.plan.order import ORDER_VERSION
-from headrace.plan.ranges import united
 from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges, Tail
 

@@ -13,14 +13,11 @@ import headrace as hr
 
 
 def given(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
-    """What one epoch gives; batches are the samples themselves where nothing else is said."""
     with hr.DataLoader(data, batch_size, **{"collate_fn": list, **options}) as loader:
         return list(loader)
 
 
 def given_later(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
-    """The same by an asynchronous loop."""
-
     async def main() -> list[Any]:
         async with hr.DataLoader(data, batch_size, **{"collate_fn": list, **options}) as loader:
             return [batch async for batch in loader]
@@ -33,12 +30,10 @@ def flat(batches: Iterable[Any]) -> list[Any]:
 
 
 def lists(batches: Iterable[Any]) -> list[Any]:
-    """Of batches that are tensors."""
     return [batch.tolist() for batch in batches]
 
 
 def saved(loader: hr.DataLoader[Any]) -> dict[str, Any]:
-    """Its state, as another process reads it."""
     state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
     return state
 
@@ -53,7 +48,6 @@ def state_after(loader: hr.DataLoader[Any], batches: int) -> dict[str, Any]:
 
 
 def outcomes_of(loader: Any) -> list[Any]:
-    """Each batch of an epoch, or the error in its place, of a loop that goes on after errors."""
     got: list[Any] = []
     batches = iter(loader)
     while True:
@@ -68,8 +62,6 @@ def outcomes_of(loader: Any) -> list[Any]:
 
 
 def outcomes_later(data: Any, **options: Any) -> list[Any]:
-    """The same of an asynchronous loop over data."""
-
     async def main() -> list[Any]:
         got: list[Any] = []
         async with hr.DataLoader(data, **options) as loader:
@@ -86,7 +78,6 @@ def outcomes_later(data: Any, **options: Any) -> list[Any]:
 
 
 def words(error: BaseException) -> str:
-    """All that it says."""
     return " ".join([str(error), *getattr(error, "__notes__", ())])
 
 
@@ -108,7 +99,6 @@ def resumed_anywhere(
     epochs: int = 1,
     most: int = 30,
 ) -> list[list[Any]]:
-    """What each epoch gives; each of so many states of it, read from a file by `resume`, is followed by the rest."""
     whole, states = list[list[Any]](), list[tuple[int, dict[str, Any]]]()
     with make() as loader:
         for epoch in range(epochs):

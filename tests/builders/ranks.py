@@ -39,7 +39,6 @@ class Ranks:
     loaders: Sequence[hr.DataLoader[Any]]
 
     def run(self, most: int | None = None) -> list[list[Rows]]:
-        """So many steps, or all: of each one the batches of all ranks. All of them end after the same step."""
         return [
             [tuple(batch) if isinstance(batch, list) else rows(batch) for batch in step]
             for step in steps_of(self.loaders, most)
@@ -50,7 +49,6 @@ class Ranks:
         return states
 
     def state(self) -> State:
-        """The one that all of them have."""
         state, *others = self.states()
         assert all(other == state for other in others), "ranks differ"
         return state
@@ -59,7 +57,6 @@ class Ranks:
 def world(
     stack: ExitStack, size: int, make: Callable[[], Any], states: State | Sequence[State] | None = None, **options: Any
 ) -> Ranks:
-    """The ranks of a world, each of which goes on from its own state or from the one of all."""
     loaders = []
     for rank in range(size):
         # All ranks read from one server, in one process: with many reads ahead most time goes to what nobody takes.
@@ -79,14 +76,12 @@ def ran(
     most: int | None = None,
     **options: Any,
 ) -> tuple[list[list[Rows]], list[State]]:
-    """(so many steps of a world, or all, the states of its ranks behind them)."""
     with ExitStack() as stack:
         ranks = world(stack, size, make, states, **options)
         return ranks.run(most), ranks.states()
 
 
 def whole(steps: Sequence[Sequence[Rows]]) -> list[Rows]:
-    """The global batches: of each step the ranks' batches, one behind the other."""
     return [tuple(sample for batch in step for sample in batch) for step in steps]
 
 
@@ -95,7 +90,6 @@ def samples(steps: Sequence[Sequence[Rows]]) -> Counter[Any]:
 
 
 def on_other_ranks(make: Callable[[], Any], **options: Any) -> list[Any]:
-    """The samples of an epoch in batches of twelve, which three ranks begin and two go on with."""
     options = {"global_batch_size": 12, "collate_fn": list, **options}
     with ExitStack() as stack:
         ranks = world(stack, 3, make, **options)

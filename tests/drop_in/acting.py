@@ -51,5 +51,4 @@ def batches_of(size: int, but: tuple[int, ...] = (), count: int = 20) -> list[li
 
 
 def split(got: list[Any]) -> tuple[list[Any], list[Exception]]:
-    """The batches, and the errors."""
     return [x for x in got if not isinstance(x, Exception)], [x for x in got if isinstance(x, Exception)]

@@ -25,5 +25,4 @@ class Asked(Dataset[Any]):
 
 
 def told(dataset: Dataset[Any], **options: Any) -> list[Any]:
-    """What workers say, without any collation."""
     return list(hr.DataLoader(dataset, None, num_workers=2, collate_fn=lambda sample: sample, **options))

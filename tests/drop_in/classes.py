@@ -40,6 +40,5 @@ in_processes = pytest.mark.parametrize("loader_class", [_TORCHS, _PROCESSES])
 
 
 def caught(loader_class: type[Any], error: str, worker: int) -> str:
-    """How the text of a worker's error begins."""
     kind = "thread" if issubclass(loader_class, ThreadLoader) else "process"
     return f"Caught {error} in DataLoader worker {kind} {worker}.\nOriginal Traceback (most recent call last):\n"

@@ -11,7 +11,6 @@ import torch
 
 
 def plain(value: Any) -> Any:
-    """The same as nested tuples of types and numbers: equal exactly where each bit and each type is."""
     if isinstance(value, torch.Tensor):
         return "tensor", str(value.dtype), tuple(value.shape), value.tolist()
     if isinstance(value, np.ndarray):
@@ -44,7 +43,6 @@ def read_all(iterator: Iterator[Any], at_most: int = 100) -> list[Any]:
 
 
 def next_error(iterator: Iterator[Any]) -> Exception:
-    """What `next` raises; an AssertionError where it gives a batch, or is at its end."""
     try:
         batch = next(iterator)
     except StopIteration as error:
@@ -55,13 +53,11 @@ def next_error(iterator: Iterator[Any]) -> Exception:
 
 
 def told_by(error: BaseException) -> str:
-    """All that a user reads of it: its text and its notes, and those of its causes."""
     told = [str(error), *getattr(error, "__notes__", [])]
     cause = error.__cause__
     return "\n".join(told if cause is None else [*told, told_by(cause)])
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """The chain of causes, the nearest first."""
     cause = error.__cause__
     return [] if cause is None else [cause, *causes_of(cause)]

@@ -51,7 +51,6 @@ class CountedInBulk(Counted):
 
 
 def shard(count: int) -> range:
-    """What is this worker's of so many numbers: of the first worker little, of the last one most."""
     worker = get_worker_info()
     number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
     bounds = [count * k * k // workers**2 for k in range(workers + 1)]

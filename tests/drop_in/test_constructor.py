@@ -96,7 +96,6 @@ def test_parameters_have_torchs_names_order_kinds_and_defaults(loader_class: Any
 
 
 def told(loader_class: Any, cases: list[tuple[dict[str, Any], str]]) -> list[tuple[dict[str, Any], str]]:
-    """The cases, with what the constructor says of each."""
     texts = []
     for options, _ in cases:
         with pytest.raises(ValueError) as caught:

@@ -60,7 +60,6 @@ def once(act: Callable[[int], Any], flag: Path) -> Callable[[int], None]:
 
 @contextmanager
 def told_of_deaths() -> Iterator[list[str]]:
-    """The texts of the warnings that tell of a death, once the block is left."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")

@@ -76,7 +76,6 @@ class Many(Dataset[Any]):
 
 
 def described(value: Any) -> Any:
-    """Types and values; what holds others is told with what it holds."""
     kind = type(value).__qualname__
     if isinstance(value, Columns):
         return kind, value.rows, described(value.columns)
@@ -93,7 +92,6 @@ KEYS = [[form, 4, 2, 3] for form in FORMS]
 
 
 def read(loader: Any) -> dict[str, Any]:
-    """What became of each form; of those that are an error, their names alone."""
     iterator, found = iter(loader), {}
     for form in FORMS:
         try:

@@ -30,7 +30,6 @@ IMPORTS = {
 
 
 def run(code: str, preamble: str = PREAMBLE) -> list[str]:
-    """The lines that a script prints; it ends by itself, well, and says nothing on stderr."""
     with trainer(code, preamble=preamble) as running:
         returncode, out, err = running.finish(50)
     assert (returncode, err) == (0, "")

@@ -63,7 +63,6 @@ def seed_all() -> None:
 
 
 def states(generator: torch.Generator | None) -> list[Any]:
-    """All random state of this process that a loader might touch."""
     numpy = np.random.get_state()  # noqa: NPY002
     own = None if generator is None else generator.get_state().tolist()
     return [torch.get_rng_state().tolist(), random.getstate(), plain(numpy), own]

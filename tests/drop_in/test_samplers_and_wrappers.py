@@ -97,7 +97,6 @@ CASES: dict[str, Case] = {
 
 
 def epochs(loader: Any) -> list[Any]:
-    """The batches of two epochs; at most ten of each."""
     return [[plain(batch) for batch, _ in zip(loader, range(10), strict=False)] for _ in range(2)]
 
 

@@ -19,7 +19,6 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def plain(dataset: Any, kind: type[hr.DataLoader[Any]] = hr.DataLoader, **options: Any) -> hr.DataLoader[Any]:
-    """A loader that was told nothing of when to keep states."""
     loader = kind(dataset, **{"collate_fn": identity, **options})
     loader.snapshot_every_n_steps = None  # type: ignore[assignment]
     return loader

@@ -75,7 +75,6 @@ def out_of_order(kind: type[Held], batches: int, **options: Any) -> tuple[list[A
 
 
 def assert_complete(got: list[Any]) -> None:
-    """Each sample came once, and each copy had given before what was received of it, nothing else."""
     assert sorted(index for index, _, _ in got) == list(range(32))
     assert_logged(got)
 

@@ -21,8 +21,6 @@ class Drawing(Numbers):
 
 
 def epoch_and_resumed(num_workers: int, **options: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """What a whole epoch gives; what a loader gives that goes on after three batches; the epochs after these."""
-
     def make() -> hr.DataLoader[Any]:
         return hr.DataLoader(
             Drawing(), 2, num_workers=num_workers, collate_fn=identity, generator=torch.Generator(), **options

@@ -57,7 +57,6 @@ class Longer(IterableDataset[int]):
 
 @contextmanager
 def caught() -> Iterator[list[str]]:
-    """The texts of the warnings given inside, all of which are UserWarnings."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
@@ -69,7 +68,6 @@ def caught() -> Iterator[list[str]]:
 
 @pytest.fixture
 def one_cpu() -> Iterator[None]:
-    """This thread may use one CPU only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield

@@ -36,7 +36,6 @@ class Asking(Dataset[Any]):
 
 
 def answers(loader_class: type[Any], answer: Any, *, length: int = 4, **options: Any) -> list[Any]:
-    """What a data set's function answers in the workers, once for each index."""
     loader = loader_class(Asking(answer, length), batch_size=1, collate_fn=as_is, **options)
     return [sample for batch in loader for sample in batch]
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 
 def written(samples: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None, **options: Any) -> bytes:
-    """The bytes of a file of these samples."""
     plain = [{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in one.items()}
              for one in samples]  # fmt: skip
     return of_table(pa.Table.from_pylist(plain, schema=schema), **options)

@@ -33,7 +33,6 @@ def warm_server(leaves: Leaves) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def warm_workers(leaves: Leaves) -> Iterator[None]:
-    """The same process, held without a loader."""
     fork_server = ForkServer.acquire()
     leaves.allow(processes="headrace.processes.fork_server", reason="the fork server of the module")
     yield

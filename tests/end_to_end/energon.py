@@ -15,7 +15,6 @@ INFO = ".nv-meta/.info.json"
 
 
 def offsets(archive: bytes) -> list[int]:
-    """Where each sample's first header lies, and where they end."""
     found, key = [], None
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         for member in opened:
@@ -26,7 +25,6 @@ def offsets(archive: bytes) -> list[int]:
 
 
 def index(archive: bytes) -> bytes:
-    """The `.tar.idx` of an archive."""
     places = offsets(archive)
     return struct.pack(f"<{len(places)}Q", *places)
 
@@ -34,7 +32,6 @@ def index(archive: bytes) -> bytes:
 def folder(
     splits: Mapping[str, Sequence[Sequence[tuple[str, Fields]]]], *, exclude: Sequence[str] = ()
 ) -> dict[str, bytes]:
-    """The files of a folder by their names: its shards first, then what lies beside them, by splits."""
     shards: dict[str, bytes] = {}
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {}

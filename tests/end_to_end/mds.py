@@ -45,7 +45,6 @@ def size_of(encoding: str) -> int | None:
 
 
 def encoded(encoding: str, value: Any) -> bytes:
-    """A value as the bytes of its column."""
     if isinstance(value, bytes):
         return value
     name, _, more = encoding.partition(":")
@@ -98,7 +97,6 @@ def settings(columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def shard(columns: Mapping[str, str], samples: Sequence[Mapping[str, Any]]) -> bytes:
-    """The bytes of a shard."""
     said, bodies = settings(columns), []
     for sample in samples:
         values = [encoded(columns[name], sample[name]) for name in said["column_names"]]
@@ -113,7 +111,6 @@ def shard(columns: Mapping[str, str], samples: Sequence[Mapping[str, Any]]) -> b
 def folder(
     columns: Mapping[str, str], shards: Sequence[Sequence[Mapping[str, Any]]], compression: str | None = None
 ) -> dict[str, bytes]:
-    """The files of a folder, by name."""
     files, said = {}, []
     for number, samples in enumerate(shards):
         raw, name = shard(columns, samples), f"shard.{number:05}.mds"

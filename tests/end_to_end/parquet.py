@@ -22,7 +22,6 @@ SCHEMA = pa.schema(
 
 
 def written(samples: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None, **options: Any) -> bytes:
-    """The bytes of a file of these samples."""
     plain = [{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in one.items()}
              for one in samples]  # fmt: skip
     return of_table(pa.Table.from_pylist(plain, schema=schema), **options)
@@ -35,7 +34,6 @@ def of_table(table: pa.Table, **options: Any) -> bytes:
 
 
 def pages_table(count: int) -> pa.Table:
-    """So many rows, of which the first column ascends, and others have many pages."""
     rng = np.random.default_rng(0)
     return pa.table(
         {
@@ -48,7 +46,6 @@ def pages_table(count: int) -> pa.Table:
 
 
 def varint(number: int) -> bytes:
-    """A signed number in Thrift's compact protocol."""
     number, out = (number << 1 ^ number >> 63) & 2**64 - 1, bytearray()
     while number >= 128:
         out.append(number & 127 | 128)

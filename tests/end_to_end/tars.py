@@ -23,7 +23,6 @@ Fields = dict[str, bytes]
 
 
 def tar(samples: Sequence[tuple[str, Fields]]) -> bytes:
-    """An archive as tools write it."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for key, fields in samples:
@@ -35,7 +34,6 @@ def tar(samples: Sequence[tuple[str, Fields]]) -> bytes:
 
 
 def numbered_samples(first: int, count: int, size: int = 700) -> list[tuple[str, Fields]]:
-    """Samples whose bytes tell their number; their sizes differ."""
     return [
         (f"{n:06d}", {"bin": bytes([n % 251]) * (size + 37 * (n % 11)), "cls": str(n).encode()})
         for n in range(first, first + count)
@@ -53,7 +51,6 @@ def put_shards(name: str, counts: Sequence[int], size: int = 700) -> list[str]:
 
 
 def index_of_archive(url: str, archive: bytes, *, crc: bool = True, etag: str | None = None) -> ShardIndex:
-    """Where the samples of an archive lie."""
     scanner = TarScanner(url)
     rows = scanner.feed(memoryview(archive), 0, True)
     assert scanner.error is None, scanner.error
@@ -63,26 +60,22 @@ def index_of_archive(url: str, archive: bytes, *, crc: bool = True, etag: str | 
 
 
 def index_file(indexes: Sequence[tuple[str, ShardIndex]]) -> bytes:
-    """An index file of these shards."""
     blocks = [index.pack() for _, index in indexes]
     entries = [Entry.of(url, index, block) for (url, index), block in zip(indexes, blocks, strict=True)]
     return pack_directory(entries) + b"".join(blocks)
 
 
 def index_of(urls: Sequence[str], *, crc: bool = True, etag: str | None = None) -> bytes:
-    """An index file of the shards that lie there now."""
     return index_file([(u, index_of_archive(u, asyncio.run(hr.read(u)), crc=crc, etag=etag)) for u in urls])
 
 
 def put_index(urls: list[str], name: str = "", **options: Any) -> str:
-    """An index of shards that lie in memory; its address."""
     url = f"memory://indexes/{name or uuid.uuid4().hex}.hri"
     memory.put(url, index_of(urls, **options))
     return url
 
 
 def number_of(sample: dict[str, Any]) -> int:
-    """What its label says."""
     return int(sample["cls"])
 
 
@@ -91,7 +84,6 @@ def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two batches are equal, tensors byte by byte."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

@@ -37,7 +37,6 @@ def drawn(pair: Any) -> Any:
 
 
 def alone(data: Any, **options: Any) -> list[Any]:
-    """Samples that are in no batches."""
     return given(data, None, **options)
 
 

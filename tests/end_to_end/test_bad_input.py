@@ -34,12 +34,10 @@ def run_later(data: Any, **options: Any) -> list[Any]:
 
 
 def values(got: list[Any]) -> list[Any]:
-    """Batches as lists of numbers, errors as their types."""
     return [type(g) if isinstance(g, Exception) else g.tolist() for g in got]
 
 
 def with_bad_shard(name: str, data: bytes | None) -> list[str]:
-    """Shards of 4, bad, 4 samples."""
     urls = put_shards(name, [4, 1, 4])
     memory.remove(urls[1])
     if data is not None:

@@ -43,7 +43,6 @@ class Counted:
         return sample
 
     def taken(self) -> int:
-        """How many calls there were since this was asked last."""
         count = self.path.stat().st_size if self.path.exists() else 0
         self.path.write_bytes(b"")
         return count
@@ -65,7 +64,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 def given(stream: Any, **options: Any) -> list[Any]:
-    """What an epoch of a loader of its own gives."""
     with hr.DataLoader(stream, **{"batch_size": 3, "collate_fn": list, **options}) as loader:
         return [sample for batch in loader for sample in batch]
 
@@ -445,7 +443,6 @@ def test_worker_with_other_functions_keeps_nothing(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_memory_is_of_all_workers_together_and_goes_with_the_stream() -> None:
     def memory_files() -> int:
-        """How long the longest file in memory is."""
         sizes = [0]
         for descriptor in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):  # that of this look

@@ -18,7 +18,6 @@ NEXT = numbered_samples(0, 3)
 
 
 def epoch(case: Case, data: hr.Stream, num_workers: int) -> list[Any]:
-    """Each batch of two, or the error in its place."""
     memory.put(URL, case.data)
     memory.put(NEXT_URL, tar(NEXT))
     with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=num_workers, timeout=30) as loader:

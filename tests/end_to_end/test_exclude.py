@@ -28,7 +28,6 @@ def loader_of(data: Any, size: int, rank: int = 0, world: int = 1, **options: An
 
 
 def numbers_of(loaders: Sequence[hr.DataLoader[Any]], most: int | None = None) -> list[list[int]]:
-    """The numbers of each global batch; so many of them."""
     return [[number for batch in batches for number in batch.tolist()] for batches in steps_of(loaders, most)]
 
 

@@ -118,7 +118,6 @@ def test_first_error_is_raised_of_an_asynchronous_step_when_the_next_sample_neve
 
 
 def served(server: FaultServer, count: int, silent: range, size: int = 10) -> list[str]:
-    """Shards, of which some are never answered for."""
     return [
         server.add(f"{k}.tar", tar(numbered_samples(k * size, size, 10)), *(["hang"] if k in silent else []))
         for k in range(count)
@@ -188,7 +187,6 @@ def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_worker
 
 
 def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each batch, or how it failed, and the state once that was told."""
     batches = iter(loader)
     while True:
         try:

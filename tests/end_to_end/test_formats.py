@@ -47,7 +47,6 @@ def put_lines(name: str, pack: Any = bytes, ending: str = "") -> list[str]:
 
 
 def put_tables(name: str, **options: Any) -> list[str]:
-    """Files of groups of 9 rows, of which the last is shorter."""
     urls = [f"memory://{name}/{k}.parquet" for k in range(len(COUNTS))]
     schema = parquet.SCHEMA.remove(4).remove(3).remove(2)
     for url, samples in zip(urls, numbered(), strict=True):

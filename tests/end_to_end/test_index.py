@@ -118,7 +118,6 @@ def put_drawn(shards: list[list[tuple[int | None, ...]]]) -> list[str]:
 
 
 def outcome(data: hr.Stream, options: dict[str, Any]) -> list[Any]:
-    """All samples, and the first error as its type and text."""
     got: list[Any] = []
     with hr.DataLoader(data, batch_size=None, **options) as loader:
         try:
@@ -211,7 +210,6 @@ def test_empty_members_that_lie_in_no_request_do_not_confuse_the_others(gap: int
 
 
 def tables(name: str) -> list[str]:
-    """Shards of arrays and numbers, as people train from."""
     urls = []
     for k in range(3):
         samples: list[tuple[str, Fields]] = []

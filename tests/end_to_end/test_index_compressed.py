@@ -104,7 +104,6 @@ def built_index(url: str) -> ShardIndex:
 
 
 def seekable(data: bytes, piece: int = 2000) -> bytes:
-    """Frames of zstd, and the table that says where they lie."""
     parts = [data[at : at + piece] for at in range(0, len(data), piece)]
     frames = [zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts]
     table = b"".join(struct.pack("<II", len(frame), len(part)) for frame, part in zip(frames, parts, strict=True))

@@ -38,7 +38,6 @@ def flipped(archive: bytes, number: int = BAD) -> bytes:
 
 
 def outcomes(data: Any, **options: Any) -> list[Any]:
-    """What comes, batch by batch; errors in their places."""
     with hr.DataLoader(data, **{"batch_size": None, **options}) as loader:
         return outcomes_of(loader)
 
@@ -213,7 +212,6 @@ def test_a_shard_that_is_missing_is_an_error_in_its_place(
 
 
 def serve_index_with_a_late_block(server: FaultServer, fault: str) -> hr.Stream:
-    """A stream whose index is too long for one request; where the block of its shard lies, the fault hits."""
     url, _ = serve(server)
     index = index_of_archive(url, bytes(server.objects[url.rpartition("/")[2]]))
     block, other = index.pack(), bytes(4 * 2**20)

@@ -27,7 +27,6 @@ def images() -> hr.Stream:
 
 @pytest.fixture(scope="module")
 def table() -> hr.Stream:
-    """Every third sample's row, the last ones first, and the same number several times."""
     schema = pa.schema({"name": pa.string(), "n": pa.int64(), "text": pa.string()})
     rows = [{"name": f"{n:06}", "n": n, "text": f"text {n}"} for n in range(30, -1, -3)]
     memory.put("memory://joined/rows.parquet", parquet.written(rows, schema, row_group_size=4))

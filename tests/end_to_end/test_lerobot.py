@@ -114,7 +114,6 @@ def version_2() -> dict[str, bytes]:
 
 @functools.cache  # the encoder does not always write the same
 def video(name: str, number: int) -> bytes:
-    """The file of that number: each has other pictures."""
     how = videos.HOW[name]
     return videos.written(**how, pictures=lambda k: videos.picture(k + 100 * number))
 
@@ -134,7 +133,6 @@ def frame_of(camera: int, episode: int, k: int, version: str, decoder: str = "py
 
 @functools.cache
 def whole(camera: int, number: int, decoder: str) -> Any:
-    """All frames of a file."""
     decode = videos.decoded if decoder == "pyav" else videos.by_torchcodec
     return decode(video(FILES[camera], number))[1]
 

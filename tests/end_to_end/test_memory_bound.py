@@ -23,7 +23,6 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 @pytest.fixture(scope="module")
 def big() -> Iterator[list[str]]:
-    """Eight shards of 24 MiB, with samples of 2 MiB."""
     urls = []
     for k in range(8):
         samples = [(f"{k}{n:03d}", {"bin": bytes([10 * k + n]) * 2 * MiB, "cls": b"1"}) for n in range(12)]

@@ -56,7 +56,6 @@ def curriculum(step: int) -> Mapping[str, float]:
 
 
 def mixtures(web: hr.Stream, code: hr.Stream) -> dict[str, hr.Stream]:
-    """By ranges, by number, and with weights that change."""
     shuffled = {"web": web.shuffle(), "code": code.shuffle()}
     weights = {"web": 3, "code": 1}
     return {

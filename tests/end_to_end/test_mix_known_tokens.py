@@ -25,12 +25,10 @@ SHARE = 0.7  # of web
 
 
 def numbers_of(batch: Any) -> list[int]:
-    """Of the documents, which their first tokens tell."""
     return [int(row[0]) for row in batch["input_ids"]]
 
 
 def tokens_of(numbers: list[int]) -> list[int]:
-    """How many tokens of each source documents with these numbers have."""
     counts = [0, 0]
     for number in numbers:
         source, which = divmod(number - 1, 1000)

@@ -21,7 +21,6 @@ LENGTH = 64
 
 
 def document(source: int, number: int) -> dict[str, Any]:
-    """Its tokens say which source it is of; those of source 1 are ten times as long."""
     length = int(np.random.default_rng([source, number]).integers(1, 20)) * (1 + 9 * source)
     return {"input_ids": np.full(length, 1000 * source + number + 1)}
 
@@ -38,7 +37,6 @@ def packed(weights: Any = None, **options: Any) -> hr.Stream:
 
 
 def counted(rows: np.ndarray) -> list[int]:
-    """Tokens of each source."""
     return [int(((rows > 0) & (rows < 1000)).sum()), int((rows >= 1000).sum())]
 
 
@@ -139,7 +137,6 @@ def mixture(**options: Any) -> hr.Stream:
 
 
 def known(weights: Any = None, **options: Any) -> hr.Stream:
-    """The same documents, of which it is known how long they are."""
     lengths = {
         name: [len(document(source, n)["input_ids"]) for n in range(count)]
         for source, (name, count) in enumerate({"web": 300, "books": 40}.items())

@@ -69,7 +69,6 @@ KINDS: dict[str, Any] = {
 
 
 def calls_for(kind: str, count: int, *, is_resumed: bool) -> float:
-    """How many functions the loader's threads call for one of so many samples."""
     data, options = KINDS[kind](count)
     state: dict[str, Any] = {}
     if is_resumed:

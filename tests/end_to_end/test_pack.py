@@ -30,7 +30,6 @@ EOS = 7
 
 
 def document(number: int, length: int) -> dict[str, Any]:
-    """One whose tokens say which it is, and where they stand in it."""
     tokens = 1000 * (number + 1) + np.arange(length, dtype=np.int32)
     return {"input_ids": tokens, "weight": tokens / 8, "number": number}
 
@@ -51,13 +50,11 @@ def documents(lengths: Sequence[int]) -> Any:
 
 
 def epochs(data: Any, count: int = 1, **options: Any) -> list[list[Any]]:
-    """The samples of some epochs, one by one."""
     with hr.DataLoader(data, **{"batch_size": None, "num_workers": 0, **options}) as loader:
         return [list(loader) for _ in range(count)]
 
 
 def concatenated(order: Sequence[int], lengths: Sequence[int], length: int) -> list[dict[str, list[Any]]]:
-    """What the documents in this order become, by hand."""
     flat = [(number, at) for number in order for at in range(lengths[number])]
     sequences = []
     for begin in range(0, len(flat), length):
@@ -184,7 +181,6 @@ def test_steps_before_are_done_to_documents_and_those_behind_to_sequences(num_wo
 
 
 def stored(kind: str, lengths: Sequence[int], server: FaultServer | None = None) -> Any:
-    """The same documents in two files."""
     made = [document(number, length)["input_ids"] % 50_000 for number, length in enumerate(lengths)]
     half, files = len(made) // 2, []
     for k, some in enumerate((made[:half], made[half:])):
@@ -273,7 +269,6 @@ def test_packed_files_are_read_from_their_own_store_beside_inputs_of_others() ->
 
 
 def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
-    """(what, data that are made anew each time, options)."""
     lengths = [rng.choice([0, 1, 3, 9, 20, 41]) for _ in range(rng.randint(5, 60))] + [30]
     kind, method = rng.choice(["map", "megatron", "eos", "mix"]), rng.choice(["concat", "best_fit"])
     before, behind = rng.choice([None, "auto", "global"]), rng.choice(["", "shuffle", "repeat", "take", "epoch"])
@@ -307,7 +302,6 @@ def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
 
 
 def run(number: int) -> int:
-    """How many resumes it had."""
     rng = random.Random(f"packed {number}")
     told, make, options = drawn(rng)
     return elastic_run(told, rng, make, 4, **options)

@@ -29,7 +29,6 @@ LENGTH = 16
 
 
 def text(number: int) -> dict[str, Any]:
-    """A document whose tokens say which it is, and where they stand in it."""
     length = int(np.random.default_rng(number).integers(0, 25))
     tokens = 1000 * (number + 1) + np.arange(length, dtype=np.int32)
     return {"input_ids": tokens, "drawn": np.full(length, hr.rng().integers(1 << 30)), "number": number}
@@ -40,7 +39,6 @@ def is_kept(document: dict[str, Any]) -> bool:
 
 
 def several(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """None, itself, or twice."""
     return [document] * (document["number"] % 4 % 3)
 
 
@@ -115,13 +113,11 @@ def noted(sequence: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_tokens() -> hr.Stream:
-    """Documents of three sources, one of which has no share at first."""
     sources = {"a": texts(50).shuffle(), "b": texts(9), "c": texts(20).shuffle()}
     return hr.mix(sources, lambda step: {"a": 5, "b": 2, "c": min(step, 3)}, by="tokens", step=200)
 
 
 def prepared(name: str, method: str) -> hr.Stream:
-    """A stream whose documents must be read first."""
     ways: dict[str, Callable[[], hr.Stream]] = {
         "filtered": lambda: texts().shuffle().filter(is_kept),
         "many": lambda: texts(61).map(later).flat_map(several),
@@ -134,7 +130,6 @@ def prepared(name: str, method: str) -> hr.Stream:
 
 
 def run(number: int) -> int:
-    """One run that is interrupted at random, and gone on with by other ranks and workers: how often it was."""
     rng = random.Random(number)
     name = rng.choice(["filtered", "many", "bad", "mixed", "by tokens", "by tokens", "bad by tokens"])
     method, lanes = rng.choice(["concat", "best_fit"]), 8

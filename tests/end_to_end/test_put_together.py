@@ -62,7 +62,6 @@ def odd(n: int) -> bool:
 
 
 def got(data: hr.Stream, **options: Any) -> list[Any]:
-    """What comes, with the texts of errors in their places."""
     with hr.DataLoader(data, **{"batch_size": None, **options}) as loader:
         return [
             "; ".join([str(one), *one.__notes__]) if isinstance(one, Exception) else one for one in outcomes_of(loader)

@@ -44,7 +44,6 @@ def _numbers(samples: list[Any]) -> list[int]:
 
 
 def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
-    """The global batches: those of the ranks, one behind the other."""
     parts = [batches_of(data, rank, world, **options) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1, "ranks make different numbers of steps"
     assert all(batch for part in parts for batch in part), "a rank has nothing to do"
@@ -377,7 +376,6 @@ class Parts(Counting):
 
 
 def packed_urls(counts: Sequence[int]) -> list[str]:
-    """Compressed shards, none of which has an index."""
     urls = [f"memory://ranks-uneven/{number}.tar.gz" for number in range(len(counts))]
     for url, first, count in zip(urls, itertools.accumulate(counts, initial=0), counts, strict=False):
         memory.put(url, gzip.compress(tar(numbered_samples(first, count))))
@@ -464,7 +462,6 @@ def test_samples_that_ranks_repeat_or_do_not_come_to_are_counted(case: str, capl
 
 
 def lines_in(folder: Path, counts: Sequence[int]) -> hr.Stream:
-    """Compressed shards of lines, of which an index tells how many each has."""
     urls = [str(folder / f"{number}.jsonl.gz") for number in range(len(counts))]
     for url, first, count in zip(urls, itertools.accumulate(counts, initial=0), counts, strict=False):
         with gzip.open(url, "wt") as file:

@@ -75,7 +75,6 @@ def loader_of(data: Any, rank: int, world: int, **options: Any) -> hr.DataLoader
 
 
 def ranks(data: Any, world: int, **options: Any) -> list[list[Any]]:
-    """The batches of each rank."""
     told = []
     for rank in range(world):
         with loader_of(data() if callable(data) else data, rank, world, **options) as loader:

@@ -78,7 +78,6 @@ def test_combined_shards_are_exact_on_one_rank_and_on_two(
 
 
 def each_once(make: Callable[..., hr.DataLoader[Any]], world: int) -> Counter[int]:
-    """How often samples come on all ranks together, which make as many steps and resume anywhere."""
     parts = []
     for rank in range(world):
         options: dict[str, Any] = {"global_batch_size": 6, "rank": rank, "world_size": world}

@@ -34,7 +34,6 @@ def index(urls: list[str]) -> str:
 
 
 def epochs_of(data: hr.Stream, count: int = 1, **options: Any) -> list[list[int]]:
-    """The numbers of the samples, epoch after epoch."""
     with hr.DataLoader(data, batch_size=4, collate_fn=_numbers, **options) as loader:
         return [list(itertools.chain.from_iterable(loader)) for _ in range(count)]
 

@@ -62,14 +62,12 @@ def batch_of(keys: Sequence[int]) -> dict[str, Any]:
 
 
 def model(order: Sequence[int], bad: Collection[int], size: int, drop_last: bool = False) -> list[list[int]]:
-    """The keys of each batch that is to come."""
     cut = [order[start : start + size] for start in range(0, len(order), size)]
     kept = [[key for key in keys if key not in bad] for keys in cut if len(keys) == size or not drop_last]
     return [keys for keys in kept if keys]
 
 
 def run(data: Any, **options: Any) -> list[Any]:
-    """Each batch, or the error in its place, of a loop that goes on after errors."""
     options = {"on_error": "skip", "fetch": QUICK, "timeout": 30, **options}
     with hr.DataLoader(data, **options) as loader:
         return outcomes_of(loader)
@@ -80,7 +78,6 @@ def run_later(data: Any, **options: Any) -> list[Any]:
 
 
 def keys_of(got: list[Any]) -> list[Any]:
-    """Batches as lists of keys, errors as their types."""
     return [type(g) if isinstance(g, Exception) else g["n"].tolist() for g in got]
 
 

@@ -23,7 +23,6 @@ NAMES = "raw", "llm.c", "npy", "litdata", "megatron"
 
 
 def put(kind: str, documents: list[list[int]], dtype: str = "uint16") -> dict[str, Any]:
-    """What `hr.tokens` is given to read these documents, whose last tokens end them."""
     arrays = [np.array(document, dtype) for document in documents]
     tokens = np.concatenate(arrays)
     url = f"memory://documents/{kind}.bin"

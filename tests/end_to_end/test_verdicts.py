@@ -19,7 +19,6 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def spin(seconds: float) -> None:
-    """Use the CPU of this very thread for so long, whoever else uses the machine."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass

@@ -131,14 +131,12 @@ def torchcodec() -> Any:
 
 
 def by_torchcodec(data: bytes) -> tuple[list[float], np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The same as `decoded`, by torchcodec."""
     frames = torchcodec().VideoDecoder(data, seek_mode="exact")
     batch = frames.get_frames_in_range(0, len(frames))
     return batch.pts_seconds.tolist(), batch.data.numpy()
 
 
 def with_edit(data: bytes, media_time: int, duration: int) -> bytes:
-    """The same file, with another edit list: it shows this part of its video, `duration` in thousandths of a second."""
     at = data.index(b"elst") + 4
     _, count, _, begin = struct.unpack_from(">IIIi", data, at)
     assert (count, begin) == (1, 1024), "one part, from the first frame on"

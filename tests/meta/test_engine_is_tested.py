@@ -22,6 +22,8 @@ MADE_BY = {  # what one of these makes is driven with it
     "Outcome": "Epoch",
     "PackedChain": "Chains",
     "PackedFailureError": "IndexedShardProducer",
+    "QueueEntry": "TaskQueue",
+    "QueueWorker": "TaskQueue",
     "Reading": "ReadingAhead",
     "RowLevel": "Epoch",
     "RunAgain": "PositionMap",
@@ -33,7 +35,6 @@ MADE_BY = {  # what one of these makes is driven with it
 
 
 def classes() -> Iterator[str]:
-    """The public classes of the engine, but for protocols."""
     paths = (path for pattern in ENGINE for path in sorted(SOURCES.glob(pattern)))
     nodes = (node for path in paths for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
     for node in nodes:
@@ -43,7 +44,6 @@ def classes() -> Iterator[str]:
 
 
 def built(folder: str) -> set[str]:
-    """What the tests in a folder call."""
     nodes = (node for path in (TESTS / folder).glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
     return {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
 

@@ -30,7 +30,6 @@ VALUES = {
 
 
 def tree(top: type[errors.HeadraceError] = errors.HeadraceError) -> Iterator[type[errors.HeadraceError]]:
-    """All error classes of the package, each before its children."""
     yield top
     for child in top.__subclasses__():
         if child.__module__.startswith("headrace"):

@@ -34,7 +34,6 @@ def run(code: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def probes() -> list[dict]:
-    """What five fresh interpreters say; the one before them fills the caches of byte code and of the disk."""
     return [json.loads(run(PROBE)) for _ in range(6)][1:]
 
 

@@ -14,7 +14,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "readme_pictures.py"
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module; it is no part of a package."""
     spec = importlib.util.spec_from_file_location("readme_pictures", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

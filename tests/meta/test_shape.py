@@ -44,7 +44,6 @@ def lines() -> dict[str, int]:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is imported: neither the bodies of functions nor what is for types alone."""
     for child in ast.iter_child_nodes(node):
         is_for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not is_for_types:

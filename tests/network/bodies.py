@@ -11,5 +11,4 @@ OBSTORE_KEEPS = pytest.mark.may_leave(
 
 
 def numbered(size: int) -> bytes:
-    """`size` bytes that tell where they lie."""
     return b"".join(n.to_bytes(4, "big") for n in range(size // 4 + 1))[:size]

@@ -81,7 +81,6 @@ class Script:
 async def serving(
     *answers: Says | bytes, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Script]:
-    """A server that says `answers`."""
     script = Script(list(answers))
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
@@ -102,19 +101,16 @@ async def serving(
 
 
 def ok(body: bytes, *fields: str, status: str = "200 OK") -> bytes:
-    """A usual answer."""
     lines = "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *fields))
     return lines.encode("latin-1") + b"\r\n" + body
 
 
 def part(body: bytes, start: int, size: int | str, *fields: str) -> bytes:
-    """A usual answer to a request for a range."""
     return ok(
         body, f"Content-Range: bytes {start}-{start + len(body) - 1}/{size}", *fields, status="206 Partial Content"
     )
 
 
 def chunked(*pieces: bytes, status: str = "200 OK", fields: str = "") -> bytes:
-    """An answer in chunks, and their end."""
     coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
     return f"HTTP/1.1 {status}\r\n{fields}Transfer-Encoding: chunked\r\n\r\n".encode() + coded + b"0\r\n\r\n"

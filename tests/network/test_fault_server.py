@@ -54,7 +54,6 @@ class Seen(NamedTuple):
 
 
 def ask(url: str, *headers: str, method: str = "GET") -> Seen:
-    """One request on a connection of its own, which ends after it."""
     place, _, target = url.removeprefix("http://").partition("/")
     host, _, port = place.partition(":")
     lines = [f"{method} /{target} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]
@@ -253,7 +252,6 @@ def test_faults_with_times_take_turns_beside_the_others() -> None:
 
 
 def outcomes(seed: int, order: list[int]) -> dict[str, list[bytes]]:
-    """What requests of six objects got, three each, in this order."""
     names = [f"{n}" for n in range(6)]
     with FaultServer(dict.fromkeys(names, BODY), faults=["reset_body:p=0.5", "flip:p=0.5"], seed=seed) as server:
         got: dict[str, list[bytes]] = {name: [] for name in names}

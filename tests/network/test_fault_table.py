@@ -140,8 +140,6 @@ def seeds_of(row: str) -> list[int]:
 
 
 async def read_all(reader: Reader, base: str, *, checked: bool) -> list[tuple[bytes, Outcome]]:
-    """What the reads of one seed should give and what they end in: whole objects and ranges, many at once."""
-
     async def read(name: str, data: bytes, start: int | None = None, *, into: bool = False) -> bytes:
         crc = zlib.crc32(data)
         check = (lambda got: zlib.crc32(got) == crc) if checked else None
@@ -168,7 +166,6 @@ def inverted(data: bytes) -> bytes:
 
 
 async def run(faults: str, row: Row, seed: int, *, checked: bool = False) -> list[tuple[bytes, Outcome]]:
-    """What the reads of one seed should give and what they end in; every other seed of a row reads over S3."""
     objects = {"long/whole": LONG, "long/parts": LONG, "long/filled": LONG}
     objects |= {f"{kind}/{n}": SMALL for kind in ("whole", "part") for n in range(6)}
     named = (fault.partition(":") for fault in faults.split("+"))
@@ -196,8 +193,6 @@ def is_right(wanted: bytes, got: Outcome, row: Row) -> bool:
 
 
 async def run_all(names: list[str], table: dict[str, Row], *, checked: bool = False) -> list[str]:
-    """What each seed of these rows ended in that is not right."""
-
     async def wrong(faults: str, seed: int) -> list[str]:
         row = table[faults]
         ended = await run(faults, row, seed, checked=checked)

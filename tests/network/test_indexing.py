@@ -84,13 +84,11 @@ SMALL = shard(400, 1_600)
 
 
 def by_tarfile(data: bytes) -> list[tuple[str, int, bytes]]:
-    """Name, offset and bytes of each member."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return [(info.name, info.offset_data, data[info.offset_data :][: info.size]) for info in tar if info.isreg()]
 
 
 def told(rows: Rows, data: bytes) -> list[tuple[str, int, bytes]]:
-    """The same of what an index says."""
     keys = np.repeat(rows.keys, np.diff(rows.starts)).tolist()
     return [
         (f"{key.decode()}.{rows.fields[field]}", offset, data[offset : offset + size])
@@ -126,7 +124,6 @@ def in_memory(name: str, data: bytes) -> str:
 
 
 def blocks(data: bytes) -> tuple[Directory, list[ShardIndex]]:
-    """What an index file holds."""
     directory = read_directory(data)
     shards = []
     for at, name in enumerate(directory.names):

@@ -82,7 +82,6 @@ def address_of(script: Script) -> Address:
 
 @contextmanager
 def black_hole() -> Iterator[Address]:
-    """An address where nobody says anything to who connects: its server accepts none, and its queue is full."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1))
         for _ in range(4):

@@ -18,7 +18,6 @@ BODY = bytes(range(256)) * 2000
 
 
 async def read_all(url: str, folder: Path) -> None:
-    """As three ways to read do, byte for byte."""
     async with Reader(FetchOptions(cache_dir=folder), concurrency=4) as reader:
         assert await reader.read(url) == BODY
         assert await reader.read(url, 1000, 9000) == BODY[1000:9000]
@@ -103,7 +102,6 @@ def test_data_set_that_no_loader_has_open_makes_room_for_the_next_one(tmp_path: 
     with FaultServer() as server:
 
         def asked(names: list[str], epochs: int) -> list[int]:
-            """How many objects each epoch of a loader asks the server for."""
             found = []
             with hr.DataLoader(
                 hr.files([f"{server.url}/{name}" for name in names]), batch_size=8, fetch=kept

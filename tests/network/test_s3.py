@@ -81,7 +81,6 @@ async def test_throttling_store_is_asked_again_and_then_named() -> None:
 
 
 def provided() -> Iterator[dict[str, Any]]:
-    """Other credentials each time that they are asked for."""
     for n in range(100):
         yield {"access_key_id": f"K{n}", "secret_access_key": "s", "token": None, "expires_at": None}
 

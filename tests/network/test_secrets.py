@@ -58,8 +58,6 @@ def server() -> Iterator[FaultServer]:
 
 
 def failures(url: str, storage_options: dict[str, Any]) -> str:
-    """All words of the error that reading `url` ends with."""
-
     async def run() -> HeadraceError:
         options = FetchOptions(attempts=2, backoff_s=0.0, allow_pipe=True)
         async with Reader(options, concurrency=1, storage_options=storage_options) as reader:

@@ -74,8 +74,6 @@ async def body_of(answer: Answer) -> bytes:
 
 
 def asked(*answers: Says | bytes, start: int | None = None, stop: int | None = None, **more: Any) -> Any:
-    """What one read gives of a server that says `answers`: (start, stop, size), the body, and the script."""
-
     async def ask() -> Any:
         async with serving(*answers) as script, client() as web:
             answer = await web.get(f"{script.url}/a?signature=secret", start, stop, **more)
@@ -355,7 +353,6 @@ async def test_closing_ends_what_is_under_way() -> None:
 
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
-    """A connection, and its other side."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     loop = asyncio.get_running_loop()

@@ -53,7 +53,6 @@ def command(*arguments: str) -> list[str]:
 
 
 def headrace(*arguments: str) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr)."""
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -71,7 +70,6 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def serving(count: int = 5) -> Iterator[tuple[FaultServer, str]]:
-    """So many shards of different lengths, and the pattern that is all of them."""
     with FaultServer() as server:
         for k in range(count):
             server.add(f"{k}.tar", shard(20 + k))

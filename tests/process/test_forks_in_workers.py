@@ -54,7 +54,6 @@ class ForksAsItGoes(IterableDataset[Any]):
 
 
 def only_originals(batches: Any, folder: Path, children: int = 5) -> None:
-    """What the parents gave has come, all of it and nothing else; and of the children none is left."""
     assert [int(torch.as_tensor(sample).flatten()[0]) for batch in batches for sample in batch] == list(range(COUNT))
     wait_until(lambda: len(os.listdir(folder)) == children, "all were forked")
     wait_until(lambda: not any(is_running(int(name)) for name in os.listdir(folder)), "they have ended")

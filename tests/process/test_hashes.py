@@ -50,7 +50,6 @@ SCRIPT = """
 
 
 def told(options: tuple[str, ...] = (), change: str = "") -> tuple[int, set[int], set[Any], set[int]]:
-    """What `hash` gives in the trainer, and of all workers: hashes, PYTHONHASHSEED, their fork servers."""
     code, out, err = run_script(SCRIPT.format(change=change), options=options, timeout_s=120)
     assert code == 0, err
     ours, each = json.loads(out)

@@ -67,8 +67,6 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def probe(fork_server: subprocess.Popen[str]) -> Probe:
-    """Run code in a worker that took over what there is now: what it leaves in `said`, its stdout, its stderr."""
-
     def ask(code: str) -> tuple[Any, str, str]:
         assert fork_server.stdin is not None and fork_server.stdout is not None
         fork_server.stdin.write(json.dumps({"captured": capture(), "probe": code}) + "\n")

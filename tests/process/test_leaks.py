@@ -41,7 +41,6 @@ uses_warm = pytest.mark.may_leave(
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Any]:
-    """A loader of small samples whose workers run."""
     with hr.DataLoader(Numbers(4000).map(same), batch_size=4, num_workers=2) as loader:
         for _ in range(3):
             next(iter(loader))
@@ -50,7 +49,6 @@ def warm() -> Iterator[Any]:
 
 
 def is_quiet(loader: Any) -> bool:
-    """No epoch runs, and no worker has anything to do."""
     gc.collect()
     runtime = loader._behind._runtime
     return (
@@ -63,7 +61,6 @@ def is_quiet(loader: Any) -> bool:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Memory of a process, libraries left out; what it shares with n others is counted as a part of n."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(
         int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:"))

@@ -33,7 +33,6 @@ def run_on_loop(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaita
 
 @pytest.fixture
 def large_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 KiB."""
     for number in range(4):
         monkeypatch.setenv(f"HEADRACE_TEST_{number}", "x" * 2**16)
 

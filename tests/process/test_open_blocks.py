@@ -52,8 +52,6 @@ def files(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def opening_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it never pays to open a block a second time."""
-
     def known(self: Opening) -> None:
         self._sample_s, self._open_s, self._first = 1e-9, 1e6, None
         self.learn = lambda *_: None  # type: ignore[method-assign]

@@ -55,7 +55,6 @@ class NoTextError(Exception):
 
 
 def error_of(loader: Any, before: int = 0) -> BaseException:
-    """What the batch behind the first `before` ones raises."""
     with loader:
         iterator = iter(loader)
         for _ in range(before):

@@ -147,7 +147,6 @@ def test_rng_gives_the_same_for_no_workers_one_and_four() -> None:
 
 
 def states(number: int) -> tuple[Any, ...]:
-    """Of Python's and of numpy's generator."""
     return random.getstate()[1], np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
 
 

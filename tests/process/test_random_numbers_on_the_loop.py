@@ -15,7 +15,6 @@ TOTAL = 40
 
 
 async def stir() -> None:
-    """Let others go first."""
     for _ in range(int(np.random.default_rng().integers(4))):
         await asyncio.sleep(0)
 

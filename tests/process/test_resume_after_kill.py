@@ -59,7 +59,6 @@ with hr.DataLoader(data, batch_size=4, **options) as loader:
 
 @pytest.fixture(scope="module")
 def loader_code() -> Iterator[str]:
-    """What every trainer begins with: the data on a server of this process."""
     with FaultServer() as server:
         urls, entries, first = [], [], 0
         for k, count in enumerate(COUNTS):

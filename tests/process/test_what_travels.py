@@ -32,7 +32,6 @@ import headrace as hr
 
 
 def made_in_workers(function: Callable[[int], Any], count: int = 4, **options: Any) -> list[Any]:
-    """What a stream's function gives in two workers."""
     options = {"batch_size": 1, "num_workers": 2, "collate_fn": lambda samples: samples[0], "timeout": 60, **options}
     with hr.DataLoader(hr.from_map(range(count)).map(function), **options) as loader:
         return list(loader)

@@ -29,7 +29,6 @@ from headrace.rows import Rows
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """40 samples with the keys s00 to s39."""
     path = tmp_path_factory.mktemp("shards") / "numbers.tar"
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number in range(40):
@@ -41,7 +40,6 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def read_all(loader: Any) -> list[Any]:
-    """Of each batch its numbers, or its error."""
     got: list[Any] = []
     iterator = iter(loader)
     while True:

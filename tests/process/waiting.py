@@ -17,7 +17,6 @@ DEADLINE_S = 20.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """The first true value of `condition()`; an AssertionError that says `what` where none comes in time."""
     deadline = time.monotonic() + deadline_s
     pause_s = 0.001
     while True:
@@ -30,7 +29,6 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -38,7 +36,6 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent is `pid`, zombies left out."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -50,13 +47,11 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """The process's children, theirs, and so on."""
     found = children_of(pid)
     return found + [deeper for child in found for deeper in descendants_of(child)]
 
 
 def workers_of(loader: Any) -> list[int]:
-    """The process ids of a loader's workers."""
     return list(loader._behind._runtime._workers.pids)
 
 
@@ -85,14 +80,12 @@ class Trainer:
         self.lines: list[str] = []
 
     def line(self) -> str:
-        """The next line that it prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the script ended early:\n{self.finish()}"
         return line.strip()
 
     def finish(self, timeout_s: float = DEADLINE_S) -> tuple[int, str, str]:
-        """(exit code, the rest of stdout, stderr); both pipes at their end says that no process is left with them."""
         out, err = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, out, err
 

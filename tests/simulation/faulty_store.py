@@ -175,7 +175,6 @@ class OneStore:
 
 
 def reader_of(store: Any, *, seed: int = 0, concurrency: int = 8, options: FetchOptions | None = None) -> Reader:
-    """A reader of one store, in virtual time."""
     loop = asyncio.get_running_loop()
     return Reader(
         options,

@@ -56,12 +56,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     @property
     def trace(self) -> str:
-        """What tells two runs apart: how much was ready at each turn, and when."""
         return self._digest.hexdigest()
 
     @property
     def has_ready(self) -> bool:
-        """Whether anything is ready besides the callback that asks."""
         return bool(self._ready)
 
     @property
@@ -81,7 +79,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def simulate(main: Coroutine[Any, Any, T], seed: int = 0, limit_s: float = 3600.0) -> tuple[T, SimulatedLoop]:
-    """What `main` gives, within `limit_s` of virtual time; afterwards no task and no timer may be left."""
     loop = SimulatedLoop(seed)
     asyncio.set_event_loop(loop)
     try:

@@ -31,7 +31,6 @@ LONGEST_S = 200.0
 
 
 async def read_one(reader: Reader, rng: random.Random, number: int) -> str:
-    """Read something; gives what came of it."""
     path = rng.choice([*OBJECTS, "missing"])
     data = OBJECTS.get(path, b"")
     start = rng.choice([None, 0, rng.randrange(len(data) + 10)])

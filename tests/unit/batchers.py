@@ -124,8 +124,6 @@ def largest_first() -> Kind:
 
 
 def by_length(size: int | None, tokens: int | None, *, drop_last: bool = False) -> Kind:
-    """Samples of up to 2, of up to 5, and longer."""
-
     def bucket(sample: tuple[int, int]) -> int:
         return sum(sample[1] > edge for edge in (2, 5))
 

@@ -92,7 +92,6 @@ class Worker:
         self.runner.learn(number, chain.load)
 
     def answer(self, at: int, *, fails: bool = False) -> None:
-        """Carry out what it was told, and answer; or die of it."""
         message, self._workers.at_work = self.to_do.pop(at), self
         assert message.is_answered
         if fails and not isinstance(message, PlaceMessage):
@@ -106,7 +105,6 @@ class Worker:
         self.on_reply(message.number, reply)
 
     def lose(self, loss: Loss) -> None:
-        """End it; what it says afterwards comes too late."""
         self.is_open = False
         self.on_lost(loss)
         for message in self.to_do:
@@ -226,7 +224,6 @@ class Setup:
 
     @property
     def keeps_count(self) -> bool:
-        """Whether each sample of the source becomes one of a batch."""
         return not any(
             isinstance(stage, GroupStage | LimitStage)
             or (isinstance(stage, WorkStage) and _changes_count(self.chains[stage.chain]))
@@ -393,11 +390,9 @@ class ByHand:
             return self.used - 1, error
 
     def let_go(self, which: int) -> None:
-        """Have the trainer let go of a batch that it has taken."""
         self.settle(partial(self.slabs.returned, self.taken.pop(which).segment))
 
     def close(self) -> None:
-        """End the workers, and see that nobody holds anything."""
         assert self.running.done()
         for delivery in (*self.taken, *self.trainer.sent[self.received :]):
             self.slabs.returned(delivery.segment)
@@ -416,7 +411,6 @@ class ByHand:
             self.abort()
 
     def abort(self) -> None:
-        """Leave nothing behind, whatever is the matter."""
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.settle()

@@ -15,7 +15,6 @@ LARGE = 2**30
 
 
 async def keep(cache: Cache, url: str, data: Buffer, start: int | None = None, etag: str | None = None) -> None:
-    """Put it, and wait until it is written."""
     await cache.put(url, start, None, Span(start or 0, (start or 0) + len(data), 10**6, etag), data)
     await cache.flush()
 

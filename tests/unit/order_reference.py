@@ -62,7 +62,6 @@ def turns(lanes: int) -> list[int]:
 
 
 def place(p: int, sizes: Sequence[int], by: str, key: Sequence[int], lanes: int = 1, block: int = 1) -> tuple[int, int]:
-    """The shard and the row of the sample at a position."""
     count, shards = sum(sizes), list(range(len(sizes)))
     if by in ("shards", "windows"):
         shards = [permutation(k, len(sizes), draw("shards", *key)) for k in shards]
@@ -102,7 +101,6 @@ def minus_log(numerator: int) -> float:
 
 
 def drawn(count: int, n: int, key: Sequence[int], weights: Sequence[float] | None, *, replacement: bool) -> list[int]:
-    """The positions that are drawn of n."""
     k = draw("drawn", *key)
     if weights is None:
         return [below(number(p, k), n) if replacement else permutation(p, n, k) for p in range(count)]
@@ -119,7 +117,6 @@ def drawn(count: int, n: int, key: Sequence[int], weights: Sequence[float] | Non
 
 
 def steps(coming: Sequence[int], end: int, size: int, tail: str, world: int, lanes: int) -> list[list[list[int]]]:
-    """For each step the positions of each rank, of an epoch of `end` positions of which `coming` come."""
     sizes = [size] * (len(coming) // size)
     rest = len(coming) % size
     coming = list(coming)

@@ -81,7 +81,6 @@ class World:
     gives_whole: bool = False
 
     def seen(self, url: str) -> bytes:
-        """What is read of a shard at first."""
         data = bytearray(self.archives[url])
         for number in (number for name, number in self.spoilt if name == url):
             rows = _index(self.archives[url]).rows
@@ -90,7 +89,6 @@ class World:
 
 
 def shards(counts: Sequence[int]) -> dict[str, bytes]:
-    """Shards of so many samples, whose bytes tell their numbers."""
     firsts = [sum(counts[:k]) for k in range(len(counts))]
     return {f"memory://hand/{k}.tar": _archive(firsts[k], count) for k, count in enumerate(counts)}
 
@@ -106,7 +104,6 @@ def _index(archive: bytes) -> ShardIndex:
 
 
 def bodies(counts: Sequence[int]) -> list[Fields]:
-    """What their samples are."""
     return [fields for _, fields in numbered_samples(0, sum(counts), SIZE)]
 
 
@@ -180,7 +177,6 @@ class ByHand:
         return data
 
     def members(self, url: str, rows: Ints) -> Members:
-        """Where some samples of a shard lie."""
         index = _index(self.world.archives[url])
         crc = None if index.crc is None else index.crc[index.rows.members(rows)]
         size = None if url in self.world.cut else index.size
@@ -244,7 +240,6 @@ class ByHand:
             self.settle(partial(waiting.future.set_result, answer))
 
     def finish(self, choose: Callable[[int], int]) -> None:
-        """Answer all, in the order that `choose` says, until it is done."""
         while not self.running.done():
             assert self.waiting, "it stands still"
             self.answer(choose(len(self.waiting)))
@@ -253,7 +248,6 @@ class ByHand:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """See that nobody holds anything, if all went well."""
         if kind is not None:
             self.settle(self.running.cancel)
             self.arena.close()
@@ -270,7 +264,6 @@ class ByHand:
 
     @property
     def samples(self) -> list[Any]:
-        """All that was put, without gaps: the bytes of each sample, or the failure in its place."""
         made = [self.put_at[number] for number in range(len(self.put_at))]
         return [
             one if isinstance(one, Failure) else {name: bytes(one[name]) for name in ("bin", "cls")} for one in made

@@ -168,12 +168,10 @@ class Trainer:
         return ()
 
     def ask(self) -> None:
-        """Grant one more."""
         self.asked += 1
         self._callback()
 
     async def receive(self) -> Delivery | ChunkDelivery | None:
-        """The next message; None at the end."""
         self.ask()
         while len(self.sent) < self.asked:
             if self.is_closed:
@@ -266,7 +264,6 @@ class Run:
 
 
 def run(plan: Plan, seed: int, stop_after: int | None = None) -> Run:
-    """One epoch to its end, or until so many batches were received; nothing may be held of it afterwards."""
     return simulate(_run(plan, random.Random(seed), stop_after), seed)[0]
 
 

@@ -30,7 +30,6 @@ def scan(
     carry: bool = False,
     hop: bool = False,
 ) -> tuple[Found, FormatError | None]:
-    """The samples and the error; with `carry` each piece is read by another process, with `hop` bodies are left out."""
     scanner, found, start = kind(URL, limits), Found(), 0
     while not scanner.done:
         stop, low = min(start + piece, len(data)), scanner.low

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
+from headrace.producers.keys import AdaptiveConcurrency
 
 
 def settle(growth: AdaptiveConcurrency, latency_s: float, most_per_s: float, *, answers: int = 20_000) -> float:

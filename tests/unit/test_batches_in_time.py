@@ -63,7 +63,6 @@ class Timed(ByHand):
         self.go_on()
 
     def receive(self) -> list[int] | None:
-        """The next batch, if it is there."""
         came = self.take()
         self.go_on()
         if came is None:

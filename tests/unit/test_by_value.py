@@ -93,7 +93,6 @@ def double(x):
 
 
 def reduced_as_by(file: str | None) -> Callable[[CodeType], Any]:
-    """As versions of cloudpickle reduce code: with its own file, or with another name for all."""
     reduce = cloudpickle.Pickler.dispatch_table[CodeType]
 
     def reduced(code: CodeType) -> Any:

@@ -166,7 +166,6 @@ def test_folder_holds_no_secret_and_is_the_users_alone(tmp_path: Path) -> None:
 
 
 async def settled(awaitable: Awaitable[Any]) -> Any:
-    """What it gives, once the loop has called what was to be called."""
     result = await awaitable
     await asyncio.sleep(0)
     return result

@@ -25,7 +25,6 @@ def anyio_backend() -> str:
 
 
 async def epoch(cache: Cache, numbers: list[int], size: int = BLOCK // 2) -> int:
-    """Each of these is asked for, and put where it is not there, as an epoch does; how many were there."""
     found = 0
     for number in numbers:
         if await has(cache, f"{URL}/{number}"):

@@ -33,8 +33,6 @@ def wait_until_granted(sender: Sender, count: int) -> None:
 
 
 def send(sender: Sender, message: object) -> None:
-    """Send what is granted, or is about to be."""
-
     def is_sent() -> bool:
         try:
             sender.send(message)

@@ -129,7 +129,6 @@ def assert_same(got: Any, wanted: Any, where: str = "batch") -> None:
 
 
 def forward(sample: Any) -> Any:
-    """The same without negative strides, which torch refuses and slots take."""
     if isinstance(sample, np.ndarray):
         return sample.copy() if any(stride < 0 for stride in sample.strides) else sample
     if isinstance(sample, dict):

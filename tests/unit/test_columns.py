@@ -25,7 +25,6 @@ def npy(array):
 
 
 def laid_out(samples, cuts=()):
-    """(rows, bodies) of samples, each a dict of fields, whose bytes lie in ranges that end at `cuts`."""
     fields = list(dict.fromkeys(name for sample in samples for name in sample))
     data, starts, field, offset, size = bytearray(b"some bytes before"), [0], [], [], []
     for sample in samples:

@@ -30,7 +30,6 @@ ROOM = Limits(unpacked_ratio=2**30)
 
 
 def pack(kind: str, data: bytes) -> bytes:
-    """One frame, with a checksum of its content."""
     packs: dict[str, Callable[[bytes], bytes]] = {
         "gzip": lambda data: gzip.compress(data, 6, mtime=0),
         "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
@@ -42,7 +41,6 @@ def pack(kind: str, data: bytes) -> bytes:
 
 
 def mixed(size: int, seed: int = 0) -> bytes:
-    """Noise, runs and words, in turn."""
     source = random.Random(seed)
     parts: list[bytes] = []
     while sum(map(len, parts)) < size:
@@ -72,7 +70,6 @@ def unpack(kind: str, data: bytes, limits: Limits = ROOM) -> bytes:
 def unpack_until_damage(
     kind: str, data: bytes, limits: Limits = ROOM, room: int = 2**16
 ) -> tuple[bytes, FormatError | None]:
-    """What came out, and the error, if one did."""
     archive = Decompressor(kind, URL, limits)
     archive.feed(data)
     out, target = bytearray(), bytearray(room)
@@ -93,7 +90,6 @@ def damage(kind: str, data: bytes, limits: Limits = ROOM) -> tuple[bytes, Format
 
 
 def flipped(data: bytes) -> Iterable[bytes]:
-    """`data` with one bit changed, each in turn."""
     for at, bit in itertools.product(range(len(data)), range(8)):
         yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 

@@ -36,7 +36,6 @@ def last() -> Chain:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Any stages, in any order, with their chains."""
     kinds = draw(st.lists(st.sampled_from(["flat", "some", "limit", *KINDS]), max_size=4))
     most = st.sampled_from([None, None, 0, 5, 10, 20])
     chains, stages, limits = {1: last()}, list[Any](), list[int | None]()
@@ -78,7 +77,6 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def expected(plan: Plan) -> list[list[int]]:
-    """The batches, by the plainest of programs."""
     samples: list[Any] = list(plan.samples)
     limits = iter(plan.limits)
     for stage in plan.stages:
@@ -125,7 +123,6 @@ def test_run_goes_on_exactly_when_it_is_begun_again_where_a_snapshot_says(
 
 
 def resumed(plan: Plan, received: ProgressSnapshot) -> Plan:
-    """What is to come, as a state has it: no more is known than the snapshot says."""
     assert len(received.covers) <= 1
     done = received.covers[0][1] if received.covers else 0
     nothing = (0,) * max(0, len(plan.limits) - 1)
@@ -161,7 +158,6 @@ def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int,
 
 
 def _without_groups_left_out(plan: Plan) -> Iterator[int]:
-    """All that might come: where a failure stands for many samples, a last group may lack others or none."""
     stages = tuple(stage for stage in plan.stages if not (isinstance(stage, GroupStage) and stage.name in LEAVES_OUT))
     for batch in expected(replace(plan, stages=stages, limits=(), drop_last=False)):
         yield from batch

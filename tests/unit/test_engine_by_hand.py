@@ -103,7 +103,6 @@ class Groups(NamedTuple):
 
 
 def grouped(samples: list[Any], groups: Groups, *, skips: bool) -> Iterator[Any]:
-    """What comes of groups that are put together and taken apart again."""
     for start in range(0, len(samples), groups.size):
         group = samples[start : start + groups.size]
         failed = [sample for sample in group if isinstance(sample, Bad)]
@@ -138,12 +137,10 @@ class Ruling:
 
 
 def is_even(error: BaseException) -> bool:
-    """Decides that what failed is left out."""
     return not isinstance(error, Broken) or error.args[0] % 2 == 0
 
 
 def expected(setup: Setup, world: World) -> dict[int, Any]:
-    """The batches by number, by the plainest of programs."""
     samples: list[Any] = [Bad(Broken, n) if n in world.unread else n for n in range(len(setup.samples))]
     if setup.breaks:
         samples.append(Bad(Broken, SOURCE, is_more=True))
@@ -342,7 +339,6 @@ class EngineMachine(RuleBasedStateMachine):
             driven.settle(partial(worker.lose, Loss(7, -9, known, draw(st.integers(-1, 2)) if known else -1)))
 
     def again(self, driven: ByHand, draw: Draw) -> None:
-        """The same answer once more, also of a worker that has ended."""
         answers = [(worker, *answer) for worker in driven.workers.all for answer in worker.answered]
         if answers:
             worker, number, reply = draw(st.sampled_from(answers))
@@ -437,7 +433,6 @@ class StageMachine(EngineMachine):
 
 
 def plain(batch: Any) -> Any:
-    """A batch as it can be compared."""
     if isinstance(batch, Exception):
         return Bad.of(batch)
     if isinstance(batch, list) and len(batch) == 2 and hasattr(batch[1], "tolist"):

@@ -179,7 +179,6 @@ SETS = "NAMES = {'a', 'b', 'c', 1, (2, 'd')}\ndef f(x): return x in {'p', 'q', '
 
 
 def in_new_process(script: Path, *, hash_seed: str = "0") -> str:
-    """What a script prints that digests functions."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     return subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True).stdout

@@ -31,7 +31,6 @@ class Feed(AsyncIterator[Any]):
 
 
 def calls_in(function: Callable[[], Any]) -> int:
-    """How many functions of Python it calls."""
     calls = itertools.count()
     before = sys.getprofile()
     sys.setprofile(lambda _frame, event, _argument: next(calls) if event == "call" else None)

@@ -123,7 +123,6 @@ def test_garbage_in_a_head_is_a_value_error_or_a_head(garbage: bytes, at: int, r
 
 
 def unchunked(data: bytes, boundaries: list[int], room: int) -> tuple[bytes, int, bool]:
-    """What `Chunks` makes of `data` cut at `boundaries`, with `room` bytes of output at a time; how much it took."""
     chunks, body, at = Chunks(), b"", 0
     for stop in [*sorted(boundaries), len(data)]:
         while at < min(stop, len(data)) and not chunks.is_done:

@@ -55,7 +55,6 @@ class Told(list[int]):
 
 
 def lines_of(count: int) -> SentPart:
-    """So many lines, each of which has its number."""
     one = np.arange(count)
     texts, keys = [b"%d" % k for k in one], np.zeros(count, "S1")
     ends = np.cumsum([0, *map(len, texts)])

@@ -93,7 +93,6 @@ def listed(index: ShardIndex) -> Any:
 
 
 def sealed(body: bytes) -> bytes:
-    """A container that is right as far as its checksum can tell."""
     rest = struct.pack("<I", len(body)) + zlib.compress(body)
     return struct.pack("<I", zlib.crc32(rest)) + rest
 
@@ -116,7 +115,6 @@ ARRAYS = {
 
 
 def changed(facts: dict[str, Any] | None = None, **arrays: list[int]) -> bytes:
-    """A block whose checksum is right, and which says something else."""
     numbers = {name: np.array(values, np.uint64) for name, values in {**ARRAYS, **arrays}.items()}
     return pack_arrays({**FACTS, **(facts or {})}, numbers)
 

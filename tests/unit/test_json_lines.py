@@ -15,7 +15,6 @@ from headrace.formats.limits import DEFAULTS, Limits
 
 
 def scan(data: bytes, piece: int, limits: Limits = DEFAULTS) -> tuple[list[tuple[bytes, int, int]], Any]:
-    """The lines, and the error itself."""
     scanner = JsonLineScanner("memory://x/a.jsonl?X-Amz-Signature=secret", limits)
     found: list[tuple[bytes, int, int]] = []
     for start in range(0, len(data), piece):

@@ -35,7 +35,6 @@ def numbered(sizes: Sequence[int]) -> list[Pairs]:
 
 
 def by_hand(lists: list[Pairs], block: int) -> Pairs:
-    """Blocks in turn, as one would write it down."""
     cut = [_batched(one, block) for one in lists]
     rounds = itertools.zip_longest(*cut, fillvalue=())
     return [pair for one in rounds for part in one for pair in part]

@@ -26,7 +26,6 @@ TABLES = {"b.parquet": (10, file_of(0, 10)), "deep/a.parquet": (5, file_of(10, 1
 
 
 def index_with(number: int = 0, config: dict[str, Any] | None = None, **chunk: Any) -> dict[str, bytes]:
-    """The files, with something else said of a chunk, or of all."""
     files = litdata.of_tables(TABLES, **(config or {}))
     said = json.loads(files["index.json"])
     said["chunks"][number].update(chunk)

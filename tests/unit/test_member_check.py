@@ -36,7 +36,6 @@ def archive(kind: str, *, mtime: float = 0.5, folders: int = 4) -> tuple[memoryv
 
 
 def wrong(view: memoryview, rows: Rows, first: int = 0, step: int = 1) -> list[int]:
-    """Which of the members from `first` on, read together, are misplaced."""
     begin = int(rows.offset[first])
     some = np.arange(first, len(rows.field), step)
     found = misplaced(view[begin:], MemberNames.of(rows, some), rows.offset[some] - begin, rows.size[some])

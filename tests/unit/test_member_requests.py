@@ -22,7 +22,6 @@ MEMBERS = st.lists(
 
 
 def rows_of(members: list[tuple[int, int]]) -> Rows:
-    """Members of these sizes, each with a header before it and padding behind it."""
     offsets, at = [], 0
     for size, skipped in members:
         at += (skipped + 1) * BLOCK

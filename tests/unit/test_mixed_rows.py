@@ -24,8 +24,6 @@ from headrace.plan.steps import share
 
 
 def some_documents(seed: int, width: int) -> Documents:
-    """What comes of each position: how many tokens each document has. Inputs' documents differ in length."""
-
     def of(position: int) -> list[int]:
         rng, longer = random.Random(f"{seed} {position}"), 1 + 3 * (position % width)
         return [longer * rng.choice([0, 1, 2, 3, 5, 7]) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
@@ -34,7 +32,6 @@ def some_documents(seed: int, width: int) -> Documents:
 
 
 def some_weights(rng: random.Random, width: int) -> Callable[[int], Sequence[float]]:
-    """By the step: constant, or of two kinds by turns, of which some are 0."""
     kinds = [[rng.choice([0, 1, 2, 5]) for _ in range(width)] for _ in range(rng.choice([1, 2]))]
     for weights in kinds:
         weights[rng.randrange(width)] = 3
@@ -198,7 +195,6 @@ def test_document_that_has_another_length_when_it_is_read_again_loses_nothing_in
 
 
 def mixed(method: str, lanes: int, weights: Sequence[float], medians: Sequence[int], tokens: int) -> RowProgress:
-    """How far lanes are behind so many tokens, in sequences of 4,096."""
     width = len(weights)
     documents = [lognormal(65536, seed, median) for seed, median in enumerate(medians)]
     packing = Packing(4096, method, TokenMixing(tuple("abcd"[:width]), ConstantShares(weights, 2**20)))

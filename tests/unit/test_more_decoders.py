@@ -86,7 +86,6 @@ def test_audio_that_soundfile_does_not_know_is_decoded_by_torchcodec(container: 
 
 
 def packed_tone(container: str) -> bytes:
-    """A second of 440 Hz as FFmpeg packs it."""
     av = videos.av
     samples = np.sin(np.arange(48000, dtype=np.float32) / 48000 * 440 * 2 * np.pi)[None] / 2
     out = io.BytesIO()

@@ -30,7 +30,6 @@ def decoder(request: pytest.FixtureRequest) -> str:
 
 
 def late(name: str) -> float:
-    """How much later FFmpeg shows a file than it says: where frames of fragments are shown before they are decoded."""
     return 1 / videos.RATE if name == "fragments-cmaf" else 0
 
 
@@ -95,7 +94,6 @@ def _box(kind: bytes, body: bytes) -> bytes:
 
 
 def _with_wide_mdat(data: bytes) -> bytes:
-    """The same file; its frames lie in a box whose length has 64 bits, as that of long files."""
     at = data.index(b"mdat") - 4
     (size,) = struct.unpack_from(">I", data, at)
     assert data[at - 8 : at] == _box(b"free", b""), "which FFmpeg leaves room for"
@@ -171,7 +169,6 @@ def test_hostile_width_is_over_the_limit() -> None:
 
 
 def _places(box: Box, base: int, data: bytes) -> Iterator[int]:
-    """Where the boxes in a box begin and end."""
     whole = np.frombuffer(data, np.uint8)
     for inner in box:
         begin = inner.body.obj is not None and np.frombuffer(inner.body, np.uint8)

@@ -56,7 +56,6 @@ DEFAULT_FRAME = Frame(SIZE, DURATION, OTHER, 0)
 
 
 def init() -> bytes:
-    """The boxes before the fragments: frames of which nothing is said are `DEFAULT_FRAME`s."""
     at = INIT.index(b"trex")
     trexes = [struct.pack(">6I", 0, 2, 1, 1, 7, KEY), struct.pack(">6I", 0, 1, 1, DURATION, SIZE, OTHER)]
     mvex = box(b"mvex", *(box(b"trex", body) for body in trexes))
@@ -68,7 +67,6 @@ def init() -> bytes:
 
 
 def fragment(at: int, runs: list[list[Frame]], begin: int, how: How) -> tuple[bytes, list[int]]:
-    """(a fragment that begins at byte `at`, where its frames lie)."""
     common = {flag: _common(runs, name) for flag, name in FIELDS.items()}
     columns = {flag for flag in FIELDS if flag in how.columns or common[flag] is None}
     columns |= set() if common[0x800] == 0 else {0x800}  # of which there is no default
@@ -94,7 +92,6 @@ def _moof(
     common: dict[int, int | None],
     first: int = 0,
 ) -> tuple[bytes, list[int]]:
-    """The tables of a fragment whose frames begin `first` bytes behind its beginning; 0: where it ends."""
     defaults = {0x8: 0x100, 0x10: 0x200, 0x20: 0x400} if how.in_tfhd else {}
     used = {bit: common[flag] for bit, flag in defaults.items() if flag not in columns}
     place = first + how.sound
@@ -190,7 +187,6 @@ def one_fragment(how: How | None = None, count: int = 6) -> tuple[bytes, int]:
 
 
 def changed(kind: bytes, at: int, number: int, *, size: int = 4) -> bytes:
-    """That file, of whose box of that kind (the last one) the number at `at` of the body is another one."""
     data, _ = one_fragment()
     begin = data.rindex(kind) + 4 + at
     return data[:begin] + number.to_bytes(size, "big") + data[begin + size :]
@@ -252,7 +248,6 @@ def test_fragment_that_goes_back_in_time_is_an_error() -> None:
 
 
 def boxes_of(data: bytes, begin: int, stop: int) -> Iterator[int]:
-    """Where boxes begin and end, those within them too."""
     at = begin
     while at < stop:
         size, kind = struct.unpack_from(">I4s", data, at)

@@ -154,7 +154,6 @@ def npz(members: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
 
 
 def lying(data: bytes, size: int) -> bytes:
-    """A zip of one member, whose directory tells of another size than the member has."""
     central = data.index(b"PK\x01\x02")
     return data[: central + 24] + struct.pack("<I", size) + data[central + 28 :]
 

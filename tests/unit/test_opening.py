@@ -69,7 +69,6 @@ def samples_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> list
 
 
 def rows_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRows:
-    """The same samples, before any is asked for."""
     shared = [SharedBlock(k + 1, partial(_body, data)) for k, data in enumerate(blocks)]
     shared.append(SharedBlock(0, lambda: [("single", b"123")]))
     block, row = np.array(rows, np.int64).reshape(-1, 2).T
@@ -78,7 +77,6 @@ def rows_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRo
 
 
 def opened_together(opener: Opener, rows: BlockRows, start: int = 0) -> list[object]:
-    """What is opened together, and the others one by one."""
     samples, _ = opener.open_rows(rows, start, len(rows.keys))
     return [
         opened(opener, [rows.sample(k)])[0] if sample is None else sample for k, sample in enumerate(samples, start)

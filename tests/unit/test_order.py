@@ -128,7 +128,6 @@ def test_orders_of_keys_that_are_alike_have_nothing_to_do_with_one_another(step:
 
 
 def excess(counts: np.ndarray, expected: float, freedom: int) -> float:
-    """Chi-squared, as deviations from its mean."""
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 

@@ -53,7 +53,6 @@ class OriginsOfTwoLevels(RuleBasedStateMachine):
         self.check(received=start + self.batch)
 
     def check(self, received: int) -> None:
-        """The rest can be made from what is said."""
         source, (known, of_group) = self.said
         last = self.second[received - 1]
         is_within = received < len(self.second) and self.second[received] == last

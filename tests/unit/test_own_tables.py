@@ -98,7 +98,6 @@ class Far:
 
 
 def count_of(reads: Far, options: dict[str, object] | None = None) -> tuple[int, int]:
-    """(samples, reads), as a new process finds them."""
     reads.count = 0
     tables = OwnTables(PARQUET, [ShardEntry("s3://far/0.parquet")], DEFAULTS, options)
     index = asyncio.run(tables.open(reads, [], lambda ordinal, shard: None))  # type: ignore[arg-type]

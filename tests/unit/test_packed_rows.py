@@ -30,8 +30,6 @@ Documents = Callable[[int], list[int]]
 
 
 def some_documents(seed: int) -> Documents:
-    """What comes of each position: how many tokens each document has."""
-
     def of(position: int) -> list[int]:
         rng = random.Random(f"{seed} {position}")
         return [rng.choice([0, 1, 2, 3, 5, 7, 12, 30]) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
@@ -96,7 +94,6 @@ class Run:
         self.names: dict[int, tuple[int, int]] = {}
 
     def take(self, count: int, documents: Documents, rng: random.Random) -> list[tuple[int, list[Piece]]]:
-        """So many sequences, or all that are left."""
         found: list[tuple[int, list[Piece]]] = []
         while len(found) < count:
             sequence = self.run.take()

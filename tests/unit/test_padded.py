@@ -80,7 +80,6 @@ def test_what_is_as_long_is_collated_as_by_default(samples: list[Any]) -> None:
 
 
 def _numbers(batch: Any) -> Any:
-    """The same with texts as numbers, which can be compared."""
     if isinstance(batch, dict):
         return {name: _numbers(value) for name, value in batch.items()}
     if isinstance(batch, list | tuple):

@@ -178,7 +178,6 @@ WHOLE = of_table(TABLE, row_group_size=15)
 
 
 def footer_of(data: bytes) -> tuple[int, bytes]:
-    """(where it begins, the footer)."""
     (length,) = struct.unpack("<I", data[-8:-4])
     return len(data) - 8 - length, data[-8 - length : -8]
 

@@ -30,7 +30,6 @@ CHUNKS = [
 
 
 def read(data: bytes) -> tuple[str, list[dict[str, object]], Exception | None]:
-    """(the address, the rows that came, the error behind them)."""
     url, got = f"memory://damage/{next(NUMBERS)}.parquet", list[dict[str, object]]()
     memory.put(url, data)
     try:
@@ -41,7 +40,6 @@ def read(data: bytes) -> tuple[str, list[dict[str, object]], Exception | None]:
 
 
 def places() -> Iterator[int]:
-    """Where columns begin and end, the heads of their pages, and the footer with what lies behind it."""
     for chunk in CHUNKS:
         yield from range(chunk.data_page_offset, chunk.data_page_offset + 12, 5)
         yield chunk.data_page_offset + chunk.total_compressed_size - 1
@@ -80,7 +78,6 @@ def test_page_that_is_damaged_names_its_row_and_its_column() -> None:
 
 
 def moved(old: int, new: int) -> bytes:
-    """The same file, whose footer says another number wherever it says this one."""
     footer = WHOLE[FOOTER:-8].replace(varint(old), varint(new))
     assert footer != WHOLE[FOOTER:-8]
     ThriftReader(footer).struct()

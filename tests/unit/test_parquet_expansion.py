@@ -39,7 +39,6 @@ def put(table: pa.Table, **options: Any) -> str:
 
 
 def beginnings(table: pa.Table, **options: Any) -> str:
-    """Of a table whose texts say what they begin with."""
     encodings = {LEAF.get(name, name): "DELTA_BYTE_ARRAY" for name in table.column_names}
     return put(table, use_dictionary=False, column_encoding=encodings, **options)
 

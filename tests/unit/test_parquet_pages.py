@@ -57,7 +57,6 @@ ORDERED = ("=", "!=", "<", "<=", ">", ">=")
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
-    """A table in which values lie in stretches, as they do where pages can be left out, and what may be asked."""
     count = draw(st.integers(0, 120))
     names = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3, unique=True))
     columns: dict[str, Any] = {}
@@ -101,7 +100,6 @@ def indexed(form: Parquet, data: bytes, limits: Limits = DEFAULTS) -> Any:
 
 
 def opened(form: Parquet, data: bytes, rows: Any) -> list[Any]:
-    """The samples of all rows, in order, with None for those that are left out."""
     blocks = []
     for block, about in enumerate(rows.about):
         members = range(int(rows.starts[block]), int(rows.starts[block + 1]))
@@ -235,7 +233,6 @@ def chunk_of(data: bytes, group: int, column: int) -> Any:
 
 
 def with_index(data: bytes, column: int, field: int, change: Callable[[Any], Any]) -> bytes:
-    """The same file, with a part of the page index of a column of its first group written anew, in as many bytes."""
     chunk = chunk_of(data, 0, column)
     at, size = chunk[field], chunk[field + 1]
     new = change(data[at : at + size])
@@ -244,7 +241,6 @@ def with_index(data: bytes, column: int, field: int, change: Callable[[Any], Any
 
 
 def moved(index: bytes) -> bytes:
-    """An index that has a page begin one row later, the first one that begins at row 1,200 or behind that."""
     pages: Any = ThriftReader(index).struct()[1]
     row = next(page[3] for page in pages if page[3] >= 1200)
     return index.replace(varint(row) + b"\0", varint(row + 1) + b"\0", 1)  # the last field of a page, and its end

@@ -82,7 +82,6 @@ def indexed(form: Parquet, data: bytes, url: str = "memory://where/0.parquet") -
 
 
 def opened(form: Parquet, data: bytes, rows: Rows) -> list[Mapping[str, Any]]:
-    """The samples of all blocks, in order."""
     assert rows.block is not None
     assert rows.row is not None
     blocks = []

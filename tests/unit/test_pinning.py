@@ -35,7 +35,6 @@ class Batches:
             self.put(batch)
 
     def put(self, batch: Any) -> None:
-        """An exception is raised in its place."""
         self._queue.put(batch)
 
     def end(self) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Cursor
-from headrace.plan.cursor import compressed, expanded, pack_ranges, unpack_ranges
-from headrace.plan.ranges import among_left, united
+from headrace.plan.cursor import among_left, compressed, expanded, pack_ranges, united, unpack_ranges
 
 NUMBERS = st.sets(st.integers(-30, 200), max_size=60).map(sorted)
 

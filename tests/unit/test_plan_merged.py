@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import Cursor, Steps
-from headrace.plan.cursor import compressed, difference, expanded
-from headrace.plan.ranges import united
+from headrace.plan.cursor import compressed, difference, expanded, united
 from headrace.state import State, merged
 
 BILLION = 10**9

@@ -49,7 +49,6 @@ class Data:
         self.came = np.zeros(int(self.sizes.sum()), int)
 
     def order(self) -> Order:
-        """Made anew, as in a new process."""
         if self.by == "global":
             return ShuffledOrder(ShardOrder(self.sizes, "none", ()), self.key)
         return ShardOrder(self.sizes, self.by, self.key, self.windows)
@@ -137,7 +136,6 @@ def test_a_state_stays_small_when_a_thousand_ranks_were_not_equally_far() -> Non
 
 
 def full_steps(data: Data, size: int) -> np.ndarray:
-    """[steps, samples] of an epoch that nobody interrupts."""
     order = data.order()
     steps = steps_of(order, Cursor.at(), size, 1)
     return data.samples(order, steps.positions(0, steps.full * size)).reshape(steps.full, size)
@@ -156,7 +154,6 @@ def steps_of_all_ranks(order: Order, begin: Cursor, size: int, world: int, taken
 
 
 def unequal(chance: random.Random, steps: Steps, reached: int) -> np.ndarray:
-    """What a rank has delivered that is up to two batches behind, and took the last two in any order."""
     size, full, more = steps.sizes()
     all_of_them = size * min(reached, full) + sum(more[: max(0, reached - full)])
     count = all_of_them if chance.random() < 0.3 else chance.randint(max(0, all_of_them - 2 * size), all_of_them)

@@ -17,10 +17,9 @@ from simulation.loop import simulate
 from headrace.failures import Failure, Scope
 from headrace.memory import Claim
 from headrace.parts import ListPart, Part
-from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.charging import Charge, Expectation
 from headrace.producers.iterated import IterProducer
-from headrace.producers.keys import ChunkSizes, KeyFeed, KeyProducer
+from headrace.producers.keys import AdaptiveConcurrency, ChunkSizes, KeyFeed, KeyProducer
 from headrace.producers.reading_ahead import Reading, ReadingAhead
 from headrace.producers.resumable import Resumable
 from headrace.producers.shards import Without
@@ -69,7 +68,6 @@ class Basin:
 
     @property
     def samples(self) -> list[Any]:
-        """All that was put, without gaps."""
         return [self.put_at[number] for number in range(len(self.put_at))]
 
 

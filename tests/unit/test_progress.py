@@ -14,7 +14,7 @@ from headrace.deliver.opening import Arrived
 from headrace.deliver.progress import Progress, ProgressSnapshot
 from headrace.delivery import AfterEach, Afters, AfterThese, ProgressDelta
 from headrace.errors import OptionError
-from headrace.plan.ranges import united
+from headrace.plan.cursor import united
 from headrace.scheduler.boundaries import EvenBoundaries
 from headrace.scheduler.position_map import PositionMap
 
@@ -22,7 +22,6 @@ messages = st.lists(st.tuples(st.booleans(), st.lists(st.booleans(), min_size=1,
 
 
 def states(progress: Progress, last: int) -> list[object]:
-    """After so many batches, or that it is not known."""
     found: list[object] = []
     for batches in range(max(0, last - 18), last + 2):
         try:
@@ -38,7 +37,6 @@ def remembered(steps: Sequence[ProgressSnapshot], last: int) -> list[object]:
 
 
 def told(first: int, count: int, *, is_run: bool) -> Afters:
-    """Of samples that follow one another: in one sentence, or of each."""
     marks = [("mark", first + k + 1) for k in range(count)]
     if is_run:
         return AfterEach(first, count, (0, 0), marks)

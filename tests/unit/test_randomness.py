@@ -123,7 +123,6 @@ def test_global_generators_are_left_alone_when_rng_alone_is_set() -> None:
 
 
 async def drawn_by_many(limit: int) -> list[tuple[float, ...]]:
-    """What 20 samples draw, each in three steps with others between them."""
     gate = asyncio.Semaphore(limit)
 
     async def sample(position: int) -> tuple[float, ...]:

@@ -18,7 +18,6 @@ Ranges = list[tuple[int, int]]
 
 
 def chained(steps: Ranges) -> Ranges:
-    """Ranges of these lengths, each begun so far after the one before began."""
     begins = itertools.accumulate(step for step, _ in steps)
     return [(start, start + length) for start, (_, length) in zip(begins, steps, strict=True)]
 

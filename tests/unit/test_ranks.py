@@ -31,7 +31,6 @@ VARIABLES = (
 
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """The environment as a launcher makes it, of "NAME=value" pairs; it says nothing at first."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -54,7 +53,6 @@ def process_group(rank: int, world: int, backend: str = "fake") -> Iterator[None
 
 @contextmanager
 def terminal_as_input() -> Iterator[None]:
-    """A terminal behind descriptor 0, as `srun --pty` opens one."""
     ours, theirs = os.openpty()
     before = os.dup(0)
     os.dup2(theirs, 0)
@@ -308,7 +306,6 @@ def outcomes(
     absent: tuple[int, ...] = (),
     timeout_s: float = 20.0,
 ) -> tuple[list[str | None], Any]:
-    """What each rank got, a thread for each; and the store."""
     store = Counted(dist.HashStore() if store is None else store)
     members = list(range(len(digests)))
     parts = parts or [(rank, len(members)) for rank in members]

@@ -59,7 +59,6 @@ def test_file_of_another_number_of_samples_is_begun_anew(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """A folder with one file, and what is in that."""
     folder = tmp_path_factory.mktemp("whole")
     file = place_of(folder, None).open(ONE, COUNT)
     for number in range(0, COUNT, 2):

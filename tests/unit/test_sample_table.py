@@ -52,7 +52,6 @@ def tables(draw: Any) -> list[list[Any]]:
 
 
 def sent(table: SampleTable) -> SampleTable:
-    """A table as it is in another process: its arrays lie in memory that is used again."""
     parts = table.packed()
     place = memoryview(bytearray(serialize.packed_size(parts)))
     found: SampleTable = serialize.unpack(place, serialize.write(parts, place), copy=False)

@@ -131,7 +131,6 @@ def test_copies_are_independent_of_the_bytes_and_views_are_not() -> None:
 
 
 def raised(error: BaseException) -> BaseException:
-    """The error as another process gets it."""
     try:
         raise error
     except BaseException as caught:

@@ -32,7 +32,6 @@ class Bench:
         self.skips = Skips(SkipPolicy(decide, in_all, in_a_row), 3, self.meters, unpack_error, pack_error)
 
     def rule(self, position: int, count: int, *bad: int) -> bool:
-        """Whether a batch is raised."""
         errors = {slot: pack_error(ValueError(f"sample {position + slot}")) for slot in bad}
         return self.skips.rule(lambda: range(position, position + count), count, errors) is not None
 

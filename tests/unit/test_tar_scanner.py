@@ -82,12 +82,10 @@ def damage(data: bytes, **limits: int) -> FormatError:
 
 
 def keys(data: bytes) -> list[bytes]:
-    """Keys of the samples before the damage."""
     return [key for key, _ in scan(data)[0]]
 
 
 def by_tarfile(data: bytes) -> list[Sample]:
-    """What WebDataset makes of the members that `tarfile` reads."""
     groups: list[Sample] = []
     with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
         for info in tar:

@@ -74,11 +74,9 @@ class Link:
         self.chains.append(number)
 
     def position_of(self, message: TaskMessage | PlaceMessage) -> int:
-        """Which of the test's tasks it is about."""
         return message.position if isinstance(message, TaskMessage) else self.held[message.task].position
 
     def positions(self) -> list[int]:
-        """The tests' tasks that it has now."""
         return [self.position_of(message) for message in self.asked.values()]
 
     def answer(self, number: int, kind: Any) -> None:
@@ -207,7 +205,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from([step for step, weight in WEIGHTS.items() for _ in range(weight)]), data=st.data())
     def step(self, what: str, data: st.DataObject) -> None:
-        """One of the steps below; those that end things are rare, or nothing would ever come far."""
         getattr(self, what)(data.draw)
         self.settle()
 
@@ -234,7 +231,6 @@ class QueueMachine(RuleBasedStateMachine):
             self.settle(partial(link.answer, next(iter(link.asked)), kind))
 
     def answer_again(self, draw: Draw) -> None:
-        """The same once more, also of a worker that has ended."""
         answered = [(link, *answer) for link in self.executor.links for answer in link.answered]
         if answered:
             link, number, reply = draw(st.sampled_from(answered))
@@ -296,7 +292,6 @@ class QueueMachine(RuleBasedStateMachine):
                     assert reply.value == position, "an answer to something else was taken"
 
     def positions(self) -> list[int]:
-        """The tasks that workers have now."""
         return [position for link in self.live for position in link.positions()]
 
     def teardown(self) -> None:
@@ -401,7 +396,6 @@ class Blocks:
 
     @property
     def given(self) -> list[set[int]]:
-        """The tasks that each worker has."""
         return [set(link.positions()) for link in sorted(self.executor.links, key=lambda link: link.number)]
 
     async def answer(self, position: int, seconds: float) -> None:

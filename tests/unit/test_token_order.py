@@ -22,7 +22,6 @@ def lengths_of(lengths: Ints) -> Callable[[Places], Ints]:
 
 
 def order_of(lengths: list[Ints], shares: Shares, window: int = 1000) -> TokenOrder:
-    """Each input is shuffled anew in each pass."""
     inputs = [
         Passes(lambda turn, k=k, some=some: ShardOrder(np.array([len(some)]), "within", (k, turn)), None)
         for k, some in enumerate(lengths)

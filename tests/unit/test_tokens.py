@@ -47,7 +47,6 @@ def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, st
 
 
 def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[list[int]]:
-    """The windows of one document, by a loop."""
     windows, end = [], 0
     for k in range(0, len(tokens), stride):
         window = tokens[k : k + length]

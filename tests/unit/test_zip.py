@@ -83,7 +83,6 @@ def test_archive_of_nothing_has_no_samples() -> None:
 
 
 def edited(data: bytes, what: bytes, at: int, value: bytes) -> bytes:
-    """Bytes behind each `what` replaced."""
     changed, place = bytearray(data), data.find(what)
     while place >= 0:
         changed[place + at : place + at + len(value)] = value

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from headrace import check
 from headrace.datasets.needs import refusal
 from headrace.datasets.operators.delivering import NOTHING_SAID, DeliveryOperator
 from headrace.datasets.operators.order import EpochSize, PassOperator, Repeat, Shuffle, Take
@@ -256,7 +257,7 @@ def _check_order(source: SampleSource, order: Ordering) -> None:
     if traits.numbered and by == "buffer":
         raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
     if order.by_numbers is not None and by in ("window", "shards", "within"):
-        raise OptionError(f".{order.by_numbers.text} takes samples by their numbers, which windows have none of")
+        raise check.conflict(f".{order.by_numbers.text}", f".shuffle(by={by!r})", "windows have no numbers")
     if order.by_numbers is not None and not traits.numbered:
         raise refusal("numbers", f".{order.by_numbers.text}", source.name, remedy=advice or "")
     if by == "global" and traits.sharded and not traits.numbered:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.datasets.operators.delivering import NOTHING_SAID, Delivering
 from headrace.datasets.operators.fields import Selection
-from headrace.datasets.operators.narrowing import narrowed
 from headrace.datasets.operators.values import Batch, EachSample, GroupOperator
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Wanted
@@ -16,6 +15,16 @@ from headrace.tasks import Step
 
 if TYPE_CHECKING:
     from headrace.plan.packing import Packing
+
+
+def narrowed(operator: EachSample, selection: Selection) -> EachSample | None:
+    """Return a field-wise step, reduced to a later selection. None: nothing remains to do."""
+    if operator.opens_fields:
+        return operator
+    if operator.decoder is None:
+        return operator if selection.names_source else None
+    decoder = operator.decoder.only(frozenset().union(*selection.wanted))
+    return replace(operator, decoder=decoder, step=replace(operator.step, fn=decoder))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from headrace.drop_in.workers.pool import LOST, Answers
 from headrace.errors import OptionError
-from headrace.plan.ranges import united
+from headrace.plan.cursor import united
 from headrace.state_checks import whole_check
 from headrace.torch_compat import serialize
 from headrace.torch_compat.draws import Draws

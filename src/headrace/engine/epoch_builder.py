@@ -19,7 +19,7 @@ from headrace.fetch import Meter, Reader
 from headrace.functions import is_async
 from headrace.options import Settings
 from headrace.parts import Part
-from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
+from headrace.producers.keys import AdaptiveConcurrency
 from headrace.protocols import Opens
 from headrace.running import RunningSample, begin_part, running_sample
 from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage

@@ -12,9 +12,8 @@ from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.errors import OptionError, StateMismatchError
 from headrace.plan import Cursor, Order, Steps, draw, sample_seed, share
-from headrace.plan.cursor import compressed
+from headrace.plan.cursor import among_left, compressed, united
 from headrace.plan.order import ENDLESS
-from headrace.plan.ranges import among_left, united
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap, as_numbers

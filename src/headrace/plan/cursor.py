@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
-from headrace.types import Ints
+from headrace.types import Ints, Ranges
 
 _LISTED_MOST = 256  # ranges; some KB of JSON
 _BITS_MOST = 2**26
@@ -151,3 +151,31 @@ def _unpack_bits(text: str) -> Ints:
     if unzip.unconsumed_tail or not unzip.eof or abs(int(first)) >= _FAR:
         raise ValueError("ranges are cut off, or too many")
     return compressed(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8))) + int(first))
+
+
+def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Merge ranges [start, stop) into ascending ranges that do not touch."""
+    result: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(result[-1][1], stop)
+        else:
+            result.append((start, stop))
+    return tuple(result)
+
+
+def among_left(start: int, stop: int, gone: Ranges) -> Ranges:
+    """Return the `start`-th to `stop`-th of the numbers that are not in `gone`, as ranges."""
+    result = []
+    shift = 0
+    for begin, end in gone:
+        first, last = start + shift, min(stop + shift, begin)
+        if first < last:
+            result.append((first, last))
+            start = last - shift
+        shift += end - begin
+    if start < stop:
+        result.append((start + shift, stop + shift))
+    return tuple(result)

@@ -14,9 +14,8 @@ from headrace.engine.quarantine import numbers_in
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Exclude
 from headrace.plan import Cursor, Order
-from headrace.plan.cursor import compressed
+from headrace.plan.cursor import compressed, united
 from headrace.plan.order import ENDLESS
-from headrace.plan.ranges import united
 from headrace.state import State
 from headrace.types import Ints
 

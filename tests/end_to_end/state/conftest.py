@@ -13,7 +13,6 @@ from headrace.testing import FaultServer
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator[Places]:
-    """Where the samples of a module's tests are written to."""
     with FaultServer() as server:
         port = server.url.rpartition(":")[2]
         for address in (f"tcp 127.0.0.1:{port} ", f"-> 127.0.0.1:{port}$"):

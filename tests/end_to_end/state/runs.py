@@ -40,7 +40,6 @@ class Case:
     is_timed: bool = False
 
     def parts(self, batches: list[Any]) -> list[Any]:
-        """What is the same in each run: batches, or the samples in them."""
         return [sample for batch in batches for sample in batch] if self.is_timed else batches
 
     @property
@@ -48,7 +47,6 @@ class Case:
         return bool(self.options.get("in_order", True))
 
     def loader(self, rng: random.Random, **more: Any) -> hr.DataLoader[Any]:
-        """A loader, with as many workers and requests as chance says: nothing depends on those."""
         settings = {
             "num_workers": rng.choice(self.workers),
             "fetch_concurrency": rng.choice([1, 3, 64, "auto"]),
@@ -72,7 +70,6 @@ def take(batches: Any) -> Any:
 
 
 def epoch_of(loader: Any) -> list[Any]:
-    """What a loop gets that goes on after errors."""
     batches, got = iter(loader), []
     while (batch := take(batches)) is not None:
         got.append(rows(batch))
@@ -80,7 +77,6 @@ def epoch_of(loader: Any) -> list[Any]:
 
 
 def uninterrupted(case: Case, rng: random.Random) -> list[list[Any]]:
-    """What each epoch gives."""
     with case.loader(rng) as loader:
         epochs = [epoch_of(loader) for _ in range(EPOCHS)]
     errors = {batch[0] for batches in epochs for batch in batches if batch and isinstance(batch[0], str)}
@@ -127,6 +123,5 @@ def assert_same(case: Case, expected: list[list[Any]], got: list[list[Any]]) -> 
 
 
 def tally(case: Case, batches: list[Any]) -> Counter[Any]:
-    """How often each sample came, whatever the order of batches."""
     samples = [sample for batch in batches for sample in batch]
     return Counter(samples if case.random_kept else [sample[:2] for sample in samples])

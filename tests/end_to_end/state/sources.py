@@ -134,7 +134,6 @@ class Places:
 
 
 def _damaged(archive: bytes, samples: Sequence[tuple[str, dict[str, bytes]]], bad: frozenset[int]) -> bytes:
-    """The same archive, the bytes of some samples being others than those that were indexed."""
     whole = bytearray(archive)
     for key, fields in samples:
         if int(key) in bad:
@@ -152,7 +151,6 @@ def _index_of(url: str, form: Format, data: bytes) -> tuple[str, ShardIndex]:
 
 
 def source(kind: str, written: Written) -> Any:
-    """A data set, as a new process would make it."""
     if kind == INDEXED:
         return hr.stream(written.urls[TAR], index=written.index)
     if kind == INDEXED_LINES:
@@ -306,7 +304,6 @@ class Seen:
 
 
 def of_all(samples: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    """The first one, with the bytes of all."""
     parts = [part.get("bin", part.get("tokens")) for part in samples]
     each = [part.tobytes() if isinstance(part, np.ndarray) else part for part in parts]
     data = b"|".join(one if isinstance(one, bytes) else one.encode("latin-1") for one in each)
@@ -317,7 +314,6 @@ def of_all(samples: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 
 def some(sample: dict[str, Any]) -> bool:
-    """A filter that leaves stretches out, and single ones."""
     return sample["n"] % 5 not in (1, 2) and not 20 <= sample["n"] < 26
 
 
@@ -348,7 +344,6 @@ async def some_parts(sample: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 
 def length(sample: dict[str, Any]) -> int:
-    """One that follows from the sample."""
     return int(sample["n"]) % 7
 
 
@@ -363,7 +358,6 @@ async def as_it_is_slowly(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def totals(batch: dict[str, Any]) -> dict[str, Any]:
-    """One sample for a batch."""
     return {name: batch[name].sum() for name in ("n", "crc", "numpy")}
 
 
@@ -372,7 +366,6 @@ def most_batches(batch: dict[str, Any]) -> bool:
 
 
 def packed(length: int, method: Any, data: Any) -> Any:
-    """Sequences of documents that tell which sample each is; how long they are is known once it has been read."""
     sequences = data.map(_as_document).pack(length, tokens="n", method=method, fields="numpy", document_ids=False)
     return sequences.map(_weighed_sequence)
 
@@ -417,12 +410,10 @@ class Sums:
 
 
 def applied(data: Any) -> Any:
-    """What a function makes of all samples that says what it keeps of them."""
     return data.apply(Sums())
 
 
 def numbered(data: Any) -> Any:
-    """Samples with their places in the epoch."""
     return data.enumerate().map(_with_place)
 
 

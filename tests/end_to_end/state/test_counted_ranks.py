@@ -24,7 +24,6 @@ def filtered(written: Written) -> Any:
 
 
 def lengths(steps: Any) -> list[int]:
-    """Samples of each global batch."""
     return [sum(map(len, step)) for step in steps]
 
 

@@ -17,7 +17,6 @@ import headrace as hr
 
 
 def whole_and_resumed(make: Callable[[], Any], epochs: int = 3, **options: Any) -> None:
-    """Each state of a run, also behind its epochs' ends, gives the rest of that run."""
     resumed_anywhere(
         lambda: hr.DataLoader(make(), **{"timeout": 30, "fetch": QUICK, **options}), sources.rows, epochs=epochs
     )

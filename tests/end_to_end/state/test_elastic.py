@@ -35,7 +35,6 @@ def made(kind: str, written: Written, order: str) -> Any:
 
 
 def run(number: int, places: Places) -> int:
-    """How many resumes it had."""
     rng = random.Random(f"elastic {number}")
     written = places.write([rng.choice([0, 1, 7, 20, 33]) for _ in range(3)] + [70])
     kind = rng.choice([INDEXED, INDEXED, KEYS, MAP])

@@ -106,7 +106,6 @@ def test_docs_name_the_operators_whose_pairs_work() -> None:
 
 
 def resumed_anywhere(make: Callable[[], hr.DataLoader[Any]], seed: str) -> list[Any]:
-    """The samples of an epoch, of which runs resumed at two places give the rest."""
     with make() as whole:
         states, given = [plain(whole.state_dict())], []
         for sample in whole:

@@ -76,7 +76,6 @@ def rank_of(rank: int, world: int, urls: Sequence[str], index: str) -> Iterator[
 
 
 def told_by(world: int, urls: Sequence[str], index: str) -> list[dict[str, Any]]:
-    """What each rank says of its batches."""
     with ExitStack() as stack:
         ranks = [stack.enter_context(rank_of(rank, world, urls, index)) for rank in range(world)]
         port = _line(ranks[0])

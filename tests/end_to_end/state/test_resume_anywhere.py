@@ -24,7 +24,6 @@ WITH_WORKERS = RESUMES if "HEADRACE_RESUMES" in os.environ else 8  # each takes 
 
 
 def shuffled(kind: str, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
-    """A shuffle that this kind of data has."""
     seed = rng.choice([None, 3])
     window = rng.choice([3, 8, 17])
     ways: dict[str, Callable[[Any], Any]] = {"in order": lambda data: data}
@@ -41,7 +40,6 @@ def shuffled(kind: str, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
 
 
 def chosen(kind: str, total: int, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
-    """What takes, repeats or draws samples, of so many; it may not go with a shuffle, which says so."""
     count = rng.randint(1, 2 * total)
     ways: dict[str, Callable[[Any], Any]] = {
         "": lambda data: data,
@@ -187,7 +185,6 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
 
 
 def kept(kind: str, folder: Path, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
-    """What keeps samples, of data that have numbers: in memory, or where the next loader finds them, too."""
     if kind not in NUMBERED or rng.random() < 0.7:
         return "", lambda data: data
     most, place = rng.choice([None, None, 5000]), rng.choice([None, folder])
@@ -311,7 +308,6 @@ def _timed(size: int, wait_s: float, data: Any) -> Any:
 
 
 def resumed(cases: range, places: Places, workers: tuple[int, ...], kills: int = 3, timed: float = 0.1) -> int:
-    """How many resumes of so many cases were exact."""
     resumes = 0
     for number in cases:
         case = drawn(number, places, workers, timed)

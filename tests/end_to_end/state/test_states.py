@@ -19,7 +19,7 @@ from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen,
 
 import headrace as hr
 from headrace.deliver.progress import ProgressSnapshot
-from headrace.plan.ranges import united
+from headrace.plan.cursor import united
 from headrace.state import merge_states
 
 

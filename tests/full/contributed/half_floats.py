@@ -15,7 +15,6 @@ def encode(vector: NDArray[np.float16]) -> bytes:
 
 
 def decode(data: bytes) -> NDArray[np.float16]:
-    """The vector."""
     if data[:4] != MAGIC or len(data) < 8:
         raise ValueError("these are no half floats")
     (count,) = struct.unpack_from("<I", data, 4)

@@ -19,7 +19,6 @@ class NoisyCopies:
 
 
 def noisy_copies(most: int = 3, field: str = "n") -> hr.SampleOp:
-    """Up to `most` copies of each sample, as many as its field says; of some there is none."""
     return hr.SampleOp(fn=NoisyCopies(most, field), yields="many")
 
 

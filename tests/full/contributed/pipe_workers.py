@@ -101,7 +101,6 @@ class PipeLink:
 
 
 def serve(number: int, pipe: Connection) -> None:
-    """Be a worker, until the trainer ends."""
     os.setsid()  # Ctrl-C is the trainer's
     worker = Worker(number)
     with contextlib.suppress(EOFError, OSError):

@@ -59,7 +59,6 @@ class GroupScanner:
         return self._rows(found)
 
     def _next(self, buffer: memoryview, offset: int) -> tuple[int, int, int] | None:
-        """(where the body lies, its bytes, its rows) of the next group that is whole."""
         start = 0 if self.low else len(MAGIC)
         need = start + HEAD.size
         at = self.low + len(self.head)

@@ -22,8 +22,6 @@ class TestInTurn(OperatorContract):
 
 
 def one_of_each(size: int) -> hr.OrderOp:
-    """Of each `size` samples one, drawn anew in each pass."""
-
     def numbers(positions: Any, count: int, seed: int) -> Any:
         return positions * size + np.random.default_rng(seed).integers(size, size=count // size)[positions]
 

@@ -67,7 +67,6 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 
 def told(loader: Any) -> list[str]:
-    """All samples, as they were batched."""
     torch.set_printoptions(threshold=100_000)
     return [str(batch) for batch in loader]
 

@@ -22,7 +22,6 @@ def numbers(data: hr.Stream, **options: Any) -> list[list[int]]:
 
 
 def check_map(dataset: Any) -> None:
-    """Each sample once, in an order that a state goes on with."""
     data = hr.from_map(dataset).shuffle(seed=1)
     whole = numbers(data)
     assert sorted(n for batch in whole for n in batch) == list(range(COUNT))

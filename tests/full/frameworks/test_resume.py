@@ -38,7 +38,6 @@ def loader_of(data: Any = None) -> hr.DataLoader[Any]:
 
 
 def all_keys() -> list[list[list[int]]]:
-    """The batches of two epochs."""
     with loader_of() as loader:
         return [[keys_of(batch) for batch in loader] for _ in range(2)]
 
@@ -121,7 +120,6 @@ def test_rank_goes_on_with_its_share_when_accelerate_divides(accelerator: Accele
 
 
 def orders_after_a_resume(accelerator: Accelerator, make: Any) -> list[bool]:
-    """Whether each sample comes once, where the loader is told the epoch after a resume and where it is not."""
     prepared = prepare(accelerator, make())
     list(prepared)
     head = keys_of(next(iter(prepared)))

@@ -43,7 +43,6 @@ class Keys(hr.AsyncDataset):
 
 
 def data_of(regime: str) -> Any:
-    """A data set of COUNT samples made by `sample` in workers: of torch's kind, or a stream of ours."""
     return TorchData() if regime == "torch" else Keys().map(sample)
 
 
@@ -52,7 +51,6 @@ def keys_of(batch: dict[str, Any]) -> list[int]:
 
 
 def assert_made_by_our_workers(batches: Iterable[dict[str, Any]]) -> None:
-    """Every sample comes from a worker process of headrace's, and not from one of torch's loader."""
     for batch in batches:
         for made_by, is_ours in batch["made_by"].tolist():
             assert made_by != os.getpid()

@@ -9,7 +9,6 @@ from headrace.rows import Rows
 
 
 def check_blocks(form: Format, rows: Rows, file: bytes, limits: Limits) -> None:
-    """Open all blocks: each has as many rows as were said, or an error says what is wrong with it."""
     assert rows.block is not None
     assert rows.about is not None
     assert int((rows.offset + rows.size).max(initial=0)) <= len(file)

@@ -51,7 +51,6 @@ def check(data: bytes) -> None:
 
 
 def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
-    """Samples of one form; then, as the dice say, some of their bytes are changed, or a field is left out."""
     fields = list(dict.fromkeys(one for name in names for one in name.split(";")))
     fields = fields[dice.number(2) // 2 :] or fields
     dtype, shape = dice.one_of(DTYPES), dice.one_of(SHAPES)
@@ -74,7 +73,6 @@ def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
 
 
 def _laid_out(samples: list[dict[str, bytes]], boundaries: list[int]) -> tuple[Rows, LeasedBodies]:
-    """The table of samples whose bytes lie in ranges that end at `boundaries`."""
     fields = list(dict.fromkeys(name for sample in samples for name in sample))
     data, starts, field, offset, size = bytearray(b"before"), [0], [], [], []
     for sample in samples:

@@ -114,7 +114,6 @@ def _pictures() -> Iterator[bytes]:
 
 
 def _decoded(field: str, data: bytes, **options: Any) -> Any:
-    """The value; None where it does not decode."""
     decode: Decoder = decoder(limits=LIMITS, **options)
     try:
         return decode({"__key__": "k", field: data})[field]

@@ -97,7 +97,6 @@ def check(data: bytes) -> None:
 
 
 def _unpacked(kind: str, packed: bytes, piece: int, room: int) -> tuple[bytes, FormatError | None]:
-    """What comes out of `packed`, fed in pieces, and the error that it ends in."""
     archive, out, target = Decompressor(kind, URL, LIMITS), bytearray(), bytearray(room)
     try:
         for at in range(0, len(packed), piece):
@@ -141,7 +140,6 @@ def _by_library(kind: str, packed: bytes) -> bytes:
 
 
 def _is_one_frame(kind: str, packed: bytes) -> bool:
-    """Whether the library finds exactly one whole frame, however many bytes come out."""
     library: Any = LIBRARIES[kind]()
     try:
         library.decompress(packed)
@@ -151,7 +149,6 @@ def _is_one_frame(kind: str, packed: bytes) -> bool:
 
 
 def _built(dice: Dice, kind: str) -> bytes:
-    """Frames, and what may lie between them or may not; then a few edits."""
     edits = dice.number(2)
     changes, parts = Dice(dice.some(4 * edits)), []
     for _ in range(dice.number(2) + 1):

@@ -68,7 +68,6 @@ def check(data: bytes) -> None:
 
 
 def plain(form: Csv, data: bytes) -> list[list[str]] | None:
-    """The rows behind the header, as `csv` has them; None where it refuses them, or has other ends of lines."""
     text = str(data, "utf-8", "replace").removeprefix("\ufeff")
     if "\r" in text.replace("\r\n", "") or data.count(b"\xef\xbb\xbf") > 1:
         return None

@@ -21,7 +21,6 @@ class Dice:
         return self._at < len(self._data)
 
     def number(self, most: int) -> int:
-        """0 to `most`."""
         width = (most.bit_length() + 7) // 8
         return int.from_bytes(self.some(width), "little") % (most + 1)
 

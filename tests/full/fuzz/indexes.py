@@ -40,7 +40,6 @@ WIDS = (
 
 
 def _built(data: bytes) -> None:
-    """An index that is made, comes back as it was."""
     made = built(Dice(data))
     packed = made.pack()
     assert _listed(ShardIndex.unpack(packed, WHAT)) == _listed(made)
@@ -189,7 +188,6 @@ def _listed(index: ShardIndex) -> Any:
 
 
 def built(dice: Dice) -> ShardIndex:
-    """Some index that an archive can have."""
     keys = list[bytes]()
     starts, field, offset, size = [0], list[int](), list[int](), list[int]()
     end, crc, framed = 0, dice.number(1), dice.number(3) == 0
@@ -217,7 +215,6 @@ def built(dice: Dice) -> ShardIndex:
 
 
 def _sealed(body: bytes) -> bytes:
-    """A container whose checksum is right."""
     rest = struct.pack("<I", len(body)) + zlib.compress(body, 1)
     return struct.pack("<I", zlib.crc32(rest)) + rest
 
@@ -232,7 +229,6 @@ def _record(payload: bytes) -> bytes:
 
 
 def _undescribed(body: bytes) -> bytes:
-    """What `_described` makes `body` of: one line of JSON, then the arrays."""
     (length,) = struct.unpack_from("<I", body)
     return body[4 : 4 + length] + b"\n" + body[4 + length :]
 

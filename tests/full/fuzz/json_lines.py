@@ -55,7 +55,6 @@ def check(data: bytes) -> None:
 
 
 def plain(text: bytes) -> Found:
-    """The lines up to one that is too long."""
     found, at = Found(), len(MARK) if text.startswith(MARK) else 0
     for number, line in enumerate(text[at:].split(b"\n"), 1):
         if len(line) > LIMITS.member_bytes:

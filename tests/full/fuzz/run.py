@@ -51,7 +51,6 @@ def main() -> int:
 
 
 def _started(name: str, seconds: int) -> int:
-    """Run one target; 0 if nothing was found."""
     folder = FOLDER / name
     for part in ("corpus", "crashes"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -91,8 +90,6 @@ def _check_of(name: str) -> Callable[[bytes], None]:
 
 
 def _bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """`check` with bounds on time and memory."""
-
     def run(data: bytes) -> None:
         began, before = time.process_time(), _peak_bytes()
         check(data)

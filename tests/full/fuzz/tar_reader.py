@@ -71,7 +71,6 @@ def check(data: bytes) -> None:
 
 
 def scanned(data: bytes, piece: int, **how: Any) -> Seen:
-    """The samples, and of the error what it tells."""
     found, error = scan(data, piece, LIMITS, **how)
     if error is None:
         return found, None
@@ -103,7 +102,6 @@ def _compare(archive: bytes, found: Found, error: tuple[str, str, object, int] |
 
 
 def grouped(members: list[Member]) -> Found:
-    """Members put together to samples."""
     found: Found = []
     for name, offset, size in members:
         folder, slash, base = name.rpartition(b"/")
@@ -118,7 +116,6 @@ def grouped(members: list[Member]) -> Found:
 
 
 def plain_members(data: bytes) -> tuple[list[Member], int]:
-    """The regular members up to the first thing that is odd, and where that lies."""
     members = list[Member]()
     at, names, sizes = 0, set[bytes](), set[int]()
     while at + BLOCK <= len(data):
@@ -163,7 +160,6 @@ def _is_sealed(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int | None:
-    """What a size field says; None where that is no size."""
     if field[0] & 0x80:
         number = int.from_bytes(field, "big", signed=True) if field[0] & 0x40 else int.from_bytes(field, "big") - 2**95
     else:

@@ -36,11 +36,8 @@ class Target(Protocol):
         """Inputs to begin with; the first bytes of each choose what is done with the rest."""
         ...
 
-    def check(self, data: bytes) -> None:
-        """Any exception says that something is wrong."""
-        ...
+    def check(self, data: bytes) -> None: ...
 
 
 def target(name: str) -> Target:
-    """One of them, imported now: whoever looks for new code watches the import."""
     return cast("Target", importlib.import_module(f"full.fuzz.{name}"))

@@ -95,7 +95,6 @@ def _with_other_numbers(index: bytes, dice: Dice) -> bytes:
 
 
 def _slowly(body: bytes, index: bytes) -> list[int] | None:
-    """Where documents begin, in tokens, and where the last one ends; None where anything is wrong."""
     try:
         magic, version, code, sequences, entries = struct.unpack_from("<9sQBQQ", index)
         rest = len(index) - 34 - 12 * sequences - 8 * entries

@@ -45,7 +45,6 @@ def mover(backend: CudaBackend) -> Iterator[Mover]:
 
 
 def hold(backend: CudaBackend) -> None:
-    """Keep our stream busy: copies begun from now on are done only after a while."""
     with backend.copying():
         torch.cuda._sleep(LONG)
 

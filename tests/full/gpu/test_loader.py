@@ -44,7 +44,6 @@ def image_of(index: int) -> dict[str, np.ndarray[Any, Any] | int]:
 
 
 def dying_once(index: int, marker: str) -> dict[str, np.ndarray[Any, Any] | int]:
-    """The first worker to come to sample 300 kills itself."""
     if index == 300 and not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -78,7 +78,6 @@ class Kind:
 
 
 def of_bytes(name: str, pack: Callable[[Sequence[int]], bytes]) -> Callable[[Shards, str], dict[str, bytes]]:
-    """Shards that are compressed as files are."""
     packers = {
         PLAIN: (bytes, ""),
         GZ: (lambda body: gzip.compress(body, mtime=0), ".gz"),

@@ -33,7 +33,6 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table as it must be."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
 

@@ -31,7 +31,6 @@ def shards() -> Shards:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator[dict[str, Put]]:
-    """By the name of a place: puts files there, and gives their addresses and what the store must be told."""
     leaves.allow(descriptors=r" tcp ", threads=".*", reason="the servers of the module")
     folder = tmp_path_factory.mktemp("matrix")
 

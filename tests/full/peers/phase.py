@@ -33,7 +33,6 @@ def main() -> None:
 
 
 def play(job: dict[str, Any]) -> dict[str, Any]:
-    """What was received in each epoch, the states by their names, and what the first batch took."""
     made = ALL[job["contestant"]].load()
     setting = Setting(**job["setting"])
     started, before_s = time.perf_counter(), cpu_s(os.getpid())
@@ -103,7 +102,6 @@ def unpacked(text: str) -> Any:
 
 
 def size_of(text: str) -> int:
-    """Bytes that the state takes in a file."""
     kind, _, rest = text.partition(":")
     return len(rest.encode()) if kind == "json" else len(base64.b64decode(rest))
 

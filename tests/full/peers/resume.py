@@ -93,7 +93,6 @@ class Course:
         self._runs: dict[tuple[Setting, str], list[dict[str, Any]]] = {}
 
     def write(self) -> None:
-        """Make the data set, in a process of its own."""
         self._data.mkdir()
         code = "import sys; from pathlib import Path; from full.peers.contestants import ALL"
         call = f"ALL[{self.contestant!r}].load().write(Path({str(self._data)!r}), {self.samples})"
@@ -103,7 +102,6 @@ class Course:
             raise Failure("writes no data", self._errors())
 
     def verdict(self, name: str) -> Verdict:
-        """What comes of a scenario."""
         scenario = SCENARIOS[name]
         try:
             return self._compared(scenario)
@@ -111,7 +109,6 @@ class Course:
             return Verdict(failure=str(failure), message=failure.message)
 
     def uninterrupted(self, world: int = 1) -> list[dict[str, Any]]:
-        """What each rank got in two epochs, and the states that it saved."""
         save = SAVED if world == 1 else {"ranks": STOPPED}
         setting = self._setting(batch_size=8 if world == 1 else 12, world=world)
         return self._once(setting, epochs=(0, 1) if world == 1 else (0,), save=save)
@@ -121,7 +118,6 @@ class Course:
         return size_of(self._states(1, "middle")[0])
 
     def first_batch(self, batches: int, num_workers: int = 2, batch_size: int = 64, runs: int = 3) -> dict[str, Any]:
-        """What the first batch costs from the start, and after a resume behind so many batches: medians."""
         setting = self._setting(batch_size=batch_size, num_workers=num_workers)
         [before] = self._played(setting, save={"far": batches}, stop_after=batches)
         states = [before["states"]["far"]]
@@ -147,12 +143,10 @@ class Course:
         return compared(whole[SAVED.get(scenario.state, STOPPED) :], got)
 
     def _states(self, world: int, name: str) -> list[str]:
-        """What each rank saved."""
         runs = self._resumed_once() if name == "again" else self.uninterrupted(world)
         return [run["states"][name] for run in runs]
 
     def _resumed_once(self) -> list[dict[str, Any]]:
-        """What the trainer got that is interrupted a second time."""
         save = {"again": STOPPED_AGAIN}
         return self._once(self._setting(), states=self._states(1, "middle"), epochs=(0,), save=save)
 
@@ -200,12 +194,10 @@ class Course:
             return [json.loads(place.read_text()) if place.exists() else {"died": self._errors()} for place in answers]
 
     def _errors(self) -> str:
-        """The end of what processes wrote to standard error."""
         return (self.folder / "errors").read_text(errors="replace")[-2000:]
 
 
 def compared(wanted: Batches, got: Batches) -> Verdict:
-    """How what came differs from what should have."""
     flat, got_flat = [list(itertools.chain.from_iterable(batches)) for batches in (wanted, got)]
     counts, got_counts = Counter(flat), Counter(got_flat)
     if counts != got_counts:
@@ -216,7 +208,6 @@ def compared(wanted: Batches, got: Batches) -> Verdict:
 
 
 def _have_same_batches(wanted: Batches, got: Batches) -> bool:
-    """Whether from each place where batches of both end to the next such place the same samples come."""
     ends, got_ends = [set(itertools.accumulate(map(len, batches))) for batches in (wanted, got)]
     flat, got_flat = [list(itertools.chain.from_iterable(batches)) for batches in (wanted, got)]
     common = sorted((ends & got_ends) | {0})

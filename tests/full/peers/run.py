@@ -62,7 +62,6 @@ def main() -> int:
 
 
 def row_of(name: str, large: int, runs: int) -> Row:
-    """All that is measured of one contestant."""
     row: Row = {"contestant": name, "version": ALL[name].version}
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +88,6 @@ def _told(course: Course, scenario: str) -> str:
 
 
 def verdicts(rows: list[Row]) -> str:
-    """What came of each scenario."""
     table = [["", *(scenario.told for scenario in SCENARIOS.values())]]
     for row in rows:
         found = row.get("verdicts", {})
@@ -98,14 +96,12 @@ def verdicts(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], folder: Path) -> None:
-    """The verdicts as a grid of colours."""
     for theme in (pictures.LIGHT, pictures.DARK):
         grid = pictures.resume_grid(pictures.cells(verdicts(rows)), theme)
         (folder / f"resume_{theme.name}.svg").write_text(grid)
 
 
 def costs(rows: list[Row]) -> str:
-    """What a state takes, and the first batch after a resume."""
     head = ["state, bytes", "of the large data set", "first batch, s", "resumed, s", "CPU, s", "resumed, CPU s"]
     table = [["", *head, "samples read", "resumed, samples read"]]
     for row in rows:

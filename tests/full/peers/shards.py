@@ -11,7 +11,6 @@ from full.peers.contestants import SHARDS
 
 
 def write_tars(folder: Path, samples: int) -> list[str]:
-    """SHARDS archives; their paths."""
     paths = []
     for shard, numbers in enumerate(np.array_split(np.arange(samples), SHARDS)):
         paths.append(str(folder / f"{shard:02d}.tar"))

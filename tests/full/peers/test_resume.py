@@ -16,7 +16,6 @@ Courses = Callable[[str], Course]
 
 @pytest.fixture(scope="module")
 def course_of(tmp_path_factory: pytest.TempPathFactory) -> Courses:
-    """Each contestant's course, with its data written; uninterrupted runs are made once for all scenarios."""
     made: dict[str, Course] = {}
 
     def get(name: str) -> Course:

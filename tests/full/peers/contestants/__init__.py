@@ -97,19 +97,16 @@ class Entry:
 
     @property
     def missing(self) -> list[str]:
-        """What is needed and not installed."""
         return [name for name in self.needs if not _is_installed(name)]
 
     @property
     def version(self) -> str:
-        """The installed version."""
         try:
             return importlib.metadata.version(self.needs[0] if self.needs else "torch")
         except importlib.metadata.PackageNotFoundError:
             return "checkout"
 
     def load(self) -> type[Contestant]:
-        """The class; its library is imported."""
         module, _, name = self.place.partition(":")
         found: type[Contestant] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         return found

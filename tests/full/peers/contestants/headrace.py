@@ -90,7 +90,6 @@ LENGTH = 4  # of a sequence; documents have 1 to 4 tokens, each of which is the 
 
 
 def tokens_of(number: int) -> int:
-    """How many tokens a document has."""
     return 1 + number * 7 % 4
 
 
