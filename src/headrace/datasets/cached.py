@@ -125,8 +125,10 @@ def _number_count(source: SampleSource) -> int:
 
 def _check(pipeline: Pipeline) -> None:
     source = pipeline.source
-    if (advice := source.without_numbers or source.only_in_order) is not None:
-        raise refusal("numbers", _CALL, source.name, remedy=advice)
+    if source.without_numbers is not None:
+        raise refusal("numbers", _CALL, source.name, remedy=source.without_numbers)
+    if source.only_in_order is not None:
+        raise refusal("random access", _CALL, source.name, remedy=source.only_in_order)
     if source.is_paired or not source.keeps_numbers:
         why = (
             "its numbers are made of its inputs'"

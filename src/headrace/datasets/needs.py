@@ -19,6 +19,7 @@ NEEDS = {  # need: why the operator needs it, and what to do
     "numbers": ("samples have no numbers before they are read", "make an index: headrace index URL…"),
     "own order": ("a mixture has an order of its own", "shuffle its sources: hr.mix({{name: data.shuffle(), …}})"),
     "positions": ("samples would have other positions in the epoch", _BEFORE),
+    "random access": ("samples are read in another order than they are stored in", _BEFORE),
     "single samples": ("{call} takes single samples", _BEFORE),
     "source samples": ("{call} takes samples of the source, and these are made of others", _BEFORE),
     "stream": ("{cause} counts the results of the stream", "put {cause} last"),

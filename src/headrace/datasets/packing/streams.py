@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from headrace.datasets.doing import split_steps
 from headrace.datasets.lengths import checked_lengths
 from headrace.datasets.methods.adding import AddsOperators
+from headrace.datasets.needs import refusal
 from headrace.datasets.operators.values import EachSample, GroupOperator
 from headrace.datasets.packing.planned import PackDataset
 from headrace.datasets.packing.sequences import PackStep
@@ -78,10 +79,10 @@ def packed_stream(
 
 def _check_documents(pipeline: Pipeline, call: str) -> None:
     source = pipeline.source
-    if (advice := source.without_numbers or source.only_in_order) is not None:
+    if source.without_numbers is not None:
         raise OptionError(
             f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
-            f"others on other ranks; {advice}"
+            f"others on other ranks; {source.without_numbers}"
         )
     if pipeline.is_batched or pipeline.group is not None:
         raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")
@@ -104,6 +105,8 @@ def _check_rows(pipeline: Pipeline, packing: Packing, call: str) -> None:
 def _check_planned(pipeline: Pipeline, call: str) -> None:
     """Check that the documents are known before they are read, and are the same in each pass."""
     source, order = pipeline.source, pipeline.order
+    if source.only_in_order is not None:
+        raise refusal("random access", call, source.name, remedy=source.only_in_order)
     if source.draws or not source.keeps_numbers:
         why = (
             "its inputs take turns, and sequences are planned of documents as they lie"
