@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -52,6 +53,7 @@ def test_all_workers_may_hold_results_when_batches_need_more_room_than_there_is(
 
 
 WORKERS_LOAD = [
+    "check",
     "datasets.sources.item_calls",
     "descriptors",
     "drop_in.workers.*",
@@ -62,6 +64,7 @@ WORKERS_LOAD = [
     "functions",
     "lately",
     "memory",
+    "numbers",
     "parts",
     "pickled",
     "positions",
@@ -80,12 +83,21 @@ WORKERS_LOAD = [
 """What of this package a worker may import before its first sample: each module takes time in each worker."""
 
 
-def test_workers_load_no_part_of_the_engine() -> None:
-    def loaded(_: int) -> list[str]:
-        return sorted(name for name in sys.modules if name.startswith("headrace."))
+PROBE = """
+import sys
+import headrace as hr
 
-    with hr.DataLoader(hr.from_map([0]).map(loaded), batch_size=None, num_workers=1) as loader:
-        names = next(iter(loader))
+def loaded(_):
+    return sorted(name for name in sys.modules if name.startswith("headrace."))
+
+with hr.DataLoader(hr.from_map([0]).map(loaded), batch_size=None, num_workers=1) as loader:
+    print(*next(iter(loader)))
+"""
+
+
+def test_workers_load_no_part_of_the_engine() -> None:
+    # In a process of its own: the fork server of this one may have imported what other tests' functions need.
+    names = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=True, text=True).stdout.split()
     patterns = [f"headrace.{pattern}" for pattern in WORKERS_LOAD]
     more = [name for name in names if not any(fnmatch(name, one) or one.startswith(f"{name}.") for one in patterns)]
     assert not more, "move what workers run out of these, or what these import"

@@ -79,9 +79,7 @@ class _Compiler:
         if self._source.is_compressed and not pipeline.is_by_number:
             order.check_as_read()
         if pipeline.scatters is not None and (advice := self._source.only_in_order) is not None:
-            raise OptionError(
-                f".{pipeline.scatters}: samples are wanted in another order than they are stored in; {advice}"
-            )
+            raise refusal("random access", f".{pipeline.scatters}", self._source.name, remedy=advice)
         return pipeline
 
     @property
