@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def array_of(values: Any) -> NDArray[Any]:
@@ -16,6 +16,8 @@ def array_of(values: Any) -> NDArray[Any]:
     Raises:
         OverflowError: a list has an integer beyond int64, which numpy would convert to float64.
     """
+    import numpy as np  # the command line does without
+
     array = np.asarray(values)
     if hasattr(values, "dtype") or array.dtype.kind not in "ufO" or not array.size:
         return array
@@ -50,5 +52,7 @@ def holds(dtype: str, number: float, largest: float) -> bool:
         return number in (0, 1)
     if "int" not in dtype:
         return not math.isfinite(number) or abs(number) <= largest
+    import numpy as np
+
     bounds = np.iinfo(dtype)
     return float(number).is_integer() and bounds.min <= number <= bounds.max

@@ -78,8 +78,10 @@ def test_a_shuffle_gives_each_sample_once_in_another_order_each_epoch(
     for order in orders:
         assert sorted(order) == list(range(TOTAL))
     assert len(set(map(tuple, [*orders, range(TOTAL)]))) == 4
-    assert epochs_of(data.shuffle(by, **more), seed=9) == orders[2:]
+    if source != "iterator" or by == "buffer":  # windows of these combine both seeds
+        assert epochs_of(data.shuffle(by, **more), seed=9) == orders[2:]
     assert epochs_of(data.shuffle(by, **more), 2) == orders[:2]
+    assert epochs_of(data.shuffle(by, seed=9, **more)) == orders[2:]
 
 
 def shard_of(number: int) -> int:

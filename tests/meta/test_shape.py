@@ -16,10 +16,10 @@ SOURCES = ROOT / "src"
 LINES_OF_A_FILE = 800
 LINES_OF_A_MODULE_OF_ITS_OWN = 60
 PARAMETERS = 9  # except torch's constructor
-MOST = {"isinstance": 383, "Any": 615}  # may only fall
-MOST_REFUSALS = 257  # may only fall
-MOST_LINES = {"src": 70_782, "tests": 77_672}  # may only fall
-MOST_WORDS = {"src": 392, "tests": 1_129}  # may only fall
+MOST = {"isinstance": 372, "Any": 609}  # may only fall
+MOST_REFUSALS = 256  # may only fall
+MOST_LINES = {"src": 70_194, "tests": 77_666}  # may only fall
+MOST_WORDS = {"src": 343, "tests": 861}  # may only fall
 FIRST_WORDS = re.compile(r"\A(What|Whether|Of|The same)\b")
 WORDS = re.compile(
     r"\b(told|tells?|said|says?|lies?|behind|left out|leaves? out|go on|goes on|gone on|comes? again|came again|begun"

@@ -13,8 +13,6 @@ from headrace.cli.settings import add_storage_to, count, say, storage_options
 from headrace.datasets.blocking import blocking
 from headrace.errors import HeadraceError, ObjectMissingError, masked, printable
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.indexes.videos import Videos
-from headrace.reading import OwnReaders
 
 _DESCRIPTION = """\
 Say what lies at a place: its format and why it is taken for that, how many objects and samples there are where that is
@@ -127,6 +125,9 @@ def facts_of_videos(
         FormatError: A video is damaged, or of an unsupported kind.
         StorageError: It could not be read.
     """
+    from headrace.indexes.videos import Videos  # imports numpy
+    from headrace.reading import OwnReaders
+
     videos = Videos(urls, None, limits)
     readers = OwnReaders(storage_options, videos.aclose)
 

@@ -119,7 +119,7 @@ def test_what_workers_cannot_share_is_refused_by_name() -> None:
 
 
 def test_executor_is_refused_where_it_would_start_nothing() -> None:
-    with pytest.raises(hr.OptionError, match="num_workers is 0"):
+    with pytest.raises(hr.OptionError, match="needs num_workers above 0"):
         hr.DataLoader(Numbers(4), workers=PipeExecutor())
     with pytest.raises(hr.OptionError, match="from_map"):
         hr.DataLoader([1, 2], num_workers=1, workers=PipeExecutor())

@@ -42,7 +42,8 @@ class OrderMethods(AddsOperators):
             window: Samples in a window. Default: 16,384, or as many as fit in 128 MiB. Without an index 2,048, or as
                 many as fit in 64 MiB. For derived samples 2,048, for batches 16. Twice as much is held in memory.
             buffer: Samples in the buffer; by default 4,096.
-            seed: Seed of the order; by default the loader's.
+            seed: Seed of the order; by default the loader's. Windows of samples without numbers, and of what other
+                operators made, combine it with the loader's.
 
         Raises:
             OptionError: An argument is out of range.
