@@ -1,4 +1,4 @@
-"""What operators need of the streams before them, and the one message for streams that lack it."""
+"""Needs of operators that earlier ones may not meet, and the error for each."""
 
 from __future__ import annotations
 
