@@ -103,7 +103,7 @@ def _say(process: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(120)
 def test_ranks_batches_are_those_of_a_single_rank_byte_for_byte_with_any_workers_and_reads(places: Places) -> None:
     """Over HTTP, with torch's process group; random numbers too."""
     written = places.write([40, 3, 0, 60, 25], size=300)
