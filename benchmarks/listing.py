@@ -73,8 +73,8 @@ def first_batch(kind: str, place: str, listing: str) -> None:
 
 
 def write_manifest(count: int, place: str) -> None:
-    from headrace.datasets.places.entries import EntriesBuilder, save_entries
-    from headrace.indexes.whereabouts import names_path
+    from headrace.indexes.cache_path import names_path
+    from headrace.sources.discovery.entries import EntriesBuilder, save_entries
     from headrace.types import Listed
 
     began, folder = time.monotonic(), f"many://{count}-sorted/"

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.plan import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows, permutation
-from headrace.plan.lanes import lane_turns
+from headrace.order import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows, permutation
+from headrace.order.windows import lane_turns
 
 PIECE = 2**20
 WINDOWS = Windows.of(131_072, 512)

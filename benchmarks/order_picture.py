@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.plan import Order, ShardOrder, ShuffledOrder, Windows
+from headrace.order import Order, ShardOrder, ShuffledOrder, Windows
 
 SHARDS, SAMPLES = 64, 256
 SHOWN = {5: "#2e6f95", 40: "#d1495b", 50: "#3a9d5d"}

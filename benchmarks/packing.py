@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.plan.mixture import ConstantShares, TokenMixing, TokenOrder
-from headrace.plan.order import ENDLESS, Passes, ShardOrder
-from headrace.plan.packed_rows import PackedRows
-from headrace.plan.packing import BestFitPlan, Bins, ConcatPlan, Packing
+from headrace.order.mixture import ConstantShares, TokenMixing, TokenOrder
+from headrace.order.orders import ENDLESS, Passes, ShardOrder
+from headrace.order.packed_rows import PackedRows
+from headrace.order.packing import BestFitPlan, Bins, ConcatPlan, Packing
 
 SIZE, LOOKUPS = 4096, 2000
 SOURCES = {2: ([5, 3], [600, 200]), 4: ([50, 30, 15, 5], [600, 200, 3000, 1000])}  # shares, and medians of lengths

@@ -22,10 +22,10 @@ import tables
 import torch
 
 import headrace as hr
-from headrace.parts import ListPart
-from headrace.tasks import Chain, Finish, Step, Task
-from headrace.work.messages import TaskMessage
-from headrace.work.task_runner import TaskRunner
+from headrace.workers.messages import TaskMessage
+from headrace.workers.sample_chunks import ListPart
+from headrace.workers.task_runner import TaskRunner
+from headrace.workers.tasks import Chain, Finish, Step, Task
 
 SAMPLES = 2_000
 

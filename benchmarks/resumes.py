@@ -105,7 +105,7 @@ def lightning() -> float:
 
 def torchtitan() -> float:
     """What its checkpoint does with the component: one is asked for its state, another is given it."""
-    from headrace.frameworks import TitanState
+    from headrace.integrations import TitanState
 
     saved = {"all_ranks": json.dumps(state_at(STEP))}
     began = time.perf_counter()
@@ -120,7 +120,7 @@ def torchtitan() -> float:
 def transformers(*, is_ours: bool = True) -> float:
     from transformers import Trainer, TrainingArguments
 
-    from headrace.frameworks import prepare
+    from headrace.integrations import prepare
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

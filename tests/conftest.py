@@ -216,7 +216,7 @@ class _KeptForkServer:
 
 
 def _fork_server() -> Any:
-    starter = sys.modules.get("headrace.processes.fork_client")
+    starter = sys.modules.get("headrace.workers.forkserver.client")
     return None if starter is None else starter.ForkServer._shared
 
 
@@ -230,7 +230,7 @@ def _kept_fork_server() -> Iterator[_KeptForkServer]:
 @pytest.fixture
 def own_fork_server() -> Iterator[None]:
     """The test has a fork server of its own, and may leave it in any state."""
-    from headrace.processes.fork_client import ForkServer
+    from headrace.workers.forkserver.client import ForkServer
 
     shared, ForkServer._shared = ForkServer._shared, None
     yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.protocols import Check, Reads, Span, Version
+from headrace._util.reads import Check, Reads, Span, Version
 
 
 class OneObject(Reads):

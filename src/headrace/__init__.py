@@ -17,28 +17,10 @@ from typing import TYPE_CHECKING
 __version__: str  # computed at first use, as it reads files
 
 if TYPE_CHECKING:
-    from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
-    from headrace.datasets.inputs.mixture import mix
-    from headrace.datasets.operators.registered import BatchOp, OrderOp, SampleOp, register_operator
-    from headrace.datasets.packed import Packed, packed
-    from headrace.datasets.sharing import ShardInfo, shard_info
-    from headrace.datasets.sources.arrays import arrays
-    from headrace.datasets.sources.clips import Clips
-    from headrace.datasets.sources.constructors import (
-        energon,
-        files,
-        folder,
-        from_iterable,
-        from_map,
-        stream,
-        table,
-        text,
-    )
-    from headrace.datasets.sources.hdf5 import hdf5
-    from headrace.datasets.sources.lerobot import lerobot
-    from headrace.datasets.sources.tokens import tokens
-    from headrace.datasets.sources.video import video
-    from headrace.datasets.stream import Stream
+    from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
+    from headrace.dataset.compact import Packed, packed
+    from headrace.dataset.rank_info import ShardInfo, shard_info
+    from headrace.dataset.stream import Stream
     from headrace.errors import (
         AccessDeniedError,
         BadResponseError,
@@ -72,16 +54,34 @@ if TYPE_CHECKING:
     from headrace.formats.parquet.format import Parquet
     from headrace.formats.registry import register_format
     from headrace.loader import DataLoader
+    from headrace.ops.mix import mix
+    from headrace.ops.registry import BatchOp, OrderOp, SampleOp, register_operator
     from headrace.options import Exclude, FetchOptions
-    from headrace.processes.fork_client import shutdown
-    from headrace.reading import read
-    from headrace.state import merge_states
-    from headrace.work.randomness import rng
+    from headrace.sources.arrays import arrays
+    from headrace.sources.clips import Clips
+    from headrace.sources.constructors import (
+        energon,
+        files,
+        folder,
+        from_iterable,
+        from_map,
+        stream,
+        table,
+        text,
+    )
+    from headrace.sources.hdf5 import hdf5
+    from headrace.sources.lerobot import lerobot
+    from headrace.sources.reading import read
+    from headrace.sources.tokens import tokens
+    from headrace.sources.video import video
+    from headrace.state.state import merge_states
+    from headrace.workers.forkserver.client import shutdown
+    from headrace.workers.randomness import rng
 
 _HOMES = {
-    "headrace.datasets.sources.arrays": ("arrays",),
-    "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
-    "headrace.datasets.sources.constructors": (
+    "headrace.sources.arrays": ("arrays",),
+    "headrace.dataset.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
+    "headrace.sources.constructors": (
         "energon",
         "files",
         "folder",
@@ -91,15 +91,15 @@ _HOMES = {
         "table",
         "text",
     ),
-    "headrace.datasets.sources.hdf5": ("hdf5",),
-    "headrace.datasets.sources.lerobot": ("lerobot",),
-    "headrace.datasets.inputs.mixture": ("mix",),
-    "headrace.datasets.packed": ("Packed", "packed"),
-    "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
-    "headrace.datasets.stream": ("Stream",),
-    "headrace.datasets.sources.tokens": ("tokens",),
-    "headrace.datasets.sources.clips": ("Clips",),
-    "headrace.datasets.sources.video": ("video",),
+    "headrace.sources.hdf5": ("hdf5",),
+    "headrace.sources.lerobot": ("lerobot",),
+    "headrace.ops.mix": ("mix",),
+    "headrace.dataset.compact": ("Packed", "packed"),
+    "headrace.dataset.rank_info": ("ShardInfo", "shard_info"),
+    "headrace.dataset.stream": ("Stream",),
+    "headrace.sources.tokens": ("tokens",),
+    "headrace.sources.clips": ("Clips",),
+    "headrace.sources.video": ("video",),
     "headrace.errors": (
         "AccessDeniedError",
         "BadResponseError",
@@ -125,7 +125,7 @@ _HOMES = {
         "ThrottledError",
         "WorkerDiedError",
     ),
-    "headrace.datasets.operators.registered": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
+    "headrace.ops.registry": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
     "headrace.fetch.stores.addresses": ("register_store",),
     "headrace.formats.arrow.format": ("Arrow",),
     "headrace.formats.decoders": ("register_decoder",),
@@ -135,10 +135,10 @@ _HOMES = {
     "headrace.formats.registry": ("register_format",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("Exclude", "FetchOptions"),
-    "headrace.reading": ("read",),
-    "headrace.state": ("merge_states",),
-    "headrace.work.randomness": ("rng",),
-    "headrace.processes.fork_client": ("shutdown",),
+    "headrace.sources.reading": ("read",),
+    "headrace.state.state": ("merge_states",),
+    "headrace.workers.randomness": ("rng",),
+    "headrace.workers.forkserver.client": ("shutdown",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

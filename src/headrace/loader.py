@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.utils.data
 
-from headrace import resolve
-from headrace.datasets.base import Operators
-from headrace.datasets.stream import Stream
-from headrace.deliver.loops import Closing, asyncio_loop
-from headrace.functions import as_it_is
-from headrace.holding import Holder, goes_on_from, holder_of
-from headrace.left_out import MAX_SKIPS
+from headrace._util.functions import as_it_is
+from headrace.dataset.base import Operators
+from headrace.dataset.stream import Stream
+from headrace.delivery.loop_locks import Closing, asyncio_loop
+from headrace.delivery.loop_lookahead import Holder, goes_on_from, holder_of
 from headrace.observe.stats import Reports, Stats
 from headrace.options import Balance, Exclude, FetchOptions
-from headrace.streaming.regime import Position, Streaming
+from headrace.options.error_policy import MAX_SKIPS
+from headrace.session import resolve
+from headrace.session.session import Position, Streaming
 from headrace.torch_compat.ranks import Ranks, find_ranks
 from headrace.torch_compat.torch_loader import PlanSampler, T_co, TorchLoader, order_of
 from headrace.types import Tail
@@ -28,9 +28,9 @@ from headrace.types import Tail
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from headrace.drop_in.regime import Torch
     from headrace.torch_compat.stateful import Stateful
-    from headrace.work.executor import Executor
+    from headrace.torch_regime.regime import Torch
+    from headrace.workers.executor import Executor
 
 _LONGEST_DATA_TEXT = 200
 
@@ -218,7 +218,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
                 prefetch_factor=prefetch_factor,
                 **common,
             )
-            from headrace.drop_in.regime import Torch
+            from headrace.torch_regime.regime import Torch
 
             resolve.check_torch(self)
             self._behind: Torch | Streaming = Torch(self)
@@ -274,7 +274,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     def __aiter__(self) -> AsyncIterator[T_co]:
         self._holder = Holder()
         if self.regime == "torch" and self.num_workers == 0:
-            from headrace.drop_in.single import InThread
+            from headrace.torch_regime.inline_iterator import InThread
 
             return InThread(self.__iter__)
         iterator: Any = iter(self) if self.regime == "torch" else self._behind.iterate(self, asyncio_loop())
@@ -302,7 +302,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         return {name: value for name, value in vars(self).items() if name not in ("_behind", "_iterator", *_OWN)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from headrace.drop_in.regime import Torch
+        from headrace.torch_regime.regime import Torch
 
         vars(self).update(state, _iterator=None, _holder=Holder(), _instead=None)
         self._behind = Torch(self)

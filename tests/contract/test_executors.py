@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 
-from headrace.processes.fork_client import ForkServer
 from headrace.testing import ExecutorContract
-from headrace.work.executor import Executor
-from headrace.work.processes import ProcessExecutor
-from headrace.work.threads import ThreadExecutor
+from headrace.workers.executor import Executor
+from headrace.workers.forkserver.client import ForkServer
+from headrace.workers.process_workers import ProcessExecutor
+from headrace.workers.thread_workers import ThreadExecutor
 
 
 class TestThreads(ExecutorContract):

@@ -17,11 +17,11 @@ from fsspec.spec import AbstractFileSystem
 from moto_s3 import client_of
 
 import headrace as hr
+from headrace._util.reads import Version
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores, gives_ends
 from headrace.options import FetchOptions
-from headrace.protocols import Version
 from headrace.testing import FaultServer, StoreContract
 from headrace.types import Listed, Lists, Store
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from unit.fake_device import FakeBackend
 
 import headrace as hr
-from headrace.deliver.device import StillMover
+from headrace.delivery.device import StillMover
 
 
 class Counting(IterableDataset[int]):
@@ -112,7 +112,7 @@ def test_batches_go_through_the_mover_whoever_makes_them(
             moved.append(int(batch.sum()))
             return super().start(batch)
 
-    monkeypatch.setattr("headrace.deliver.device.mover_to", lambda device: Noting(FakeBackend()))
+    monkeypatch.setattr("headrace.delivery.device.mover_to", lambda device: Noting(FakeBackend()))
     loader = hr.DataLoader(NUMBERS, 2, device="fake", **options)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert moved == [1, 5, 9, 13]

@@ -10,8 +10,8 @@ from conftest import Leaves
 from end_to_end.economic import Loader, Make
 
 import headrace as hr
-from headrace.processes.fork_client import ForkServer
 from headrace.testing import FaultServer
+from headrace.workers.forkserver.client import ForkServer
 
 
 class _Nothing(hr.AsyncDataset):
@@ -26,7 +26,7 @@ class _Nothing(hr.AsyncDataset):
 def warm_server(leaves: Leaves) -> Iterator[None]:
     """The process that workers are forked from stays warm as long as any loader with workers lives."""
     with hr.DataLoader(_Nothing(), num_workers=1) as loader:
-        leaves.allow(processes="headrace.processes.fork_server", reason="the fork server of the module's loader")
+        leaves.allow(processes="headrace.workers.forkserver.server", reason="the fork server of the module's loader")
         yield
         assert loader.num_workers == 1
 
@@ -34,7 +34,7 @@ def warm_server(leaves: Leaves) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def warm_workers(leaves: Leaves) -> Iterator[None]:
     fork_server = ForkServer.acquire()
-    leaves.allow(processes="headrace.processes.fork_server", reason="the fork server of the module")
+    leaves.allow(processes="headrace.workers.forkserver.server", reason="the fork server of the module")
     yield
     fork_server.release()
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 import headrace as hr
-from headrace.drop_in.economic import EconomicIterator, Economy
+from headrace.torch_regime.economic import EconomicIterator, Economy
 
 KINDS = ["process", "thread"]
 

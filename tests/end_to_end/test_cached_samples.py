@@ -22,8 +22,8 @@ from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
 import headrace as hr
 from headrace.errors import OptionError
 from headrace.fetch.stores import memory
-from headrace.kept import keeping
-from headrace.kept.places import place_of
+from headrace.sample_cache import lookup as keeping
+from headrace.sample_cache.location import place_of
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

@@ -23,7 +23,7 @@ import headrace as hr
 from headrace.fetch.reader import Reader
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
-from headrace.indexes.one_shard import build_shard
+from headrace.indexes.build_shard import build_shard
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 

@@ -11,7 +11,7 @@ import torch
 from unit.fake_device import FakeBackend
 
 import headrace as hr
-from headrace.deliver.device import Mover
+from headrace.delivery.device import Mover
 
 
 class Watched(hr.AsyncDataset):
@@ -119,7 +119,7 @@ def image(index: int) -> torch.Tensor:
 def test_loader_that_ends_while_batches_are_copied_to_a_device_leaves_nothing(
     is_stream: bool, is_closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.deliver.device.mover_to", lambda device: Mover(FakeBackend()))
+    monkeypatch.setattr("headrace.delivery.device.mover_to", lambda device: Mover(FakeBackend()))
     data = hr.from_map(range(640)).map(image) if is_stream else [image(k) for k in range(640)]
     loader = hr.DataLoader(data, batch_size=32, num_workers=2, device="cuda")
     iterator = iter(loader)

@@ -16,10 +16,10 @@ from end_to_end.economic import KINDS, Function, Images, Loader, Make, Squares, 
 from process.waiting import wait_until
 
 import headrace as hr
-from headrace.deliver.slabs import HELD_SLABS
-from headrace.drop_in.economic import check_benefit
+from headrace.delivery.slabs import HELD_SLABS
 from headrace.observe.report import verdict
 from headrace.observe.stats import DeliverStats, FetchStats, Stats, WorkStats
+from headrace.torch_regime.economic import check_benefit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -270,7 +270,7 @@ def test_a_small_memory_budget_is_enough(order: Any) -> None:
 def test_fields_that_are_not_read_leave_windows_as_they_are(
     urls: list[str], index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.datasets.planning.WINDOW_BYTES", 3000)  # the bytes of a few whole samples
+    monkeypatch.setattr("headrace.pipeline.epoch_orders.WINDOW_BYTES", 3000)  # the bytes of a few whole samples
 
     def keys(*names: str) -> list[Any]:
         data = hr.stream(urls, index=index).shuffle(seed=8).to_tuple("__key__", *names)

@@ -17,12 +17,12 @@ import zstandard
 from end_to_end.tars import index_file, numbered_samples, tar
 
 import headrace as hr
-from headrace.datasets.sources import bodies
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.indexes.one_shard import build_shard
+from headrace.indexes.build_shard import build_shard
+from headrace.sources import bodies
 from headrace.testing import FaultServer
 
 

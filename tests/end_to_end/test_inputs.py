@@ -17,9 +17,9 @@ from end_to_end.tars import put_index, put_shards
 from end_to_end.words import Words
 
 import headrace as hr
-from headrace.datasets.inputs.sources import InputsDataset, JoinedShards
-from headrace.datasets.planning import Planning
 from headrace.fetch.stores import memory
+from headrace.ops.combined_sources import InputsDataset, JoinedShards
+from headrace.pipeline.epoch_orders import Planning
 
 LEFT, RIGHT = (30, 17, 0, 40, 3), (9, 20)
 

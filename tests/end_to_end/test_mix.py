@@ -16,8 +16,8 @@ from end_to_end.tars import numbered_samples, put_index, put_shards, same, wante
 from end_to_end.words import Words
 
 import headrace as hr
-from headrace.datasets.inputs import orders as joined_orders
-from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards
+from headrace.ops import combined_orders as joined_orders
+from headrace.ops.combined_sources import JoinedDataset, JoinedShards
 
 WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
 

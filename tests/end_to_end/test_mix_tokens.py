@@ -13,7 +13,7 @@ from builders.loops import state_after
 
 import headrace as hr
 from headrace.errors import OptionError, StateMismatchError
-from headrace.state import merge_states
+from headrace.state.state import merge_states
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -20,7 +20,7 @@ from unit.test_packed_rows import by_hand
 
 import headrace as hr
 from headrace.errors import OptionError, StateMismatchError
-from headrace.state import merge_states
+from headrace.state.state import merge_states
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -22,10 +22,10 @@ from end_to_end import litdata, mds
 from moto_s3 import client_of
 
 import headrace as hr
-from headrace.datasets.places.entries import Entries, EntriesBuilder
 from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.registry import sniffed_by_end
+from headrace.sources.discovery.entries import Entries, EntriesBuilder
 from headrace.testing import FaultServer
 from headrace.types import Listed
 

@@ -14,7 +14,7 @@ from builders.loops import outcomes_of, resumed_anywhere, state_after
 from unit.batchers import Buckets, Budget
 
 import headrace as hr
-from headrace.datasets.operators import registered
+from headrace.ops import registry as registered
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from end_to_end.packed import seekable
 from end_to_end.tars import numbered_samples, tar
 
 import headrace as hr
-from headrace.datasets.sources import unpacking
 from headrace.fetch.stores import memory
+from headrace.sources import unpacking
 
 COUNTS = (11, 0, 7, 1, 13)
 TOTAL = sum(COUNTS)

@@ -280,7 +280,7 @@ def test_documents_are_samples_of_their_own() -> None:
 
 
 def test_large_index_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.indexes.of_tokens._PIECE_SEQUENCES", 2)
+    monkeypatch.setattr("headrace.indexes.token_files._PIECE_SEQUENCES", 2)
     test_documents_are_samples_of_their_own()
     test_documents_of_a_window_are_numbered("auto")
 

@@ -14,13 +14,13 @@ import torch
 from end_to_end.tars import numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
+from headrace._util.context import running_reader
+from headrace._util.sample_ranges import Rows
 from headrace.cli import main as command
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.tar.format import TAR
-from headrace.indexes.whereabouts import cache_path, cached
-from headrace.rows import Rows
-from headrace.running import running_reader
+from headrace.indexes.cache_path import cache_path, cached
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_block_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("headrace.fetch.stores.addresses._registered", {})  # stores of a page are for it alone
     monkeypatch.setattr("headrace.formats.decoders._registered", {})
-    monkeypatch.setattr("headrace.datasets.operators.registered._registered", {})
+    monkeypatch.setattr("headrace.ops.registry._registered", {})
     monkeypatch.setattr("headrace.formats.registry._registered", {})
     expects = write_readers_data(tmp_path) if page in SHORT else {}
     ran = runpy.run_path(str(script), init_globals=expects, run_name="__main__")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 SOURCES = TESTS.parent / "src" / "headrace"
-ENGINE = ("scheduler/*.py", "producers/*.py", "work/queue.py", "work/chains.py")
+ENGINE = ("engine/scheduler/*.py", "readers/*.py", "workers/queue.py", "workers/chains.py")
 ENUMERATIONS = {"BatchState", "EngineState"}
 MADE_BY = {  # what one of these makes is driven with it
     "Assembly": "Epoch",

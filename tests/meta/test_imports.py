@@ -50,14 +50,22 @@ def test_program_that_reads_images_imports_only_what_it_uses(tmp_path: Path) -> 
         (tmp_path / f"class{number % 2}").mkdir(exist_ok=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / f"class{number % 2}" / f"{number}.jpg")
     names = run(IMAGES, str(tmp_path)).split()
-    unused = ("drop_in", "fetch.web", "formats.tar", "formats.parquet", "kept", "cli", "producers.shards")
+    unused = (
+        "torch_regime",
+        "fetch.web",
+        "formats.tar",
+        "formats.parquet",
+        "sample_cache",
+        "cli",
+        "readers.sequential",
+    )
     assert [name for name in names if name.removeprefix("headrace.").startswith(unused)] == []
     assert len(names) <= MOST_MODULES, "\n".join(names)
 
 
 def test_what_works_on_streams_in_workers_imports_no_torch() -> None:
-    names = "processes.inheritance, work.worker, torch_compat.errors, torch_compat.collate_by_torch"
+    names = "workers.forkserver.inheritance, workers.worker_main, torch_compat.errors, torch_compat.collate_by_torch"
     imports = "; ".join(f"import headrace.{name.strip()}" for name in names.split(","))
     imported = run(f"import sys; {imports}; print(*sys.modules)").split()
-    assert "headrace.work.maker" in imported
+    assert "headrace.workers.chain_runner" in imported
     assert "torch" not in imported

@@ -152,7 +152,7 @@ def test_types_are_asked_for_and_left_open_no_more_often_than_before(word: str, 
 
 
 def test_refusals_come_from_checks_and_tables(modules: dict[str, ast.Module]) -> None:
-    """Errors of options are made by `headrace.check`; the others are written by hand."""
+    """Errors of options are made by `headrace._util.check`; the others are written by hand."""
     raised = [node.exc for module in modules.values() for node in ast.walk(module) if isinstance(node, ast.Raise)]
     by_hand = [one for one in raised if isinstance(one, ast.Call) and ast.unparse(one.func) == "OptionError"]
     assert len(by_hand) <= MOST_REFUSALS

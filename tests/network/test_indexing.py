@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from moto_s3 import client_of
 from network.bodies import OBSTORE_KEEPS
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, ObjectChangedError, OptionError, StorageError
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
@@ -37,9 +38,8 @@ from headrace.indexes.building import (
     build_index,
     build_shard,
 )
-from headrace.indexes.whereabouts import beside, cache_path
+from headrace.indexes.cache_path import beside, cache_path
 from headrace.options import FetchOptions
-from headrace.rows import Rows
 from headrace.testing import FaultServer
 
 CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from network.bodies import OBSTORE_KEEPS, numbered
 
+from headrace._util.context import running_reader
 from headrace.errors import (
     AccessDeniedError,
     BadResponseError,
@@ -30,8 +31,7 @@ from headrace.errors import (
 from headrace.fetch import Meter, Reader
 from headrace.fetch.stores import memory
 from headrace.options import FetchOptions
-from headrace.reading import read
-from headrace.running import running_reader
+from headrace.sources.reading import read
 from headrace.testing import FaultServer
 
 BODY = numbered(900_000)

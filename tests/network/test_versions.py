@@ -14,10 +14,10 @@ from network.bodies import numbered
 from network.scripted import Says, part, serving
 
 import headrace as hr
+from headrace._util.reads import Told, lasting
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
-from headrace.protocols import Told, lasting
 
 BODY = numbered(300_000)
 OTHER = BODY[::-1]

@@ -14,7 +14,7 @@ from headrace.testing import FaultServer
 
 zarr = pytest.importorskip("zarr")
 
-from headrace.datasets.sources.zarr_store import ZarrStore  # noqa: E402
+from headrace.sources.zarr_store import ZarrStore  # noqa: E402
 
 pytestmark = pytest.mark.may_leave(
     threads="zarr_.*|asyncio_.*",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.processes.fork_client import ForkServer
+from headrace.workers.forkserver.client import ForkServer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ PREAMBLE = """
 import asyncio, os, random, resource, subprocess, sys, warnings
 from pathlib import Path
 from headrace.fetch.cache import Cache
-from headrace.protocols import Span
+from headrace._util.reads import Span
 
 BLOCK = 4096
 LIMIT = 256 * BLOCK

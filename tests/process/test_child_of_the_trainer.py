@@ -11,7 +11,7 @@ import pytest
 from process.waiting import run_script
 
 import headrace as hr
-from headrace.processes import boot
+from headrace.workers.forkserver import interpreter_flags as boot
 
 # The fork server is started first, by the loader; then the trainer changes what its children inherit.
 SIDE_BY_SIDE = """
@@ -206,7 +206,7 @@ def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monk
 def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_function() -> None:
     code, out, err = run_script("""
         import multiprocessing
-        from headrace.processes import inheritance as child
+        from headrace.workers.forkserver import inheritance as child
         read, write = os.pipe()  # in the place of the trainer's process descriptor: readable at its end
         pid = os.fork()
         if pid == 0:

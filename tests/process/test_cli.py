@@ -18,7 +18,7 @@ import pytest
 from process.waiting import DEADLINE_S
 
 from headrace.formats.index.file import read_directory
-from headrace.indexes.whereabouts import cache_path
+from headrace.indexes.cache_path import cache_path
 from headrace.testing import FaultServer
 
 SUMMARY = re.compile(

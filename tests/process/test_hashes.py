@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(180)  # each starts an interpreter three times
 
 SCRIPT = """
     import json, pathlib, tempfile
-    from headrace.processes.fork_client import ForkServer
+    from headrace.workers.forkserver.client import ForkServer
 
     CODE = '''
     import os, threading

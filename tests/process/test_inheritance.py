@@ -18,7 +18,7 @@ import torch
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 from headrace.errors import CannotCarryError
-from headrace.processes.inheritance import capture
+from headrace.workers.forkserver.inheritance import capture
 
 # A small fork server: of each line it makes a fresh child, which applies what was captured, runs the probe, and
 # answers with what the probe says, and what was written to the standard streams meanwhile.
@@ -26,7 +26,7 @@ HELPER = """
 import json, os, sys, tempfile
 import torch
 from headrace.torch_compat import serialize
-from headrace.processes.inheritance import apply
+from headrace.workers.forkserver.inheritance import apply
 
 answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:

@@ -58,7 +58,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_and_nothing_stays(loop: str, workers: 
     assert out == ""
     assert err.count("\nKeyboardInterrupt") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
-    assert "headrace/work" not in err and "fork server" not in err, err
+    assert "headrace/workers" not in err and "fork server" not in err, err
 
 
 @pytest.mark.slow

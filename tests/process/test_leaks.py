@@ -20,8 +20,8 @@ from builders.numbers import Numbers
 from process.waiting import is_running, wait_until, workers_of
 
 import headrace as hr
-from headrace.deliver.iterator import BatchIterator
-from headrace.deliver.slabs import HELD_SLABS
+from headrace.delivery.iterator import BatchIterator
+from headrace.delivery.slabs import HELD_SLABS
 
 LARGE = 30_000  # float32 values in a sample: a batch of 4 is a slab, and no copy
 

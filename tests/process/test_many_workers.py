@@ -15,7 +15,7 @@ import pytest
 from process.waiting import children_of, wait_until
 
 import headrace as hr
-from headrace.processes.fork_client import ForkServer, WorkerSpawner
+from headrace.workers.forkserver.client import ForkServer, WorkerSpawner
 
 WORKERS = 64
 

@@ -10,7 +10,7 @@ import pytest
 from process.waiting import trainer, wait_until
 
 import headrace as hr
-from headrace.processes.fork_client import ForkServer
+from headrace.workers.forkserver.client import ForkServer
 
 pytestmark = pytest.mark.usefixtures("own_fork_server")
 

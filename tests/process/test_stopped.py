@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from process.waiting import wait_until
 
-from headrace.processes.stopped import PATIENCE, Watch, is_stopped
+from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch, is_stopped
 
 
 @pytest.fixture

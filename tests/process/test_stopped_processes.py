@@ -16,8 +16,8 @@ from process.waiting import trainer, wait_until
 from torch.utils.data import Dataset, IterableDataset
 
 import headrace as hr
-from headrace.processes.fork_client import ForkServer
-from headrace.processes.stopped import PATIENCE, is_stopped
+from headrace.workers.forkserver.client import ForkServer
+from headrace.workers.forkserver.stopped_workers import PATIENCE, is_stopped
 
 COUNT = 24
 
@@ -132,7 +132,7 @@ def test_nothing_is_killed_when_the_whole_job_is_stopped_and_goes_on() -> None:
     """As by Ctrl-Z and `fg`: the trainer looks at nobody while it is stopped itself."""
     with trainer(
         """
-        from headrace.processes.stopped import PATIENCE
+        from headrace.workers.forkserver.stopped_workers import PATIENCE
         PATIENCE.each_s = 0.05
         flag = __file__ + ".go"
         def slow(x):

@@ -10,7 +10,7 @@ import pytest
 from process.waiting import children_of, wait_until, workers_of
 
 import headrace as hr
-from headrace.processes.fork_client import ForkServer
+from headrace.workers.forkserver.client import ForkServer
 
 
 class Numbers(hr.AsyncDataset):

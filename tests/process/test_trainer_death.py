@@ -167,7 +167,7 @@ def test_fork_server_imports_nothing_when_it_was_let_go_of_before_it_began() -> 
     script = """
         import os, socket, subprocess, sys
 
-        code = "import sys; from headrace.processes.fork_server import main; main({}, {}, {})"
+        code = "import sys; from headrace.workers.forkserver.server import main; main({}, {}, {})"
         code += "; print('torch' in sys.modules)"
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
@@ -182,10 +182,10 @@ def test_fork_server_imports_nothing_when_it_was_let_go_of_before_it_began() -> 
 def test_interpreter_exits_without_a_word_when_descriptors_go_after_the_module_that_closes_them() -> None:
     script = """
         import codecs, tempfile
-        import headrace.memory, headrace.wakeup
+        import headrace._util.shared_memory, headrace._util.wakeup
 
         # Modules that something keeps are emptied one by one, what was imported last first.
-        codecs.register(lambda name, kept=(tempfile, headrace.memory, headrace.wakeup): None)
-        tempfile.kept = headrace.memory.Segment.create(8), headrace.wakeup.Wakeup()
+        codecs.register(lambda name, kept=(tempfile, headrace._util.shared_memory, headrace._util.wakeup): None)
+        tempfile.kept = headrace._util.shared_memory.Segment.create(8), headrace._util.wakeup.Wakeup()
         """
     assert run_script(script, preamble="", timeout_s=START_S) == (0, "", "")

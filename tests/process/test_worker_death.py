@@ -20,11 +20,11 @@ from builders.numbers import Numbers
 from process.waiting import run_script, wait_until, workers_of
 
 import headrace as hr
+from headrace._util.reads import Reads
+from headrace._util.sample_ranges import Rows
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.protocols import Reads
-from headrace.rows import Rows
 
 
 @pytest.fixture(scope="module")

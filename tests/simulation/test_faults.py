@@ -11,6 +11,7 @@ import pytest
 from simulation.faulty_store import PASSING, FaultyStore, body_of, reader_of
 from simulation.loop import Deadlock, simulate
 
+from headrace._util.context import running_charge
 from headrace.errors import (
     BadResponseError,
     ObjectChangedError,
@@ -21,7 +22,6 @@ from headrace.errors import (
 )
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
-from headrace.running import running_charge
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "200"))
 BATCHES = 20

@@ -16,29 +16,37 @@ from typing import Any
 from simulation.loop import SimulatedLoop
 from unit.scripted import Broken, Trainer
 
-from headrace.deliver.opening import Arrived, BatchOpener
-from headrace.deliver.slabs import Slabs, Views
-from headrace.delivery import ChunkDelivery, Delivery
-from headrace.failures import Failure
-from headrace.memory import Arena, Claim, Segment
+from headrace._util.shared_memory import Arena, Claim, Segment
+from headrace.delivery.arrival import Arrived, BatchOpener
+from headrace.delivery.messages import ChunkDelivery, Delivery
+from headrace.delivery.slabs import Slabs, Views
+from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries, GivenBoundaries
+from headrace.engine.scheduler.batch_spec import (
+    BatchSpec,
+    GroupStage,
+    InnerStage,
+    Learned,
+    LimitStage,
+    LoopStage,
+    WorkStage,
+)
+from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
+from headrace.engine.scheduler.epoch_run import Epoch
+from headrace.engine.scheduler.lineage import GroupOrigins, Origins
+from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe.stats import LoaderMeters
-from headrace.parts import ListPart, PackedPart, Part
-from headrace.producer import Flow
-from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries, GivenBoundaries
-from headrace.scheduler.budget import Budget
-from headrace.scheduler.epoch import Epoch
-from headrace.scheduler.origins import GroupOrigins, Origins
-from headrace.scheduler.position_map import PositionMap
-from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
-from headrace.scheduler.skips import Skips
-from headrace.scheduler.wiring import EpochSpec, Resources
-from headrace.tasks import Chain, Reply
+from headrace.readers.protocol import Flow
 from headrace.torch_compat import serialize
-from headrace.work.chains import KnownChain, SharedChain
-from headrace.work.executor import Loss, OnLost, OnReply, WorkerLink
-from headrace.work.messages import Message, PlaceMessage
-from headrace.work.queue import TaskQueue
-from headrace.work.task_runner import TaskRunner, open_part
+from headrace.workers.chains import KnownChain, SharedChain
+from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
+from headrace.workers.failures import Failure
+from headrace.workers.messages import Message, PlaceMessage
+from headrace.workers.queue import TaskQueue
+from headrace.workers.sample_chunks import ListPart, PackedPart, Part
+from headrace.workers.task_runner import TaskRunner, open_part
+from headrace.workers.tasks import Chain, Reply
 
 LAST = 1
 """The number of the chain that collates."""

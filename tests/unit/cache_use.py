@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headrace._util.reads import Span
 from headrace.fetch.cache import Cache
-from headrace.protocols import Span
 from headrace.types import Buffer
 
 URL = "https://host/shard.tar"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.deliver.device import Event
-from headrace.deliver.slabs import Views
-from headrace.memory import Segment
+from headrace._util.shared_memory import Segment
+from headrace.delivery.device import Event
+from headrace.delivery.slabs import Views
 
 SIZE = 4096
 

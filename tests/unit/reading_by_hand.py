@@ -19,17 +19,17 @@ from end_to_end.tars import Fields, index_of_archive, numbered_samples, tar
 from simulation.loop import SimulatedLoop
 from unit.by_hand import settle
 
+from headrace._util.reads import Check, Span, Version
+from headrace._util.shared_memory import Arena, Lease
 from headrace.errors import StorageError
-from headrace.failures import Failure
 from headrace.formats.index.shard import ShardIndex
-from headrace.memory import Arena, Lease
-from headrace.parts import ListPart, Part
-from headrace.producer import Producer
-from headrace.producers.members import Members
-from headrace.protocols import Check, Span, Version
+from headrace.readers.indexed_members import Members
+from headrace.readers.protocol import Producer
 from headrace.torch_compat.serialize import pack_error
 from headrace.types import Ints
-from headrace.work.task_runner import open_part
+from headrace.workers.failures import Failure
+from headrace.workers.sample_chunks import ListPart, Part
+from headrace.workers.task_runner import open_part
 
 SIZE = 90
 """Bytes of a sample, about."""

@@ -16,28 +16,28 @@ from typing import Any
 import anyio
 from simulation.loop import simulate
 
-from headrace.deliver.opening import Arrived, BatchOpener
-from headrace.deliver.progress import Progress, ProgressSnapshot
-from headrace.deliver.slabs import Slabs, Views
-from headrace.delivery import ChunkDelivery, Delivery
+from headrace._util.shared_memory import Arena, Claim, Lease
+from headrace.delivery.arrival import Arrived, BatchOpener
+from headrace.delivery.messages import ChunkDelivery, Delivery
+from headrace.delivery.progress import Progress, ProgressSnapshot
+from headrace.delivery.slabs import Slabs, Views
+from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries
+from headrace.engine.scheduler.batch_spec import BatchSpec, GroupStage, Learned, LimitStage
+from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
+from headrace.engine.scheduler.epoch_run import Epoch
+from headrace.engine.scheduler.lineage import GroupOrigins, Origins
+from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import StateMismatchError
-from headrace.memory import Arena, Claim, Lease
 from headrace.observe.stats import LoaderMeters
-from headrace.parts import ListPart, address_of
-from headrace.producer import Flow
-from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
-from headrace.scheduler.budget import Budget
-from headrace.scheduler.epoch import Epoch
-from headrace.scheduler.origins import GroupOrigins, Origins
-from headrace.scheduler.position_map import PositionMap
-from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned, LimitStage
-from headrace.scheduler.skips import Skips
-from headrace.scheduler.wiring import EpochSpec, Resources
-from headrace.tasks import Chain, Reply, Step, Task
+from headrace.readers.protocol import Flow
 from headrace.torch_compat import serialize
 from headrace.types import Ranges
-from headrace.work.messages import TaskMessage
-from headrace.work.task_runner import TaskRunner
+from headrace.workers.messages import TaskMessage
+from headrace.workers.sample_chunks import ListPart, address_of
+from headrace.workers.task_runner import TaskRunner
+from headrace.workers.tasks import Chain, Reply, Step, Task
 
 
 def copies(n: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.producers.keys import AdaptiveConcurrency
+from headrace.readers.by_key import AdaptiveConcurrency
 
 
 def settle(growth: AdaptiveConcurrency, latency_s: float, most_per_s: float, *, answers: int = 20_000) -> float:

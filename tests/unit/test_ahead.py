@@ -12,8 +12,8 @@ import pytest
 import torch
 from unit.fake_device import FakeBackend
 
-from headrace.deliver.ahead import Ahead, DeviceStage, PinStage
-from headrace.deliver.device import Mover
+from headrace.delivery.device import Mover
+from headrace.delivery.staging import Ahead, DeviceStage, PinStage
 
 
 def doubled(batch: torch.Tensor) -> torch.Tensor:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.failures import PackedError
-from headrace.memory import Arena, Lease
-from headrace.parts import ListPart
-from headrace.scheduler.batch import BatchState, OpenBatch
-from headrace.scheduler.budget import Budget
-from headrace.scheduler.dispatch import Dispatch
-from headrace.tasks import Finish, Reply, Task
+from headrace._util.shared_memory import Arena, Lease
+from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.pending_batch import BatchState, OpenBatch
+from headrace.workers.failures import PackedError
+from headrace.workers.sample_chunks import ListPart
+from headrace.workers.tasks import Finish, Reply, Task
 
 
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sets(st.integers(0, 23), max_size=3))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.drop_in.workers.batch_memory import BatchMemory
-from headrace.memory import Segment
+from headrace._util.shared_memory import Segment
+from headrace.torch_regime.workers.batch_memory import BatchMemory
 
 WORKERS, LIMIT = 4, 8
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.by_hand import LAST, ByHand, Setup
 
-from headrace.datasets.operators.batchers import EvenBatcher
-from headrace.scheduler.recipe import GroupStage
-from headrace.tasks import Chain
+from headrace.engine.scheduler.batch_spec import GroupStage
+from headrace.ops.batchers import EvenBatcher
 from headrace.torch_compat.collate import of_single
+from headrace.workers.tasks import Chain
 
 SIZE, WAIT_S, TOGETHER = 3, 1.0, 2
 

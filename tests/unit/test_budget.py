@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.memory import Arena, Lease
-from headrace.scheduler.budget import RAMP_BYTES, Budget
-from headrace.scheduler.dispatch import Dispatch
-from headrace.tasks import Finish, Reply, Task
+from headrace._util.shared_memory import Arena, Lease
+from headrace.engine.scheduler.budget import RAMP_BYTES, Budget
+from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.workers.tasks import Finish, Reply, Task
 
 MiB = 2**20
 

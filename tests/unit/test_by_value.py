@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from headrace.memory import close_all
+from headrace._util.shared_memory import close_all
 from headrace.torch_compat import by_value, serialize
 from headrace.torch_compat.by_value import modules_by_value, packing
 

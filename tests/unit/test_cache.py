@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from unit.cache_use import BLOCK, LARGE, LIMIT, URL, blocks, entries, has, keep
 
+from headrace._util.reads import Span
 from headrace.fetch import cache as cache_module
 from headrace.fetch.cache import Cache
-from headrace.protocols import Span
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from unit.cache_use import BLOCK, LARGE, LIMIT, URL, blocks, has, keep
 
+from headrace._util.reads import Span
 from headrace.fetch import cache as cache_module
 from headrace.fetch.cache import Cache
-from headrace.protocols import Span
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 
 from headrace.errors import LoaderClosedError
-from headrace.tasks import Chain, Step
-from headrace.work.chains import Chains, KnownChain, PackedChain, SharedChain
-from headrace.work.messages import Message, SpecMessage
+from headrace.workers.chains import Chains, KnownChain, PackedChain, SharedChain
+from headrace.workers.messages import Message, SpecMessage
+from headrace.workers.tasks import Chain, Step
 
 
 class Told:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import anyio
 import pytest
 
-import headrace.channel
-from headrace.channel import ChannelFailedError, Receiver, Sender
-from headrace.failures import PackedError
-from headrace.wakeup import is_readable
+import headrace.delivery.channel
+from headrace._util.wakeup import is_readable
+from headrace.delivery.channel import ChannelFailedError, Receiver, Sender
+from headrace.workers.failures import PackedError
 
 DEADLINE_S = 20.0
 
@@ -137,7 +137,7 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2, 5])
 
 
 def open_channel(depth: int) -> tuple[Sender, Receiver]:
-    return headrace.channel.open_channel(depth, lambda call, *args: call(*args))
+    return headrace.delivery.channel.open_channel(depth, lambda call, *args: call(*args))
 
 
 @DEPTHS

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.checksums import crc32c_of
+from headrace._util.checksums import crc32c_of
+from headrace._util.context import running_charge
 from headrace.errors import (
     BadResponseError,
     ChecksumError,
@@ -19,7 +20,6 @@ from headrace.errors import (
 from headrace.fetch import Reader
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.options import FetchOptions
-from headrace.running import running_charge
 from headrace.types import Answer
 
 BODY = bytes(range(256)) * 40

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace._util.context import running_charge
 from headrace.errors import ObjectChangedError, StorageError, ThrottledError
 from headrace.fetch import Reader
 from headrace.fetch.coalescer import split
 from headrace.options import FetchOptions
-from headrace.running import running_charge
 from headrace.types import Answer, Buffer
 
 URL = "shelf://object"

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.operators.fields import ToTuple
+from headrace._util.sample_ranges import Rows
 from headrace.errors import HeadraceError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.decoders import decoder
-from headrace.rows import Rows
+from headrace.ops.fields import ToTuple
 from headrace.torch_compat.collate import plain_collate
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec
-from headrace.work.inputs import LeasedBodies
+from headrace.workers.task_inputs import LeasedBodies
 
 
 def npy(array):

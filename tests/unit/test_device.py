@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 from unit.fake_device import SIZE, FakeBackend, FakeEvent, Slabs, address_of, is_full_of
 
-from headrace.deliver.device import BlockingBackend, Mover, Moving, mover_to
+from headrace.delivery.device import BlockingBackend, Mover, Moving, mover_to
 from headrace.errors import OptionError
 
 

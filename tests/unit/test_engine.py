@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from unit.batchers import KINDS
 from unit.scripted import APART, FLAT, SOME, Broken, Plan, Run, copies, run, some
 
-from headrace.deliver.progress import ProgressSnapshot
-from headrace.scheduler.recipe import GroupStage, LimitStage, WorkStage
-from headrace.tasks import Chain, Finish, Step, Task
+from headrace.delivery.progress import ProgressSnapshot
+from headrace.engine.scheduler.batch_spec import GroupStage, LimitStage, WorkStage
+from headrace.workers.tasks import Chain, Finish, Step, Task
 
 SEEDS = st.integers(0, 2**32)
 shapes = settings(max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), deadline=None)

@@ -17,18 +17,18 @@ from torch.utils.data import default_collate
 from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
 from unit.scripted import APART, FLAT, SOME, Broken, copies, some
 
-from headrace.datasets.operators.batchers import EvenBatcher
+from headrace.engine.scheduler.batch_spec import GroupStage, LimitStage, WorkStage
+from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import WorkerDiedError
-from headrace.failures import Failure
 from headrace.observe.stats import LoaderMeters
+from headrace.ops.batchers import EvenBatcher
 from headrace.options import SkipPolicy
-from headrace.scheduler.recipe import GroupStage, LimitStage, WorkStage
-from headrace.scheduler.skips import Skips
-from headrace.tasks import Chain, Step
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Batcher
-from headrace.work.executor import Loss
-from headrace.work.messages import DEATHS, PlaceMessage
+from headrace.workers.executor import Loss
+from headrace.workers.failures import Failure
+from headrace.workers.messages import DEATHS, PlaceMessage
+from headrace.workers.tasks import Chain, Step
 
 Draw = Callable[[Any], Any]
 

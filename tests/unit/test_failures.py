@@ -8,11 +8,11 @@ import pytest
 
 from headrace.cli.settings import say
 from headrace.errors import FormatError, WorkerDiedError
-from headrace.failures import NOWHERE, Origin, PackedError, Scope
-from headrace.tasks import Step
 from headrace.torch_compat.errors import pack_worker_error, unpack_error
 from headrace.torch_compat.serialize import pack_error
-from headrace.work.origins import note_origin
+from headrace.workers.error_notes import note_origin
+from headrace.workers.failures import NOWHERE, Origin, PackedError, Scope
+from headrace.workers.tasks import Step
 
 
 def test_origin_tells_in_words_what_is_known_and_nothing_else() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import headrace as hr
-from headrace.kept.fingerprint import NotKnownError, ValueDigest
+from headrace.sample_cache.fingerprint import NotKnownError, ValueDigest
 from headrace.torch_compat import serialize
 
 
@@ -192,7 +192,7 @@ def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = f"""
 import importlib
 from types import ModuleType
-from headrace.kept.fingerprint import ValueDigest
+from headrace.sample_cache.fingerprint import ValueDigest
 print(len({{*"abc"}}), *{{*"abcdefgh"}})
 for number, source in enumerate({sources!r}):
     module = ModuleType("script")
@@ -247,7 +247,7 @@ def test_module_of_ones_own_that_a_function_imports_is_refused(
 def test_module_that_has_the_name_of_one_of_python_is_ones_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import chunk\nfrom headrace.kept.fingerprint import ValueDigest\ndef f(x): return chunk.helper(x)\n"
+        "import chunk\nfrom headrace.sample_cache.fingerprint import ValueDigest\ndef f(x): return chunk.helper(x)\n"
         "print(ValueDigest().of(f).hex())"
     )
     printed = set()

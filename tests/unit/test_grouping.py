@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.batchers import KINDS, Kind
 
-from headrace.datasets.operators.batchers import BucketBatcher
+from headrace.engine.scheduler.group_finder import FoundGroup, GroupFinder
+from headrace.engine.scheduler.lineage import GroupOrigins, NumberSet
 from headrace.errors import OptionError
-from headrace.scheduler.grouping import FoundGroup, GroupFinder
-from headrace.scheduler.origins import GroupOrigins, NumberSet
+from headrace.ops.batchers import BucketBatcher
 
 MEASURES = st.lists(st.integers(0, 9), max_size=40)
 
@@ -148,7 +148,7 @@ def test_error_of_the_end_takes_the_place_of_all_that_wait() -> None:
 
 
 def test_samples_are_refused_when_too_many_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.scheduler.grouping._WAITING_MOST", 3)
+    monkeypatch.setattr("headrace.engine.scheduler.group_finder._WAITING_MOST", 3)
     groups = found(GroupFinder(Nine, "nine()"), [1] * 5, range(5))
     assert [(list(group.numbers), type(group.error)) for group in groups] == [
         ([3], OptionError),

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.failures import Failure, PackedError
+from headrace._util.shared_memory import bytes_in
 from headrace.fetch.meter import TimedFunction, WatchedIterator
-from headrace.memory import bytes_in
-from headrace.parts import ListPart
+from headrace.workers.failures import Failure, PackedError
+from headrace.workers.sample_chunks import ListPart
 
 CALLS = 1000
 

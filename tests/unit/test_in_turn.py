@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.failures import Failure
+from headrace._util.sample_ranges import Rows
 from headrace.formats.opening import MemberRows
-from headrace.rows import Rows
-from headrace.sent import SentObjects, SentPart, SentRows
-from headrace.tasks import Chain, Finish, Step
 from headrace.torch_compat.spec import Mismatch, Spec
-from headrace.work.inputs import Inputs
-from headrace.work.maker import Maker
-from headrace.work.messages import TaskMessage
+from headrace.workers.chain_runner import Maker
+from headrace.workers.failures import Failure
+from headrace.workers.messages import TaskMessage
+from headrace.workers.task_inputs import Inputs
+from headrace.workers.tasks import Chain, Finish, Step
+from headrace.workers.wire_chunks import SentObjects, SentPart, SentRows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -17,6 +17,7 @@ from builders.memory import peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index import named_arrays
@@ -25,7 +26,6 @@ from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import pack_arrays, smallest, unpack_arrays
 from headrace.formats.index.shard import ShardIndex
-from headrace.rows import Rows
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"
 WHAT = "s3://bucket/train.idx?X-Amz-Signature=abc"

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.work.randomness import key_number
+from headrace.workers.randomness import key_number
 
 PLAIN = (
     st.integers()
@@ -74,7 +74,7 @@ SAMPLE = '["a", -1, 2**70, (1, "ä", None), b"c", 0.1, frozenset({"x", "y", "z"}
 
 @pytest.mark.process
 def test_numbers_are_the_same_in_every_process() -> None:
-    code = f"from headrace.work.randomness import key_number; print([key_number(k) for k in {SAMPLE}])"
+    code = f"from headrace.workers.randomness import key_number; print([key_number(k) for k in {SAMPLE}])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONHASHSEED": "12345"}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str([key_number(key) for key in eval(SAMPLE)])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.plan import Order, Passes, ShardOrder
-from headrace.plan.combined import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
-from headrace.plan.order import ENDLESS
+from headrace.order import Order, Passes, ShardOrder
+from headrace.order.combined import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
+from headrace.order.orders import ENDLESS
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 Pairs = list[tuple[int, int]]

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from headrace.scheduler import engine
-from headrace.scheduler.engine import Engine, EngineState, Mailbox
-from headrace.wakeup import is_readable
+from headrace._util.wakeup import is_readable
+from headrace.engine.scheduler import event_loop as engine
+from headrace.engine.scheduler.event_loop import Engine, EngineState, Mailbox
 
 
 async def raises(kind: type[BaseException], number: int) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headrace._util.sample_ranges import Rows
 from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.formats.tar.scanner import TarScanner
-from headrace.rows import Rows
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}
 NAMES = ["a.txt", "a.CLS", "skipped", "empty.txt", "dir/b.txt", "dir/b.cls", "p" * 90 + "/" + "n" * 90 + ".cls", "x."]

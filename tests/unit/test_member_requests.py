@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace._util.sample_ranges import Rows
 from headrace.fetch.coalescer import member_requests
-from headrace.rows import Rows
 
 BLOCK = 512
 HEADERS = 4 * BLOCK  # that a member may have, extended ones too

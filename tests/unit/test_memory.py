@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.memory import Arena, Lease, Segment
+from headrace._util.shared_memory import Arena, Lease, Segment
 
 
 class SmallArena(Arena):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.memory_limit import memory_bytes
+from headrace._util.file_limits import memory_bytes
 
 MIB = 2**20
 

@@ -8,10 +8,10 @@ import pickle
 import pytest
 
 from headrace.formats.tar.scanner import TarScanner
-from headrace.parts import ListPart
-from headrace.sent import SentApart, SentObjects, SentPickle, SentRows
-from headrace.tasks import Finish, Reply, Task
-from headrace.work.messages import PlaceMessage, TaskMessage, died, exit_text
+from headrace.workers.messages import PlaceMessage, TaskMessage, died, exit_text
+from headrace.workers.sample_chunks import ListPart
+from headrace.workers.tasks import Finish, Reply, Task
+from headrace.workers.wire_chunks import SentApart, SentObjects, SentPickle, SentRows
 
 
 @pytest.mark.parametrize("kind", [TaskMessage, PlaceMessage, Reply, SentRows, SentPickle, SentApart, SentObjects])

@@ -15,12 +15,12 @@ from unit import test_packed_rows
 from unit.test_packed_rows import METHODS, RESUMES, Documents, by_hand, lognormal, most_waiting
 
 from headrace.errors import StateMismatchError
-from headrace.plan.mixture import ChangingShares, ConstantShares, TokenMixing
-from headrace.plan.order import ENDLESS
-from headrace.plan.packed_rows import PackedRows
-from headrace.plan.packing import Packing
-from headrace.plan.row_states import InputCursor, RowCursor, RowProgress
-from headrace.plan.steps import share
+from headrace.order.mixture import ChangingShares, ConstantShares, TokenMixing
+from headrace.order.orders import ENDLESS
+from headrace.order.packed_rows import PackedRows
+from headrace.order.packing import Packing
+from headrace.order.row_states import InputCursor, RowCursor, RowProgress
+from headrace.order.steps import share
 
 
 def some_documents(seed: int, width: int) -> Documents:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.datasets.planning import Planning
+from headrace.pipeline.epoch_orders import Planning
 
 
 def numbers(count: int) -> hr.Stream:

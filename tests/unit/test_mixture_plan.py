@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.plan import Order, Passes, ShardOrder, ShuffledOrder, Steps
-from headrace.plan.cursor import Cursor
-from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Until
+from headrace.order import Order, Passes, ShardOrder, ShuffledOrder, Steps
+from headrace.order.cursor import Cursor
+from headrace.order.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Until
 from headrace.types import Ints
 
 Weights = Sequence[float] | Callable[[int], Sequence[float]]

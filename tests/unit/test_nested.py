@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from headrace.deliver.device import rebuilt
+from headrace.delivery.device import rebuilt
 
 
 class Pair(NamedTuple):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.plan import draw, permutation, window_order
-from headrace.plan.permutation import _narrow_network, _round_keys, _wide_network, _words, permutations
+from headrace.order import draw, permutation, window_order
+from headrace.order.permutation import _narrow_network, _round_keys, _wide_network, _words, permutations
 
 KEYS = st.integers(0, 2**64 - 1)
 

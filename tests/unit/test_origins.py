@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.parts import ListPart
-from headrace.scheduler.boundaries import EvenBoundaries
-from headrace.scheduler.origins import GroupOrigins, Origins
-from headrace.scheduler.pile import Pile
-from headrace.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.batch_bounds import EvenBoundaries
+from headrace.engine.scheduler.lineage import GroupOrigins, Origins
+from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.reorder_buffer import Pile
+from headrace.workers.sample_chunks import ListPart
 
 
 class OriginsOfTwoLevels(RuleBasedStateMachine):

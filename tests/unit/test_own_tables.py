@@ -14,13 +14,13 @@ import pytest
 from end_to_end.parquet import of_table
 
 import headrace as hr
+from headrace._util.reads import Span
+from headrace._util.sample_ranges import Rows
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.parquet.format import PARQUET
-from headrace.indexes.of_format import OwnTables
-from headrace.protocols import Span
-from headrace.rows import Rows
+from headrace.indexes.embedded import OwnTables
 
 
 class Said(Format):

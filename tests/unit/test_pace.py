@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.scheduler.pace import Pace
+from headrace.engine.scheduler.chunk_sizer import Pace
 
 
 def sizes(pace: Pace, count: int) -> list[int]:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets import packed as module
-from headrace.datasets.packed import Packed, packed
+from headrace.dataset import compact as module
+from headrace.dataset.compact import Packed, packed
 from headrace.errors import CannotCarryError, HeadraceError
 
 anything = st.recursive(
@@ -189,7 +189,7 @@ def test_elements_of_the_users_script_travel_by_value(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import dataclasses, sys, cloudpickle\n"
-        "from headrace.datasets.packed import packed\n"
+        "from headrace.dataset.compact import packed\n"
         "@dataclasses.dataclass\n"
         "class Local:\n"
         "    number: int\n"

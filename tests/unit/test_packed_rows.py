@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import StateMismatchError
-from headrace.plan.packed_rows import CHOICE, BestFitRow, ConcatRow, Document, PackedRows, fullest
-from headrace.plan.packing import Packing
-from headrace.plan.row_states import RowCursor, RowProgress
-from headrace.plan.steps import share
+from headrace.order.packed_rows import CHOICE, BestFitRow, ConcatRow, Document, PackedRows, fullest
+from headrace.order.packing import Packing
+from headrace.order.row_states import RowCursor, RowProgress
+from headrace.order.steps import share
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 METHODS = st.sampled_from(["concat", "best_fit"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.plan.packing import BestFitPlan, Bins, ConcatPlan, PackPlan
+from headrace.order.packing import BestFitPlan, Bins, ConcatPlan, PackPlan
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 30), max_size=40),

@@ -18,12 +18,12 @@ from end_to_end.parquet import of_table
 from one_object import OneObject
 
 import headrace as hr
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, OptionError, StateMismatchError
 from headrace.fetch.stores import memory
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.parquet.format import Parquet
-from headrace.rows import Rows
 from headrace.testing import FaultServer
 
 NUMBERS = itertools.count()

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.memory import Arena, Lease
-from headrace.parts import ApartPart, ListPart, PackedPart, RawPart
-from headrace.rows import Rows
-from headrace.sent import SentKeys, SentObjects, offset_in
-from headrace.spans import member_pieces, spans_of, spans_of_each
-from headrace.tasks import Finish, Task
+from headrace._util.sample_ranges import Rows
+from headrace._util.shared_memory import Arena, Lease
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
-from headrace.work.inputs import Inputs
-from headrace.work.task_runner import open_part
+from headrace.workers.member_spans import member_pieces, spans_of, spans_of_each
+from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart
+from headrace.workers.task_inputs import Inputs
+from headrace.workers.task_runner import open_part
+from headrace.workers.tasks import Finish, Task
+from headrace.workers.wire_chunks import SentKeys, SentObjects, offset_in
 
 
 class SmallArena(Arena):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.datasets.places.listing import listing_of
-from headrace.datasets.places.patterns import Pattern, is_pattern
+from headrace.sources.discovery.listing import listing_of
+from headrace.sources.discovery.patterns import Pattern, is_pattern
 
 _NAMES = st.sampled_from(["a", "b", "ab", "a.tar", "b.tar", "a-b.tar", ".h.tar", "[a].tar", "a]", "-", "x!.tar"])
 _PATHS = st.lists(_NAMES, min_size=1, max_size=3).map("/".join)

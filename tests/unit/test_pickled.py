@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import headrace.pickled
-from headrace.pickled import packed_once
+from headrace._util import pickled
+from headrace._util.pickled import packed_once
 
 
 @packed_once(tuple)
@@ -49,11 +49,11 @@ def test_equal_values_that_differ_in_kind_stay_what_they_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [100, headrace.pickled._LATEST_BYTES // 10, 2 * headrace.pickled._LATEST_BYTES])
+@pytest.mark.parametrize("size", [100, pickled._LATEST_BYTES // 10, 2 * pickled._LATEST_BYTES])
 def test_values_that_are_not_among_the_latest_are_pickled_again_and_not_held(size: int) -> None:
     many = [Known(k, bytes(size)) for k in range(50)]
     for _ in range(2):
         assert [pickle.loads(pickle.dumps(one)) for one in many] == many
-    for kept in (headrace.pickled._packed, headrace.pickled._unpacked):
-        assert kept.nbytes <= max(headrace.pickled._LATEST_BYTES, size + 1000)
+    for kept in (pickled._packed, pickled._unpacked):
+        assert kept.nbytes <= max(pickled._LATEST_BYTES, size + 1000)
         assert kept.nbytes == sum(nbytes for _, nbytes in kept._kept.values())

@@ -14,9 +14,9 @@ import anyio
 import pytest
 import torch
 
-from headrace.deliver.pinning import PinThread
+from headrace._util.wakeup import Wakeup, is_readable
+from headrace.delivery.pinning import PinThread
 from headrace.errors import LoaderClosedError
-from headrace.wakeup import Wakeup, is_readable
 
 DEADLINE_S = 20.0
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.plan import Cursor, Steps
-from headrace.plan.balance import dealt
+from headrace.order import Cursor, Steps
+from headrace.order.balance import dealt
 
 
 @given(work=st.lists(st.floats(0, 1e9), min_size=1, max_size=60), world=st.integers(1, 9))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.plan import Cursor
-from headrace.plan.cursor import among_left, compressed, expanded, pack_ranges, united, unpack_ranges
+from headrace.order import Cursor
+from headrace.order.cursor import among_left, compressed, expanded, pack_ranges, united, unpack_ranges
 
 NUMBERS = st.sets(st.integers(-30, 200), max_size=60).map(sorted)
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.plan import ShardOrder, Windows
-from headrace.plan.drawn import DrawnOrder, chosen_by_weight, minus_log
-from headrace.plan.permutation import below
+from headrace.order import ShardOrder, Windows
+from headrace.order.permutation import below
+from headrace.order.sampling import DrawnOrder, chosen_by_weight, minus_log
 
 
 def plain(count: int) -> ShardOrder:

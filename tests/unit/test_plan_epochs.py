@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.datasets.planning import Planning
-from headrace.datasets.stream import Stream
+from headrace.dataset.stream import Stream
+from headrace.pipeline.epoch_orders import Planning
 
 TEN = hr.from_map(range(10))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit import order_reference as reference
 
-from headrace.plan import (
+from headrace.order import (
     Cursor,
     Order,
     ShardOrder,
@@ -24,10 +24,10 @@ from headrace.plan import (
     sample_seed,
     window_order,
 )
-from headrace.plan.cursor import compressed
-from headrace.plan.drawn import DrawnOrder
-from headrace.plan.lanes import lane_turns
-from headrace.plan.permutation import below, numbers
+from headrace.order.cursor import compressed
+from headrace.order.permutation import below, numbers
+from headrace.order.sampling import DrawnOrder
+from headrace.order.windows import lane_turns
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "order_1.json").read_text())
 KEYS = st.integers(0, 2**64 - 1)

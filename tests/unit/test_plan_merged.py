@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.plan import Cursor, Steps
-from headrace.plan.cursor import compressed, difference, expanded, united
-from headrace.state import State, merged
+from headrace.order import Cursor, Steps
+from headrace.order.cursor import compressed, difference, expanded, united
+from headrace.state.state import State, merged
 
 BILLION = 10**9
 

@@ -11,8 +11,8 @@ from builders.memory import peak_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.plan import ChosenOrder, EpochOrder, FirstOf, Order, Passes, ShardOrder, ShuffledOrder, Windows
-from headrace.plan.lanes import lane_turns
+from headrace.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, ShardOrder, ShuffledOrder, Windows
+from headrace.order.windows import lane_turns
 
 UNEVEN = st.lists(st.integers(0, 40), max_size=12)
 ZIPF = st.integers(1, 12).map(lambda count: [300 // (k + 1) for k in range(count)])

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import OptionError
-from headrace.plan import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows
-from headrace.plan.cursor import pack_ranges, unpack_ranges
+from headrace.order import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows
+from headrace.order.cursor import pack_ranges, unpack_ranges
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "500"))
 WORLDS = (1, 1, 2, 3, 5, 8, 12, 96, 100, 256, 1000, 1024)

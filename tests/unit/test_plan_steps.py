@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from unit import order_reference as reference
 
 from headrace.errors import OptionError
-from headrace.plan import Cursor, Steps
-from headrace.plan.cursor import compressed, expanded
+from headrace.order import Cursor, Steps
+from headrace.order.cursor import compressed, expanded
 from headrace.types import Tail
 
 NO_HOLES = np.zeros((0, 2), np.int64)

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation.loop import simulate
 
-from headrace.failures import Failure, Scope
-from headrace.memory import Claim
-from headrace.parts import ListPart, Part
-from headrace.producers.charging import Charge, Expectation
-from headrace.producers.iterated import IterProducer
-from headrace.producers.keys import AdaptiveConcurrency, ChunkSizes, KeyFeed, KeyProducer
-from headrace.producers.reading_ahead import Reading, ReadingAhead
-from headrace.producers.resumable import Resumable
-from headrace.producers.shards import Without
-from headrace.producers.shuffle_buffer import ShuffleBuffer
+from headrace._util.shared_memory import Claim
+from headrace.readers.by_key import AdaptiveConcurrency, ChunkSizes, KeyFeed, KeyProducer
+from headrace.readers.byte_estimate import Charge, Expectation
+from headrace.readers.from_iterator import IterProducer
+from headrace.readers.read_ahead import Reading, ReadingAhead
+from headrace.readers.sequential import Without
+from headrace.readers.shuffle_buffer import ShuffleBuffer
+from headrace.readers.stateful_iterable import Resumable
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ranges
+from headrace.workers.failures import Failure, Scope
+from headrace.workers.sample_chunks import ListPart, Part
 
 
 class Basin:

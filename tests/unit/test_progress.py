@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.deliver.opening import Arrived
-from headrace.deliver.progress import Progress, ProgressSnapshot
-from headrace.delivery import AfterEach, Afters, AfterThese, ProgressDelta
+from headrace.delivery.arrival import Arrived
+from headrace.delivery.messages import AfterEach, Afters, AfterThese, ProgressDelta
+from headrace.delivery.progress import Progress, ProgressSnapshot
+from headrace.engine.scheduler.batch_bounds import EvenBoundaries
+from headrace.engine.scheduler.position_map import PositionMap
 from headrace.errors import OptionError
-from headrace.plan.cursor import united
-from headrace.scheduler.boundaries import EvenBoundaries
-from headrace.scheduler.position_map import PositionMap
+from headrace.order.cursor import united
 
 messages = st.lists(st.tuples(st.booleans(), st.lists(st.booleans(), min_size=1, max_size=20)), max_size=8)
 

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 import headrace as hr
-from headrace.running import RunningSample, running_sample
-from headrace.work.randomness import begin_sample, seed_global_generators, seed_of
+from headrace._util.context import RunningSample, running_sample
+from headrace.workers.randomness import begin_sample, seed_global_generators, seed_of
 
 KEY = 0x5EED_0123_4567_89AB
 MANY = 100_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.operators.batchers import EvenBatcher
-from headrace.scheduler.pace import Pace
-from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
+from headrace.engine.scheduler.batch_spec import BatchSpec, GroupStage, Learned
+from headrace.engine.scheduler.chunk_sizer import Pace
+from headrace.ops.batchers import EvenBatcher
 
 
 def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.failures import PackedError
-from headrace.plan.packed_rows import PackedRows
-from headrace.plan.packing import Packing
-from headrace.plan.row_states import RowCursor, RowProgress
-from headrace.scheduler.boundaries import EvenBoundaries
-from headrace.scheduler.row_level import RowMap
+from headrace.engine.scheduler.batch_bounds import EvenBoundaries
+from headrace.engine.scheduler.row_level import RowMap
+from headrace.order.packed_rows import PackedRows
+from headrace.order.packing import Packing
+from headrace.order.row_states import RowCursor, RowProgress
+from headrace.workers.failures import PackedError
 
 
 def packed(documents: int, tokens: int = 6) -> tuple[RowMap, PackedRows, int]:

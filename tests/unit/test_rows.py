@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.rows import BlockNumbers, Rows
+from headrace._util.sample_ranges import BlockNumbers, Rows
 
 Plain = list[tuple[bytes, list[tuple[str, int, int]]]]
 

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import LoaderClosedError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import FetchOptions, Settings
-from headrace.runtime import Runtime
+from headrace.session.runtime import Runtime
 
 SETTINGS = Settings(
     batch_size=1,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kept.file import SampleFile, table_end
-from headrace.kept.places import FolderPlace, KeepingPlace, place_of
+from headrace.sample_cache.file import SampleFile, table_end
+from headrace.sample_cache.location import FolderPlace, KeepingPlace, place_of
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 COUNT = 8
@@ -149,7 +149,7 @@ def test_unfinished_files_go_after_an_hour(tmp_path: Path) -> None:
 ADDING = """
 import random, sys
 from pathlib import Path
-from headrace.kept.places import place_of
+from headrace.sample_cache.location import place_of
 
 def piece(number):
     return random.Random(number).randbytes(200 + 13 * number)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_columns import laid_out
 
-from headrace.datasets.operators.fields import ToTuple
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.decoders import decoder
+from headrace.ops.fields import ToTuple
 from headrace.torch_compat import serialize
 from headrace.torch_compat.padded import PaddedCollate
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable

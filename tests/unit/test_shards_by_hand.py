@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.reading_by_hand import ByHand, LostError, World, bodies, shards
 
-from headrace.checksums import crc32c_of
+from headrace._util.checksums import crc32c_of
+from headrace._util.reads import Version
+from headrace._util.sample_ranges import Rows
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, StateMismatchError, StorageError
-from headrace.failures import Failure
 from headrace.formats.tar.scanner import TarScanner
-from headrace.producers.indexed_shards import IndexedShardProducer, ReadWindow, ShardVisit
-from headrace.producers.members import Bounds, Checker, Members
-from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
-from headrace.producers.shards import ShardProducer
-from headrace.producers.shuffle_buffer import ShuffleBuffer
-from headrace.protocols import Version
-from headrace.rows import Rows
+from headrace.readers.indexed_members import Bounds, Checker, Members
+from headrace.readers.indexed_shards import IndexedShardProducer, ReadWindow, ShardVisit
+from headrace.readers.sequential import ShardProducer
+from headrace.readers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+from headrace.readers.shuffle_buffer import ShuffleBuffer
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ints
+from headrace.workers.failures import Failure
 
 some = settings(max_examples=25, deadline=None, derandomize=True)
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any)

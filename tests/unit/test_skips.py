@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.trainer_calls import TrainerCalls
+from headrace.engine.scheduler.skip_rules import Skips
+from headrace.engine.trainer_callbacks import TrainerCalls
 from headrace.errors import FormatError, OptionError
-from headrace.failures import NOWHERE, Origin, PackedError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import SkipPolicy
-from headrace.scheduler.skips import Skips
 from headrace.torch_compat.serialize import pack_error, unpack_error
+from headrace.workers.failures import NOWHERE, Origin, PackedError
 
 
 class Bench:

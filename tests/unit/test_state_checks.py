@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.state_checks import is_as_saved, whole_check
+from headrace.state.state import is_as_saved, whole_check
 
 PLAIN = {"batches": 3, "sampler": None, "copies": [{"p": 7}]}
 ANY = {**PLAIN, "copies": [{"p": np.int64(7), "of": {1, 2}}]}

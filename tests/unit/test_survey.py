@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.places import kinds
-from headrace.datasets.places.kinds import (
+from headrace.formats.registry import format_of
+from headrace.sources.discovery import kinds
+from headrace.sources.discovery.kinds import (
     MEDIA,
     Survey,
     extension_of,
@@ -21,7 +22,6 @@ from headrace.datasets.places.kinds import (
     survey_to_keep,
     surveyed,
 )
-from headrace.formats.registry import format_of
 
 _LAST = st.sampled_from(
     [

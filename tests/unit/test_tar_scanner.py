@@ -18,12 +18,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.tar_scans import OneByOne
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.limits import Limits
 from headrace.formats.tar import regular as tar_regular
 from headrace.formats.tar.samples import Grouper
 from headrace.formats.tar.scanner import TarScanner
-from headrace.rows import Rows
 
 URL = "s3://bucket/train.tar?X-Amz-Signature=abc"
 Sample = tuple[bytes, dict[str, bytes]]

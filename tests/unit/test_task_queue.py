@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from simulation.loop import simulate
 
+from headrace._util.shared_memory import Lease, Segment
 from headrace.errors import WorkerDiedError
-from headrace.memory import Lease, Segment
 from headrace.observe.stats import LoaderMeters
-from headrace.parts import ListPart
-from headrace.sent import SentObjects, SentPart
-from headrace.tasks import Chain, Finish, Reply, Task
 from headrace.torch_compat.serialize import unpack_error
-from headrace.work.chains import SharedChain
-from headrace.work.executor import Loss, OnLost, OnReply, WorkerLink
-from headrace.work.messages import DEATHS, LetGo, Message, PlaceMessage, TaskMessage
-from headrace.work.queue import TaskQueue
+from headrace.workers.chains import SharedChain
+from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
+from headrace.workers.messages import DEATHS, LetGo, Message, PlaceMessage, TaskMessage
+from headrace.workers.queue import TaskQueue
+from headrace.workers.sample_chunks import ListPart
+from headrace.workers.tasks import Chain, Finish, Reply, Task
+from headrace.workers.wire_chunks import SentObjects, SentPart
 
 Draw = Callable[[Any], Any]
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.plan import Passes, ShardOrder
-from headrace.plan.mixture import ChangingShares, ConstantShares, Shares, TokenOrder
-from headrace.plan.order import Places
+from headrace.order import Passes, ShardOrder
+from headrace.order.mixture import ChangingShares, ConstantShares, Shares, TokenOrder
+from headrace.order.orders import Places
 from headrace.types import Ints
 
 

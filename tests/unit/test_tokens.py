@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace._util.sample_ranges import Rows
 from headrace.formats.tokens.layouts import TokenFile
 from headrace.formats.tokens.opener import TokenOpener, ids_by_eos
 from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
-from headrace.rows import Rows
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec
-from headrace.work.inputs import LeasedBodies
+from headrace.workers.task_inputs import LeasedBodies
 
 COUNTS = st.integers(0, 60)
 

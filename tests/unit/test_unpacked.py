@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from headrace.datasets.sources.bodies import Unpacked, unpacked_by
+from headrace.sources.bodies import Unpacked, unpacked_by
 
 pytestmark = pytest.mark.anyio
 

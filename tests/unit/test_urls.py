@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import OptionError
-from headrace.datasets.places.urls import expand
+from headrace.sources.discovery.urls import expand
 
 CASES = {
     "a": ["a"],

@@ -16,9 +16,9 @@ import torch
 from naming import name_of
 
 import headrace as hr
-from headrace.datasets.operators.fields import FieldMap
-from headrace.tasks import Step
-from headrace.work.uses_torch import may_use_torch
+from headrace.ops.fields import FieldMap
+from headrace.workers.tasks import Step
+from headrace.workers.torch_use import may_use_torch
 
 
 def without_torch(source: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.wakeup import Wakeup, is_readable
+from headrace._util.wakeup import Wakeup, is_readable
 
 
 @pytest.mark.slow

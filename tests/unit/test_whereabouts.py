@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.formats.registry import format_named
-from headrace.indexes import whereabouts
-from headrace.indexes.whereabouts import cache_path, cached, names_path
+from headrace.indexes import cache_path as whereabouts
+from headrace.indexes.cache_path import cache_path, cached, names_path
 
 URLS = ["s3://bucket/a.tar"]
 TAR = format_named("tar")

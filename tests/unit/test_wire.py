@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.processes.wire import JSON, PICKLE, BlockingWire, Codec, PolledWire, encode
-from headrace.wakeup import is_ready
+from headrace._util.wakeup import is_ready
+from headrace.workers.forkserver.fd_socket import JSON, PICKLE, BlockingWire, Codec, PolledWire, encode
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def run(given: argparse.Namespace) -> int:
 async def _run(given: argparse.Namespace) -> int:
     from headrace.fetch import Reader
     from headrace.indexes.building import BuildProgress, build_beside, build_index
-    from headrace.indexes.whereabouts import cache_path
+    from headrace.indexes.cache_path import cache_path
 
     options = storage_options(given.storage_option)
     urls, form = _shards(given, options)
@@ -107,10 +107,10 @@ async def _run(given: argparse.Namespace) -> int:
 
 
 def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequence[str], Format]:
-    from headrace.datasets.places.guessing import is_looked_up, names_at, place_of
     from headrace.formats.limits import DEFAULTS
     from headrace.formats.mp4.format import MP4, is_video
     from headrace.formats.registry import format_named, format_of
+    from headrace.sources.discovery.guessing import is_looked_up, names_at, place_of
 
     names = names_at(given.urls, options)
     if not is_looked_up(names):

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
-from headrace.datasets.blocking import blocking
+from headrace.dataset.blocking import blocking
 from headrace.errors import HeadraceError, ObjectMissingError, masked, printable
 from headrace.formats.limits import DEFAULTS, Limits
 
@@ -54,10 +54,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.places.guessing import names_at
-    from headrace.datasets.sources.constructors import stream
-    from headrace.datasets.telling import told
+    from headrace.dataset.describe import told
     from headrace.formats.mp4.format import MP4, is_video
+    from headrace.sources.constructors import stream
+    from headrace.sources.discovery.guessing import names_at
 
     options = storage_options(given.storage_option)
     urls = names_at(given.urls, options).urls if given.format in (None, MP4.name) else ()
@@ -126,7 +126,7 @@ def facts_of_videos(
         StorageError: It could not be read.
     """
     from headrace.indexes.videos import Videos  # imports numpy
-    from headrace.reading import OwnReaders
+    from headrace.sources.reading import OwnReaders
 
     videos = Videos(urls, None, limits)
     readers = OwnReaders(storage_options, videos.aclose)

@@ -199,8 +199,8 @@ class _PackJournal:
             raise OptionError(f"{path} is damaged; remove it, and all is written anew") from error
 
     def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
-        from headrace.datasets.blocking import blocking
-        from headrace.reading import found
+        from headrace.dataset.blocking import blocking
+        from headrace.sources.reading import found
 
         shutil.rmtree(self.parts, ignore_errors=True)  # left by a killed run
         first = f"{output}/{0:06d}.{kind}"
@@ -233,11 +233,11 @@ class _SampleIterator(Iterator[Any], Protocol):
 
 
 def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.sources.constructors import stream
     from headrace.fetch.stores.addresses import split
     from headrace.fetch.stores.writing import check_writable
-    from headrace.indexes.whereabouts import names_path
+    from headrace.indexes.cache_path import names_path
     from headrace.loader import single_samples
+    from headrace.sources.constructors import stream
 
     if given.format == "parquet":
         _check_pyarrow()

@@ -1,1 +1,1 @@
-"""Takes a job and plans of epochs, and builds their chains, sources and specs."""
+"""Runs one epoch: takes a plan, builds its stages, and sends finished batches as messages."""

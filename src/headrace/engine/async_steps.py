@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.cancelled import is_ours
-from headrace.failures import Failure
-from headrace.positions import part_position
-from headrace.running import RunningSample, running_sample
-from headrace.tasks import NO_STEP, Step
+from headrace._util.cancellation import is_ours
+from headrace._util.context import RunningSample, running_sample
+from headrace.state.sub_position import part_position
 from headrace.torch_compat import serialize
+from headrace.workers.failures import Failure
+from headrace.workers.tasks import NO_STEP, Step
 
 
 async def apply(steps: Sequence[Step], sample: object, position: int) -> list[object]:
@@ -31,7 +31,7 @@ async def apply(steps: Sequence[Step], sample: object, position: int) -> list[ob
     except BaseException as error:
         if is_ours(error):
             raise
-        from headrace.work.origins import note_origin
+        from headrace.workers.error_notes import note_origin
 
         origin = note_origin(error, at, source, position, None)
         return [Failure(serialize.pack_error(error, origin))]

@@ -10,28 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from headrace.datasets.pipeline import Pipeline
-from headrace.datasets.planning import Planning
+from headrace._util.context import RunningSample, begin_part, running_sample
+from headrace._util.functions import is_async
+from headrace._util.reads import Opens
 from headrace.engine.async_steps import apply
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.sources import WINDOW_BYTES, EpochIO
+from headrace.engine.open_readers import WINDOW_BYTES, EpochIO
+from headrace.engine.scheduler.batch_spec import (
+    BatchSpec,
+    GroupStage,
+    InnerStage,
+    Learned,
+    LimitStage,
+    LoopStage,
+    WorkStage,
+)
+from headrace.engine.scheduler.epoch_context import EpochSpec
+from headrace.engine.scheduler.skip_rules import SkipMeters, Skips
 from headrace.fetch import Meter, Reader
-from headrace.functions import is_async
 from headrace.options import Settings
-from headrace.parts import Part
-from headrace.producers.keys import AdaptiveConcurrency
-from headrace.protocols import Opens
-from headrace.running import RunningSample, begin_part, running_sample
-from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
-from headrace.scheduler.skips import SkipMeters, Skips
-from headrace.scheduler.wiring import EpochSpec
-from headrace.tasks import Chain, Step
+from headrace.pipeline.epoch_orders import Planning
+from headrace.pipeline.pipeline import Pipeline
+from headrace.readers.by_key import AdaptiveConcurrency
 from headrace.torch_compat import serialize
 from headrace.torch_compat.collate_by_torch import collate_by_torch, for_workers
+from headrace.workers.sample_chunks import Part
+from headrace.workers.tasks import Chain, Step
 
 if TYPE_CHECKING:
-    from headrace.engine.trainer_calls import TrainerCalls
-    from headrace.runtime import Runtime
+    from headrace.engine.trainer_callbacks import TrainerCalls
+    from headrace.session.runtime import Runtime
 
 Wrap = Callable[[list[Any]], Part]
 """Makes a part from Python objects."""
@@ -168,8 +176,8 @@ async def _through_loop(
     number: int, steps: Sequence[Step], wrap: Wrap, part: Part, positions: Sequence[int], key: int
 ) -> tuple[Part, Sequence[int]]:
     """Run steps on all samples of a part at once. Returns results and the input index of each."""
-    from headrace.work.maker import stage_key
-    from headrace.work.task_runner import open_part
+    from headrace.workers.chain_runner import stage_key
+    from headrace.workers.task_runner import open_part
 
     samples: list[object] = open_part(part)
     part.release()

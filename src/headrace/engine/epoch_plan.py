@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.datasets.pipeline import Pipeline
-from headrace.deliver.progress import ProgressSnapshot
+from headrace.delivery.progress import ProgressSnapshot
+from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries
+from headrace.engine.scheduler.lineage import GroupOrigins, Origins
+from headrace.engine.scheduler.position_map import PositionMap, as_numbers
 from headrace.errors import OptionError, StateMismatchError
-from headrace.plan import Cursor, Order, Steps, draw, sample_seed, share
-from headrace.plan.cursor import among_left, compressed, united
-from headrace.plan.order import ENDLESS
-from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
-from headrace.scheduler.origins import GroupOrigins, Origins
-from headrace.scheduler.position_map import PositionMap, as_numbers
-from headrace.state import Fingerprint, ResplitBase, State, last_positions
-from headrace.state_checks import check_of, mark_check
+from headrace.order import Cursor, Order, Steps, draw, sample_seed, share
+from headrace.order.cursor import among_left, compressed, united
+from headrace.order.orders import ENDLESS
+from headrace.pipeline.pipeline import Pipeline
+from headrace.state.state import Fingerprint, ResplitBase, State, check_of, last_positions, mark_check
 from headrace.types import Ints, Ranges
 
 if TYPE_CHECKING:
-    from headrace.plan.packed_rows import PackedRows
-    from headrace.plan.packing import Packing
-    from headrace.plan.row_states import RowProgress
+    from headrace.order.packed_rows import PackedRows
+    from headrace.order.packing import Packing
+    from headrace.order.row_states import RowProgress
 
 Numbers = Callable[[Order, Ints], Ints]
 
@@ -157,7 +156,7 @@ class EpochPlan:
     def packed_rows(self) -> PackedRows | None:
         if self.packing is None or self.order is None:
             return None
-        from headrace.plan.packed_rows import PackedRows
+        from headrace.order.packed_rows import PackedRows
 
         size = self.steps.size
         rows = range(*share(size, self.rank, self.world))
@@ -168,7 +167,7 @@ class EpochPlan:
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
         if rows is not None and kept_from is not None:
-            from headrace.scheduler.row_level import RowMap
+            from headrace.engine.scheduler.row_level import RowMap
 
             return RowMap(kept_from, rows)
         if mark is not None:

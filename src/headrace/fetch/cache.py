@@ -17,10 +17,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
+from headrace._util.reads import Span
 from headrace.errors import printable
 from headrace.fetch.cache_folder import Cached, CacheFolder, DamagedError
 from headrace.fetch.threads import Threads
-from headrace.protocols import Span
 from headrace.types import Buffer
 
 __all__ = ["Cache", "Cached"]

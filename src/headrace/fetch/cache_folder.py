@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.protocols import Span
+from headrace._util.reads import Span
 from headrace.types import Buffer
 
 _BLOCK_BYTES = 4096

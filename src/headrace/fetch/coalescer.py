@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace._util.context import Charges
+from headrace._util.reads import Span
+from headrace._util.sample_ranges import Rows
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.meter import UNWANTED_SHARE, Meter
 from headrace.fetch.policy.range_request import RangeRequest, room_for
 from headrace.options import FetchOptions
-from headrace.protocols import Span
-from headrace.rows import Rows
-from headrace.running import Charges
 from headrace.types import Ints
 
 _TAR_BLOCK = 512

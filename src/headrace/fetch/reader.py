@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from headrace import check
+from headrace._util import check
+from headrace._util.context import Charges, running_charge
+from headrace._util.reads import Check, Span, Version
 from headrace.errors import (
     BadResponseError,
     ChecksumError,
@@ -31,8 +33,6 @@ from headrace.fetch.policy.attempts import Attempts
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.stores.addresses import Stores, gives_ends, host_of, is_local, split
 from headrace.options import FetchOptions
-from headrace.protocols import Check, Span, Version
-from headrace.running import Charges, running_charge
 from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headrace._util.reads import Told
 from headrace.errors import BadResponseError
 from headrace.fetch.web.body import Body
-from headrace.protocols import Told
 from headrace.types import Answer, Buffer
 
 _SKIPPED_BYTES = 256 * 1024

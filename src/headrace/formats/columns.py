@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.sample_ranges import Rows
 from headrace.formats.decoders import Decoder
 from headrace.formats.plain import npy_header
-from headrace.rows import Rows
 from headrace.types import Ints
 
 _DIGITS_MOST = 18  # any number of so many digits fits into 64 bits

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer, Ints

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, TypeGuard
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import DecodeError, OptionError
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS

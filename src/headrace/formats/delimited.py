@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import check
+from headrace._util import check
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits
@@ -19,7 +20,6 @@ from headrace.formats.plain import decode_int
 from headrace.formats.sample_rows import keys_of, rows_of_members
 from headrace.formats.scanners import BYTE_ORDER_MARK, SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
-from headrace.rows import Rows
 from headrace.types import Ints
 
 _NEWLINE, _RETURN = 10, 13

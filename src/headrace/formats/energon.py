@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace import check
+from headrace._util import check
+from headrace._util.reads import Reads, Span
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.folders import at_least, beside, file_name, read_head, split_path
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
@@ -24,8 +26,6 @@ from headrace.formats.limits import Limits
 from headrace.formats.sample_rows import keys_of
 from headrace.formats.tar.headers import BLOCK, key_of, read_header, shown
 from headrace.formats.tar.scanner import TarScanner
-from headrace.protocols import Reads, Span
-from headrace.rows import Rows
 from headrace.types import Ints
 
 NAME = ".nv-meta/split.yaml"

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from headrace._util.reads import Reads, Span
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.json_values import as_object, as_text
-from headrace.protocols import Reads, Span
 
 _ODD = re.compile(r"[\x00-\x1f\\?#]|://")
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from headrace._util.reads import ObjectReads, Reads, Version
+from headrace._util.sample_ranges import Rows, Scanner
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import kind_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.protocols import ObjectReads, Reads, Version
-from headrace.rows import Rows, Scanner
 
 __all__ = ["Block", "Catalogue", "Format", "RowFilter", "Scanner", "ShardEntry", "packing_of"]
 

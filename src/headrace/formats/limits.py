@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from headrace import check
+from headrace._util import check
 
 
 @dataclass(frozen=True, kw_only=True)

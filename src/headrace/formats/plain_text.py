@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import FormatError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits

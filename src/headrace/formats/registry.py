@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import path_of, without_compression
 

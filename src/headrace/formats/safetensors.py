@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace._util.reads import Reads
 from headrace.errors import LimitError
 from headrace.formats.folders import at_least, errors_named, read_head
 from headrace.formats.format import Block, Format, ShardEntry
@@ -15,7 +16,6 @@ from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import check_size, index_of_file, rows_of_one_block
-from headrace.protocols import Reads
 
 _DTYPES = {
     **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},

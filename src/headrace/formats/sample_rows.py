@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.reads import Reads, Span
+from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.protocols import Reads, Span
-from headrace.rows import Rows
 from headrace.types import Ints
 
 

@@ -7,10 +7,10 @@ import abc
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.sample_rows import keys_of, rows_of_members
-from headrace.rows import Rows
 from headrace.types import Ints
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -20,7 +20,7 @@ _BLANKS = np.frombuffer(_BLANK, np.uint8)
 
 
 class SuccessiveScanner(abc.ABC):
-    """A `headrace.rows.Scanner` that receives every byte of an object once, in order.
+    """A `headrace._util.sample_ranges.Scanner` that receives every byte of an object once, in order.
 
     Attributes:
         error: Damage that was found. Nothing is scanned after it.

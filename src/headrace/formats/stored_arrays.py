@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import Limits
 from headrace.types import Buffer, Ints

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import OptionError
 from headrace.formats.compression import path_of
 from headrace.formats.format import Format, RowFilter

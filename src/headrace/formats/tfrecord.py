@@ -13,13 +13,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.sample_rows import keys_of, rows_of_members
 from headrace.formats.scanners import SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
-from headrace.rows import Rows
 
 HEAD = struct.Struct("<QI")
 TAIL = struct.Struct("<I")

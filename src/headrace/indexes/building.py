@@ -17,7 +17,8 @@ from typing import IO, Self
 import anyio
 import anyio.to_thread
 
-from headrace import check
+from headrace._util import check
+from headrace._util.reads import Reads, lasting
 from headrace.errors import OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
@@ -27,10 +28,9 @@ from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
-from headrace.indexes.one_shard import Cost, build_shard
-from headrace.indexes.pinned import PinnedObject
-from headrace.indexes.whereabouts import beside, cache_path
-from headrace.protocols import Reads, lasting
+from headrace.indexes.build_shard import Cost, build_shard
+from headrace.indexes.cache_path import beside, cache_path
+from headrace.indexes.pinned_object import PinnedObject
 
 __all__ = [
     "BuildProgress",

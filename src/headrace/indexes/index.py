@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from headrace._util.reads import Reads
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.format import Format
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.indexes.held import HeldReads
-from headrace.protocols import Reads
+from headrace.indexes.single_flight import HeldReads
 from headrace.types import Ints
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Index:
         url = self._urls[ordinal]
         shard = None if self._opened.load is None else await self._opened.load(reader, ordinal)
         if shard is None:
-            from headrace.indexes.one_shard import build_shard
+            from headrace.indexes.build_shard import build_shard
 
             shard, _ = await build_shard(reader, url, form=self._format, limits=self._limits, headers_only=True)
         count = int(self._opened.counts[ordinal])

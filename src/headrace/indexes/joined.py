@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from headrace._util.reads import Reads
 from headrace.formats.index.shard import ShardIndex
 from headrace.indexes.index import Index, OpenedIndex
-from headrace.protocols import Reads
 from headrace.types import Ints
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace._util.reads import Reads, Version
 from headrace.errors import FormatError, masked
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.limits import Limits
@@ -15,10 +16,9 @@ from headrace.formats.mp4.finding import Tables
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.table import VideoTable
 from headrace.indexes.building import build_file
-from headrace.indexes.held import HeldReads
 from headrace.indexes.index import for_each
-from headrace.indexes.pinned import PinnedObject
-from headrace.protocols import Reads, Version
+from headrace.indexes.pinned_object import PinnedObject
+from headrace.indexes.single_flight import HeldReads
 from headrace.types import Ints
 
 _FIRST_BYTES = 4 * 2**20

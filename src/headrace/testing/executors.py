@@ -14,19 +14,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace._util.sample_ranges import Rows
+from headrace._util.shared_memory import Arena, Lease, Segment
 from headrace.errors import WorkerDiedError
-from headrace.failures import PackedError
-from headrace.memory import Arena, Lease, Segment
 from headrace.observe.stats import LoaderMeters
-from headrace.parts import ListPart, PackedPart, Part, RawPart
-from headrace.rows import Rows
-from headrace.tasks import Chain, Finish, Reply, Step, Task
 from headrace.torch_compat import serialize
 from headrace.torch_compat.spec import Spec
-from headrace.work.chains import SharedChain
-from headrace.work.executor import Executor, Loss, OnLost, OnReply, WorkerLink
-from headrace.work.messages import Message
-from headrace.work.queue import TaskQueue
+from headrace.workers.chains import SharedChain
+from headrace.workers.executor import Executor, Loss, OnLost, OnReply, WorkerLink
+from headrace.workers.failures import PackedError
+from headrace.workers.messages import Message
+from headrace.workers.queue import TaskQueue
+from headrace.workers.sample_chunks import ListPart, PackedPart, Part, RawPart
+from headrace.workers.tasks import Chain, Finish, Reply, Step, Task
 
 _DEADLINE_S = 60.0
 _CHAIN, _KEY = 1, 0x5EED

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import headrace as hr
+from headrace._util.sample_ranges import Rows
 from headrace.errors import StageError
 from headrace.fetch.stores import memory
 from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.registry import SNIFFED_BYTES
-from headrace.rows import Rows
 from headrace.testing.decoders import same
 
 _BLOCK = 512

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from headrace.datasets.base import Operators
-from headrace.datasets.sources.constructors import from_map
-from headrace.datasets.stream import Stream
+from headrace.dataset.base import Operators
+from headrace.dataset.stream import Stream
 from headrace.errors import StateMismatchError
 from headrace.loader import DataLoader
+from headrace.sources.constructors import from_map
 from headrace.testing.decoders import same
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import default_convert
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torch.utils.data.dataloader import default_collate
 
-from headrace.functions import as_it_is
+from headrace._util.functions import as_it_is
 from headrace.torch_compat.serialize import is_data
 
 __all__ = ["Single", "default_collate", "is_extended", "of_single", "plain_collate", "unchanged_by"]

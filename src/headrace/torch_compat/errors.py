@@ -9,11 +9,11 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
+from headrace._util.fork_guard import exit_code
 from headrace.errors import WorkerDiedError
-from headrace.failures import NOWHERE, Origin, PackedError
-from headrace.forks import exit_code
 from headrace.torch_compat import serialize
 from headrace.torch_compat.tracebacks import trim
+from headrace.workers.failures import NOWHERE, Origin, PackedError
 
 
 def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE) -> PackedError:

@@ -13,10 +13,10 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch.utils.data import BatchSampler
 
-from headrace.failures import PackedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.draws import StateSource, decoded, encoded
 from headrace.torch_compat.stateful import States, failed, is_stateful, load
+from headrace.workers.failures import PackedError
 
 
 class SamplerState(TypedDict):

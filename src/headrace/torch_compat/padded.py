@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.numbers import array_of, holds
+from headrace._util.check import array_of, holds
 from headrace.torch_compat.collate import is_extended, plain_collate
 from headrace.torch_compat.collate_by_torch import check_fields
 from headrace.torch_compat.sample_table import ArrayColumn, RowsOfTables, SampleTable

@@ -25,9 +25,9 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import descriptors
+from headrace._util import file_limits as descriptors
+from headrace._util.torch_lazy import is_tensor, tensor_types, torch_is_loaded
 from headrace.errors import CannotCarryError
-from headrace.lately import is_tensor, tensor_types, torch_is_loaded
 from headrace.torch_compat.by_value import (
     Cells,
     has_modules,

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import OptionError, StateMismatchError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.failures import AllMade
+from headrace._util.torch_lazy import tensor_types
 from headrace.formats.columns import Column, ColumnBodies, Columns
-from headrace.lately import tensor_types
 from headrace.torch_compat.serialize import PickledPart
 from headrace.torch_compat.spec import Mismatch, name_of
+from headrace.workers.failures import AllMade
 
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 _LARGE_BYTES = 2**14  # of a value: copying larger ones together costs more than pickling each

@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.descriptors import receiving, sending
-from headrace.failures import NOWHERE, CaughtError, Origin, PackedError
-from headrace.memory import close_all
+from headrace._util.file_limits import receiving, sending
+from headrace._util.shared_memory import close_all
 from headrace.torch_compat.by_value import modules_by_value, send_by_value
 from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, put_together
 from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
+from headrace.workers.failures import NOWHERE, CaughtError, Origin, PackedError
 
 _ALIGNMENT = 64
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.lately import is_tensor
+from headrace._util.torch_lazy import is_tensor
 
 if TYPE_CHECKING:
     import torch

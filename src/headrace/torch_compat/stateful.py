@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeGuard
 
+from headrace._util.torch_lazy import torch_is_loaded
 from headrace.errors import StateMismatchError
-from headrace.failures import PackedError
-from headrace.lately import torch_is_loaded
 from headrace.torch_compat import serialize
+from headrace.workers.failures import PackedError
 
 _NESTED_MOST = 8
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from headrace.errors import OptionError
 
 if TYPE_CHECKING:
-    from headrace.work.executor import Executor
+    from headrace.workers.executor import Executor
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,7 +49,7 @@ class PlanSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         raise OptionError(
             f"samples of {type(self.dataset).__name__} come in the order of headrace's plan, which torch's DataLoader "
-            "cannot follow; was the loader rebuilt by Accelerate? Then use headrace.frameworks.prepare"
+            "cannot follow; was the loader rebuilt by Accelerate? Then use headrace.integrations.prepare"
         )
 
     def __len__(self) -> int:

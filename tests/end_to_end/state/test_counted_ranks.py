@@ -14,7 +14,7 @@ from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
 
 import headrace as hr
-from headrace.state import merge_states
+from headrace.state.state import merge_states
 
 COUNTS = [40, 3, 60, 5]
 

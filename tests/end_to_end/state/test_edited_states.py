@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from unit.test_state_golden import LOADERS
 
 import headrace as hr
-from headrace.state_checks import whole_check
+from headrace.state.state import whole_check
 
 Make = Callable[[], hr.DataLoader[Any]]
 _DELETED = object()

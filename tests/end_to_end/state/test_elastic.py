@@ -15,7 +15,7 @@ from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, KEYS, MAP, Places, Seen, Written
 
 import headrace as hr
-from headrace.state import merge_states
+from headrace.state.state import merge_states
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 ORDERS: dict[str, Callable[[Any], Any]] = {

@@ -17,7 +17,7 @@ from end_to_end.state.sources import KEYS, KINDS, NUMBERED, Places, Seen, Writte
 from full.contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 
 import headrace as hr
-from headrace.datasets.operators.registered import registered_operators
+from headrace.ops.registry import registered_operators
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 WITH_WORKERS = RESUMES if "HEADRACE_RESUMES" in os.environ else 8  # each takes some tenths of a second

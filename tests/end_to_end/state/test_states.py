@@ -18,9 +18,9 @@ from end_to_end.state.runs import QUICK, take
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
 
 import headrace as hr
-from headrace.deliver.progress import ProgressSnapshot
-from headrace.plan.cursor import united
-from headrace.state import merge_states
+from headrace.delivery.progress import ProgressSnapshot
+from headrace.order.cursor import united
+from headrace.state.state import merge_states
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.datasets.operators import registered
+from headrace.ops import registry as registered
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import anyio
 
-from headrace.datasets.source import SampleSource, Traits
-from headrace.engine.sources import EpochIO
-from headrace.producer import Producer
+from headrace.dataset.source import SampleSource, Traits
+from headrace.engine.open_readers import EpochIO
+from headrace.readers.protocol import Producer
 
 
 class Pairs:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any
 
-from headrace.work.executor import Loss, OnLost, OnReply, Worker
+from headrace.workers.executor import Loss, OnLost, OnReply, Worker
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["headrace.loader", "headrace.testing"])  # what takes long to import, once for all
@@ -21,7 +21,7 @@ _LOCK = threading.Lock()  # to start a process asks whether others have ended: t
 
 
 class PipeExecutor:
-    """See `headrace.work.executor.Executor`."""
+    """See `headrace.workers.executor.Executor`."""
 
     shares_memory = False
     shares_objects = False
@@ -42,7 +42,7 @@ class PipeExecutor:
 
 
 class PipeLink:
-    """One worker; see `headrace.work.executor.WorkerLink`."""
+    """One worker; see `headrace.workers.executor.WorkerLink`."""
 
     def __init__(self, number: int, on_reply: OnReply, on_lost: OnLost) -> None:
         self._on_reply, self._on_lost, self._loop = on_reply, on_lost, asyncio.get_running_loop()

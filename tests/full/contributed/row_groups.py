@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
-from headrace.rows import Rows
 
 MAGIC, HEAD = b"ROWG", struct.Struct("<III")
 

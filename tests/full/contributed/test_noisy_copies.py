@@ -10,7 +10,7 @@ import pytest
 from full.contributed import noisy_copies
 
 import headrace as hr
-from headrace.datasets.operators import registered
+from headrace.ops import registry as registered
 from headrace.testing import OperatorContract
 
 

@@ -16,7 +16,7 @@ from full.contributed.pipe_workers import PipeExecutor
 
 import headrace as hr
 from headrace.testing import ExecutorContract
-from headrace.work.executor import Executor
+from headrace.workers.executor import Executor
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, GradientState
 from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
 
 import headrace as hr
-from headrace.frameworks import prepare
+from headrace.integrations import prepare
 
 BOTH = pytest.mark.parametrize("regime", ["torch", "headrace"])
 

@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 
 import headrace as hr
-from headrace.frameworks import Batches, prepare
+from headrace.integrations import Batches, prepare
 
 pytestmark = [
     pytest.mark.timeout(300),  # a dozen trainings each
@@ -330,7 +330,7 @@ with loader_of(kind, 0) as loader:
 """,
     "accelerate": """
 from accelerate import Accelerator
-from headrace.frameworks import prepare
+from headrace.integrations import prepare
 
 accelerator, step = Accelerator(cpu=True), 0
 with loader_of(kind, 0) as loader:

@@ -22,7 +22,7 @@ ACCELERATE = (
     COMMON
     + """
 from accelerate import Accelerator, DataLoaderConfiguration
-from headrace.frameworks import prepare
+from headrace.integrations import prepare
 
 def main(count, dispatches):
     configuration = DataLoaderConfiguration(dispatch_batches=dispatches)

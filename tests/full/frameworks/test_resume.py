@@ -16,7 +16,7 @@ from full.frameworks.whence import COUNT, TorchData, assert_made_by_our_workers,
 from torch.utils.data import DistributedSampler
 
 import headrace as hr
-from headrace.frameworks import prepare
+from headrace.integrations import prepare
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:::lightning"),

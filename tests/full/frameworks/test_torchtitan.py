@@ -13,7 +13,7 @@ from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, k
 from torchtitan.components.dataloader import BaseDataLoader
 
 import headrace as hr
-from headrace.frameworks import TitanState
+from headrace.integrations import TitanState
 
 
 class Loader(BaseDataLoader):

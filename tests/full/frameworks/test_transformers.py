@@ -12,7 +12,7 @@ from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, k
 from transformers import Trainer, TrainingArguments
 
 import headrace as hr
-from headrace.frameworks import prepare
+from headrace.integrations import prepare
 
 BOTH = pytest.mark.parametrize("regime", ["torch", "headrace"])
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
-from headrace.rows import Rows
 
 
 def check_blocks(form: Format, rows: Rows, file: bytes, limits: Limits) -> None:

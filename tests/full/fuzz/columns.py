@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from full.fuzz.dice import Dice, edited
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import DecodeError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.decoders import decoder
-from headrace.rows import Rows
-from headrace.work.inputs import LeasedBodies
+from headrace.workers.task_inputs import LeasedBodies
 
 DTYPES = ("<f4", ">f4", "u1", "<i8", "?", "<c8", "<U3", "<M8[s]", [("a", "<i4"), ("b", "u1")])
 SHAPES = ((), (1,), (3,), (2, 3), (0,), (300,))

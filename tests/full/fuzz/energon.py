@@ -9,11 +9,11 @@ from end_to_end.energon import index
 from end_to_end.tars import tar
 from full.fuzz.dice import Dice, edited
 
+from headrace._util.reads import Span
 from headrace.errors import FormatError
 from headrace.formats.energon import ENERGON
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
-from headrace.protocols import Span
 
 LIMITS = Limits(member_bytes=100_000)
 URL = "memory://fuzz/0.tar"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from full.fuzz.dice import Dice
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
@@ -23,7 +24,6 @@ from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex
-from headrace.rows import Rows
 
 WHAT = "s3://bucket/train.idx"
 FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")

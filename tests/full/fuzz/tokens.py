@@ -11,10 +11,10 @@ import numpy as np
 from end_to_end.token_files import ids, megatron
 from full.fuzz.dice import Dice, edited
 
+from headrace._util.reads import Span
 from headrace.errors import FormatError
 from headrace.formats.limits import Limits
-from headrace.indexes.of_tokens import TokenFiles, TokenSettings
-from headrace.protocols import Span
+from headrace.indexes.token_files import TokenFiles, TokenSettings
 
 LIMITS = Limits(member_bytes=4000)
 BIN, IDX = "memory://fuzz/x.bin", "memory://fuzz/x.idx"

@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data._utils.pin_memory import pin_memory
 from unit.fake_device import Slabs, is_full_of
 
-from headrace.deliver.device import CudaBackend, Mover, mover_to
-from headrace.deliver.pinning import PinThread
+from headrace.delivery.device import CudaBackend, Mover, mover_to
+from headrace.delivery.pinning import PinThread
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from headrace._util.context import Charges
+from headrace._util.reads import Span, Told
 from headrace.errors import BadResponseError, ObjectChangedError, ShortReadError, StorageError
 from headrace.fetch.meter import Meter
 from headrace.options import FetchOptions
-from headrace.protocols import Span, Told
-from headrace.running import Charges
 from headrace.types import Answer, Buffer, Fills
 
 if TYPE_CHECKING:

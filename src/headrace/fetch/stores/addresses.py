@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import OptionError, StorageError, masked
 from headrace.options import FetchOptions
 from headrace.types import Store

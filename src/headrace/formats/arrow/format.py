@@ -9,6 +9,8 @@ from typing import NamedTuple
 import anyio.to_thread
 import numpy as np
 
+from headrace._util.reads import Reads
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.arrow.decoding import ArrowSchema, buffers_by_column, decoded, schema_of
 from headrace.formats.arrow.layout import MAGIC, Layout, read_layout
@@ -20,8 +22,6 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.predicates import ALL, Where, known
 from headrace.formats.tables import TableFormat, constants_of
-from headrace.protocols import Reads
-from headrace.rows import Rows
 
 _ROW_BYTES = 32  # size of a row in the table of samples
 _UNPACKED = 3  # approximate compression ratio; only the body has the true one

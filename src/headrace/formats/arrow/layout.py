@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace._util.reads import Reads
 from headrace.errors import LimitError
 from headrace.formats.arrow.messages import (
     BATCH,
@@ -20,7 +21,6 @@ from headrace.formats.arrow.messages import (
     head_of,
 )
 from headrace.formats.limits import Limits
-from headrace.protocols import Reads
 
 MAGIC = b"ARROW1"
 _BEGIN_BYTES = 8  # the magic and its padding

@@ -15,11 +15,11 @@ from typing import overload
 
 import numpy as np
 
+from headrace._util.reads import lasting
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_number, as_text
-from headrace.protocols import lasting
 from headrace.types import Buffer, Ints
 
 MAGIC = b"HRINDEX\n"

@@ -11,12 +11,12 @@ import json
 
 import numpy as np
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, masked
 from headrace.formats.index.file import MAGIC
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex, gaps
 from headrace.formats.json_values import as_count, as_list, as_object, as_text
-from headrace.rows import Rows
 from headrace.types import Buffer
 
 _NAMED = {b"v1.0": None, b"v1.1": False, b"v1.2": True}

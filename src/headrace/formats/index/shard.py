@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.reads import lasting
+from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError, masked
 from headrace.formats.compression import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
 from headrace.formats.json_values import as_list, as_number, as_text, as_texts
-from headrace.protocols import lasting
-from headrace.rows import Rows
 from headrace.types import Buffer, Ints
 
 TAR_BLOCK = 512

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace._util.reads import Version
 from headrace.errors import LimitError, OptionError, masked
 from headrace.formats.compression import Decompressor
 from headrace.formats.folders import beside, catalogue_damage, catalogue_object, file_name
@@ -15,7 +16,6 @@ from headrace.formats.json_values import as_count, as_list, as_object, as_text, 
 from headrace.formats.limits import Limits
 from headrace.formats.litdata.trees import tree_of
 from headrace.formats.tables import ListedTable
-from headrace.protocols import Version
 
 NAME = "index.json"
 PARQUET_LOADER = "ParquetLoader"

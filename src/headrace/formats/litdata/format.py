@@ -10,6 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.reads import Reads
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.compression import unpacked_to, unpacked_whole
 from headrace.formats.folders import at_least, errors_named, read_head
@@ -24,8 +26,6 @@ from headrace.formats.mds.format import offsets_of, table_bytes
 from headrace.formats.parquet.format import PARQUET, Parquet
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
-from headrace.protocols import Reads
-from headrace.rows import Rows
 from headrace.types import Ints
 
 _AT_FIRST = 4 * 2**20

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace._util.reads import Reads
 from headrace.errors import LimitError, masked
 from headrace.formats.compression import Decompressor, unpacked_to
 from headrace.formats.folders import (
@@ -34,7 +35,6 @@ from headrace.formats.limits import Limits
 from headrace.formats.mds.encodings import MdsColumn, columns_of, described, sample_of
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
-from headrace.protocols import Reads
 from headrace.types import Buffer, Ints
 
 _COUNT = struct.Struct("<I")

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.reads import ObjectReads, Reads, lasting
 from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.format import Format, ShardEntry
@@ -18,7 +19,6 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.finding import HEAD_BYTES, Ranges, Tables, find_tables
 from headrace.formats.mp4.table import VideoTable, read_table
-from headrace.protocols import ObjectReads, Reads, lasting
 from headrace.types import Buffer
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import DecodeError, OptionError, StageError, masked
 from headrace.formats.images import scaled
 from headrace.formats.limits import DEFAULTS, Limits

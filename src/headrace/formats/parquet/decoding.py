@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace._util.pickled import packed_once
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow, library
 from headrace.formats.limits import Limits
@@ -16,7 +17,6 @@ from headrace.formats.parquet.footer import CODECS, MAGIC, FileFacts, ParquetLea
 from headrace.formats.parquet.page_headers import FILLER_BYTES, check_pages, filler
 from headrace.formats.parquet.page_index import ColumnPages, Run
 from headrace.formats.predicates import ALL, Where
-from headrace.pickled import packed_once
 from headrace.types import Buffer, Ints
 
 Member = tuple[int, int, str]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from headrace._util.reads import Reads, Span
 from headrace.errors import LimitError
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import MAGIC, Place
-from headrace.protocols import Reads, Span
 
 END_BYTES = 8  # the footer's length and the magic
 TAIL_BYTES = 64 * 1024

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+from headrace._util.pickled import packed_once
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow, features_of, leaf_count, library
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, ThriftReader, Value
-from headrace.pickled import packed_once
 
 MAGIC = b"PAR1"
 

@@ -9,6 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.reads import Reads, Version
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import TableRows, kind_of, library
@@ -23,8 +25,6 @@ from headrace.formats.parquet.page_pruning import Left, page_indexes, pruned, qu
 from headrace.formats.parquet.where import Asking, asked_of, left_of
 from headrace.formats.predicates import ALL, NONE, columns_of, known
 from headrace.formats.tables import ListedTable, TableFormat, constants_of
-from headrace.protocols import Reads, Version
-from headrace.rows import Rows
 
 
 class Parquet(TableFormat):

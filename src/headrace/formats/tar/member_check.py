@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.sample_ranges import Rows
 from headrace.formats.limits import Limits
 from headrace.formats.tar.headers import BLOCK, header_name, shown
 from headrace.formats.tar.regular import plain_members
 from headrace.formats.tar.scanner import TarScanner
-from headrace.rows import Rows
 from headrace.types import Ints
 
 _SHORT = "S101"

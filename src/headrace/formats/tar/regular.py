@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.sample_ranges import Rows
 from headrace.formats.limits import Limits
 from headrace.formats.tar.headers import BLOCK, header_name
-from headrace.rows import Rows
 from headrace.types import Ints
 
 _HEADER = np.dtype(

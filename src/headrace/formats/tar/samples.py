@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.limits import Limits
 from headrace.formats.tar.headers import BLOCK, key_of, shown
 from headrace.formats.tar.regular import regular_samples
-from headrace.rows import Rows
 from headrace.types import Ints
 
 

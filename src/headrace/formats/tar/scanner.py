@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.headers import (
@@ -20,7 +21,6 @@ from headrace.formats.tar.headers import (
 )
 from headrace.formats.tar.regular import regular_run
 from headrace.formats.tar.samples import Grouper
-from headrace.rows import Rows
 from headrace.types import Buffer
 
 _REGULAR = (b"0", b"\0", b"7")

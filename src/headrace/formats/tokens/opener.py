@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace._util.sample_ranges import Rows, texts_of
 from headrace.formats.columns import Column, ColumnBodies, Columns
 from headrace.formats.format import Format
 from headrace.formats.tokens.layouts import Tokens
-from headrace.rows import Rows, texts_of
 
 _SOURCE = ("__key__", "__url__")
 

@@ -7,9 +7,9 @@ from typing import Self
 
 import numpy as np
 
+from headrace._util.sample_ranges import Rows
 from headrace.formats.sample_rows import keys_of, rows_of_members
 from headrace.formats.tokens.layouts import TokenFile
-from headrace.rows import Rows
 from headrace.types import Ints
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from headrace._util.reads import Reads, Version
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.folders import errors_named, read_head
 from headrace.formats.limits import Limits
 from headrace.formats.plain import NpyDecoder, npy_header
 from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
 from headrace.formats.zip.format import BEHIND_MOST, DEFLATED, HEAD, Member, body_of, directory_of
-from headrace.protocols import Reads, Version
 from headrace.types import Buffer
 
 _HEADER_MOST = 16 * 1024  # of an .npy header; NumPy reads at most 10,000 bytes

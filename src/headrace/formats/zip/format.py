@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace._util.reads import Reads
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
@@ -19,8 +21,6 @@ from headrace.formats.plain import decode_npz
 from headrace.formats.sample_rows import index_of_file
 from headrace.formats.tar.headers import shown
 from headrace.formats.tar.samples import Grouper
-from headrace.protocols import Reads
-from headrace.rows import Rows
 
 END = struct.Struct("<4s4H2IH")
 LOCATOR = struct.Struct("<4sIQI")

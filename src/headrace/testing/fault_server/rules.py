@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args, get_origin
 
-from headrace import check
+from headrace._util import check
 from headrace.errors import OptionError
 from headrace.testing.fault_server.answers import Plan, Request
 from headrace.testing.fault_server.faults import FAULTS

@@ -1,0 +1,1 @@
+"""Small helpers that know no samples: shared memory, limits of the machine, validation, pickling."""

@@ -1,1 +1,0 @@
-"""The user's face: data sets whose samples come asynchronously, and the operators on them."""

@@ -1,1 +1,0 @@
-"""Streams of several streams: concatenated, interleaved, zipped, mixed, joined or forked."""

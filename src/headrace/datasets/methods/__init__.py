@@ -1,1 +1,0 @@
-"""The operators as methods of data sets. Each returns a stream with one more operator."""

@@ -1,1 +1,0 @@
-"""Operators on streams as immutable values, from which pipelines are compiled."""

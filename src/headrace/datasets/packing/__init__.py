@@ -1,1 +1,0 @@
-"""Packing of tokenized documents into sequences of one length."""

@@ -1,1 +1,0 @@
-"""Discovery of the objects at an address: lists, patterns, folders, manifests, formats."""

@@ -1,1 +1,0 @@
-"""Sources of samples: objects, shards, tables, arrays, tokens and videos."""

@@ -1,1 +1,0 @@
-"""Delivery: takes finished slabs, gives ordered batches to `for` and `async for` loops."""

@@ -1,0 +1,285 @@
+"""Producers of each epoch's samples: by number, by shard, or from an iterator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace._util.sample_ranges import Scanner
+from headrace.dataset.source import Wanted
+from headrace.engine.async_steps import get_through, iterate_through
+from headrace.engine.epoch_plan import EpochPlan
+from headrace.errors import OptionError
+from headrace.fetch import Reader
+from headrace.order import Steps, draw, window_order
+from headrace.pipeline.ordering import Ordering
+from headrace.readers.by_key import ChunkSizes, KeyProducer
+from headrace.torch_compat import serialize
+from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.dataset.protocols import IteratedData, KeyedData
+    from headrace.engine.epoch_builder import EpochBuilder
+    from headrace.engine.trainer_callbacks import TrainerCalls
+    from headrace.order.packed_rows import PackedRows
+    from headrace.readers.decompress import Unpacks
+    from headrace.readers.from_iterator import IterProducer
+    from headrace.readers.indexed_members import Members
+    from headrace.readers.indexed_shards import IndexedShardProducer
+    from headrace.readers.sequential import ShardProducer
+    from headrace.readers.shard_plan import Expected
+    from headrace.readers.shuffle_buffer import ShuffleBuffer
+    from headrace.readers.stateful_iterable import Resumable
+
+WINDOW_SAMPLES = 2048  # for shards without an index
+WINDOW_BYTES = 64 * 2**20
+_BUFFER_SAMPLES = 4096
+_PLANNED_AT_ONCE = 4096
+
+
+class EpochIO:
+    """Ways to read the samples of one epoch. A source of samples uses one of them.
+
+    Args:
+        gathered: Estimated number of samples made per batch.
+        chunk: Number of samples passed on together.
+        rows: Determine the samples to read next, if documents are packed row by row.
+    """
+
+    def __init__(
+        self,
+        builder: EpochBuilder,
+        plan: EpochPlan,
+        reader: Reader,
+        calls: TrainerCalls,
+        gathered: int,
+        chunk: int,
+        rows: PackedRows | None,
+    ) -> None:
+        self._pipeline, self._settings, self._planning = builder.pipeline, builder.settings, builder.planning
+        self._prefix, self._meter, self._adaptive = builder.prefix, builder.meter, builder.adaptive
+        self._plan, self._reader, self._calls, self._gathered, self._chunk = plan, reader, calls, gathered, chunk
+        self._steps: Steps | PackedRows = rows or plan.steps
+        self._planned_at_once = 0 if rows else _PLANNED_AT_ONCE  # rows determine the next document late
+
+    @property
+    def is_planned(self) -> bool:
+        """True if the order of the epoch is known by sample numbers."""
+        return self._planning is not None
+
+    @property
+    def is_by_number(self) -> bool:
+        """True if samples are fetched one by one."""
+        return self._pipeline.is_by_number
+
+    @property
+    def is_scattered(self) -> bool:
+        return self._pipeline.scatters is not None
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """Fields to read. None: all."""
+        return self._pipeline.wanted
+
+    def iterated(self, data: IteratedData) -> IterProducer:
+        from headrace.readers.from_iterator import IterProducer
+
+        plan = self._plan
+        begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
+        meter, prefix, pipeline = self._meter, self._prefix, self._pipeline
+        of_caller = self._calls.samples_of(data) if data.loop == "caller" else None
+        resumable: Resumable | None = None
+
+        def make() -> AsyncIterator[object]:
+            from headrace.dataset.asynchronous import LoopSession
+            from headrace.engine.iterable_sharing import Sharing
+            from headrace.fetch.meter import WatchedIterator
+            from headrace.readers.stateful_iterable import Resumable
+
+            nonlocal resumable
+            mine = LoopSession(data).data  # opened on the engine's loop
+            sharing = Sharing(pipeline, plan, of_caller or mine.aiter)
+            resumable = Resumable(mine, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
+            opened: AsyncIterator[object] = resumable.open()  # now, as snapshots need an open iterator
+            if data.loop != "caller" and _is_users(data):
+                opened = WatchedIterator(opened, meter.held(f"{type(data).__name__}.aiter"))
+            return opened if not prefix else iterate_through(opened, prefix, begin)
+
+        return IterProducer(
+            make,
+            snapshot=lambda: resumable and resumable.snapshot(),
+            take=take,
+            buffer=self._buffer(),
+            begin=begin,
+            done=plan.begin.done,
+            batch_size=plan.batch_size,
+            chunk=self._chunk,
+            pack_error=serialize.pack_error,
+        )
+
+    def keys(
+        self,
+        data: KeyedData,
+        get: Callable[[Any], Awaitable[object]],
+        many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
+    ) -> KeyProducer:
+        """Read samples by the keys of `data`: one at a time, or several at once with `many`."""
+        order, steps, planning = self._plan.order, self._steps, self._planning
+        name = type(data).__name__
+        many = many if not self._prefix else None
+        if _is_users(data):
+            get = self._meter.held(f"{name}.aget").watched(get)
+            many = many and self._meter.held(f"{name}.aget_many").watched(many)
+        get = get if not self._prefix else partial(get_through, get, self._prefix)
+        keys = data.keys()
+        if len(keys) != len(data):
+            raise OptionError(f"{name} has {len(data)} samples, but its keys() are {len(keys)}")
+        assert order is not None
+        assert planning is not None
+        by_number = planning.keys(keys)
+
+        def some(start: int, stop: int) -> tuple[list[int], list[int]]:
+            positions = steps.positions(start, stop)
+            return positions.tolist(), planning.numbers(order, positions).tolist()
+
+        some_ahead = _Ahead(some, steps.count, self._planned_at_once)
+
+        def keys_of(start: int, stop: int) -> tuple[list[object], Sequence[int]]:
+            positions, numbers = some_ahead.at(start, stop)
+            return [by_number[k] for k in numbers], positions
+
+        return KeyProducer(
+            steps.count,
+            keys_of,
+            get,
+            many,
+            adaptive=self._adaptive,
+            chunks=ChunkSizes(self._gathered, self._chunk, many is None and self._gathered > self._plan.batch_size),
+            pack_error=serialize.pack_error,
+            again=not _is_users(data),
+        )
+
+    def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
+        """Read shard by shard, at byte ranges known from an index."""
+        from headrace.readers.indexed_members import Bounds
+        from headrace.readers.indexed_shards import IndexedShardProducer
+
+        fetch, plan = self._settings.fetch, self._plan
+        assert plan.order is not None
+        assert self._planning is not None
+        return IndexedShardProducer(
+            self._planning.reads(plan.order, self._steps),
+            self._reader,
+            members,
+            bounds=Bounds(fetch.gap_bytes, fetch.range_bytes),
+            chosen=self._reader.meter.count_shard,
+            pack_error=serialize.pack_error,
+        )
+
+    def shards(
+        self,
+        scanner: Callable[[str], Scanner],
+        unpacks: Callable[[str], Unpacks | None],
+        expected: Callable[[int], Awaitable[Expected]] | None,
+    ) -> ShardProducer:
+        """Read shards sequentially.
+
+        Args:
+            scanner: Finds the samples of the shard at a URL.
+            unpacks: Decompresses the shard at a URL. None for an uncompressed shard.
+            expected: Index entry of the shard with a number. None without an index.
+        """
+        from headrace.order.shard_passes import Rounds
+        from headrace.readers.sequential import ShardProducer
+        from headrace.readers.shard_plan import ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+
+        pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle
+        mark = ResumeToken() if plan.begin.mark is None else ResumeToken(*plan.begin.mark)
+        seed = None if shuffle is None else shuffle.seed_or(settings.seed)
+        window = None
+        if shuffle is not None and seed is not None and shuffle.by in ("auto", "window"):
+            order = partial(window_order, seed=seed, epoch=plan.number)
+            window = ShuffleWindow(shuffle.window or WINDOW_SAMPLES, WINDOW_BYTES, lambda n, k: order(n, window=k))
+        times, _ = pipeline.passes
+        urls, rank, world = pipeline.source.urls, plan.rank, plan.world
+        if plan.counts is not None:
+            rank, world = 0, 1
+        rounds = Rounds(urls, seed, plan.number, times, rank, world, may_be_empty=plan.is_uneven and times is not None)
+        stop: tuple[int, int] | None = None
+        if plan.counts is not None and plan.share is not None:
+            first, count = plan.share.before, plan.share.whole
+            stop = rounds.at(first + count, plan.counts)
+            if plan.begin.mark is None:
+                mark = ResumeToken(*rounds.at(first, plan.counts))
+        return ShardProducer(
+            ShardReading(
+                reader=self._reader,
+                scanner=scanner,
+                unpacks=unpacks,
+                expected=None if expected is None else lambda turn: expected(rounds.shard(turn)),
+                range_bytes=settings.fetch.range_bytes,
+            ),
+            ShardPlan(
+                shards=rounds.from_turn(mark.shard, stop),
+                window=window,
+                buffer=self._buffer(),
+                take=_left_to_take(pipeline.order, plan),
+                in_round=rounds.count,
+                is_endless=times is None,
+                begin=mark,
+                done=plan.begin.done,
+                stop=stop,
+            ),
+            serialize.pack_error,
+        )
+
+    def _buffer(self) -> ShuffleBuffer | None:
+        from headrace.readers.shuffle_buffer import ShuffleBuffer
+
+        shuffle, plan = self._pipeline.order.shuffle, self._plan
+        if shuffle is None or shuffle.by != "buffer":
+            return None
+        key = draw("buffer", shuffle.seed_or(self._settings.seed), plan.number, plan.rank)
+        return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, key)
+
+
+def described_as_read(order: Ordering) -> list[str]:
+    """Describe the order of samples without numbers, or raise OptionError if it needs numbers."""
+    order.check_as_read()
+    shuffle, text = order.shuffle, ""
+    if shuffle is not None:
+        by, size = "window" if shuffle.by == "auto" else shuffle.by, ""
+        if by == "window":
+            size = f", samples={shuffle.window or WINDOW_SAMPLES}, bytes={WINDOW_BYTES}"
+        elif by == "buffer":
+            size = f", samples={shuffle.buffer or _BUFFER_SAMPLES}"
+        text = shuffle.in_words(by, size)
+    return order.described(text)
+
+
+def _is_users(source: object) -> bool:
+    return not type(source).__module__.startswith("headrace.")
+
+
+class _Ahead:
+    """Computes positions and numbers of a plan in blocks."""
+
+    def __init__(self, some: Callable[[int, int], tuple[list[int], list[int]]], count: int, at_once: int) -> None:
+        self._some, self._count, self._at_once = some, count, at_once
+        self._start, self._positions, self._numbers = 0, list[int](), list[int]()
+
+    def at(self, start: int, stop: int) -> tuple[list[int], list[int]]:
+        if not self._start <= start <= stop <= self._start + len(self._numbers):
+            self._start = start
+            self._positions, self._numbers = self._some(start, min(self._count, max(stop, start + self._at_once)))
+        here = slice(start - self._start, stop - self._start)
+        return self._positions[here], self._numbers[here]
+
+
+def _left_to_take(order: Ordering, plan: EpochPlan) -> int | None:
+    """Return the maximum number of samples to read from the plan's start, on this rank."""
+    most = order.most
+    if plan.share is not None and plan.keeps_count:
+        most = plan.begin.since.here + plan.share.whole
+    return None if most is None else most - plan.begin.cursor.position

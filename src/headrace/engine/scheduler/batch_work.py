@@ -1,0 +1,274 @@
+"""Tasks for batches: write samples into slots, or make them all and collate them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from headrace._util.shared_memory import Lease
+from headrace.delivery.messages import Delivery
+from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
+from headrace.engine.scheduler.pending_batch import OpenBatch
+from headrace.engine.scheduler.task_pool import TaskPool
+from headrace.workers.failures import Failure
+from headrace.workers.sample_chunks import ListPart, Part
+from headrace.workers.tasks import Finish, Reply, Task
+
+
+class BatchHost(Protocol):
+    """Owner of the batches that are worked on."""
+
+    def is_oldest(self, batch: OpenBatch) -> bool:
+        """True if no other batch is delivered before this one, so that it must get memory."""
+        ...
+
+    def worked(self, batch: OpenBatch) -> None:
+        """Report that a worker has finished some of a batch's samples."""
+        ...
+
+    def collated(self, batch: OpenBatch, delivery: Delivery | None) -> None:
+        """Report that a worker has finished the batch. None: without a result, or dropped."""
+        ...
+
+
+class BatchWork:
+    """The tasks of the batches of one epoch."""
+
+    def __init__(self, spec: EpochSpec, resources: Resources, dispatch: Dispatch, host: BatchHost) -> None:
+        self._spec, self._learned, self._boundaries, self._key = spec.batches, spec.learned, spec.boundaries, spec.key
+        self._dispatch, self._slabs, self._host = dispatch, resources.slabs, host
+        self._position_map, self._raises = spec.position_map, spec.skips is None
+        self._turns = PrioritySemaphore(spec.batches.collations)
+        self.pool: TaskPool | None = None
+
+    def is_quick(self, batch: OpenBatch) -> bool:
+        return self._spec.is_quick(batch.expected, self._learned.sample_s)
+
+    def fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        self._hand_out(batch, slot, part, self._fill)
+
+    def make(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        """Let all workers make samples, to be collated later."""
+        self._hand_out(batch, slot, part, self._make)
+
+    def collate(self, batch: OpenBatch) -> None:
+        assert self.pool is not None
+        self.pool.start_soon(self._collate, batch)
+
+    def slots_delivery(self, batch: OpenBatch) -> Delivery | None:
+        """Return the message for a batch in slots. None if it is empty, dropped or failed."""
+        if batch.is_left_out or not batch.columns or (batch.errors and self._raises):
+            return None
+        assert batch.slab is not None
+        assert self._learned.form is not None
+        chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
+        columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
+        return Delivery(
+            batch.number,
+            batch.expected - len(batch.holes),
+            batch.position,
+            "slots",
+            batch.slab.segment.number,
+            columns=columns,
+            capacity=batch.capacity,
+            holes=tuple(sorted(batch.holes)),
+            blob=self._learned.form,
+        )
+
+    def _hand_out(
+        self, batch: OpenBatch, slot: int, part: Part, work: Callable[[OpenBatch, int, Part], Coroutine[Any, Any, None]]
+    ) -> None:
+        assert self.pool is not None
+        chunk = self._spec.chunk(self._boundaries.size(batch.number), self._learned.sample_s)
+        if self._learned.form is None:  # the first samples are made by all workers at once
+            chunk = min(chunk, -(-part.count // self._spec.workers))
+        for a in range(0, part.count, chunk):
+            batch.under_way.add(slot + a)
+            self.pool.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
+
+    async def _fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        spec, learned = self._spec, self._learned
+        count = part.count
+        task = Task(spec.chain, self._key, batch.number, Finish.SLOTS, [part])
+        self._position_map.place(task, batch.position + slot, count)
+        task.slot, task.capacity = slot, batch.capacity
+        reply = Reply("mismatch")
+        try:
+            try:
+                batch.use_slots = batch.use_slots and (learned.use_slots or batch.slab is not None)
+                is_known = learned.form is not None and batch.capacity <= learned.form_capacity
+                if batch.use_slots and is_known and spec.wants_place(learned.form_size, batch.capacity):
+                    task.place = (await self._slab(batch)).retain()
+                is_of_use = batch.use_slots and slot < batch.wanted and not batch.is_over
+            except BaseException:
+                part.release()
+                raise
+            if is_of_use:
+                reply = await self._dispatch.work(task, partial(self._find_slots, batch))
+            else:  # slots or samples turned out to be unusable in the meantime
+                part.release()
+                if task.place is not None:
+                    task.place.release()
+        finally:
+            self._end_task(batch, slot)
+        if batch.is_over:
+            return
+        if reply.kind == "mismatch":
+            batch.use_slots = batch.use_slots and slot >= batch.wanted
+            if spec.is_spread and not batch.use_slots:
+                learned.use_slots = False  # samples without slots are made twice: avoid that from now on
+        else:
+            self._add_errors(batch, reply)
+            whole = 0 if reply.kind == "failed" else count - len(reply.errors)
+            if whole:
+                batch.columns[slot] = reply.columns
+            batch.holes += range(slot + whole, slot + count)
+            learned.learn_time(reply.made_s, count)
+        self._host.worked(batch)
+
+    def _end_task(self, batch: OpenBatch, slot: int) -> None:
+        """Mark a part as no longer in work. The last one of a settled batch frees its slab."""
+        batch.under_way.discard(slot)
+        if batch.is_over and not batch.under_way:
+            batch.release_slab()
+
+    async def _find_slots(self, batch: OpenBatch, reply: Reply) -> Lease | None:
+        """Return memory for samples whose spec a worker reports. None if slots are impossible."""
+        spec, learned = self._spec, self._learned
+        if batch.is_over:
+            return None
+        if reply.spec is None:
+            learned.use_slots = False
+            return None
+        if learned.form is None:
+            learned.form, learned.form_size, learned.form_capacity = reply.spec, reply.size, batch.capacity
+            self._dispatch.learn_spec(spec.chain, reply.spec)
+        elif batch.capacity > learned.form_capacity:
+            if reply.spec != learned.form:
+                return None  # the reported size belongs to another spec
+            learned.form_size, learned.form_capacity = max(reply.size, learned.form_size), batch.capacity
+        return (await self._slab(batch)).retain()
+
+    async def _slab(self, batch: OpenBatch, size: int | None = None) -> Lease:
+        """Return the batch's slab, by default for its slots. A slab with written slots is kept."""
+        async with batch.slab_lock:
+            if batch.slab is None or (size is not None and batch.slab.size < size):
+                old, batch.slab = batch.slab, None
+                if old is not None:
+                    old.release()
+                is_urgent = lambda: self._host.is_oldest(batch)
+                wanted = self._learned.form_size if size is None else size
+                batch.slab = await self._slabs.acquire(wanted, batch.number, is_urgent)
+        return batch.slab
+
+    async def _make(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        count = part.count
+        task = Task(self._spec.chain, self._key, batch.number, Finish.SAMPLES, [part])
+        self._position_map.place(task, batch.position + slot, count)
+        task.slot = slot
+        try:
+            reply, made = await self._dispatch.samples(task, lambda: self._host.is_oldest(batch))
+        finally:
+            self._end_task(batch, slot)
+        if batch.is_over:
+            if made is not None:
+                made.release()
+            return
+        self._add_errors(batch, reply)
+        if made is not None:
+            batch.made[slot] = made
+            self._learned.learn_time(reply.made_s, made.count)
+        else:
+            batch.made[slot] = ListPart([Failure(reply.errors[0][1].widened())] * count)
+        self._host.worked(batch)
+
+    async def _collate(self, batch: OpenBatch) -> None:
+        spec, learned = self._spec, self._learned
+        if batch.slab is None and learned.batch_bytes and not batch.is_left_out:
+            await self._slab(batch, learned.batch_bytes)
+        end_turn = await self._turns.take(batch.number)
+        parts = [part for _, part in sorted((batch.made or batch.parts).items(), key=lambda item: item[0])]
+        if batch.is_spread:
+            batch.release(batch.parts)
+        batch.parts, batch.made = {}, {}
+        batch.errors.clear()  # from the attempt to write into slots: the samples are made again
+        finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
+        task = Task(spec.chain, self._key, batch.number, finish, parts)
+        self._position_map.place(task, batch.position, batch.wanted)
+        if batch.slab is not None:
+            task.place = batch.slab.retain()
+
+        async def find_slab(reply: Reply) -> Lease:
+            end_turn()  # it is collated; the wait for memory may depend on batches that wait for a turn
+            if spec.wants_place(reply.size, batch.expected):
+                learned.batch_bytes = max(learned.batch_bytes, reply.size)
+            return (await self._slab(batch, reply.size)).retain()
+
+        try:
+            reply = await self._dispatch.work(task, find_slab)
+        finally:
+            end_turn()
+        if finish is Finish.BATCH:
+            learned.learn_time(reply.made_s, batch.wanted)
+        self._add_errors(batch, reply)
+        delivery = None
+        if reply.lengths:
+            assert batch.slab is not None
+            place, count = batch.slab.segment.number, batch.expected - len(batch.errors)
+            delivery = Delivery(batch.number, count, batch.position, "packed", place, lengths=reply.lengths)
+        self._host.collated(batch, delivery)
+
+    def _add_errors(self, batch: OpenBatch, reply: Reply) -> None:
+        """Add the errors of a reply. If the task failed as a whole, they count for no single sample."""
+        is_whole = reply.kind == "failed"
+        batch.errors.update((slot, error.widened() if is_whole else error) for slot, error in reply.errors)
+        if reply.errors and self._raises:
+            first = min(batch.errors)
+            batch.end_with(first, batch.errors[first])
+
+
+class PrioritySemaphore:
+    """At most `limit` concurrent turns (None: no limit), granted to the lowest number first."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._order = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    async def take(self, number: int) -> Callable[[], None]:
+        """Wait for a turn. Returns the function that ends it; repeated calls have no effect."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, next(self._order), future))
+        self._let_in()
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self._end()
+            raise
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._end()
+
+        return end
+
+    def _end(self) -> None:
+        self._taken -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._limit is None or self._taken < self._limit):
+            future = heapq.heappop(self._waiting)[2]
+            if not future.done():
+                self._taken += 1
+                future.set_result(None)

@@ -1,0 +1,235 @@
+"""Levels that make one unit from several samples, as a batcher determines."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from headrace.engine.scheduler.batch_spec import GroupStage, InnerStage
+from headrace.engine.scheduler.epoch_context import EpochSpec
+from headrace.engine.scheduler.group_finder import FoundGroup, GroupFinder
+from headrace.engine.scheduler.inner_stages import Level, Outcome, Units
+from headrace.workers.sample_chunks import ApartPart, ListPart, Part, TablePart
+
+
+class TogetherLevel(Level):
+    """A level whose units are made of several samples and wait until complete."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._whole: deque[Units] = deque()
+        self._begun = 0  # number of units
+
+    def drop(self) -> None:
+        super().drop()
+        for part in (part for units in self._whole for part in units.parts):
+            part.release()
+        self._whole.clear()
+
+    def _add_unit(self, parts: list[Part], positions: Sequence[int], notes: Sequence[tuple[int, ...]] = ()) -> None:
+        self._whole.append(Units(self._begun, 1, parts, positions, notes))
+        self._begun += 1
+        self.inside += len(positions)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._whole)
+
+    @property
+    def _first_waiting(self) -> int:
+        return self._whole[0].start
+
+    def _take(self) -> Units:
+        return self._whole.popleft()
+
+    def _size_of(self, units: Units) -> int:
+        return len(units.positions)
+
+
+class GroupLevel(TogetherLevel):
+    """Groups samples: a group is a unit. The first stage has the batcher and makes the groups."""
+
+    def __init__(self, number: int, stages: Sequence[InnerStage], spec: EpochSpec, *args: Any) -> None:
+        super().__init__(number, stages, spec, *args)
+        (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
+        assert stage.batcher is not None
+        self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
+        self._to_fail = stage.is_measured and spec.skips is None  # failed samples have no measure
+        self._clock = _Clock(stage.max_wait_s)
+        # Samples without a group, by number: the part that contains the sample, and its position.
+        self._waiting: dict[int, tuple[SharedPart, int]] = {}
+        self._begun_with = deque(self._origins.begun_with)
+
+    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (other levels need it)
+        if self.is_over:
+            outcome.part.release()
+            return
+        part, first = outcome.part, self._put
+        self._put += part.count
+        measures = outcome.measures or [0 if self._is_measured else 1] * part.count
+        numbers: Sequence[int] = range(first, self._put)
+        if self._begun_with:
+            numbers = [number for number in numbers if not self._is_begun_with(number)]
+        shared = SharedPart(part, first, 1 + len(numbers))
+        self._waiting |= zip(numbers, [(shared, outcome.positions[number - first]) for number in numbers], strict=True)
+        failed = [first + place for place in part.failed] if self._to_fail else []
+        for some, alone in divided(numbers, failed):
+            for group in self._finder.offer(some, [measures[number - first] for number in some]):
+                self._close(group)
+            if alone is not None:
+                self._close(FoundGroup([alone]))
+        shared.end()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start waiting units. Close a group that has timed out only if the consumer can take it.
+
+        An earlier cut would only make the group smaller, as it would have to wait afterwards.
+        """
+        if self._clock.is_due(self._finder.waiting) and not self._whole and self._host.lacks:
+            self._close(self._finder.cut())
+        self._clock.watch(self._finder.waiting, self.group, self.begin)
+        super().begin()
+
+    def flush(self) -> None:
+        """End the input: drop samples without a group. The first failure among them is reported."""
+        for group in self._finder.end():
+            self._close(group)
+        left = list(self._finder.waiting)
+        self._finder.drop()
+        positions, parts = self._take_out(left)
+        failed = next((part.cut(part.failed[0], part.failed[0] + 1) for part in parts if part.failed), None)
+        for part in parts:
+            part.release()
+        if failed is not None:
+            self._form(left, [failed], positions[:1])
+        self.begin()
+
+    def drop(self) -> None:
+        super().drop()
+        self._clock.stop()
+        self._finder.drop()
+        for shared, _ in self._waiting.values():
+            shared.end()
+        self._waiting.clear()
+
+    def _is_begun_with(self, number: int) -> bool:
+        """True if the sample belongs to a group that was made before the state."""
+        begun_with = self._begun_with
+        while begun_with and begun_with[0][1] <= number:
+            begun_with.popleft()
+        return bool(begun_with) and begun_with[0][0] <= number
+
+    def _close(self, group: FoundGroup) -> None:
+        positions, parts = self._take_out(group.numbers)
+        if group.error is not None:
+            for part in parts:
+                part.release()
+            positions, parts = positions[:1], [ListPart([self._host.failure(group.error)])]
+        self._form(group.numbers, parts, positions)
+
+    def _form(self, numbers: Sequence[int], parts: list[Part], positions: Sequence[int]) -> None:
+        self._origins.formed(numbers)
+        self._add_unit(parts, positions)
+
+    def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], list[Part]]:
+        """Return (positions of waiting samples, the samples in as few parts as possible)."""
+        waiting = [self._waiting.pop(number) for number in numbers]
+        parts = in_parts([shared for shared, _ in waiting], numbers)
+        for shared, _ in waiting:
+            shared.end()
+        return [position for _, position in waiting], parts
+
+    @property
+    def _chunk(self) -> int:
+        return len(self._whole[0].positions)
+
+
+class _Clock:
+    """Measures how long the first sample without a group has waited."""
+
+    def __init__(self, max_wait_s: float | None) -> None:
+        self._max_wait_s = max_wait_s
+        self._first: int | None = None  # number of the watched sample
+        self._scope: anyio.CancelScope | None = None  # scope of the running timer
+        self._is_over = False  # the watched sample has timed out
+
+    def is_due(self, waiting: Sequence[int]) -> bool:
+        return self._is_over and bool(waiting) and waiting[0] == self._first
+
+    def watch(self, waiting: Sequence[int], group: TaskGroup | None, due: Callable[[], None]) -> None:
+        """Call `due` once the first waiting sample has timed out, unless another is first by then."""
+        first = waiting[0] if waiting else None
+        if self._max_wait_s is None or first == self._first:
+            return
+        self.stop()
+        self._first, self._is_over = first, False
+        if first is not None:
+            assert group is not None
+            self._scope = anyio.CancelScope()
+            group.start_soon(self._wait, self._scope, anyio.current_time() + self._max_wait_s, due)
+
+    def stop(self) -> None:
+        self._first = None
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _wait(self, scope: anyio.CancelScope, until: float, due: Callable[[], None]) -> None:
+        with scope:
+            await anyio.sleep_until(until)
+            self._is_over = True
+        if self._scope is scope and self._is_over:
+            due()
+
+
+class SharedPart:
+    """A part with a reference count of the samples that wait. `start` is its first number."""
+
+    def __init__(self, part: Part, start: int, users: int = 1) -> None:
+        self._part, self._start, self._users = part, start, users
+
+    def share(self) -> SharedPart:
+        self._users += 1
+        return self
+
+    def end(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._part.release()
+
+    def some(self, numbers: Sequence[int]) -> list[Part]:
+        """Return the samples with these numbers in as few parts as possible, with their own leases."""
+        chosen = [number - self._start for number in numbers]
+        if isinstance(self._part, ApartPart | TablePart):
+            return [self._part.take(chosen)]
+        edges = [k for k in range(1, len(chosen)) if chosen[k] != chosen[k - 1] + 1]
+        return [self._part.cut(chosen[a], chosen[b - 1] + 1) for a, b in pairwise([0, *edges, len(chosen)])]
+
+
+def divided(numbers: Sequence[int], failed: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+    """Split ascending numbers into runs, each with the number of `failed` that ends it, or None."""
+    start = 0
+    for number in failed:
+        stop = bisect_left(numbers, number, start)
+        if stop < len(numbers) and numbers[stop] == number:
+            yield numbers[start:stop], number
+            start = stop + 1
+    yield numbers[start:], None
+
+
+def in_parts(shared: Sequence[SharedPart], numbers: Sequence[int]) -> list[Part]:
+    """Return samples, by part and number, in as few parts as possible, with their own leases."""
+    parts, done = list[Part](), 0
+    while done < len(numbers):
+        stop = done + 1
+        while stop < len(numbers) and shared[stop] is shared[done]:
+            stop += 1
+        parts += shared[done].some(numbers[done:stop])
+        done = stop
+    return parts

@@ -1,0 +1,66 @@
+"""An object read in one version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from headrace._util.reads import Reads
+from headrace.errors import ObjectChangedError
+
+PIECE_BYTES = 4 * 2**20
+_PIECES_AHEAD = 4
+
+
+class PinnedObject:
+    """One object, read in the version of the first read. Before it, `size` is -1."""
+
+    def __init__(self, reader: Reads, url: str, on_bytes: Callable[[int], object] | None = None) -> None:
+        self.url = url
+        self.size = -1
+        self.etag: str | None = None
+        self.requests = self.nbytes = 0
+        self._reader, self._on_bytes = reader, on_bytes
+
+    async def read(self, start: int, length: int) -> memoryview:
+        """Return `length` bytes from `start`, fewer at the object's end. No request beyond it.
+
+        Raises:
+            ObjectChangedError: the object has changed since the first read.
+        """
+        if self.size >= 0:
+            length = max(min(length, self.size - start), 0)
+            if not length:
+                return memoryview(b"")
+        target = memoryview(bytearray(length))
+        self.requests += 1
+        span = await self._reader.read_into(self.url, start, target, etag=self.etag)
+        if self.size < 0:
+            self.size, self.etag = span.size, span.etag
+        elif span.size != self.size:
+            raise ObjectChangedError(
+                f"the object changed while it was indexed: it had {self.size} bytes, now {span.size}", url=self.url
+            )
+        count = span.stop - span.start
+        self.nbytes += count
+        if self._on_bytes is not None:
+            self._on_bytes(count)
+        return target[:count]
+
+    async def pieces(self) -> AsyncGenerator[memoryview, None]:
+        """Yield the object in pieces of 4 MiB, and read the next four ahead."""
+        yield await self.read(0, PIECE_BYTES)
+        starts = iter(range(PIECE_BYTES, self.size, PIECE_BYTES))
+        ahead: deque[asyncio.Task[memoryview]] = deque()
+        try:
+            while True:
+                while len(ahead) < _PIECES_AHEAD and (start := next(starts, None)) is not None:
+                    ahead.append(asyncio.create_task(self.read(start, PIECE_BYTES)))
+                if not ahead:
+                    return
+                yield await ahead.popleft()
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)

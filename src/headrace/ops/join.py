@@ -1,0 +1,227 @@
+"""Joins of two streams by key: matching of samples, and their order."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace._util import check
+from headrace.dataset.stream import Stream
+from headrace.errors import FormatError, OptionError
+from headrace.ops.cache import is_kept
+from headrace.ops.fields import field_of
+from headrace.ops.order import PassOperator
+from headrace.ops.values import EachSample
+from headrace.ops.zip import ZipSpec
+from headrace.order import ChosenOrder, Order
+from headrace.pipeline.epoch_orders import Planning
+from headrace.types import Ints
+
+log = logging.getLogger("headrace")
+
+_KEY = "__key__"
+_PLAIN = str, bytes, int, np.generic
+
+
+class Matches:
+    """Pairs of samples of two streams by key, in the left order. Keys are read on first use."""
+
+    def __init__(self, left: Stream, right: Stream, on: tuple[str, str]) -> None:
+        self._streams, self._on = (left, right), on
+
+    @functools.cached_property
+    def places(self) -> tuple[Ints, Ints]:
+        """Positions of matched samples in the left stream, and of their partners in the right one.
+
+        Raises:
+            OptionError: Keys cannot be compared, repeat on the right, or do not match.
+        """
+        left, right = map(_keys, range(2), self._streams, self._on)
+        by_key: dict[Hashable, int] = {}
+        for place, key in enumerate(right):
+            if key is not None and by_key.setdefault(key, place) != place:
+                raise OptionError(
+                    f".join(on={self._on[1]!r}): two samples of input 1 have the key {key!r:.100}, and which of them "
+                    "is meant nobody knows; if it may come several times, that stream comes first"
+                )
+        pairs = [(place, by_key[key]) for place, key in enumerate(left) if key is not None and key in by_key]
+        if not pairs:
+            raise OptionError(
+                f".join(on={self._on[0]!r}): no key of input 0 is one of input 1; the first ones are {_shown(left)} "
+                f"and {_shown(right)}"
+            )
+        log.info("join: %d of %d samples have a partner among %d", len(pairs), len(left), len(right))
+        lefts, rights = np.array(pairs, np.int64).T
+        return lefts, rights
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        left, right = (
+            hashlib.blake2b(places.astype("<i8").tobytes(), digest_size=8).hexdigest() for places in self.places
+        )
+        return left, right
+
+
+@dataclass(frozen=True, slots=True)
+class Matched(PassOperator):
+    """Selects samples of one side (0: left, 1: right) with a partner, in the order of pairs."""
+
+    is_constant = is_steady = True
+    matches: Matches
+    side: int
+
+    @property
+    def text(self) -> str:
+        return "join()"
+
+    @property
+    def is_implied(self) -> bool:
+        return True
+
+    @property
+    def in_state(self) -> str:
+        return f"matched {self.matches.digests[self.side]}"
+
+    def count(self, count: int) -> int:  # noqa: ARG002 (the keys decide)
+        return len(self.matches.places[self.side])
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return ChosenOrder(order, self.matches.places[self.side])
+
+
+class JoinSpec(ZipSpec):
+    """Two zipped streams, each restricted by `Matched` to samples that have a partner."""
+
+    kind = "join"
+
+    def __init__(self, streams: Sequence[Stream], on: object) -> None:
+        super().__init__(streams, strict=True)
+        self._on = on
+
+    @property
+    def on(self) -> tuple[str, str]:
+        return _both(self._on)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Steps of both sides that may change a key after it was read."""
+        return tuple(name for stream in self.streams for name in _steps_of(stream))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return JoinSpec, (self.streams, self._on)
+
+    @property
+    def arguments(self) -> str:
+        return f", on={self._on!r}"
+
+    @classmethod
+    def of(cls, left: Stream, right: Stream, on: object) -> JoinSpec:
+        """Match two streams by key.
+
+        Raises:
+            OptionError: `on` is invalid; or the samples or the order of a side change between epochs.
+        """
+        matches = Matches(left, right, _both(on))
+        for number, pipeline in enumerate((left.pipeline(), right.pipeline())):
+            order = pipeline.order
+            wrong = next((one for one in order.operators if not one.is_steady), order.passes)
+            if wrong is not None or not pipeline.source.is_steady:
+                what = "its own order" if wrong is None else f".{wrong.text}"
+                raise OptionError(
+                    f"input {number} of .join() has {what}: pairs come in the order in which the left samples lie; put "
+                    "what decides another order behind .join()"
+                )
+        return cls([left._with(Matched(matches, 0)), right._with(Matched(matches, 1))], on)
+
+
+class SameKeys:
+    """Refuses pairs whose keys differ now, because steps before `.join()` changed one.
+
+    Keys of different types, for instance after `.decode()`, are not compared. `changing` names the steps for the error.
+    """
+
+    def __init__(self, on: tuple[str, str], changing: Sequence[str]) -> None:
+        self._on, self._changing = on, changing
+
+    def __call__(self, pair: tuple[object, object]) -> tuple[object, object]:
+        left, right = (
+            sample.get(on) if on != _KEY and isinstance(sample, dict) else None
+            for sample, on in zip(pair, self._on, strict=True)
+        )
+        if type(left) is type(right) and isinstance(left, _PLAIN) and left != right:
+            raise OptionError(
+                f".join(on={self._on}): the key is {left!r:.100} on one side and {right!r:.100} on the other: "
+                f"keys are those of the source, before {', '.join(self._changing)}: put those after .join(), or "
+                "put .cache() before .join()"
+            )
+        return pair
+
+
+def _both(on: object) -> tuple[str, str]:
+    names = on if isinstance(on, tuple | list) else (on, on)
+    if len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise check.invalid(
+            ".join(): on", on, "the name of a field, or of one in each input; '__key__' is the sample's key in an index"
+        )
+    left, right = names
+    return left, right
+
+
+def _keys(side: int, stream: Stream, on: str) -> list[object]:
+    source, planning = stream.source.__sample_source__(), Planning(stream.pipeline(), 0)
+    names: Sequence[object] = source.keys() if on == _KEY else range(0)
+    keys = _read_keys(side, stream, on) if type(names) is range else names  # a range has numbers, no names
+    return [_hashable(keys[number], on) for number in _numbers(planning)]
+
+
+def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
+    """Read the key field of stored or cached samples, or else of those that the steps make, by their numbers."""
+    each = stream.pipeline().each
+    stored = tuple(one for one in each if one.is_implied or is_kept(one.step))
+    try:
+        try:
+            return _keys_after(stream, stored, on)
+        except (FormatError, TypeError):  # samples have no such field yet
+            return _keys_after(stream, each, on)
+    except Exception as error:
+        error.add_note(f".join(on={on!r}) has asked input {side} for its keys")
+        raise
+
+
+def _keys_after(stream: Stream, steps: tuple[EachSample, ...], on: str) -> dict[int, Any]:
+    opened = Stream(stream.source, steps)
+    keys = [field_of(sample, on) for sample in opened.select(on).on_every_rank()]
+    return dict(zip(_numbers(Planning(opened.pipeline(), 0)), keys, strict=True))
+
+
+def _numbers(planning: Planning) -> list[int]:
+    order = planning.passes(0)
+    numbers: list[int] = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
+    return numbers
+
+
+def _steps_of(stream: Stream) -> list[str]:
+    """Return the user's steps after the last cache."""
+    return [f".{step.name}" for step in stream.pipeline().steps if not step.is_implied and not is_kept(step)]
+
+
+def _hashable(key: Any, on: str) -> Any:
+    """Make a key hashable. Plain numbers replace those of numpy and tensors; None replaces NaN."""
+    key = key.item() if getattr(key, "ndim", None) == 0 and hasattr(key, "item") else key
+    try:
+        hash(key)
+    except TypeError:
+        raise OptionError(
+            f".join(on={on!r}): a sample has a {type(key).__name__} there; a number, a text or bytes is needed"
+        ) from None
+    return None if key != key else key  # noqa: PLR0124 (NaN is no key)
+
+
+def _shown(keys: Sequence[object]) -> str:
+    return ", ".join(f"{key!r:.50}" for key in keys[:3]) or "none"

@@ -1,0 +1,207 @@
+"""Zipped streams: numbers of tuples, and reading of their samples."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from headrace._util.context import RunningSample, running_sample
+from headrace.dataset.stream import Stream
+from headrace.errors import OptionError
+from headrace.ops.combined_sources import InputsDataset
+from headrace.ops.in_turn import InputsSpec
+from headrace.ops.run_inline import NamedSteps, through
+from headrace.order import Order, draw
+from headrace.order.combined import ZipOrder
+from headrace.order.orders import ENDLESS
+from headrace.pipeline.epoch_orders import Planning
+from headrace.pipeline.pipeline import Pipeline
+from headrace.types import Ints
+
+_NUMBERS_MOST = 2**60
+
+
+class ZipSpec(InputsSpec):
+    """Zipped streams: one sample of each at every position.
+
+    The number of a tuple is composed of the numbers of its samples. All inputs in stored order share one component, the
+    position, as otherwise numbers of a few inputs would exceed 60 bits.
+
+    Attributes:
+        strict: True if all inputs must have the same number of samples.
+    """
+
+    kind = "zip"
+
+    def __init__(self, streams: Sequence[Stream], *, strict: bool) -> None:
+        super().__init__(streams)
+        self.strict = strict
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(ZipSpec, strict=self.strict), (self.streams,)
+
+    @property
+    def arguments(self) -> str:
+        return "" if self.strict else ", strict=False"
+
+    @property
+    def is_endless(self) -> bool:
+        return all(pipeline.is_endless for pipeline in self.pipelines)
+
+    @property
+    def is_paired(self) -> bool:
+        return self.is_endless or not all(map(_comes_as_it_lies, self.pipelines))
+
+    @functools.cached_property
+    def count(self) -> int:
+        """Number of tuples, which is that of the shortest input.
+
+        Raises:
+            OptionError: The inputs differ in length, and `strict` is set.
+        """
+        least, most = min(self.sizes), max(self.sizes)
+        if self.strict and least != most:
+            few, many = self.sizes.index(least), self.sizes.index(most)
+            has = "no end" if most == ENDLESS else f"{most} samples"
+            raise OptionError(
+                f"{self.labels[few]} has {least} samples, and {self.labels[many]} has {has}: "
+                ".zip(…, strict=False) ends with the shorter one, and .take(n) of an input shortens it"
+            )
+        return least
+
+    @property
+    def full_count(self) -> int | None:
+        passes = self._passes_of_endless()
+        return None if passes is None else max(passes, default=0)
+
+    @property
+    def shares(self) -> Sequence[int] | None:
+        return [1] * len(self.names)
+
+    @functools.cached_property
+    def _alone(self) -> tuple[int, ...]:
+        if self.count == ENDLESS:
+            return tuple(range(len(self.names)))
+        return tuple(k for k, pipeline in enumerate(self.pipelines) if not _comes_as_it_lies(pipeline))
+
+    @functools.cached_property
+    def radices(self) -> tuple[int, ...]:
+        """Size of each component: the position, then each input with a component of its own.
+
+        Raises:
+            OptionError: Their product is too large.
+        """
+        radices = tuple(max(1, int(self.sources[k].starts[-1])) for k in self._alone)
+        if len(self._alone) < len(self.names):
+            radices = max(1, self.count), *radices
+        if math.prod(radices) > _NUMBERS_MOST:
+            raise OptionError(
+                f"the inputs of {self.call} that have orders of their own have {' * '.join(map(str, radices))} pairs "
+                "of samples, more than can be numbered: leave their orders as they are, and have .zip(…).shuffle()"
+            )
+        return radices
+
+    def numbers_of(self, number: int) -> list[int]:
+        digits = list[int]()
+        for radix in reversed(self.radices):
+            number, digit = divmod(number, radix)
+            digits.append(digit)
+        position = digits.pop() if len(digits) > len(self._alone) else 0
+        alone = dict(zip(self._alone, reversed(digits), strict=True))
+        return [alone[k] if k in alone else self._number_at(k, position) for k in range(len(self.names))]
+
+    def _number_at(self, number: int, position: int) -> int:
+        """Return the number of the sample at a position of an input in stored order."""
+        if not self.pipelines[number].order.operators:
+            return position
+        planning, order = self._steady(number)
+        return int(planning.numbers(order, np.array([position]))[0])
+
+    @functools.cached_property
+    def _steady(self) -> Callable[[int], tuple[Planning, Order]]:
+        @functools.cache
+        def steady(number: int) -> tuple[Planning, Order]:
+            planning = Planning(self.pipelines[number], 0)
+            return planning, planning.passes(0)
+
+        return steady
+
+    def arrange(
+        self,
+        inputs: Sequence[Order],
+        key: tuple[int, ...],  # noqa: ARG002 (others need it)
+        first_shards: Sequence[int],  # noqa: ARG002 (samples have no shards)
+        window: int,  # noqa: ARG002 (they are got one by one)
+    ) -> ZipOrder:
+        numbers = [functools.partial(_numbers, inputs[k], self.sources[k].starts) for k in self._alone]
+        of_position: list[Callable[[Ints], Ints]] = [_itself] if len(self._alone) < len(self.names) else []
+        return ZipOrder(self.count, list(zip(self.radices, [*of_position, *numbers], strict=True)))
+
+
+def _comes_as_it_lies(pipeline: Pipeline) -> bool:
+    """True if the position, and the order named in states, determine the sample."""
+    order, source = pipeline.order, pipeline.source
+    return order.is_steady and order.by_numbers is None and not pipeline.keeps and source.is_in_order
+
+
+def _numbers(order: Order, starts: Ints, positions: Ints) -> Ints:
+    shards, rows = order.locate(positions)
+    return np.asarray(starts[shards] + rows, np.int64)
+
+
+def _itself(positions: Ints) -> Ints:
+    return positions
+
+
+class ZipDataset(InputsDataset):
+    """Tuples of samples of several inputs, fetched by composed number."""
+
+    spec: ZipSpec
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ZipDataset, (self.spec,)
+
+    def __len__(self) -> int:
+        return math.prod(self.spec.radices)
+
+    @property
+    def starts(self) -> Ints:
+        return np.array([0, len(self)])
+
+    async def aget(self, key: int) -> object:
+        numbers = self.spec.numbers_of(range(len(self))[key])
+        tasks = [asyncio.ensure_future(self._of_its_own(k, number)) for k, number in enumerate(numbers)]
+        try:
+            # Await in order, so that of several errors the first input's is raised.
+            return tuple([await task for task in tasks])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # no task outlives this call
+
+    async def _of_its_own(self, number: int, at: int) -> object:
+        """Return a sample of one input, with a random key of its own."""
+        running = running_sample.get()
+        if running is not None:
+            running_sample.set(RunningSample(_key_of(running.key, number), running.position))
+        return await self.got(number, at)
+
+
+@functools.lru_cache(1024)
+def _key_of(key: int, number: int) -> int:
+    return draw("input", key, number)
+
+
+class ZipStep:
+    """Applies to each sample of a tuple the named steps of its input."""
+
+    def __init__(self, labels: Sequence[str], steps: Sequence[NamedSteps]) -> None:
+        self.labels, self.steps = tuple(labels), tuple(map(tuple, steps))
+
+    def __call__(self, samples: tuple[object, ...]) -> tuple[object, ...]:
+        both = zip(self.labels, self.steps, samples, strict=True)
+        return tuple([through(steps, sample, f"{label}; ") for label, steps, sample in both])

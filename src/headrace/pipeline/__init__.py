@@ -1,0 +1,1 @@
+"""Compiles a stream's operators into a pipeline, and computes the orders of its epochs."""

@@ -1,0 +1,272 @@
+"""The operators of a stream, sorted by what executes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from headrace.dataset.source import KeepsKey, SampleSource, Wanted
+from headrace.formats.columns import ColumnDecoder, SampleColumns
+from headrace.ops.delivery import NOTHING_SAID, Delivering
+from headrace.ops.fields import Selection
+from headrace.ops.values import Batch, EachSample, GroupOperator
+from headrace.pipeline.ordering import Ordering
+from headrace.workers.tasks import Step
+
+if TYPE_CHECKING:
+    from headrace.order.packing import Packing
+
+
+def narrowed(operator: EachSample, selection: Selection) -> EachSample | None:
+    """Return a field-wise step, reduced to a later selection. None: nothing remains to do."""
+    if operator.opens_fields:
+        return operator
+    if operator.decoder is None:
+        return operator if selection.names_source else None
+    decoder = operator.decoder.only(frozenset().union(*selection.wanted))
+    return replace(operator, decoder=decoder, step=replace(operator.step, fn=decoder))
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A grouping of samples, a limit on their number, or a step that counts them, and the steps after it.
+
+    Attributes:
+        grouping: Groups samples. None: they stay single.
+        steps: Steps for each result.
+        limit: Maximum number of samples that enter it. None: no limit.
+    """
+
+    grouping: GroupOperator | None
+    steps: tuple[Step, ...]
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0] if self.grouping is None else self.grouping.text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in a state."""
+        grouping = () if self.grouping is None else (self.grouping.text,)
+        return (*_limit_names(self.limit), *grouping, *(step.name for step in self.steps))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The operators of a stream, sorted by what executes them.
+
+    Attributes:
+        order: Operators that decide which samples of the source occur, and when.
+        keeps: Key filters that an index answers.
+        each: Steps for each sample.
+        limit: Maximum number of samples after the last steps, if the source does not apply it.
+        group: Final batching by the stream itself, if any.
+        after: Steps for each of those batches.
+        regroups: Groupings, unbatchings and limits before that, in order.
+        is_batched: True if the results are batches.
+        is_given: True if the limit is the `.epoch()` of an iterable data set, which repeats by itself.
+        delivering: How results are delivered.
+    """
+
+    source: SampleSource
+    order: Ordering
+    keeps: tuple[KeepsKey, ...]
+    each: tuple[EachSample, ...]
+    limit: int | None
+    group: Batch | None
+    after: tuple[Step, ...]
+    is_given: bool = False
+    regroups: tuple[Regroup, ...] = ()
+    is_batched: bool = False
+    delivering: Delivering = NOTHING_SAID
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(operator.step for operator in self.each)
+
+    @property
+    def is_in_place(self) -> bool:
+        """True if each sample keeps the number or key of the source and stays single."""
+        is_of_source = not self.order.operators and not self.keeps and self.numbered is None
+        return is_of_source and self.keeps_count and self.group is None
+
+    @property
+    def is_in_passes(self) -> bool:
+        """True if limits, counts or passes apply to a whole pass over the results, so that another pass is separate."""
+        limits = (self.limit, *(regroup.limit for regroup in self.regroups))
+        are_counted = any(step.is_numbered for step in self._all_steps) or any(limit is not None for limit in limits)
+        is_read_to_limit = bool(self.order.takes) and (self.source.is_compressed or not self.source.traits.numbered)
+        return self.order.passes is not None or are_counted or is_read_to_limit
+
+    @property
+    def of_all(self) -> str | None:
+        """First operator that concerns a whole epoch, so that the stream cannot be an input."""
+        if self.numbered is not None:
+            return self.numbered.name
+        if self.delivering.is_everywhere:
+            return "on_every_rank()"
+        if self.unshardable is not None:
+            return self.unshardable
+        return None if self.delivering.prefetch is None else f"prefetch({self.delivering.prefetch})"
+
+    @property
+    def unshardable(self) -> str | None:
+        """First operator that must see the samples of all ranks."""
+        groups = [one.grouping for one in self.regroups if one.grouping is not None and not one.grouping.is_shardable]
+        return next(
+            (step.name for step in self._all_steps if not step.is_shardable), groups[0].text if groups else None
+        )
+
+    @property
+    def separate(self) -> str | None:
+        return next((step.name for step in self._all_steps if step.is_separate), None)
+
+    @property
+    def _all_steps(self) -> tuple[Step, ...]:
+        return (*self.steps, *(step for regroup in self.regroups for step in regroup.steps), *self.after)
+
+    @property
+    def prefetch(self) -> int | None:
+        """Maximum number of results made ahead. None: not set by the stream."""
+        return self.delivering.prefetch
+
+    @property
+    def numbered(self) -> Step | None:
+        """Step that adds each sample's position in the epoch."""
+        return next((step for step in self.steps if step.is_numbered), None)
+
+    @property
+    def keeps_count(self) -> bool:
+        """True if each sample of the source becomes one sample of a batch."""
+        return self.limit is None and not self.regroups and all(step.keeps_count for step in self.steps)
+
+    @property
+    def gives_many(self) -> str | None:
+        """First operator that makes several samples of one, or one of several."""
+        many = next((step.name for step in self.steps if step.kind == "many"), None)
+        return many or next((regroup.name for regroup in self.regroups), None)
+
+    @property
+    def puts_together(self) -> str | None:
+        return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
+
+    @property
+    def batched_by(self) -> str:
+        names = [regroup.name for regroup in self.regroups if regroup.grouping is not None]
+        return names[-1] if names else "batch()"
+
+    @property
+    def timed(self) -> str | None:
+        return next((one.name for one in self.regroups if one.grouping and one.grouping.max_wait_s is not None), None)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Names of the operators that may change the number of samples."""
+        names = [step.name for step in self.steps if not step.keeps_count]
+        names += [name for regroup in self.regroups for name in regroup.names]
+        return (*names, *_limit_names(self.limit))
+
+    @property
+    def packing(self) -> Packing | None:
+        """Row packing of documents. None: no packing, or it is planned before documents are read."""
+        return next((one.grouping.packing for one in self.regroups if one.grouping and one.grouping.packing), None)
+
+    @property
+    def is_limited_within(self) -> bool:
+        """True if a limit precedes a grouping or a step that changes the number of samples."""
+        return any(regroup.limit is not None for regroup in self.regroups)
+
+    @property
+    def has_numbers(self) -> bool:
+        return self.source.has_numbers(by_number=self.is_by_number, by_key=bool(self.keeps))
+
+    @property
+    def passes(self) -> tuple[int | None, int | None]:
+        """Number of passes in an epoch, and the sample limit of `.epoch()`. None: unlimited."""
+        return (1, None) if self.order.passes is None else self.order.passes.passes
+
+    @property
+    def is_endless(self) -> bool:
+        return self.order.most is None and (self.passes[0] is None or self.source.is_endless)
+
+    @property
+    def given_count(self) -> int | None:
+        """Samples of an epoch, independent of the source's size and of filters. None: not fixed."""
+        times, samples = self.passes
+        if self.keeps_count:
+            return None if samples is None else self.order.most
+        if self.is_limited_within:
+            return None
+        if self.is_given:
+            return self.limit
+        is_bounded = self.order.most is not None or not (times is None or self.source.is_endless)
+        return None if is_bounded else self.limit
+
+    @property
+    def is_by_number(self) -> bool:
+        """True if samples are fetched one by one. Indexed shards can also be read sequentially."""
+        if not self.source.traits.indexed:
+            return self.source.traits.numbered
+        shuffle = self.order.shuffle
+        if shuffle is not None and (shuffle.by == "global" or not self.order.is_shuffled_first):
+            return True
+        # Rows of packed batches jump between documents, so compression frames must be located.
+        return self.order.by_numbers is not None or (self.packing is not None and self.source.is_compressed)
+
+    @property
+    def without_numbers(self) -> str | None:
+        """Advice for errors if samples cannot be read by number, in the stream's order. None: they can."""
+        shuffled = None if self.order.shuffle is None else self.source.only_in_order
+        return self.source.without_numbers or shuffled
+
+    @property
+    def scatters(self) -> str | None:
+        """First operator for which samples are fetched one by one, in another order than they are stored in."""
+        return next((one.text for one in self.order.one_pass if self.is_by_number and not one.is_ascending), None)
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """Fields of the source's samples that the steps use, as far as known. None: all."""
+        selected = self._selected
+        asked = tuple(frozenset((name,)) for operator in self.each for name in operator.asks)
+        return None if selected is None else (*selected[1].wanted, *asked)
+
+    @property
+    def narrowed_steps(self) -> tuple[Step, ...]:
+        """Steps without the decoding and source naming that a later selection discards."""
+        return tuple(operator.step for operator in self._narrowed)
+
+    @property
+    def columns(self) -> SampleColumns | None:
+        """Applies all steps to whole row tables. None: the steps do not allow it."""
+        if len(self._narrowed) == 1:
+            return self._narrowed[0].columns
+        if len(self._narrowed) != 2:
+            return None
+        first, last = self._narrowed
+        if first.decoder is None or last.selection is None or last.selection.keeps_source:
+            return None
+        return ColumnDecoder(first.decoder, last.selection.names)
+
+    @property
+    def _selected(self) -> tuple[int, Selection] | None:
+        """Index and value of the first selection, if all steps before it work field by field."""
+        for k, operator in enumerate(self.each):
+            if operator.selection is not None:
+                return k, operator.selection
+            if operator.decoder is None and not operator.names_source and not operator.opens_fields:
+                return None
+        return None
+
+    @property
+    def _narrowed(self) -> tuple[EachSample, ...]:
+        if self._selected is None:
+            return self.each
+        first, selection = self._selected
+        before = [narrow for operator in self.each[:first] if (narrow := narrowed(operator, selection)) is not None]
+        return (*before, *self.each[first:])  # after the selection, other fields may have these names
+
+
+def _limit_names(limit: int | None) -> tuple[str, ...]:
+    return () if limit is None else (f"take({limit})",)

@@ -1,1 +1,0 @@
-"""Turns an epoch's plan into reads, and the bytes read into parts of samples."""

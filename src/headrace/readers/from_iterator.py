@@ -1,0 +1,138 @@
+"""Samples from an iterator."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import anyio
+
+from headrace._util.cancellation import is_ours
+from headrace._util.context import RunningSample, running_charge, running_sample
+from headrace.readers.byte_estimate import Charge, Expectation
+from headrace.readers.protocol import Flow
+from headrace.readers.shuffle_buffer import ShuffleBuffer
+from headrace.types import Ranges
+from headrace.workers.failures import ErrorPacker, Failure
+
+
+class IterProducer:
+    """Emits samples of an asynchronous iterator.
+
+    No snapshot is taken at the end, as an exhausted data set may have prepared for the next epoch.
+
+    Args:
+        snapshot: Returns the state of the iteration, or None if there is none.
+        take: Maximum number of samples, skipped ones included.
+        begin: Position in the epoch of the first sample.
+        done: Samples to skip, numbered from `begin`.
+        chunk: Samples per chunk. Chunks end where batches end.
+    """
+
+    def __init__(
+        self,
+        samples: Callable[[], AsyncIterator[object]],
+        *,
+        snapshot: Callable[[], object] | None,
+        take: int | None,
+        buffer: ShuffleBuffer | None,
+        begin: int,
+        done: Ranges,
+        batch_size: int,
+        chunk: int,
+        pack_error: ErrorPacker,
+    ) -> None:
+        self._samples, self._snapshot, self._take, self._buffer = samples, snapshot, take, buffer
+        self._begin, self._done = begin, deque(done)
+        self._batch_size, self._chunk, self._pack_error = batch_size, chunk, pack_error
+        self._expected = Expectation()
+        self._number = 0  # of the next sample, counted from `begin`, skipped ones included
+        self._snapshots: deque[tuple[int, object]] = deque()
+        self._waiting: list[object] = []  # samples in the buffer
+
+    def mark(self, position: int) -> tuple[object, int] | None:
+        """Return the last snapshot before a sample, and the number of the first sample after it."""
+        while len(self._snapshots) > 1 and self._snapshots[1][0] <= position:
+            self._snapshots.popleft()
+        if not self._snapshots:
+            return None
+        at, state = self._snapshots[0]
+        return None if state is None else (state, at)
+
+    async def run(self, flow: Flow) -> None:
+        iterator = self._samples()
+        position, is_over = 0, False
+        self._take_snapshot()
+        try:
+            while not is_over:
+                count = min(self._chunk, self._batch_size - position % self._batch_size)
+                expected = self._expected.of(count)
+                charge = Charge(flow, await flow.turn(expected, position), expected, position)
+                running_charge.set(charge)
+                samples, is_over = await self._some(iterator, count, flow.key)
+                part = flow.part_of(samples, charge.claim)
+                self._expected.learn(part, charge.charged)
+                flow.put(position, part)
+                position += len(samples)
+                del samples
+                if not is_over:
+                    self._take_snapshot()
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
+
+    def _take_snapshot(self) -> None:
+        is_end = self._number and self._take is not None and self._number >= self._take
+        if self._snapshot is not None and not is_end:
+            self._snapshots.append((self._number, self._snapshot()))
+
+    async def _some(self, iterator: AsyncIterator[object], count: int, key: int) -> tuple[list[object], bool]:
+        """Return (the next samples, True if they are the last)."""
+        samples: list[object] = []
+        try:
+            while len(samples) < count:
+                if self._take is not None and self._number >= self._take:
+                    return self._last(samples), True
+                running_sample.set(RunningSample(key, self._begin + self._number))
+                sample = await anext(iterator)
+                number, self._number = self._number, self._number + 1
+                if not self._done or not self._is_done(number):
+                    if self._buffer is None:
+                        samples.append(sample)
+                    else:
+                        self._let_in(sample, samples, self._buffer)
+                if self._number == 1:  # the earlier snapshot may belong to the end of the previous epoch
+                    self._take_snapshot()
+                if type(sample) is Failure and samples and samples[-1] is sample:
+                    return samples, False  # the result of its batch may be settled now
+        except StopAsyncIteration:
+            return self._last(samples), True
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            error.add_note(f"stage: fetch; sample {self._begin + self._number} of the epoch")
+            self._take_snapshot()
+            return [*self._last(samples), Failure(self._pack_error(error).widened())], True
+        return samples, False
+
+    def _is_done(self, number: int) -> bool:
+        while self._done and self._done[0][1] <= number:
+            self._done.popleft()
+        return bool(self._done) and number >= self._done[0][0]
+
+    def _let_in(self, sample: object, samples: list[object], buffer: ShuffleBuffer) -> None:
+        slot = buffer.slot()
+        if slot is None:
+            self._waiting.append(sample)
+        else:
+            samples.append(self._waiting[slot])
+            self._waiting[slot] = sample
+
+    def _last(self, samples: list[object]) -> list[object]:
+        if self._buffer is None:
+            return samples
+        order = self._buffer.end()
+        waiting, self._waiting = self._waiting, []
+        return samples + [waiting[k] for k in order.tolist()]

@@ -1,1 +1,0 @@
-"""Schedules the work between the four stages, by counts, bytes and order only."""

@@ -1,0 +1,1 @@
+"""Runs a loader of headrace's data sets: plans epochs, resumes from states, starts the engine."""

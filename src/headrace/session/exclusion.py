@@ -1,0 +1,85 @@
+"""Exclusion of samples from epochs, by number and by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from headrace._util import check
+from headrace.engine.quarantine import numbers_in
+from headrace.errors import OptionError, StateMismatchError
+from headrace.options import Exclude
+from headrace.order import Cursor, Order
+from headrace.order.cursor import compressed, united
+from headrace.order.orders import ENDLESS
+from headrace.pipeline.epoch_orders import Planning
+from headrace.pipeline.needs import refusal
+from headrace.state.state import State
+from headrace.types import Ints
+
+_AT_ONCE = 2**18  # positions searched at once
+
+
+class Excluding:
+    """Applies `headrace.Exclude` to epochs whose samples have numbers."""
+
+    def __init__(self, exclude: Exclude, planning: Planning) -> None:
+        self._exclude, self.planning = exclude, planning
+        self._found: tuple[int, Ints] | None = None  # of the last requested epoch
+
+    def begun(self, begin: State, step: int, order: Order | None) -> State:
+        """Remove excluded samples from a start state, so that states of the epoch record it.
+
+        Raises:
+            OptionError: the positions of samples cannot be determined.
+            StateMismatchError: the state belongs to one of several ranks, which would disagree.
+        """
+        cursor = self.left(begin.cursor, begin.epoch, step, order)
+        if cursor.position == begin.cursor.position and np.array_equal(cursor.holes, begin.cursor.holes):
+            return begin
+        if begin.done:
+            raise StateMismatchError(
+                "exclude= leaves out what the ranks of this state have already divided among them: merge the states of "
+                "all ranks by hr.merge_states, and load that",
+                field="rank",
+            )
+        return replace(begin, cursor=cursor)
+
+    def left(self, cursor: Cursor, epoch: int, step: int, order: Order | None = None) -> Cursor:
+        order = order or self.planning.order(epoch)
+        ranges = [(a * step, b * step) for a, b in self._exclude.steps] if epoch == self._exclude.epoch else []
+        end = order.count
+        ranges = [(a, min(b, end)) for a, b in ranges if a < end]
+        ranges += map(tuple, self._ranges_of_samples(epoch, order).tolist())
+        return cursor.without_ranges(np.array(united(ranges), np.int64).reshape(-1, 2))
+
+    def of_document(self, order: Order, position: int) -> bool:
+        return bool(np.isin(self.planning.numbers(order, np.array([position])), self._samples)[0])
+
+    @cached_property
+    def _samples(self) -> Ints:
+        source, named = self.planning.pipeline.source, numbers_in(self._exclude.files, self.planning.fingerprint)
+        last = max(self._exclude.samples, default=-1)
+        if source.keeps_numbers and last >= source.starts[-1]:
+            raise OptionError(f"exclude= of sample {last}: {source.name} has {source.starts[-1]}, counted from 0")
+        return np.unique(np.concatenate([np.asarray([*self._exclude.samples], np.int64), named]))
+
+    def _ranges_of_samples(self, epoch: int, order: Order) -> Ints:
+        if not len(self._samples):
+            return np.zeros((0, 2), np.int64)
+        if self._found is None or self._found[0] != epoch:
+            self._found = epoch, compressed(self._positions(order))
+        return self._found[1]
+
+    def _positions(self, order: Order) -> Ints:
+        if order.count >= ENDLESS:
+            raise refusal("end", "exclude= of samples", self.planning.pipeline.source.name)
+        if not self.planning.pipeline.order.is_fixed:
+            raise check.conflict("exclude=", ".sample(sampler)", "have the sampler exclude these samples")
+        found = []
+        for start in range(0, order.count, _AT_ONCE):
+            positions = np.arange(start, min(start + _AT_ONCE, order.count))
+            found.append(positions[np.isin(self.planning.numbers(order, positions), self._samples)])
+        return np.concatenate(found) if found else np.zeros(0, np.int64)

@@ -1,0 +1,337 @@
+"""Resolution of loader options: checks, and every "auto"."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, SupportsIndex, get_args
+
+import torch
+from torch.utils.data import default_convert
+
+from headrace._util import check
+from headrace._util import file_limits as descriptors
+from headrace._util.file_limits import memory_bytes
+from headrace._util.functions import as_it_is, name_of
+from headrace.errors import LateOptionError, OptionError
+from headrace.options import Balance, FetchOptions, Settings
+from headrace.options.error_policy import exclusion, quarantine_file, skip_policy
+from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
+from headrace.types import Tail
+
+_FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of fetch_concurrency="auto"
+_MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
+_PREFETCH_BATCHES = 4
+_TOGETHER = 64  # single samples per message
+_WORKERS = "has workers of the loader's"
+_FOR_OURS: dict[str, tuple[tuple[str, ...], str]] = {  # name: values if unset, and why others have no such option
+    "fetch": ((), "does its own reading"),
+    "fetch_concurrency": (("auto",), "does its own reading"),
+    "on_error": (("raise",), "fails by whole batches"),
+    "workers": (("process", "thread"), "is loaded by workers of torch's kind"),
+    **dict.fromkeys(
+        ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude", "balance"),
+        ((), "has a sampler, which sets the samples of each rank"),
+    ),
+}
+_FOR_TORCH = {  # name: why others have no such option
+    **dict.fromkeys(("economic", "num_batch_workers", "num_workers_batches"), "is always loaded like that"),
+    "snapshot_every_n_steps": "has states without snapshots",
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+
+
+def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: object) -> None:
+    """Check arguments that torch or Python would check only when the loader is iterated over.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        OptionError: there are no such workers.
+    """
+    is_executor = callable(getattr(workers, "start", None)) and callable(getattr(workers, "aclose", None))
+    if not is_executor:
+        check.one_of("workers", workers, ("process", "thread"), ", or an executor")
+    if is_executor and num_workers == 0:
+        raise check.lacking("workers is an executor, and it", "num_workers above 0, the workers to start")
+    try:
+        operator.index(num_workers)
+    except TypeError:
+        raise TypeError(f"num_workers={num_workers!r} must be a whole number") from None
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn={collate_fn!r} must be callable")
+
+
+def check_torch(loader: Any) -> None:
+    """Check the arguments of a loader in the torch regime.
+
+    Raises:
+        OptionError: arguments exclude each other.
+        LateOptionError: torch's loader would refuse the arguments only when it is iterated over.
+        TypeError: a sampler cannot be iterated over.
+    """
+    kind = type(loader.dataset).__name__
+    for name in ("sampler", "batch_sampler"):
+        value = getattr(loader, name)
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise TypeError(f"{name}={value!r} must be iterable")
+    if loader.timeout > 0 and loader.num_workers == 0:
+        raise LateOptionError(f"timeout={loader.timeout} needs workers, and num_workers is 0")
+    if loader.prefetch_factor == 0:
+        raise LateOptionError(f"prefetch_factor=0 must be more than 0 for {kind}")
+    for name, (unset, why) in _FOR_OURS.items():
+        value = getattr(loader, name)
+        if value is not None and value not in unset:
+            raise OptionError(
+                f"{name}={value!r:.100} is for headrace's data sets, and {kind} {why}; hr.from_map(data) and "
+                "hr.from_iterable(data) make one of it"
+            )
+    check.whole_or_none("snapshot_every_n_steps", loader.snapshot_every_n_steps)
+    skip_policy(loader.on_error, loader.max_skips)
+    quarantine_file(loader.quarantine, loader.on_error)
+    if loader.workers == "thread" and loader.multiprocessing_context is not None:
+        raise check.conflict("multiprocessing_context", "workers='thread'")
+    _check_economic(loader, kind)
+
+
+def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefetch_factor: int | None) -> None:
+    """Refuse arguments that are for torch's data sets only.
+
+    Raises:
+        OptionError: one of them was given.
+        ValueError: `prefetch_factor` is negative.
+    """
+    given = {"multiprocessing_context": multiprocessing_context, **{name: getattr(loader, name) for name in _FOR_TORCH}}
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise OptionError(f"{name}={value!r} is for data sets of torch's: {kind} {_FOR_TORCH.get(name, _WORKERS)}")
+    if prefetch_factor is not None and prefetch_factor < 0:
+        raise ValueError("prefetch_factor option should be non-negative")
+
+
+def _check_economic(loader: Any, kind: str) -> None:
+    names = ("num_batch_workers", "num_workers_batches", "seed")
+    given = {name: value for name in names if (value := getattr(loader, name)) is not None}
+    if loader.memory_budget != "auto":
+        given["memory_budget"] = loader.memory_budget
+        budget_bytes(loader.memory_budget)
+    _seed(loader.seed)
+    if not loader.economic:
+        for name, value in given.items():
+            raise check.lacking(f"{name}={value!r}", f"economic=True for {kind}")
+        return
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise OptionError(f"economic=True needs a data set with __getitem__: {kind} is iterated over")
+    if loader.num_workers == 0:
+        raise check.lacking("economic=True", "workers, and num_workers is 0")
+    if loader.multiprocessing_context is not None:
+        raise check.conflict("economic=True", "multiprocessing_context", "its workers start from a clean process")
+    if loader.num_batch_workers is not None and loader.num_workers_batches is not None:
+        raise check.conflict("num_batch_workers", "num_workers_batches")
+    for name in ("num_batch_workers", "num_workers_batches"):
+        value = getattr(loader, name)
+        check.whole_or_none(name, value, 1)
+
+
+class GroupSize(Protocol):
+    """Batches that a stream makes itself. `collate` None: the loader's collate function."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def collate(self) -> Callable[[list[Any]], object] | None: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def drop_last(self) -> bool: ...
+
+
+class Grouping(Protocol):
+    """Batching and operators of a stream, as far as they affect options.
+
+    Attributes:
+        group: Batches that the loader makes as the stream specifies. None: unspecified.
+        after: Operators applied to batches in workers.
+        gives_many: Operator that may make many samples from one, or one from many.
+        puts_together: Operator that groups samples before they are batched.
+        batched_by: Operator that makes the emitted batches.
+        timed: Operator that limits the time samples wait for their group.
+        prefetch: Maximum number of items made ahead. None: unspecified.
+        separate: Operator that runs in worker processes only.
+    """
+
+    @property
+    def group(self) -> GroupSize | None: ...
+
+    @property
+    def is_batched(self) -> bool: ...
+
+    @property
+    def after(self) -> Sequence[object]: ...
+
+    @property
+    def gives_many(self) -> str | None: ...
+
+    @property
+    def puts_together(self) -> str | None: ...
+
+    @property
+    def batched_by(self) -> str: ...
+
+    @property
+    def timed(self) -> str | None: ...
+
+    @property
+    def prefetch(self) -> int | None: ...
+
+    @property
+    def separate(self) -> str | None: ...
+
+
+def resolve(loader: Any, pipeline: Grouping) -> Settings:
+    """Return the settings of a loader over a headrace data set, or raise OptionError."""
+    batch_size, drop_last = loader.batch_size, loader.drop_last
+    processes = loader.num_workers if loader.workers == "process" else 0
+    function: Callable[[Any], object] = loader.collate_fn
+    collate: Callable[[list[Any]], object] | None = function
+    if pipeline.group is not None:
+        if batch_size not in (None, 1):
+            raise check.conflict(f"batch_size={batch_size}", f".{pipeline.group.text}")
+        batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
+        if collate is default_convert:  # torch's default where the loader itself makes no batches
+            collate = default_collate
+        if pipeline.group.collate is not None:
+            if collate is not default_collate:
+                raise check.conflict(f"collate_fn={name_of(function)}", f".{pipeline.group.text}")
+            collate = pipeline.group.collate
+    elif pipeline.is_batched:
+        if batch_size not in (None, 1):
+            also = ", or put .unbatch() last" if pipeline.timed is None else ""
+            raise check.conflict(
+                f"batch_size={batch_size}", f".{pipeline.batched_by}", f"leave the loader's batch_size out{also}"
+            )
+        if pipeline.timed is not None and function not in (default_collate, default_convert, as_it_is):
+            name = name_of(function)
+            raise check.conflict(f"collate_fn={name}", f".{pipeline.timed}", f"put .collate({name}) right behind that")
+        batch_size, collate = None, of_single(default_convert if function is default_collate else function)
+    elif batch_size is None:
+        collate = of_single(function)
+    if pipeline.gives_many is not None and not loader.in_order:
+        why = "a state could not record how many results of a sample were received; leave in_order out"
+        raise check.conflict("in_order=False", f".{pipeline.gives_many}", why)
+    if pipeline.puts_together is not None and loader.quarantine is not None:
+        raise check.conflict("quarantine=", f".{pipeline.puts_together}", "which sample of a group failed is not known")
+    if pipeline.separate is not None and (loader.workers == "thread" or not loader.num_workers):
+        raise check.lacking(f".{pipeline.separate} has is_separate_process=True, and it", "processes: give num_workers")
+    use_slots = collate is default_collate and not pipeline.after and not is_extended()
+    is_single = pipeline.group is None and batch_size is None and loader.in_order
+    most = _prefetch(loader.prefetch_factor, pipeline.prefetch)
+    prefetch_factor, together = _ahead(loader, most, use_slots=use_slots, is_single=is_single)
+    tail = _tail(loader, drop_last)
+    if loader.global_batch_size is not None:
+        if pipeline.group is not None or batch_size != 1:
+            given = f".{pipeline.group.text}" if pipeline.group is not None else f"batch_size={batch_size}"
+            raise check.conflict(f"global_batch_size={loader.global_batch_size}", given)
+        check.whole("global_batch_size", loader.global_batch_size, 1)
+    return Settings(
+        batch_size=batch_size or 1,
+        global_batch_size=loader.global_batch_size and int(loader.global_batch_size),
+        is_single=batch_size is None,
+        tail=tail,
+        drop_last=tail == "drop",
+        num_workers=loader.num_workers,
+        prefetch_factor=prefetch_factor,
+        collate=collate,
+        use_slots=use_slots,
+        init=loader.worker_init_fn if loader.num_workers else None,
+        seed=_seed(loader.seed),
+        in_order=loader.in_order,
+        timeout_s=loader.timeout,
+        fetch_concurrency=(reads := _concurrency(loader.fetch_concurrency, processes)),
+        first_reads=min(_FIRST_READS, reads) if loader.fetch_concurrency == "auto" else reads,
+        memory_budget=budget_bytes(loader.memory_budget),
+        fetch=loader.fetch or FetchOptions(),
+        skips=skip_policy(loader.on_error, loader.max_skips),
+        exclude=exclusion(loader.exclude),
+        balance=_balance(loader.balance),
+        quarantine=quarantine_file(loader.quarantine, loader.on_error),
+        pin_memory=loader.pin_memory,
+        device=loader.device,
+        together=together,
+        unchanged=unchanged_by(collate),
+    )
+
+
+def _prefetch(factor: int | None, of_stream: int | None) -> int | None:
+    if None not in (factor, of_stream) and factor != of_stream:
+        raise check.conflict(f"prefetch_factor={factor}", f".prefetch({of_stream})")
+    return of_stream if factor is None else factor
+
+
+def _ahead(loader: Any, most: int | None, *, use_slots: bool, is_single: bool) -> tuple[int, int]:
+    """Return (messages made ahead, maximum samples per message).
+
+    Single samples are sent several per message. If the user limits how many are made ahead, the limit covers all
+    messages, the one that the trainer has opened included.
+    """
+    messages = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
+    if most is None:
+        return messages, _TOGETHER if is_single else 1
+    together = min(_TOGETHER, (most + 1) // (messages + 1))
+    return (messages, together) if is_single and together > 1 else (most, 1)
+
+
+def _seed(seed: SupportsIndex | None) -> int:
+    """Return the seed as an int. Floats are refused: states would distinguish 1 and 1.0."""
+    if not (seed is None or hasattr(seed, "__index__")):
+        raise check.invalid("seed", seed, "a whole number")
+    return 0 if seed is None else operator.index(seed)
+
+
+def _tail(loader: Any, drop_last: bool) -> Tail:
+    tail: Tail | None = loader.tail
+    tails = get_args(Tail)
+    check.one_of("tail", tail, (None, *tails))
+    if drop_last and tail not in (None, "drop"):
+        raise check.conflict("drop_last=True", f"tail={tail!r}")
+    return "drop" if drop_last else tail or "short"
+
+
+def _balance(given: Any) -> Balance | None:
+    if given is None or given in ("tokens", "tokens^2") or callable(given):
+        balance: Balance | None = given
+        return balance
+    raise check.invalid("balance", given, "'tokens', 'tokens^2' or a function of sample numbers")
+
+
+def _concurrency(asked: Any, processes: int) -> int:
+    """Return the maximum number of concurrent reads. Each may need a descriptor."""
+    count = _MOST_READS if asked == "auto" else asked
+    check.whole("fetch_concurrency", count, 1, ", or 'auto'")
+    most = descriptors.reads_at_most(processes)
+    if asked != "auto" and count > most:
+        warnings.warn(
+            f"fetch_concurrency={asked}: no more than {most} reads are made at once, as this process can open "
+            f"{descriptors.free()} more files: {descriptors.ADVICE}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return min(count, most)
+
+
+def budget_bytes(budget: int | str) -> int:
+    """Parse a number of bytes, or raise OptionError."""
+    if budget == "auto":
+        return memory_bytes() // _MEMORY_SHARE
+    if isinstance(budget, str):
+        match = _SIZE.fullmatch(budget)
+        if match is None:
+            raise check.invalid("memory_budget", budget, "bytes, text such as '2GiB', or 'auto'")
+        base = 1024 if match[3] or not match[2] else 1000
+        budget = int(float(match[1]) * base ** (" KMGT".index(match[2].upper()) if match[2] else 0))
+    check.number("memory_budget", budget, is_open=True)
+    return budget

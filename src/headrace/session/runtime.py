@@ -1,0 +1,373 @@
+"""The running parts of a loader: engine, workers and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from anyio import CapacityLimiter
+
+from headrace._util import file_limits as descriptors
+from headrace._util.cancellation import is_ours
+from headrace._util.context import running_loop, running_reader, running_threads, running_workers
+from headrace._util.reads import Opens
+from headrace._util.shared_memory import Arena
+from headrace.delivery.arrival import BatchOpener
+from headrace.delivery.channel import open_channel
+from headrace.delivery.iterator import BatchIterator, Watcher
+from headrace.delivery.slabs import HELD_SLABS, Slabs, Views
+from headrace.delivery.staging import ahead_of, mover_of
+from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
+from headrace.engine.scheduler.epoch_run import Epoch
+from headrace.engine.scheduler.event_loop import Engine, is_exiting
+from headrace.errors import LoaderClosedError
+from headrace.fetch import Meter, Reader
+from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
+from headrace.options import Settings
+from headrace.torch_compat import serialize
+from headrace.workers.chunk_packer import PartPacker
+from headrace.workers.failures import PackedError
+from headrace.workers.forkserver.client import ForkServer
+from headrace.workers.process_workers import ProcessExecutor
+from headrace.workers.queue import TaskQueue
+from headrace.workers.tasks import Chain
+
+if TYPE_CHECKING:
+    from headrace.workers.executor import Executor
+
+
+class Runtime:
+    """The running parts of a loader.
+
+    A runtime refers to neither the loader nor the user's functions, as its thread would keep them alive.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        workers: Literal["process", "thread"] | Executor = "process",
+        with_torch: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._pid = os.getpid()
+        self._processes = processes = settings.num_workers if workers == "process" else 0
+        descriptors.require(processes, reads=True)
+        self._segments_at_most = descriptors.segments_at_most(processes)
+        self._fork_server = ForkServer.acquire(with_torch=with_torch) if processes else None
+        self._engine: Engine | None = None
+        self._is_closed = False
+        self._is_ready = False
+        self._ready_lock = asyncio.Lock()
+        self._opened: Opens | None = None
+        self.meters = LoaderMeters()
+        self.fetch_meter = Meter()
+        self._reader: Reader | None = None
+        self._threads: CapacityLimiter | None = None
+        self._arena = Arena(forget=self._forget, budget=settings.memory_budget, room=self._room)
+        self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
+        self._mover = mover_of(settings.device)
+        if self._mover is not None:
+            self._slabs.unlock_pages = self._mover.unlocker()
+        self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
+        modules: dict[str, int] = {}
+        if self._fork_server is not None:
+            self._executor: Executor = ProcessExecutor(processes, self._fork_server, modules)
+        else:
+            from headrace.workers.thread_workers import ThreadExecutor
+
+            self._executor = ThreadExecutor() if isinstance(workers, str) or not settings.num_workers else workers
+        self.parts = PartPacker(self._arena, shares_objects=self._executor.shares_objects)
+        self._workers = TaskQueue(max(1, settings.num_workers), self._executor, self.meters, modules)
+        self._chains = self._workers.chains
+
+    def reader(self, storage_options: Mapping[str, object] | None, data_set: Callable[[], str] = str) -> Reader:
+        """Return the loader's reader. `data_set` returns an identifier for the read cache."""
+        if self._reader is None:
+            settings = self._settings
+            self._reader = Reader(
+                settings.fetch,
+                concurrency=settings.fetch_concurrency,
+                storage_options=storage_options,
+                data_set="" if settings.fetch.cache_dir is None else data_set(),
+                meter=self.fetch_meter,
+            )
+        return self._reader
+
+    def iterate(
+        self,
+        owner: object,
+        spec: EpochSpec,
+        watch: Watcher,
+        prepare: Callable[[Runtime], Awaitable[None]] | None = None,
+    ) -> BatchIterator[object]:
+        """Start an epoch and return an iterator over its batches.
+
+        Args:
+            owner: Kept alive as long as the iterator.
+            watch: Notified of the batches that the trainer receives.
+            prepare: Called on the engine's loop before the first epoch: sends the chains and opens the data set.
+
+        Raises:
+            LoaderClosedError: the loader was closed, or the process was forked since.
+        """
+        engine = self._running()
+        mailbox = engine.mailbox
+        sender, receiver = open_channel(self._settings.prefetch_factor, mailbox.post)
+        slabs = self._slabs
+        ahead = ahead_of(self._mover, pin_memory=self._settings.pin_memory)
+        give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)
+        put_back = partial(mailbox.put, slabs.returned)
+        views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth, put_back)
+        resources = Resources(
+            works=self._workers,
+            slabs=slabs,
+            arena=self._arena,
+            budget=self._budget,
+            meters=self.meters,
+            wrap=self.parts.of_samples,
+            copies=1 if self._executor.shares_objects else 2,
+            pack_error=serialize.pack_error,
+        )
+        run = Epoch(spec, resources, sender)
+
+        running = weakref.ref(run)  # weak: its source may refer to the iterator
+
+        def end() -> None:
+            ahead.close()
+            for delivery in receiver.close():
+                mailbox.post(slabs.returned, delivery.segment)
+            epoch = running()
+            if epoch is not None:
+                mailbox.post(epoch.stop)
+
+        def refused() -> None:
+            sender.fail(serialize.pack_error(LoaderClosedError("the loader was closed")))
+
+        engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1), refused)
+        return BatchIterator(
+            owner,
+            receiver,
+            BatchOpener(views),
+            ahead,
+            end,
+            self.meters,
+            watch,
+            self._settings.timeout_s,
+        )
+
+    def post(self, call: Callable[..., object], *args: object) -> None:
+        """Call `call(*args)` on the engine's loop soon. Calls keep their order.
+
+        Raises:
+            LoaderClosedError: the loader was closed, or the process was forked since.
+        """
+        self._running().mailbox.post(call, *args)
+
+    def put(self, call: Callable[..., object], *args: object) -> None:
+        """Call `call(*args)` on the engine's loop before the next posted call, without a wakeup."""
+        self._running().mailbox.put(call, *args)
+
+    def check(self) -> None:
+        """Raise LoaderClosedError if the loader is closed or belongs to a parent process."""
+        if self._pid != os.getpid():
+            raise LoaderClosedError("the loader belongs to the process that this one was forked from; make a new one")
+        if self._is_closed:
+            raise LoaderClosedError("the loader is closed; make a new one")
+
+    def learn(self, number: int, chain: Chain) -> None:
+        """Register a chain with the workers. To be called on the engine's loop."""
+        self._chains.learn(number, self._chains.pack(chain))
+
+    def teach(self, number: int, chain: Chain) -> None:
+        """Register a chain from the trainer's thread, where it is pickled. Replaces an older chain.
+
+        Raises:
+            CannotCarryError: an object in the chain cannot be sent to another process.
+        """
+        self.post(self._chains.learn, number, self._chains.pack(chain))
+
+    def renew(self, chains: Mapping[int, Chain], *, is_in_use: bool) -> bool:
+        """Update the objects that functions of chains refer to. True if any has changed.
+
+        Args:
+            is_in_use: True if an iterator may still request batches of an earlier epoch.
+
+        Raises:
+            CannotCarryError: an object in the chains cannot be sent to another process.
+        """
+        if not self._is_ready:
+            return False  # chains are sent later
+        changed = {number: self._chains.pack_changed(number, chain) for number, chain in chains.items()}
+        changed = {number: packed for number, packed in changed.items() if packed is not None}
+        for number, packed in changed.items():
+            self.post(partial(self._chains.learn_changed, is_in_use=is_in_use), number, packed)
+        return bool(changed)
+
+    def forget_spec(self, number: int) -> None:
+        """Discard the sample spec of a chain, so that workers determine it again."""
+        self.post(self._workers.learn_spec, number, b"")
+
+    async def open(self, dataset: Opens) -> None:
+        await dataset.aopen()
+        self._opened = dataset
+
+    def read_ahead(self, nbytes: int) -> None:
+        self._budget.widen(nbytes)
+
+    def close_soon(self) -> None:
+        """Start to close, without waiting. May be called from a finalizer."""
+        self._is_closed = True
+        if self._engine is not None:
+            self._engine.close_soon()
+        else:
+            self._release_fork_server()
+
+    def close(self) -> None:
+        self.close_soon()
+        if self._engine is not None and self._pid == os.getpid():
+            self._engine.close()
+
+    def stats(self, epoch: int) -> Stats:
+        meters, fetch = self.meters, self.fetch_meter
+        return Stats(
+            epoch=epoch,
+            elapsed_s=meters.elapsed_s(),
+            fetch=FetchStats(
+                requests=fetch.requests,
+                retries=fetch.retries,
+                errors=fetch.errors,
+                hedges=fetch.hedges,
+                hedges_won=fetch.hedges_won,
+                throttled=fetch.throttled,
+                lowest_level=fetch.lowest_level,
+                coalesced=fetch.coalesced,
+                shards_whole=fetch.shards_whole,
+                shards_in_part=fetch.shards_in_part,
+                cached=fetch.cached,
+                bytes=fetch.bytes,
+                in_flight=fetch.in_flight,
+                active_s=fetch.waiting_s,
+                reading_s=meters.reading_s,
+                functions={
+                    name: Function(held.where, held.calls, held.seconds, held.waited)
+                    for name, held in list(fetch.functions.items())
+                    if held.calls
+                },
+                input_bytes=self._arena.leased_bytes,
+                claimed_bytes=self._budget.claimed,
+            ),
+            work=WorkStats(
+                workers=max(1, self._settings.num_workers),
+                busy_s=dict(meters.busy_s),
+                deaths=meters.deaths,
+                batches_at_once=meters.batches_at_once,
+                collations_at_once=meters.collations_at_once,
+            ),
+            deliver=DeliverStats(
+                batches=meters.batches,
+                samples=meters.samples,
+                wait_s=meters.wait_s,
+                first_wait_s=meters.first_wait_s,
+                trainer_s=meters.trainer_s,
+                ready=meters.ready,
+                begun=meters.begun,
+            ),
+            shared_bytes=self._held(),
+            budget_bytes=self._settings.memory_budget,
+            started_s=meters.started_s,
+            skipped=meters.skipped,
+            skipped_samples=tuple(meters.skipped_samples),
+            repeated=meters.repeated,
+            left_out=meters.left_out,
+            unread=meters.unread,
+        )
+
+    def _running(self) -> Engine:
+        self.check()
+        self.meters.begin()
+        if self._engine is None:
+            self._engine = Engine(self._workers.open, self._end, self._release_fork_server)
+            if self._is_closed:  # by another thread, which saw no engine
+                self._engine.close()
+                self.check()
+        return self._engine
+
+    def _held(self) -> int:
+        return self._arena.segment_bytes + self._slabs.nbytes
+
+    def _may_grow(self, size: int) -> bool:
+        room = self._settings.memory_budget - size
+        if self._budget.in_use > room:
+            return False
+        self._arena.shrink(room - self._slabs.nbytes - self._budget.claimed)
+        return True
+
+    def _in_use(self) -> int:
+        """Bytes held, or the budget's share that matches the number of segments, if larger."""
+        by_number = self._settings.memory_budget * self._segment_count() // self._segments_at_most
+        return max(self._held() - self._arena.spare_bytes, by_number)
+
+    def _room(self) -> int:
+        return self._settings.memory_budget - self._budget.in_use
+
+    def _segment_count(self) -> int:
+        return self._arena.count + len(self._slabs.segments)
+
+    def _forget(self, number: int) -> None:
+        self._workers.forget_segment(number)
+
+    def _release_fork_server(self) -> None:
+        fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            fork_server.release()
+
+    # On the engine's loop.
+
+    async def _end(self) -> None:
+        async with contextlib.AsyncExitStack() as ends:  # runs all callbacks, even if some raise
+            if not is_exiting():  # then a daemon thread may be taking a batch
+                ends.callback(self._slabs.close)
+                if self._mover is not None:
+                    ends.callback(self._mover.drain)  # transfers hold slabs, and these hold this object
+            ends.callback(self._arena.close)
+            if self._reader is not None:
+                ends.push_async_callback(self._reader.aclose)
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                ends.push_async_callback(opened.aclose)
+            ends.push_async_callback(self._workers.close)
+
+    async def _run(
+        self,
+        epoch: Epoch,
+        prepare: Callable[[Runtime], Awaitable[None]] | None,
+        fail: Callable[[PackedError], None],
+        ahead: int,
+    ) -> None:
+        self._threads = self._threads or CapacityLimiter(self._settings.fetch_concurrency)
+        running_reader.set(self._reader)
+        running_loop.set(asyncio.get_running_loop())
+        running_threads.set(self._threads)
+        running_workers.set(self._processes)
+        try:
+            async with self._ready_lock:
+                if not self._is_ready:
+                    if prepare is not None:
+                        await prepare(self)
+                    self._is_ready = True
+        except BaseException as error:  # also a cancellation: the consumer must not wait for ever
+            if is_ours(error):
+                fail(serialize.pack_error(LoaderClosedError("the loader was closed before its first batch")))
+                raise
+            fail(serialize.pack_error(error))
+            return
+        slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
+        with self._slabs.serve(slabs):
+            await epoch.run()

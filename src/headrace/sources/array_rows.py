@@ -1,0 +1,209 @@
+"""Rows of arrays in files as samples."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Protocol
+
+import anyio.to_thread
+import numpy as np
+
+from headrace._util.context import running_threads
+from headrace._util.reads import Reads, Version
+from headrace.dataset.asynchronous import AsyncDataset, KeySource
+from headrace.dataset.blocking import blocking
+from headrace.dataset.source import SampleSource, StoredSource, Traits, fingerprint_of
+from headrace.errors import FormatError, masked, not_as_indexed
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.stored_arrays import Array, Names, StoredArray, Table
+from headrace.indexes.index import for_each
+from headrace.indexes.single_flight import HELD_BYTES, HeldReads
+from headrace.sources.discovery.entries import check_listed
+from headrace.sources.reading import OwnReaders
+from headrace.types import Ints
+
+
+class ArrayFiles(Protocol):
+    """A kind of files that hold arrays. `names` are the requested ones. It is picklable."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def names(self) -> Names: ...
+
+    async def table(self, reader: Reads, url: str, limits: Limits) -> tuple[Table, Version]:
+        """Read the locations of the rows of a file's arrays, and the version of the file."""
+        ...
+
+
+class ArrayRows(AsyncDataset):
+    """Rows of files by number. Chunks that were read for a row are held for others."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        files: ArrayFiles,
+        limits: Limits = DEFAULTS,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        self.urls, self.files, self.limits, self.storage_options = urls, files, limits, storage_options
+        self._readers = OwnReaders(storage_options, self.aclose)
+        self._tables: list[tuple[Table, Version]] = []
+        self._starts: Ints = np.zeros(1, np.int64)
+        self._is_open = False
+        self._held: HeldReads[Array] = HeldReads(lambda rows: rows.nbytes)
+        self._numbers: dict[tuple[int, str, int], int] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ArrayRows, (self.urls, self.files, self.limits, self.storage_options)
+
+    def __sample_source__(self) -> SampleSource:
+        return ArraySource(self)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def starts(self) -> Ints:
+        """First row number of each file, then the total."""
+        self._open_now()
+        return self._starts
+
+    @property
+    def row_bytes(self) -> int:
+        self._open_now()
+        return self._tables[0][0].row_bytes
+
+    @property
+    def blocks(self) -> Ints:
+        """First row number of each chunk, then the total."""
+        self._open_now()
+        begins = [table.blocks + start for (table, _), start in zip(self._tables, self._starts, strict=False)]
+        return np.concatenate([*begins, self._starts[-1:]]).astype(np.int64)
+
+    def _open_now(self) -> None:
+        if not self._is_open:
+            blocking(self.aopen)
+
+    async def aopen(self) -> None:
+        if self._is_open:
+            return
+        async with self._readers.use() as reader:
+            self._tables = await for_each(len(self.urls), partial(self._table, reader))
+        for ordinal, (_, version) in enumerate(self._tables):
+            check_listed(self.urls, ordinal, version.size, version.etag)
+        first = self._tables[0][0].kinds
+        self._held.most = max(HELD_BYTES, 2 * max(table.parts_bytes for table, _ in self._tables))
+        for url, (table, _) in zip(self.urls, self._tables, strict=True):
+            if table.kinds != first:
+                raise FormatError(
+                    f"{masked(url)} has {table.kinds}, and {masked(self.urls[0])} has {first}: the files of a stream "
+                    "have the same arrays",
+                    url=url,
+                )
+        self._starts = np.concatenate([[0], np.cumsum([table.count for table, _ in self._tables])]).astype(np.int64)
+        self._is_open = True
+
+    async def aclose(self) -> None:
+        await self._held.aclose()
+
+    async def aget(self, key: int) -> dict[str, object]:
+        """Return row `key` of all files.
+
+        Raises:
+            IndexError: There are fewer rows.
+            FormatError: Its chunk is damaged.
+            ObjectChangedError: The file changed.
+        """
+        await self.aopen()
+        try:
+            number = range(int(self._starts[-1]))[operator.index(key)]
+        except IndexError:
+            raise IndexError(f"there is no row {key}: there are {int(self._starts[-1])}") from None
+        ordinal = int(np.searchsorted(self._starts, number, side="right")) - 1
+        row = number - int(self._starts[ordinal])
+        fields = self._tables[ordinal][0].arrays
+        places = [(field, *divmod(row, array.rows)) for field, array in fields.items()]
+        found = {field: self._held.held(self._number(ordinal, field, piece)) for field, piece, _ in places}
+        missing = [(field, piece) for field, piece, _ in places if found[field] is None]
+        if missing:
+            loaded = await for_each(len(missing), lambda k: self._load(ordinal, *missing[k]))
+            found |= dict(zip((field for field, _ in missing), loaded, strict=True))
+        sample: dict[str, object] = {"__key__": str(row), "__url__": masked(self.urls[ordinal])}
+        for field, _, inside in places:
+            rows = found[field]
+            assert rows is not None
+            sample[field] = np.array(rows[inside])  # a copy: the chunk may be dropped
+        return sample
+
+    def _number(self, ordinal: int, field: str, piece: int) -> int:
+        return self._numbers.setdefault((ordinal, field, piece), len(self._numbers))
+
+    async def _load(self, ordinal: int, field: str, piece: int) -> Array:
+        table, version = self._tables[ordinal]
+        async with self._readers.use() as reader:
+            load = partial(self._rows, reader, self.urls[ordinal], version, table.arrays[field], piece)
+            return await self._held.get(self._number(ordinal, field, piece), load)
+
+    async def _rows(self, reader: Reads, url: str, version: Version, array: StoredArray, number: int) -> Array:
+        parts = array.parts(number)
+
+        async def body(k: int) -> bytes:
+            part = parts[k]
+            if not part.size:
+                return b""
+            stop = part.offset + part.size
+            data = await reader.read(url, part.offset, stop, version=version)
+            if len(data) < part.size:
+                raise not_as_indexed(url, f"of bytes {part.offset} to {stop} it has only {len(data)}")
+            return data
+
+        bodies = await for_each(len(parts), body)
+        # never on the loop: a thread that holds the library's lock may be waiting for a read on the loop
+        return await anyio.to_thread.run_sync(array.assembled, number, bodies, limiter=running_threads.get())
+
+    async def _table(self, reader: Reads, ordinal: int) -> tuple[Table, Version]:
+        return await self.files.table(reader, self.urls[ordinal], self.limits)
+
+
+class ArraySource(StoredSource, KeySource):
+    traits = Traits(numbered=True, objects=True)
+
+    def __init__(self, data: ArrayRows) -> None:
+        super().__init__(data)
+        self.data: ArrayRows = data
+
+    @property
+    def starts(self) -> Ints:
+        return self.data.starts
+
+    @property
+    def blocks(self) -> Ints | None:
+        return self.data.blocks
+
+    @property
+    def sample_bytes(self) -> float | None:
+        return float(self.data.row_bytes)
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
+        return f"{self.data.files.kind}({masked(self.urls[0])}{more})"
+
+    def fingerprint(self) -> str:
+        return fingerprint_of((*self.urls, _digest_of(self.data.files.names)))
+
+    def fingerprint_with(self, sizes: Ints) -> str:
+        return fingerprint_of((*self.urls, _digest_of(self.data.files.names)), sizes)
+
+
+def _digest_of(names: Names) -> str:
+    """Return a digest of whole names; `fingerprint_of` keeps only the part after the last slash."""
+    if names is not None and not isinstance(names, Mapping):
+        names = {name: name for name in names}
+    wanted = None if names is None else sorted(names.items())
+    return blake2b(repr(wanted).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,233 @@
+"""Reading and verification of single members of shards."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from headrace._util.checksums import crc32c_of
+from headrace._util.reads import Reads, Version
+from headrace.errors import ChecksumError, FormatError, LimitError, ObjectChangedError, not_as_indexed
+from headrace.formats.compression import Decompressor, Frames, unpack_frame
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.formats.tar.member_check import MemberNames, misplaced
+from headrace.indexes.index import for_each
+from headrace.sources.unpacking import UnpackedShards
+from headrace.types import Buffer
+
+_GAP_BYTES = 16 * 1024
+
+
+class Where(NamedTuple):
+    """A shard whose members are read. `packing` is its compression as a whole."""
+
+    url: str
+    shard: ShardIndex
+    limits: Limits
+    packing: str | None = None
+    unpacked: UnpackedShards | None = None
+
+    @property
+    def is_only_in_order(self) -> bool:
+        """True if the shard can be unpacked from its start only: its frames are not in a table, which follows them."""
+        frames, size = self.shard.frames, self.shard.size
+        return self.packing is not None and (frames is None or int(frames.packed[-1]) == size)
+
+
+async def bodies_at(
+    reader: Reads,
+    where: Where,
+    places: list[tuple[int, int]],
+    crc: list[int | None],
+    names: MemberNames | None = None,
+) -> list[bytes]:
+    """Read and verify the members at (offset, size). Nearby members are read together.
+
+    Args:
+        crc: Checksum of each member, if known.
+        names: Names in a tar archive, to compare with the headers that are read with the members.
+    """
+    if not places:
+        return []
+    url, shard = where.url, where.shard
+    if shard.frames is not None or where.packing is not None:
+        return await _unpacked_bodies(reader, where, places, crc, names)
+    groups: list[list[int]] = []
+    for k, (at, _) in enumerate(places):
+        if groups and at - sum(places[groups[-1][-1]]) <= _GAP_BYTES:
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+    bodies: list[bytes] = [b""] * len(places)
+
+    async def read(group: list[int]) -> None:
+        begin, end = places[group[0]][0], sum(places[group[-1]])
+        inside = [(k, places[k][0] - begin, sum(places[k]) - begin) for k in group]
+        why: list[str | None] = []
+
+        def is_right(data: Buffer) -> bool:
+            for k, a, b in inside:
+                bodies[k] = bytes(data[a:b])
+            if names is not None:
+                why.append(_misplaced(data, begin, [places[k] for k in group], names.take(group)))
+            has_headers = not why or why[-1] is None or len(why) > 1
+            return has_headers and all(crc[k] in (None, crc32c_of(bodies[k])) for k in group)
+
+        data = await reader.read(url, begin, end, check=is_right, version=version_of(shard))
+        if why and (said := why[-1]) is not None:
+            raise not_as_indexed(url, said)
+        if len(data) < end - begin:
+            raise _another(url, begin, end, len(data))
+
+    if len(groups) == 1:
+        await read(groups[0])
+    else:
+        await for_each(len(groups), lambda k: read(groups[k]))
+    return bodies
+
+
+def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: MemberNames) -> str | None:
+    """Describe the first member whose header disagrees with the index; `data` begins at `start`."""
+    offsets, sizes = np.array(places, np.int64).T
+    wrong = misplaced(memoryview(data), names, offsets - start, sizes)
+    return next(iter(wrong.values()), None)
+
+
+async def _unpacked_bodies(
+    reader: Reads,
+    where: Where,
+    places: list[tuple[int, int]],
+    crc: list[int | None],
+    names: MemberNames | None,
+) -> list[bytes]:
+    """Read members of a compressed shard, in whole compression frames."""
+    url, shard = where.url, where.shard
+    frames = shard.frames
+    if where.is_only_in_order or frames is None:
+        return await _bodies_from_start(reader, where, places, crc, names)
+    begin, end = places[0][0], sum(places[-1])
+    first = int(np.searchsorted(frames.unpacked, begin, side="right")) - 1
+    stop = int(np.searchsorted(frames.unpacked, max(end, begin + 1), side="left"))
+    packed, unpacked = frames.packed[first : stop + 1].tolist(), frames.unpacked[first : stop + 1].tolist()
+    some, version = Frames(np.array(packed), np.array(unpacked)), version_of(shard)
+    kept, name = unpacked_by(reader), (url, version, packed[0], packed[-1])
+
+    def unpack(data: Buffer) -> bytes | None:
+        try:
+            return _unpack(data, some, where.limits)
+        except LimitError:
+            raise
+        except FormatError:
+            return None
+
+    def bodies_of(whole: bytes | None) -> list[bytes] | None:
+        return None if whole is None else _bodies_of(url, whole, unpacked[0], places, crc, names)
+
+    async def read() -> bytes | None:
+        return await anyio.to_thread.run_sync(unpack, await reader.read(url, packed[0], packed[-1], version=version))
+
+    bodies = bodies_of(await kept.get(name, read))
+    if bodies is None:
+        kept.drop(name)
+        is_right = lambda data: bodies_of(unpack(data)) is not None
+        data = await reader.read(url, packed[0], packed[-1], check=is_right, version=version)
+        bodies = bodies_of(unpack(data))
+    assert bodies is not None
+    return bodies
+
+
+async def _bodies_from_start(
+    reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None], names: MemberNames | None
+) -> list[bytes]:
+    """Read members of a shard that can be unpacked from its start only."""
+    url, unpacked, begin, end = where.url, where.unpacked, places[0][0], sum(places[-1])
+    assert unpacked is not None
+    unpacks = partial(Decompressor, str(where.packing), url, where.limits, is_padded=True)
+    for _ in range(2):
+        whole = await unpacked.read(reader, url, version_of(where.shard), begin, end, unpacks)
+        bodies = _bodies_of(url, whole, begin, places, crc, names)
+        if bodies is not None:
+            return bodies
+        unpacked.drop(url)
+    raise ChecksumError("what it unpacks to is not what the index was made of", url=url, attempts=2)
+
+
+def _bodies_of(
+    url: str, whole: bytes, start: int, places: list[tuple[int, int]], crc: list[int | None], names: MemberNames | None
+) -> list[bytes] | None:
+    """Cut members out of the content from `start` on. None if a checksum differs."""
+    bodies = [whole[at - start : at - start + size] for at, size in places]
+    if not all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True)):
+        return None
+    if names is not None and (why := _misplaced(whole, start, places, names)) is not None:
+        raise not_as_indexed(url, why)
+    return bodies
+
+
+def _another(url: str, start: int, stop: int, count: int) -> ObjectChangedError:
+    return not_as_indexed(url, f"of bytes {start} to {stop} it has only {count}")
+
+
+def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:
+    packed, sizes = frames.packed - frames.packed[0], np.diff(frames.unpacked)
+    pieces = zip(packed[:-1].tolist(), packed[1:].tolist(), sizes.tolist(), strict=True)
+    return b"".join(unpack_frame(data[a:b], size, limits) for a, b, size in pieces)
+
+
+def version_of(shard: ShardIndex) -> Version:
+    """Return a shard's expected version, without ETag if members have checksums, as in copies."""
+    return Version(None if shard.size < 0 else shard.size, shard.etag if shard.crc is None else None)
+
+
+_KEPT_BYTES = 4 * 2**20  # serves samples that are read sequentially, or a few at a time
+_of_readers: WeakKeyDictionary[Reads, Unpacked] = WeakKeyDictionary()
+
+
+class Unpacked:
+    """The last 4 MiB of unpacked data, by object, version and range.
+
+    A request for data that are being unpacked waits for them. For use on one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._nbytes = 0
+        self._locks: dict[Hashable, anyio.Lock] = {}
+        self._asking: Counter[Hashable] = Counter()
+
+    async def get(self, name: Hashable, unpack: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        """Return cached data, or the result of `unpack`, which is cached unless None or too large."""
+        lock = self._locks.setdefault(name, anyio.Lock())
+        self._asking[name] += 1
+        try:
+            async with lock:
+                data = self._kept.pop(name, None)
+                if data is None:
+                    data = await unpack()
+                else:
+                    self._nbytes -= len(data)
+                if data is not None and len(data) <= _KEPT_BYTES:
+                    self._kept[name] = data
+                    self._nbytes += len(data)
+                    while self._nbytes > _KEPT_BYTES:
+                        self._nbytes -= len(self._kept.popitem(last=False)[1])
+                return data
+        finally:
+            self._asking[name] -= 1
+            if not self._asking[name]:
+                del self._asking[name], self._locks[name]
+
+    def drop(self, name: Hashable) -> None:
+        self._nbytes -= len(self._kept.pop(name, b""))
+
+
+def unpacked_by(reader: Reads) -> Unpacked:
+    return _of_readers.setdefault(reader, Unpacked())

@@ -1,0 +1,305 @@
+"""Clips of videos: some frames of each. Only the bytes that they need are read."""
+
+from __future__ import annotations
+
+import math
+import operator
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from headrace._util import check
+from headrace._util.reads import Reads
+from headrace.dataset.asynchronous import AsyncDataset, KeySource
+from headrace.dataset.blocking import blocking
+from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
+from headrace.errors import FormatError, LimitError, ObjectChangedError, masked, not_as_indexed, printable
+from headrace.formats.mp4.frames import BODIES, PIECES
+from headrace.formats.mp4.pieces import Piece, pieces_of
+from headrace.formats.mp4.table import VideoTable
+from headrace.indexes.index import for_each
+from headrace.indexes.videos import Video, Videos
+from headrace.sources.discovery.entries import check_listed
+from headrace.sources.files import Facts
+from headrace.sources.reading import OwnReaders
+from headrace.types import Ints
+from headrace.workers.randomness import rng
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clips:
+    """Frames of a clip, and choice of clips in a video.
+
+    Frames are counted in display order. With `fps`, ticks of that rate are counted instead, from the first frame on. A
+    tick takes the frame displayed then, so a frame may occur once, several times or not at all.
+
+    Attributes:
+        frames: Number of frames in a clip.
+        stride: A clip takes every `stride`-th frame.
+        every: Distance in frames between the starts of consecutive clips. None: a clip starts where the last ends.
+        of_each: Alternative: this many clips of each video, at random positions in each epoch that depend on the
+            loader's seed, the epoch and the sample's position.
+        fps: See above. None: all frames of the video, whatever its rate.
+        short: A video that is shorter than a clip: "drop" makes no clip of it, and "error" raises an error.
+    """
+
+    frames: int
+    stride: int = 1
+    every: int | None = None
+    of_each: int | None = None
+    fps: float | None = None
+    short: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "stride", "every", "of_each"):
+            value = getattr(self, name)
+            if value is not None:
+                check.number(name, value, 1, 2**31)
+        if self.fps is not None:
+            check.number("fps", self.fps, 0, 1e6, is_open=True)
+        check.one_of("short", self.short, ("error", "drop"))
+        if self.of_each is not None and (self.every is not None or self.short == "drop"):
+            raise check.conflict("of_each=", "every= or short='drop'", "of_each= gives as many clips of each video")
+
+    @property
+    def span(self) -> int:
+        """Number of frames from the first to the last of a clip, inclusive."""
+        return (self.frames - 1) * self.stride + 1
+
+    def counts(self, frames: Ints) -> Ints:
+        """Return the number of clips in videos with these numbers of frames."""
+        every = self.every or self.frames * self.stride
+        return np.asarray(np.maximum(frames - self.span + every, 0) // every)
+
+    def frames_of(self, table: VideoTable) -> int:
+        """Return the number of frames in a video, or of ticks with `fps`."""
+        if self.fps is None:
+            return len(table)
+        ticks = table.end_ticks - int(table.shown_ticks[0])
+        return max(1, math.ceil(ticks * self.fps / table.track.timescale - 1e-6))
+
+    def chosen(self, table: VideoTable, start: int) -> Ints:
+        """Return the frames of the clip from `start` on, by number in display order."""
+        counted = start + self.stride * np.arange(self.frames)
+        if self.fps is None:
+            return counted
+        ticks = np.floor(counted * (table.track.timescale / self.fps) + 1e-6).astype(np.int64)
+        chosen: Ints = np.searchsorted(table.shown_ticks, ticks + table.shown_ticks[0], side="right") - 1
+        return chosen
+
+
+class VideoClips(AsyncDataset):
+    """Clips of videos by number, read by requests for the bytes that their frames need."""
+
+    def __init__(
+        self, videos: Videos, clips: Clips, storage_options: Mapping[str, object] | None = None, facts: Facts = ()
+    ) -> None:
+        self.videos, self.clips, self.storage_options, self.facts = videos, clips, storage_options, facts
+        self._readers = OwnReaders(storage_options, videos.aclose)
+        self._starts: Ints | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return VideoClips, (self.videos, self.clips, self.storage_options, self.facts)
+
+    def __sample_source__(self) -> SampleSource:
+        return ClipSource(self)
+
+    @property
+    def urls(self) -> Sequence[str]:
+        return self.videos.urls
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def starts(self) -> Ints:
+        """First clip number of each video, then the total."""
+        if self._starts is None:
+            blocking(self.aopen)
+        assert self._starts is not None
+        return self._starts
+
+    async def aopen(self) -> None:
+        if self._starts is None:
+            self._starts = np.concatenate([[0], np.cumsum(await self._counts())])
+
+    async def aclose(self) -> None:
+        await self.videos.aclose()
+
+    async def _counts(self) -> Ints:
+        clips = self.clips
+        async with self._readers.use() as reader:
+            await self.videos.open(reader)
+            if clips.of_each is not None:
+                return np.full(len(self.urls), clips.of_each)
+            frames = await self.videos.counts(reader) if clips.fps is None else await self._frames(reader)
+        short = np.flatnonzero(frames < clips.span)
+        if len(short) and clips.short == "error":
+            first = int(short[0])
+            raise _too_short(self.urls[first], int(frames[first]), clips)
+        return clips.counts(frames)
+
+    async def _frames(self, reader: Reads) -> Ints:
+        async def of(ordinal: int) -> int:
+            return self.clips.frames_of((await video_as_listed(reader, self.videos, ordinal))[0])
+
+        return np.array(await for_each(len(self.urls), of), np.int64)
+
+    async def aget(self, key: int) -> dict[str, object]:
+        """Return clip `key`, encoded: the bytes of its frames, and of frames that these depend on.
+
+        Raises:
+            IndexError: There are fewer clips.
+            FormatError: Its video is damaged.
+            ObjectChangedError: The video changed since it was listed, or its tables were read.
+        """
+        await self.aopen()
+        starts = self.starts
+        try:
+            number = range(int(starts[-1]))[operator.index(key)]
+        except IndexError:
+            raise IndexError(f"there is no clip {key}: there are {int(starts[-1])}") from None
+        ordinal = int(np.searchsorted(starts, number, side="right")) - 1
+        async with self._readers.use() as reader:
+            return await self._get(reader, ordinal, number - int(starts[ordinal]))
+
+    async def _get(self, reader: Reads, ordinal: int, number: int) -> dict[str, object]:
+        url = self.urls[ordinal]
+        table, version = await video_as_listed(reader, self.videos, self._video_of(ordinal))
+        try:
+            start, chosen = self._chosen(table, ordinal, number)
+            pieces, bodies = await read_frames(reader, self.videos, url, (table, version), chosen)
+        except ValueError as error:
+            raise FormatError(f"clip {number} of {masked(url)}: {error}", url=url) from None
+        name = posixpath.basename(urlsplit(url).path).rpartition(".")[0]
+        return {"__key__": f"{name}/{start}", "__url__": masked(url), PIECES: pieces, BODIES: bodies}
+
+    def _video_of(self, ordinal: int) -> int:
+        return ordinal
+
+    def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:
+        """Return the start and the frames of a clip, by its number in the video.
+
+        Raises:
+            FormatError: The video is too short.
+            ValueError: It has no such frames.
+        """
+        clips = self.clips
+        if clips.of_each is None:
+            start = number * (clips.every or clips.frames * clips.stride)
+        else:
+            spare = clips.frames_of(table) - clips.span
+            if spare < 0:
+                raise _too_short(self.urls[ordinal], spare + clips.span, clips)
+            start = int(rng().integers(spare + 1))
+        return str(start), clips.chosen(table, start)
+
+    @property
+    def text(self) -> str:
+        return str(self.clips)
+
+    @property
+    def identity(self) -> str:
+        """Text that identifies these clips of the videos in fingerprints."""
+        return repr(self.clips)
+
+
+def _too_short(url: str, frames: int, clips: Clips) -> FormatError:
+    at = "" if clips.fps is None else f" at {clips.fps:g} a second"
+    return FormatError(
+        f"{masked(url)} has {frames} frames{at}, and a clip of {clips.frames} takes {clips.span}; short='drop' leaves "
+        "such videos out",
+        url=url,
+    )
+
+
+async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
+    """Return the table and the version of a video.
+
+    Raises:
+        ObjectChangedError: The video changed since it was listed.
+    """
+    table, version = await videos.video(reader, ordinal)
+    if videos.place is None:  # with an index file, reads of frames compare the version
+        check_listed(videos.urls, ordinal, version.size, version.etag)
+    return table, version
+
+
+async def read_frames(
+    reader: Reads, videos: Videos, url: str, video: Video, chosen: Ints
+) -> tuple[list[Piece], list[np.ndarray[tuple[int], np.dtype[np.uint8]]]]:
+    """Read what decoding some frames of a video needs: pieces, and the bytes of their ranges.
+
+    Raises:
+        ValueError: A frame cannot be decoded.
+        LimitError: The frames need too many bytes.
+        ObjectChangedError: The video changed since its tables were read.
+        StorageError: It could not be read.
+    """
+    table, version = video
+    pieces, spans = pieces_of(table, chosen)
+    nbytes = sum(int(piece.size.sum()) for piece in pieces)
+    if nbytes > videos.limits.member_bytes:
+        raise LimitError(
+            f"{masked(url)}: a clip takes {nbytes} bytes, over the limit of {videos.limits.member_bytes}", url=url
+        )
+
+    async def body(k: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        begin, end = spans[k]
+        data = await reader.read(url, begin, end, version=version)
+        if len(data) < end - begin:
+            raise not_as_indexed(url, f"of bytes {begin} to {end} it has only {len(data)}")
+        return np.frombuffer(data, np.uint8)
+
+    try:
+        return pieces, await for_each(len(spans), body)
+    except ObjectChangedError as error:
+        if videos.place is not None:
+            error.add_note(printable(f"its tables are from {masked(videos.place)}: make it anew, or give index=None"))
+        raise
+
+
+class ClipSource(StoredSource, KeySource):
+    traits = Traits(numbered=True, objects=True)
+
+    def __init__(self, data: VideoClips) -> None:
+        super().__init__(data)
+        self.data: VideoClips = data
+
+    @property
+    def starts(self) -> Ints:
+        return self.data.starts
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
+        return f"video({masked(self.urls[0])}{more}, {self.data.text})"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        return list(self.data.facts)
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
+        return _ClipOrders(self, keeps)
+
+    def fingerprint(self) -> str:
+        return fingerprint_of((*self.urls, self.data.identity))
+
+
+class _ClipOrders(SourceOrders):
+    def __init__(self, source: ClipSource, keeps: tuple[KeepsKey, ...]) -> None:
+        super().__init__(source, keeps)
+        self._identity = source.data.identity
+
+    @cached_property
+    def _named(self) -> str:
+        return fingerprint_of((self._identity,), self.sizes)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of((*self._source.urls, self._named), self.sizes)

@@ -1,0 +1,1 @@
+"""Takes an address, list, pattern or folder, and gives the objects there and their kind."""

@@ -1,0 +1,219 @@
+"""Listed addresses with the versions of their objects, in a few flat arrays."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import tempfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+from zipfile import BadZipFile
+
+import numpy as np
+
+from headrace._util.reads import Version
+from headrace.dataset.compact import Packed, packed
+from headrace.errors import FormatError, not_as_listed
+from headrace.types import Ints, Listed
+
+if TYPE_CHECKING:
+    from headrace.sources.discovery.kinds import Survey
+
+_CHUNK = 2**14
+UNKNOWN = -1
+"""Size of an object that the listing does not contain."""
+
+
+class Entries(Sequence[str]):
+    """Addresses, with facts about each by its number.
+
+    Args:
+        sizes: Sizes of the objects in bytes, or `UNKNOWN`. None: all unknown.
+        etags: ETags of the objects; empty if unknown. None: all unknown.
+        start: Start of the paths below the listed folder, in characters.
+
+    Attributes:
+        revision: The folder's address at its current revision, if it has revisions; else empty.
+    """
+
+    def __init__(
+        self, names: Packed[str], sizes: Ints | None = None, etags: Packed[str] | None = None, start: int = 0
+    ) -> None:
+        self.names, self.sizes, self.etags, self.start = names, sizes, etags, start
+        self.revision = ""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Packed[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Packed[str]:
+        return self.names[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __eq__(self, other: object) -> bool:
+        return self.names == (other.names if isinstance(other, Entries) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def version(self, number: int) -> Version | None:
+        size = UNKNOWN if self.sizes is None else int(self.sizes[number])
+        etag = "" if self.etags is None else self.etags[number]
+        if size == UNKNOWN and not etag:
+            return None
+        return Version(None if size == UNKNOWN else size, etag or None, "listed")
+
+    @cached_property
+    def survey(self) -> Survey:
+        from headrace.sources.discovery.kinds import surveyed  # imports modules that are rarely needed
+
+        return surveyed(self.names, self.start)
+
+    def listed(self) -> Iterator[Listed]:
+        for start in range(0, len(self), _CHUNK):
+            names = self.names[start : start + _CHUNK]
+            sizes = [UNKNOWN] * len(names) if self.sizes is None else self.sizes[start : start + _CHUNK].tolist()
+            etags = [""] * len(names) if self.etags is None else self.etags[start : start + _CHUNK]
+            for name, size, etag in zip(names, sizes, etags, strict=True):
+                yield Listed(name, None if size == UNKNOWN else size, etag or None)
+
+
+class EntriesBuilder:
+    """Collects listed objects in any order, as compact arrays instead of Python strings."""
+
+    def __init__(self) -> None:
+        self._names, self._etags = _Texts(), _Texts()
+        self._sizes = array("q")
+        self._last, self._is_sorted = "", True
+
+    def add(self, objects: Sequence[Listed]) -> None:
+        names = [one.path for one in objects]
+        self._names.add(names)
+        self._etags.add([one.etag or "" for one in objects])
+        self._sizes.extend(UNKNOWN if one.size is None else one.size for one in objects)
+        self._is_sorted = self._is_sorted and all(map(operator.le, [self._last, *names], names))
+        self._last = names[-1] if names else self._last
+
+    def as_added(self, start: int = 0) -> Entries:
+        sizes = np.frombuffer(self._sizes, np.int64) if self._sizes else np.zeros(0, np.int64)
+        etags = self._etags.packed() if self._etags.data else None
+        return Entries(self._names.packed(), sizes if (sizes != UNKNOWN).any() else None, etags, start)
+
+    def in_order(self, start: int = 0) -> Entries:
+        found = self.as_added(start)
+        if self._is_sorted:
+            return found
+        order = sorted(range(len(found)), key=list(found.names).__getitem__)
+        etags = None if found.etags is None else packed(found.etags[k] for k in order)
+        sizes = None if found.sizes is None else found.sizes[order]
+        return Entries(packed(found.names[k] for k in order), sizes, etags, start)
+
+
+class _Texts:
+    def __init__(self) -> None:
+        self.data, self._ends = bytearray(), array("q", [0])
+
+    def add(self, texts: Sequence[str]) -> None:
+        pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
+        self._ends.extend(islice(accumulate(map(len, pieces), initial=len(self.data)), 1, None))
+        self.data += b"".join(pieces)
+
+    def packed(self) -> Packed[str]:
+        return Packed("str", np.frombuffer(self.data, np.uint8), np.frombuffer(self._ends, np.int64))
+
+
+def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
+    builder, source = EntriesBuilder(), iter(objects)
+    while chunk := list(islice(source, _CHUNK)):
+        builder.add(chunk)
+    return builder.as_added(start)
+
+
+def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> None:
+    from headrace.sources.discovery.kinds import survey_to_keep
+
+    about = {**about, "start": entries.start, "revision": entries.revision, "survey": survey_to_keep(entries.survey)}
+    columns: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    columns["names"], columns["name_ends"] = entries.names.arrays
+    if entries.sizes is not None:
+        columns["sizes"] = entries.sizes
+    if entries.etags is not None:
+        columns["etags"], columns["etag_ends"] = entries.etags.arrays
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            np.savez(file, **columns)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
+    """Return (entries, metadata) of a file written by `save_entries`.
+
+    Raises:
+        FormatError: it is damaged.
+        OSError: it cannot be read.
+    """
+    from headrace.sources.discovery.kinds import kept_survey
+
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as columns:
+            about = json.loads(columns["about"].tobytes())
+            names = Packed[str]("str", columns["names"], columns["name_ends"])
+            etags = Packed[str]("str", columns["etags"], columns["etag_ends"]) if "etags" in columns else None
+            found = Entries(names, columns.get("sizes"), etags, about["start"])
+            found.revision = about["revision"]
+            if (survey := kept_survey(about["survey"])) is not None:
+                found.survey = survey
+    except (BadZipFile, EOFError, KeyError, TypeError, ValueError, zlib.error) as error:
+        raise FormatError(f"{path} is no list of names of headrace's, or damaged; remove it", url=str(path)) from error
+    return found, about
+
+
+def listed_of(urls: Sequence[str]) -> Iterator[Listed]:
+    return urls.listed() if isinstance(urls, Entries) else map(Listed, urls)
+
+
+def version_at(urls: Sequence[str], number: int) -> Version | None:
+    return urls.version(number) if isinstance(urls, Entries) else None
+
+
+def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str | None) -> None:
+    """Check that an object that was read has the listed version, if both are known.
+
+    Raises:
+        ObjectChangedError: it has another version.
+    """
+    listed = version_at(urls, number) or Version()
+    if size is not None and size >= 0 and listed.size not in (None, size):
+        raise not_as_listed(urls[number], f"it had {listed.size} bytes then, and has {size}")
+    if etag is not None and listed.etag not in (None, etag):
+        raise not_as_listed(urls[number], f"its ETag was {listed.etag}, now {etag}")
+
+
+def survey_of(urls: Sequence[str]) -> Survey:
+    from headrace.sources.discovery.kinds import path_in, surveyed
+
+    start = urls.start if isinstance(urls, Entries) else 0
+    if any(url.startswith(("http://", "https://")) for url in urls[:1]):
+        return surveyed(map(path_in, urls), start)
+    return urls.survey if isinstance(urls, Entries) else surveyed(urls, start)
+
+
+def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:
+    some = entries_of((one for one in listed_of(urls) if is_wanted(one.path)), getattr(urls, "start", 0))
+    some.revision = getattr(urls, "revision", "")
+    return some

@@ -1,0 +1,405 @@
+"""Discovery: what an address, list, pattern or folder contains, and why."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.dataset.blocking import blocking
+from headrace.errors import OptionError, StorageError, masked
+from headrace.formats.compression import begin_of, ending_of, kind_by_bytes, kind_of, path_of, without_compression
+from headrace.formats.limits import Limits
+from headrace.formats.registry import (
+    SNIFFED_BYTES,
+    KnownFormat,
+    format_named,
+    format_of,
+    formats_by_names,
+    known_formats,
+    sniffed,
+    sniffed_by_end,
+)
+from headrace.sources.discovery.entries import Entries, entries_of, listed_of, only, survey_of
+from headrace.sources.discovery.patterns import Pattern, is_pattern
+from headrace.sources.reading import found
+
+if TYPE_CHECKING:  # discovery imports more modules, and most addresses need none
+    from headrace.formats.format import Format, ShardEntry
+    from headrace.sources.discovery.kinds import Kinds
+    from headrace.sources.discovery.listing import Listing
+
+Asks = Callable[[str, int | None], bytes | None]
+Options = Mapping[str, object] | None
+Facts = tuple[tuple[str, str], ...]
+"""Facts about a location: (subject, fact)."""
+
+_WEB = ("http://", "https://")
+_ASKED_MOST = 1000  # addresses of longer lists are not checked for folders
+_LEROBOT = "meta/info.json"
+_BLOCK_BYTES = 2**20
+_PAGES = (b"<!doctype html", b"<html")
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The objects at an address.
+
+    Attributes:
+        format: Format of the shards. None: objects are single samples.
+        entries: The shards, if a catalogue lists them.
+        facts: Reasons for the result.
+        folder: The listing, for single samples.
+        table: A table that lists the samples, if there is one.
+    """
+
+    urls: Sequence[str]
+    format: Format | None
+    facts: Facts
+    entries: Sequence[ShardEntry] | None = None
+    folder: Listing | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class Names:
+    urls: Sequence[str]
+    listings: tuple[Listing, ...] = ()
+
+    @property
+    def facts(self) -> Facts:
+        listed = tuple(("listed", one.text) for one in self.listings)
+        pins = [masked(one.urls.revision) for one in self.listings if one.urls.revision]
+        return (*listed, ("revision", f"{', '.join(pins)}, as it was when it was listed")) if pins else listed
+
+
+def names_at(
+    urls: object, storage_options: Options, *, kept: bool = False, folders: Sequence[str] | None = None
+) -> Names:
+    """Resolve addresses: patterns are listed, and folders if `folders` is given.
+
+    Args:
+        folders: Lower-case suffixes of the wanted names in a folder. If no name matches, or there are no suffixes, all
+            names are used. None: folders are not listed.
+
+    Raises:
+        OptionError: there is no object, or one is named twice.
+        StorageError: a folder could not be listed.
+    """
+    from headrace.sources.discovery.urls import expand
+
+    given = expand(urls)  # type: ignore[arg-type]
+    is_folder = _is_folder if len(given) <= _ASKED_MOST else lambda url: url.endswith("/")
+    looked_up = [is_pattern(url) or (folders is not None and is_folder(url)) for url in given]
+    if not any(looked_up):
+        return Names(given)
+    from headrace.sources.discovery.listing import listing_of
+
+    parts: list[Sequence[str]] = []
+    listings: list[Listing] = []
+    for url, is_looked_up in zip(given, looked_up, strict=True):
+        if not is_looked_up:
+            parts.append((url,))
+        elif is_pattern(url):
+            listing = listing_of(url, Pattern(url), storage_options, kept=kept)
+            if not listing.urls:
+                raise OptionError(f"{listing.text}: nothing there is like that{_shown(listing)}")
+            listings.append(listing)
+            parts.append(listing.urls)
+        else:
+            listings += folders_at((url,), storage_options, kept=kept).listings
+            parts.append(_ending_so(listings[-1].urls, tuple(folders or ())))
+    return Names(_joined(parts), tuple(listings))
+
+
+def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
+    from headrace.sources.discovery.kinds import path_in
+
+    some = only(urls, lambda url: path_in(url).lower().endswith(ends)) if ends else urls
+    return some if len(some) else urls
+
+
+def place_of(
+    names: Names, given: str | Format | None, limits: Limits, storage_options: Options, *, kept: bool = False
+) -> Place:
+    """Determine what the addresses contain. `kept`: use listings cached on this machine.
+
+    Raises:
+        OptionError: unknown; the message describes remedies.
+        FormatError, StorageError: a catalogue cannot be read.
+    """
+    asks = partial(_read, storage_options)
+    urls = names.urls
+    if names.listings:
+        if given is None:
+            return _by_kinds(names, asks)
+        return Place(urls, format_named(given), (*names.facts, ("format", "as it was given")))
+    form = format_of(urls) if given is None else format_named(given)
+    if (form is None or form.catalogue is not None) and (found := _catalogue(urls, form, asks, limits)) is not None:
+        return found
+    if all(map(_is_folder, urls)):
+        names = folders_at(urls, storage_options, kept=kept)
+        return _by_kinds(names, asks) if form is None else _of_format(names, form)
+    if form is not None:
+        why = "as it was given" if given is not None else "by the names"
+        return Place(urls, form, (("format", f"{form.name}, {why}"),))
+    return _sniffed(names, asks, storage_options, kept=kept)
+
+
+def _by_kinds(names: Names, asks: Asks) -> Place:
+    from headrace.sources.discovery.kinds import Kinds, form_in, mixed, way_round
+
+    urls, facts, first = names.urls, names.facts, names.listings[0]
+    kinds = Kinds(survey_of(urls))
+    if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.is_whole:
+        return Place(urls, None, facts, folder=first, table=kinds.tables[0])
+    if kinds.is_unnamed:
+        url = next((one.path for one in listed_of(urls) if one.size != 0), urls[0])
+        form, which = _by_bytes(url, asks, asks(url, SNIFFED_BYTES))
+        if form is not None:
+            return Place(urls, form, (*facts, ("format", f"{form.name}, by the {which} bytes of {masked(url)}")))
+    if kinds.is_loose:
+        if len(names.listings) > 1:
+            raise OptionError(f"{first.text}, and others: objects of one sample each are for hr.files")
+        return Place(urls, None, facts, folder=first)
+    if len(kinds.formats) > 1 or (kinds.formats and kinds.others):
+        urls, facts = _without_what_lies_beside(names, kinds)
+        kinds = Kinds(survey_of(urls))
+    form = form_in(kinds)
+    if form is not None:
+        return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
+    if not kinds.is_unnamed:
+        raise _of_lerobot(first) if f"{first.folder}{_LEROBOT}" in first.urls else mixed(first.place, kinds)
+    raise OptionError(f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}")
+
+
+def _of_lerobot(folder: Listing) -> OptionError:
+    place = masked(folder.place).rstrip("/")
+    return OptionError(
+        f"{place} is a data set of LeRobot's layout, by its {_LEROBOT}: hr.lerobot({place!r}) gives its rows with the "
+        f"frames of their cameras, hr.stream('{place}/data/**/*.parquet') the rows alone, and "
+        f"hr.video('{place}/videos/**/*.mp4', hr.Clips(…)) clips of its videos"
+    )
+
+
+def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, str]:
+    """Return the format by an object's first or last bytes, and which of them identified it.
+
+    Of an object that is compressed by its name, the decompressed bytes are used.
+
+    Raises:
+        OptionError: the object is compressed, but not by its name.
+    """
+    if head is None:
+        return None, ""
+    kind, by_bytes = kind_of(url), kind_by_bytes(head)
+    if kind is not None and by_bytes in (None, kind):
+        return _by_unpacked_bytes(url, asks, head, kind), "unpacked"
+    if (form := sniffed(url, head)) is not None:
+        return form, "first"
+    if by_bytes is not None:
+        name, ending = without_compression(path_of(url)).rpartition("/")[2], ending_of(by_bytes)
+        raise OptionError(
+            f"{masked(url)} is {by_bytes} data, by its first bytes, and its name does not say so: give it a name such "
+            f"as '{name}.jsonl{ending}', or '{name}{ending}' and format='jsonl'"
+        )
+    tail = asks(url, -SNIFFED_BYTES)
+    return None if tail is None else sniffed_by_end(url, tail), "last"
+
+
+def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
+    from headrace.formats.format import packing_of
+
+    begin = begin_of(kind, head, SNIFFED_BYTES)
+    if not begin:  # bzip2 and Zstandard decompress whole blocks only
+        begin = begin_of(kind, asks(url, _BLOCK_BYTES) or b"", SNIFFED_BYTES)
+    form = sniffed(url, begin)
+    return None if form is None or packing_of(form, url) is None else form
+
+
+def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
+    """Filter out tables and statistics named like a tar shard beside them."""
+    from headrace.sources.discovery.kinds import only_shards
+
+    if "tar" not in kinds.formats:
+        return names.urls, names.facts
+    urls = only(names.urls, only_shards(names.urls, "tar"))
+    less = len(names.urls) - len(urls)
+    fact = ("left out", f"{less:,} objects that lie beside a shard and are named as it is")
+    return urls, (*names.facts, fact) if less else names.facts
+
+
+def _of_format(names: Names, form: Format) -> Place:
+    from headrace.sources.discovery.kinds import Kinds
+
+    says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
+    kinds = Kinds(survey_of(names.urls))
+    urls = names.urls
+    if kinds.formats.get(form.name) and (len(kinds.formats) > 1 or kinds.others):
+        says = formats_by_names()
+        urls = only(urls, lambda url: (one := says(url)) is not None and one.name == form.name)
+    why = f"{form.name}, as it was given{'' if says_so else '; the names do not say it'}"
+    return Place(urls, form, (*names.facts, ("format", why)))
+
+
+def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) -> Place:
+    """Determine the format by the first bytes. If there is no such object, list the folder."""
+    from headrace.sources.discovery.kinds import way_round
+
+    urls = names.urls
+    head = asks(urls[0], SNIFFED_BYTES)
+    form, which = _by_bytes(urls[0], asks, head)
+    if form is not None:
+        return Place(urls, form, (("format", f"{form.name}, by the {which} bytes of {masked(urls[0])}"),))
+    if len(urls) == 1 and (head is None or _begins(urls[0], head, *_PAGES, b"[")):
+        try:
+            folders = folders_at(urls, storage_options, kept=kept)
+        except (OptionError, StorageError, OSError):
+            if head is not None:
+                raise
+            folders = None  # it has no objects, or its store cannot list
+        if folders is not None:
+            return _by_kinds(folders, asks)
+    if head is None and "://" not in urls[0] and not _HUB.fullmatch(urls[0]):
+        _check_exists(urls[0])
+    known = ", ".join(suffix for one in known_formats().values() for suffix in one.suffixes)
+    hub = ""
+    if _HUB.fullmatch(urls[0]) and head is None:
+        hub = f"; of a repository on Hugging Face's hub the address is hf://datasets/{urls[0]}"
+    no_bytes = "it cannot be read: there is no such object or folder, or no access to it"
+    raise OptionError(
+        f"{masked(urls[0])} does not say its format, and "
+        f"{no_bytes if head is None else 'its bytes do not either'}; names in {known} do, or "
+        f"give format=, such as 'jsonl'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
+    )
+
+
+def _check_exists(path: str) -> None:
+    from headrace.sources.discovery.kinds import way_round
+
+    if not Path(path).exists():
+        where = Path(path).absolute()
+        raise OptionError(f"{path} is missing: there is no file or folder {where}{way_round(path)}")
+
+
+def _begins(url: str, head: bytes, *begins: bytes) -> bool:
+    return url.startswith(_WEB) and head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(begins)
+
+
+def is_looked_up(names: Names) -> bool:
+    return bool(names.listings) or all(map(_is_folder, names.urls))
+
+
+def _is_folder(url: str) -> bool:
+    if url.endswith("/") or _HUB_ROOT.fullmatch(url):
+        return True
+    return "://" not in url and Path(url).is_dir()
+
+
+def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> Names:
+    """List some folders.
+
+    Raises:
+        OptionError: one is empty, or its store cannot list.
+        StorageError: one could not be listed.
+    """
+    from headrace.sources.discovery.listing import listing_of
+
+    listings = [listing_of(f"{url.rstrip('/')}/", None, storage_options, kept=kept) for url in urls]
+    for listing in listings:
+        if not listing.urls:
+            if "://" not in listing.place:
+                _check_exists(listing.place)
+            raise OptionError(f"{listing.text}: nothing is there to be read")
+    return Names(_joined([one.urls for one in listings]), tuple(listings))
+
+
+def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
+    if len(parts) == 1:
+        return parts[0]
+    whole = entries_of(one for part in parts for one in listed_of(part))
+    whole.revision = ", ".join(sorted({part.revision for part in parts if isinstance(part, Entries) and part.revision}))
+    seen: set[str] = set()
+    for url in whole:
+        if url in seen:
+            raise OptionError(f"{masked(url)} is meant by two of the patterns: it would come twice")
+        seen.add(url)
+    return whole
+
+
+def _shown(listing: Listing) -> str:
+    return f"; {masked(listing.folder) or 'the working folder'} was listed"
+
+
+def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
+    """Read the catalogues at or inside `urls`, of any format if `form` is None; None if missing."""
+    from headrace.formats.folders import check_each_once
+
+    named: defaultdict[str, list[KnownFormat]] = defaultdict(list)
+    for one in [KnownFormat.of(form)] if form is not None else known_formats().values():
+        if one.catalogue is not None:
+            named[one.catalogue].append(one)
+    entries: list[ShardEntry] = []
+    facts: dict[tuple[str, str], None] = {}
+    reads: Format | None = None
+    for url in urls:
+        for place, name in _places_of_catalogues(url, tuple(named)):
+            data = asks(place, None)
+            said = None if data is None else form or _surest(named[name], data)
+            if data is None or said is None:
+                continue
+            form = said
+            found = form.catalogued(place, data, limits, partial(_beside, asks, place))
+            if reads is not None and (found.form or form).name != reads.name:
+                raise OptionError(
+                    f"{masked(url)} has shards of {(found.form or form).name}, and others of {reads.name}"
+                )
+            reads = found.form or form
+            check_each_once(place, (entry.url for entry in found.entries))
+            entries += found.entries
+            facts |= dict.fromkeys(found.facts)
+            break
+        else:
+            if entries:
+                raise OptionError(f"{masked(url)} is no folder of {form.name if form else 'shards'}, and others are")
+            return None
+    if form is None or reads is None:
+        return None
+    whose = "its" if reads is form else f"{form.name}'s"
+    return Place(urls, reads, (("format", f"{reads.name}, by {whose} {form.catalogue}"), *facts), entries=entries)
+
+
+def _beside(asks: Asks, place: str, name: str) -> bytes | None:
+    from headrace.formats.folders import beside
+
+    return asks(beside(place, name), None)
+
+
+def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (address, name) of each catalogue that an address may mean: itself, or inside it."""
+    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    path = url[:end]
+    itself = [name for name in names if f"/{path}".endswith(f"/{name}")]
+    if itself:
+        return [(url, itself[0])]
+    if "." in path.rpartition("/")[2]:
+        return []
+    return [(f"{path.rstrip('/')}/{name}{url[end:]}", name) for name in names]
+
+
+def _surest(known: Sequence[KnownFormat], data: bytes) -> Format | None:
+    """Return the format whose `sniff` is highest for this catalogue; None if all are 0."""
+    forms = [one.load() for one in known]
+    sure = {one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]): one for one in forms}
+    return sure[max(sure)] if max(sure, default=0.0) > 0 else None
+
+
+def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
+    """Read `count` first bytes, all (None), or the last ones (negative); None if not readable."""
+    return blocking(partial(found, url, count, storage_options))

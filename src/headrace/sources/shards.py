@@ -1,0 +1,400 @@
+"""Shards as data sets, read sequentially, or by member with an index."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._util.context import running_reader
+from headrace._util.reads import Reads, Version
+from headrace._util.sample_ranges import Rows, Scanner
+from headrace.dataset.asynchronous import AsyncDataset, KeySource
+from headrace.dataset.blocking import blocking
+from headrace.dataset.compact import packed
+from headrace.dataset.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted
+from headrace.dataset.stream import Stream
+from headrace.errors import ChecksumError, ObjectChangedError, OptionError, masked
+from headrace.formats.compression import Decompressor
+from headrace.formats.format import Format, packing_of
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
+from headrace.formats.tar.format import TAR
+from headrace.formats.tar.member_check import MemberNames
+from headrace.indexes.cache_path import cache_path
+from headrace.indexes.index import BuiltFile, Index, IndexFiles, for_each
+from headrace.readers.indexed_members import Members
+from headrace.readers.protocol import Producer
+from headrace.readers.shard_plan import Expected
+from headrace.sources.bodies import Where, bodies_at, version_of
+from headrace.sources.discovery.entries import version_at
+from headrace.sources.reading import OwnReaders, is_file
+from headrace.sources.unpacking import FROM_ITS_START, UnpackedShards
+from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.engine.open_readers import EpochIO
+
+T = TypeVar("T")
+
+_GAP_BYTES = 16 * 1024
+_LOOKED_AT = 1000  # shard names that are inspected
+
+
+@dataclass(frozen=True)
+class Shards:
+    urls: Sequence[str]
+    storage_options: Mapping[str, object] | None
+    limits: Limits
+    format: Format
+    facts: tuple[tuple[str, str], ...]
+
+    async def expected(self, ordinal: int) -> Expected:
+        return Expected(version_at(self.urls, ordinal) or Version(), None)
+
+    def by_index(self, files: IndexFiles) -> IndexedShards:
+        index = Index(self.urls, files, self.limits, self.format)
+        return IndexedShards(self.urls, index, self.storage_options, self.limits, self.format, self.facts)
+
+    def __sample_source__(self) -> SampleSource:
+        return ShardSource(self)
+
+
+class IndexedShards(AsyncDataset):
+    """Samples of shards by number, each read by one request for its members, and verified.
+
+    Attributes:
+        get_many: Reads samples of local files together, if that takes less time.
+    """
+
+    get_many: Callable[[Sequence[int]], Awaitable[Sequence[object]]] | None = None
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        index: Index,
+        storage_options: Mapping[str, object] | None,
+        limits: Limits,
+        form: Format,
+        facts: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.facts = facts
+        self.urls, self.index, self.storage_options, self.limits = urls, index, storage_options, limits
+        self.format = form
+        self._readers = OwnReaders(storage_options, index.aclose)
+        self._sample_bytes: float | None = None
+        self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
+        self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format, self.facts)
+
+    def __sample_source__(self) -> SampleSource:
+        return IndexedShardSource(self)
+
+    @property
+    def _opened(self) -> Index:
+        if not self.index.is_open:
+            blocking(self.aopen)
+        return self.index
+
+    def __len__(self) -> int:
+        return int(self._opened.starts[-1])
+
+    def __getitem__(self, key: int) -> dict[str, object]:
+        return blocking(partial(self.aget, key))
+
+    @property
+    def has_members(self) -> bool:
+        """True if the index has the locations of samples, not only their number."""
+        return self._opened.has_members
+
+    @property
+    def blocks(self) -> Ints | None:
+        """First sample number of each block, then the total, if samples share blocks."""
+        return self._opened.blocks
+
+    @property
+    def sample_bytes(self) -> float:
+        """Mean size of a sample, estimated from the first shard if the index has no mean."""
+        if self._sample_bytes is None:
+            len(self)
+            self._sample_bytes = blocking(self._mean_bytes)
+        return self._sample_bytes
+
+    async def _mean_bytes(self) -> float:
+        if self.index.mean_bytes is not None:
+            return self.index.mean_bytes
+        filled = np.flatnonzero(np.diff(self.index.starts))
+        if not len(filled):
+            return 0.0
+        async with self._readers.use():
+            shard = await self.index.shard(_reader(), int(filled[0]))
+        return max(float(shard.rows.size.sum()), shard.opened_bytes) / len(shard.rows)
+
+    async def aopen(self) -> None:
+        if not self.index.is_open:
+            async with self._readers.use() as reader:
+                await self.index.open(reader)
+
+    async def aclose(self) -> None:
+        await self.index.aclose()
+
+    async def aget(self, key: int, wanted: Wanted | None = None) -> dict[str, object]:
+        """Return sample `key`: a dict with `__key__`, `__url__` and its (wanted) fields as bytes.
+
+        Outside a loader, concurrent calls on one event loop share their connections.
+
+        Raises:
+            IndexError: There are fewer samples.
+            ChecksumError: The bytes differ from those that were indexed.
+            ObjectChangedError: The shard changed.
+        """
+        async with self._readers.use():
+            await self.aopen()
+            return await self.get(self.number(key), wanted)
+
+    def number(self, key: int) -> int:
+        """Return the number of sample `key`, which may be negative. The index must be open.
+
+        Raises:
+            IndexError, TypeError: There is no such sample.
+        """
+        count = int(self.index.starts[-1])
+        try:
+            return range(count)[operator.index(key)]
+        except IndexError:
+            raise IndexError(f"there is no sample {key}: there are {count}") from None
+
+    async def get_scattered(self, number: int, wanted: Wanted | None) -> dict[str, object]:
+        """Return a sample. Raise OptionError if its shard can be unpacked from its start only."""
+        ordinal, _ = self.index.locate(number)
+        if self._where(ordinal, await self.index.shard(_reader(), ordinal)).is_only_in_order:
+            raise OptionError(f"{masked(self.urls[ordinal])} {FROM_ITS_START}")
+        return await self.get(number, wanted)
+
+    def _where(self, ordinal: int, shard: ShardIndex) -> Where:
+        url, unpacked = self.urls[ordinal], self._unpacked.setdefault(asyncio.get_running_loop(), UnpackedShards())
+        return Where(url, shard, self.limits, packing_of(self.format, url), unpacked)
+
+    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
+        reader = _reader()
+        ordinal, row = self.index.locate(number)
+        shard = await self.index.shard(reader, ordinal)
+        rows, url = shard.rows, self.urls[ordinal]
+        single = await self.format.single(reader, url, shard, row, wanted)
+        if single is not None:
+            rows, row, wanted = single, 0, None
+            shard = replace(shard, rows=rows)
+        key = rows.keys[row].decode("utf-8", "surrogateescape")
+        block = row if rows.block is None else int(rows.block[row])
+        part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
+        names = [rows.fields[k] for k in rows.field[part].tolist()]
+        places = list(zip(rows.offset[part].tolist(), rows.size[part].tolist(), strict=True))
+        crc = [None] * len(names) if shard.crc is None else shard.crc[part].tolist()
+        kept = list(range(len(names)))
+        if wanted is not None and not any(some.isdisjoint(names) for some in wanted):
+            kept = [k for k in kept if any(names[k] in some for some in wanted)]
+        try:
+            where = self._where(ordinal, shard)
+            called = MemberNames.of(rows, part.start + np.array(kept)) if self._has_headers(shard) and kept else None
+            bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept], called)
+        except (ChecksumError, ObjectChangedError) as error:
+            error.key = key
+            raise
+        sample: dict[str, object] = {"__key__": key, "__url__": masked(url)}
+        if places and not self.format.fields_are_members:
+            sample[PLACE] = places[0][0]
+        members = list(zip([names[k] for k in kept], bodies, strict=True))
+        if rows.row is None:
+            return sample | dict(members)
+        about = None if rows.about is None else rows.about[block]
+        return {**sample, BLOCK: SharedBlock(0, members.copy, about), ROW: int(rows.row[row])}
+
+    async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
+        """Return the locations of some samples of a shard, by row, with the wanted members."""
+        shard = await self.index.shard(_reader(), ordinal)
+        rows, crc = shard.rows, shard.crc
+        if len(chosen) < len(rows):
+            crc = None if crc is None else crc[rows.members(chosen)]
+            rows = rows.take(chosen)
+        if wanted is not None and not (mask := _wanted_members(rows, wanted)).all():
+            rows, crc = rows.only(mask), None if crc is None else crc[mask]
+        return Members(rows, crc, shard.size, version_of(shard), self._has_headers(shard))
+
+    def _has_headers(self, shard: ShardIndex) -> bool:
+        return shard.has_names and self.format.name == TAR.name
+
+    async def expected(self, ordinal: int) -> Expected:
+        """Return the version and sample count of a shard, as indexed or listed."""
+        count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
+        if not self.index.has_members:
+            return Expected(version_at(self.urls, ordinal) or Version(), count)
+        return Expected(version_of(await self.index.shard(_reader(), ordinal)), count)
+
+    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
+        """Return the numbers of all samples whose keys pass. Reads the index of every shard."""
+        ids = tuple(map(id, keeps))
+        if ids not in self._passing:
+            chosen = self._of_each_shard(partial(_passing, keeps=keeps))
+            numbers = np.concatenate([a + b for a, b in zip(chosen, self.index.starts[:-1], strict=True)])
+            self._passing[ids] = keeps, numbers
+        return self._passing[ids][1]
+
+    def keys_of_samples(self) -> list[str]:
+        """Return the keys of all samples, in order. Reads the index of every shard."""
+        return [key for keys in self._of_each_shard(_texts) for key in keys]
+
+    def _of_each_shard(self, of_rows: Callable[[Rows], T]) -> list[T]:
+        async def one(ordinal: int) -> T:
+            return of_rows((await self.index.shard(_reader(), ordinal)).rows)
+
+        async def all_of_them() -> list[T]:
+            async with self._readers.use():
+                await self.aopen()
+                return await for_each(len(self.urls), one)
+
+        return blocking(all_of_them)
+
+
+class _Sharded(StoredSource):
+    @property
+    def only_in_order(self) -> str | None:
+        for url in self.urls:
+            if packing_of(self.data.format, url) not in (None, "zstd"):  # zstd may have seekable frames
+                return f"{masked(url)} {FROM_ITS_START}"
+        return None
+
+    @property
+    def is_compressed(self) -> bool:
+        return any(packing_of(self.data.format, url) is not None for url in self.urls)
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
+        return f"stream({masked(self.urls[0])}{more})"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        data, urls = self.data, self.urls
+        facts = dict(data.facts or [("format", data.format.name)])
+        kinds = {kind for url in urls[:_LOOKED_AT] if (kind := packing_of(data.format, url)) is not None}
+        packing = f"yes ({', '.join(sorted(kinds))}): read from their start" if kinds else "not as a whole"
+        count = f"{len(urls):,}, {masked(urls[0])}" + (f" to {masked(urls[-1])}" if len(urls) > 1 else "")
+        known = "the format's own" if self.traits.numbered else "none: samples are found while they are read"
+        index = facts.pop("index", known)
+        return [("shards", count), *facts.items(), ("compressed", packing), ("index", index)]
+
+
+class ShardSource(_Sharded):
+    traits = Traits(sharded=True)
+
+    def __init__(self, data: Shards) -> None:
+        super().__init__(data)
+        self.data: Shards = data
+
+    def indexed(self) -> Stream:
+        data = self.data
+        place = cache_path(data.urls, data.storage_options, data.format)
+        return Stream(data.by_index(BuiltFile(str(place), data.limits, data.format)))
+
+    def open(self, io: EpochIO) -> Producer:
+        return io.shards(*_ways(self.data), self.data.expected)
+
+
+class IndexedShardSource(_Sharded, KeySource):
+    traits = Traits(numbered=True, sharded=True)
+
+    def __init__(self, data: IndexedShards) -> None:
+        super().__init__(data)
+        self.data: IndexedShards = data
+
+    @property
+    def has_count(self) -> bool:
+        return self.data.index.is_open
+
+    @property
+    def sample_bytes(self) -> float | None:
+        return self.data.sample_bytes
+
+    @property
+    def starts(self) -> Ints:
+        self.count()
+        return self.data.index.starts
+
+    @property
+    def blocks(self) -> Ints | None:
+        return self.data.blocks
+
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
+        return by_number or by_key or (self.data.has_members and not self.is_compressed)
+
+    async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
+        return await self.data.aget(key, wanted)
+
+    def divides(self) -> bool:
+        return not self.is_compressed
+
+    def keys(self) -> Sequence[str]:
+        return packed(self.data.keys_of_samples())
+
+    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:
+        return self.data.passing(keeps) if keeps else None
+
+    def open(self, io: EpochIO) -> Producer:
+        if io.is_planned and io.is_by_number:
+            many = self.data.get_many if all(map(is_file, self.urls)) else None
+            get = self.data.get_scattered if io.is_scattered and self.is_compressed else self.data.get
+            return io.keys(self.data, partial(get, wanted=io.wanted), many)
+        if io.is_planned:
+            return io.ranges(partial(self.data.members, wanted=io.wanted))
+        return io.shards(*_ways(self.data), self.data.expected)
+
+
+def _reader() -> Reads:
+    reader = running_reader.get()
+    assert reader is not None
+    return reader
+
+
+def _texts(rows: Rows) -> list[str]:
+    return [key.decode("utf-8", "surrogateescape") for key in rows.keys.tolist()]
+
+
+def _passing(rows: Rows, keeps: Sequence[KeepsKey]) -> Ints:
+    return np.flatnonzero([all(keep(key) for keep in keeps) for key in _texts(rows)])
+
+
+def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
+    """Mask the wanted members, or all of a block that lacks one, for a complete error message."""
+    count = len(rows.starts) - 1
+    mask = np.zeros(len(rows.field), np.bool_)
+    is_complete = np.ones(count, np.bool_)
+    block = np.repeat(np.arange(count), np.diff(rows.starts))
+    for names in wanted:
+        numbers = [k for k, name in enumerate(rows.fields) if name in names]
+        these = np.isin(rows.field, numbers)
+        mask |= these
+        is_complete &= np.bincount(block[these], minlength=count) > 0
+    return np.asarray(mask | ~is_complete[block])
+
+
+def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Callable[[str], Decompressor | None]]:
+    def scanner(url: str) -> Scanner:
+        found = data.format.scanner(url, data.limits)
+        assert found is not None, "shards without a scanner are read by their tables"
+        return found
+
+    def unpacks(url: str) -> Decompressor | None:
+        kind = packing_of(data.format, url)
+        return None if kind is None else Decompressor(kind, url, data.limits, is_padded=True)
+
+    return scanner, unpacks

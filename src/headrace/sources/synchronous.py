@@ -1,0 +1,133 @@
+"""Synchronous data sets: called in workers, or in threads of the trainer's process."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+import anyio.to_thread
+
+from headrace._util.context import running_reader
+from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
+from headrace.dataset.rank_info import RanksBy
+from headrace.errors import OptionError
+from headrace.sources.item_calls import GetItem, Taken, gate_of, timed
+from headrace.workers.tasks import Step
+
+
+class FromMap(AsyncDataset):
+    """The data set of `from_map`: its keys, or its samples.
+
+    Args:
+        threads: Number of threads that may call `__getitem__` at the same time, over all loaders of this process. None:
+            samples are the keys, and a step in the workers calls `__getitem__`.
+    """
+
+    def __init__(self, dataset: Any, threads: int | None) -> None:
+        self.dataset, self.threads = dataset, threads
+        self._gate = None if threads is None else gate_of(dataset, threads)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FromMap, (self.dataset, self.threads)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    async def aget(self, key: object) -> object:
+        if self._gate is None or self.threads is None:
+            return key
+        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
+            self._gate = gate_of(self.dataset, self.threads)
+        sample, taken = await self._gate.call(self.dataset.__getitem__, key)
+        _count(self.dataset, "__getitem__", taken)
+        return sample
+
+
+def get_step(dataset: Any) -> Step:
+    name = f"{_name(dataset)}.__getitem__"
+    return Step(name, "map", GetItem(dataset), random=True, is_implied=True, reads=True)
+
+
+class FromIterable(AsyncIterableDataset):
+    def __init__(
+        self,
+        iterable: Iterable[object] | Callable[[], Iterable[object]],
+        ranks_by: RanksBy | None,
+        *,
+        one_epoch: bool = False,
+    ) -> None:
+        self.iterable, self.ranks_by, self.one_epoch = iterable, ranks_by, one_epoch
+        self._is_begun = False
+
+    def _opened(self) -> Iterator[object]:
+        iterable: Any = self.iterable
+        samples: Iterator[object] = iter(iterable() if makes_one(iterable) else iterable)
+        is_over = inspect.isgenerator(samples) and inspect.getgeneratorstate(samples) == inspect.GEN_CLOSED
+        if is_over or (self.one_epoch and self._is_begun):
+            raise OptionError(
+                f"hr.from_iterable({iterable!r:.200}): an earlier loop has used up its samples. For more than one "
+                "epoch give a function that returns a new iterator: hr.from_iterable(lambda: …)"
+            )
+        self._is_begun = True
+        return samples
+
+    async def aiter(self) -> AsyncIterator[object]:
+        end = object()
+        samples = await anyio.to_thread.run_sync(self._opened)
+        while True:
+            sample, taken = await anyio.to_thread.run_sync(timed, next, samples, end)
+            if sample is end:
+                return
+            _count(self.iterable, "__next__", taken)
+            yield sample
+
+
+class ResumableIterable(FromIterable):
+    """A `FromIterable` that saves and restores its position by `state_dict` of the iterable.
+
+    States are taken between samples, while no next sample is being read.
+    """
+
+    def __init__(self, iterable: Any, ranks_by: RanksBy | None, *, one_epoch: bool = False) -> None:
+        super().__init__(iterable, ranks_by, one_epoch=one_epoch)
+        self._fresh: Any = None
+        self._is_loaded = self._goes_on = False
+
+    def state_dict(self) -> Any:
+        return self.iterable.state_dict()  # type: ignore[union-attr]
+
+    def load_state_dict(self, state: Any) -> None:
+        if self._fresh is None:
+            self._fresh = copy.deepcopy(self.state_dict())
+        self.iterable.load_state_dict(state)  # type: ignore[union-attr]
+        self._is_loaded = True
+
+    def _opened(self) -> Iterator[object]:
+        # Hugging Face's iterables start every later pass, not only the next one, from the loaded state.
+        if self._goes_on and not self._is_loaded and type(self.iterable).__module__.startswith("datasets."):
+            self.iterable.load_state_dict(copy.deepcopy(self._fresh))  # type: ignore[union-attr]
+        self._goes_on, self._is_loaded = self._is_loaded, False
+        return super()._opened()
+
+
+def is_iterator(iterable: object) -> bool:
+    """True if `iter` returns the object itself, so that a second epoch has no samples."""
+    return hasattr(iterable, "__next__") and iter(iterable) is iterable  # type: ignore[call-overload]
+
+
+def makes_one(iterable: object) -> bool:
+    """True for a function, or a class, that makes an iterable."""
+    return callable(iterable) and (isinstance(iterable, type) or not hasattr(iterable, "__iter__"))
+
+
+def _name(data: object) -> str:
+    return str(getattr(data, "__name__", None) or type(data).__name__)
+
+
+def _count(data: object, name: str, taken: Taken) -> None:
+    reader = running_reader.get()
+    if reader is not None:
+        reader.count_call(f"{_name(data)}.{name}", taken.computed, taken.waited)

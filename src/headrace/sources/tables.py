@@ -1,0 +1,236 @@
+"""Tables whose rows name objects: a row is a sample with the bytes of its objects."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from headrace._util import check
+from headrace.dataset.blocking import blocking
+from headrace.dataset.compact import Packed, packed
+from headrace.errors import FormatError, OptionError, masked, masked_text
+from headrace.formats.compression import path_of, without_compression
+from headrace.formats.json_values import as_object, as_text
+from headrace.indexes.index import for_each
+from headrace.sources.discovery.kinds import extension_of
+from headrace.sources.files import Facts, Objects, classes_of, digest_with
+from headrace.sources.reading import read_from
+
+Row = Mapping[str, Any]
+
+URL_COLUMNS = ("file_name", "filename", "file", "filepath", "file_path", "path", "url", "uri", "image", "image_path")
+"""Column names that identify the column of objects by default."""
+
+_QUOTE, _LINE = ord('"'), ord("\n")
+
+
+class TableFiles(Objects):
+    """The rows of a table, with the bytes of the objects that `columns` name.
+
+    `base` prefixes relative paths.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        rows: Sequence[Row],
+        columns: Sequence[str],
+        base: str,
+        *,
+        label: str | None = None,
+        classes: Sequence[str] | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        facts: Facts = (),
+    ) -> None:
+        super().__init__((table,), storage_options, facts)
+        self.rows, self.columns, self.base, self.label = rows, tuple(columns), base, label
+        found = set() if label is None else {str(row[label]) for row in rows}
+        self.classes = None if label is None else classes_of(found, classes, table)
+        self._numbers = {name: number for number, name in enumerate(self.classes or ())}
+        self._digest: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    async def aget(self, key: int) -> dict[str, object]:
+        row = self.rows[key]
+        places = [self._place(row, column, key) for column in self.columns]
+        sample: dict[str, object] = {"__key__": str(row[self.columns[0]]), "__url__": masked(places[0]), **row}
+        if self.classes is not None:
+            sample["label"] = self._numbers[str(row[str(self.label)])]
+        bodies = await for_each(len(places), lambda k: read_from(self.storage_options, places[k]))
+        for column, place, body in zip(self.columns, places, bodies, strict=True):
+            extension = extension_of(place) or "data"
+            field = extension if len(places) == 1 else f"{column}.{extension}"
+            if field in row:
+                raise FormatError(f"row {key} of {masked(self.urls[0])} has a column {field!r}, as its object would be")
+            sample[field] = body
+        return sample
+
+    def digest(self) -> str | None:
+        if self._digest is None:
+            digest = blake2b(digest_size=8)
+            for row in self.rows:
+                digest.update(repr([row.get(column) for column in self.columns]).encode("utf-8", "surrogatepass"))
+            self._digest = digest_with(digest.hexdigest(), self.classes)
+        return self._digest
+
+    def _place(self, row: Row, column: str, number: int) -> str:
+        value = as_text(row.get(column))
+        if not value:
+            where = f"row {number} of {masked(self.urls[0])}"
+            raise FormatError(
+                f"{where}: its column {column!r} names no object: {masked(repr(value)):.80}", url=self.urls[0]
+            )
+        if "://" not in value and not value.startswith("/"):
+            return f"{self.base}{value}"
+        if "://" in self.urls[0] and value.startswith(("/", "file:")):
+            where = f"row {number} of {masked(self.urls[0])}"
+            raise FormatError(f"{where} names a file of this machine: {masked(value)!r:.80}", url=self.urls[0])
+        return value
+
+
+def table_of(
+    url: str,
+    url_column: str | Sequence[str] | None,
+    *,
+    base: str | None,
+    label_column: str | None,
+    classes: Sequence[str] | None,
+    storage_options: Mapping[str, object] | None,
+    others: Callable[[str], Sequence[Row]],
+) -> TableFiles:
+    """Return the samples of a table; see `hr.table`.
+
+    `others` reads tables that are neither CSV nor JSON lines.
+
+    Raises:
+        OptionError: A column does not exist, or the column of objects is ambiguous.
+        FormatError: The table is damaged.
+    """
+    rows = _rows(url, storage_options, others)
+    if not len(rows):
+        raise OptionError(f"{masked(url)} has no rows")
+    names = list(rows[0])
+    columns = [url_column] if isinstance(url_column, str) else list(url_column or _known(url, names))
+    for name in [*columns, *([] if label_column is None else [label_column])]:
+        check.one_of(f"{masked(url)}: column", name, names)
+    if classes is not None and label_column is None:
+        raise check.lacking("hr.table(classes=…)", "label_column=, the column with the classes")
+    if label_column is not None and "label" in names and label_column != "label":
+        raise OptionError(f"{masked(url)} has a column 'label' already: label_column={label_column!r} has no room")
+    if taken := [name for name in names if name.startswith("__")]:
+        raise OptionError(f"{masked(url)} has the column {taken[0]!r}: names that begin with '__' are taken")
+    base = url[: path_of(url).rfind("/") + 1] if base is None else f"{base.rstrip('/')}/" if base else ""
+    whose = "as it was said" if url_column is not None else "by its name"
+    facts = [("objects by", f"column {', '.join(columns)} ({whose}) of {masked(url)}"), ("columns", ", ".join(names))]
+    table = TableFiles(
+        url,
+        rows,
+        columns,
+        base,
+        label=label_column,
+        classes=classes,
+        storage_options=storage_options,
+        facts=tuple(facts),
+    )
+    if table.classes is not None:
+        table.facts = (*facts, ("label", f"number of {len(table.classes):,} classes, by column {label_column}"))
+    return table
+
+
+class _Parsed(Sequence[Row]):
+    def __init__(self, lines: Sequence[bytes], parse: Callable[[bytes], Row]) -> None:
+        self._lines, self._parse = lines, parse
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _Parsed(self._lines[index], self._parse)
+        return self._parse(self._lines[index])
+
+
+def _rows(
+    url: str, storage_options: Mapping[str, object] | None, others: Callable[[str], Sequence[Row]]
+) -> Sequence[Row]:
+    kind = extension_of(url)
+    if kind not in ("csv", "tsv", "jsonl", "ndjson") or without_compression(path_of(url)) != path_of(url):
+        return packed(others(url))
+    data = blocking(partial(read_from, storage_options, url))
+    if kind in ("jsonl", "ndjson"):
+        lines = _lines(data, None)
+        return _Parsed(lines, partial(_of_json, masked(url)))
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    lines = _lines(data, _QUOTE)
+    if not len(lines):
+        raise OptionError(f"{masked(url)} is empty: a line with the columns' names is needed")
+    separator = "\t" if kind == "tsv" else ","
+    header = _cells(masked(url), separator, lines[0])
+    if len(set(header)) < len(header) or "" in header:
+        raise FormatError(f"{masked(url)}: its first line names no columns, or one twice: {header!r:.200}", url=url)
+    return _Parsed(lines[1:], partial(_of_csv, masked(url), separator, tuple(header)))
+
+
+def _lines(data: bytes, quote: int | None) -> Packed[bytes]:
+    """Split a text into its non-empty lines. Line ends within quotes do not count."""
+    text = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(text == _LINE) + 1
+    if quote is not None and len(ends):
+        opened = np.add.reduceat((text == quote).astype(np.int64), np.concatenate([[0], ends[:-1]]))
+        ends = ends[np.cumsum(opened) % 2 == 0]
+    if len(text) and (not len(ends) or ends[-1] < len(text)):
+        ends = np.append(ends, len(text))
+    offsets = np.concatenate([[0], ends]).astype(np.int64)
+    lines: Packed[bytes] = Packed("bytes", text, offsets)
+    if (np.diff(offsets) > 2).all():
+        return lines
+    return packed(line for line in lines if line.strip())
+
+
+def _cells(what: str, separator: str, line: bytes) -> list[str]:
+    try:
+        text = line.decode("utf-8").rstrip("\r\n")
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{what}: a row is no CSV: {error}", url=what) from error
+
+
+def _shown(line: bytes) -> str:
+    return f"{masked_text(line.decode(errors='replace'))!r:.80}"
+
+
+def _of_csv(what: str, separator: str, header: tuple[str, ...], line: bytes) -> dict[str, str]:
+    cells = _cells(what, separator, line)
+    if len(cells) != len(header):
+        raise FormatError(f"{what}: a row has {len(cells)} cells, and {len(header)} columns: {_shown(line)}", url=what)
+    return dict(zip(header, cells, strict=True))
+
+
+def _of_json(what: str, line: bytes) -> dict[str, Any]:
+    try:
+        row = as_object(json.loads(line))
+    except ValueError as error:
+        raise FormatError(f"{what}: a row is no JSON: {error}", url=what) from error
+    if row is None:
+        raise FormatError(f"{what}: a row is no object: {_shown(line)}", url=what)
+    return row
+
+
+def _known(url: str, names: Sequence[str]) -> list[str]:
+    known = [name for name in URL_COLUMNS if name in {one.lower() for one in names}]
+    found = [name for name in names if name.lower() in known]
+    if len(found) != 1:
+        which = f"{', '.join(map(repr, found))} may" if found else "none of its columns is known to"
+        raise OptionError(
+            f"{masked(url)}: {which} name the objects; give url_column=, one of {', '.join(map(repr, names))}"
+        )
+    return found

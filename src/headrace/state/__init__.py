@@ -1,0 +1,1 @@
+"""States of loaders: their fields, JSON form, checks and merging."""

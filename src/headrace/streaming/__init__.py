@@ -1,1 +1,0 @@
-"""Runs loaders of headrace's data sets: plans epochs, resumes from states, hosts the engine."""

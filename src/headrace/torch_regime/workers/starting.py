@@ -1,0 +1,368 @@
+"""Starts workers: with a multiprocessing context, with the fork server, or as threads.
+
+Each starter returns a handle with the interface of `multiprocessing.Process`, and the trainer's end of a connection.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pickle import PicklingError
+from typing import Any, Protocol
+
+from headrace._util import file_limits as descriptors
+from headrace._util.shared_memory import Segment, close_all
+from headrace._util.wakeup import is_readable, is_ready
+from headrace.torch_compat import serialize
+from headrace.torch_compat.by_value import begin_forked_worker, share_classes
+from headrace.torch_compat.torch_loader import TorchLoader
+from headrace.torch_compat.why_unpicklable import cannot_carry
+from headrace.torch_regime.workers.messages import WorkerConfig
+from headrace.torch_regime.workers.worker_main import main_of_context, main_of_thread
+from headrace.workers.forkserver.client import STOPPED, ForkServer, ForkServerCommands
+from headrace.workers.forkserver.fd_socket import JSON, ObjectCodec, PolledWire, in_groups
+from headrace.workers.forkserver.inheritance import capture
+from headrace.workers.forkserver.interpreter_flags import GRACE_S
+from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch
+
+_STATUS_S = 1.0  # longest wait for the fork server to report a worker's exit code
+
+log = logging.getLogger("headrace")
+
+
+class WorkerHandle(Protocol):
+    """A worker in `iterator._workers`, with multiprocessing's names.
+
+    `sentinel` is a descriptor that is readable once the worker has ended. -1 if there is none.
+    """
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    @property
+    def sentinel(self) -> int: ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def starter(loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:
+    """Return the starter of an iterator's workers.
+
+    Where processes are not forked by default (Python 3.14, macOS), headrace's fork server forks them. Unlike the
+    standard library's, it accepts lambdas, and scripts without a main guard.
+
+    Raises:
+        CannotCarryError: a part of the job cannot be sent to the fork server's workers.
+        OptionError: this process cannot open as many files as the workers need.
+    """
+    if loader.workers == "thread":
+        return _ThreadStarter(config)
+    descriptors.require(loader.num_workers, reads=False)
+    if has_fork_server(loader):
+        return _ForkServerStarter(config)
+    return _ContextStarter(loader.multiprocessing_context or multiprocessing, config)
+
+
+def has_fork_server(loader: TorchLoader[object]) -> bool:
+    """True if headrace's fork server starts workers. Leaves multiprocessing's start method open."""
+    if loader.workers == "thread" or loader.multiprocessing_context is not None:
+        return False
+    return (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) != "fork"
+
+
+# Workers started by a multiprocessing context, as torch's loader does.
+
+_our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class _ContextStarter:
+    greeting = ()
+
+    def __init__(self, context: Any, config: WorkerConfig) -> None:
+        self._context, self._config = context, config
+        self._started: list[BaseProcess] = []
+        self._owner = os.getpid()
+        # Forked workers have the script's own classes, not copies: both sides refer to them.
+        self._classes = share_classes() if context.get_start_method() == "fork" else []
+
+    def start(self, number: int, start: int) -> tuple[WorkerHandle, PolledWire]:
+        ours, theirs = socket.socketpair()
+        _our_ends.add(ours)
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(ours.close)
+            process = self._context.Process(target=_run, args=(theirs, number, start, self._config), daemon=True)
+            try:
+                process.start()
+            except (TypeError, AttributeError, PicklingError):
+                warnings.warn(
+                    "Got pickle error when attempting to start a worker Process. What it is given cannot be pickled; "
+                    "multiprocessing_context='fork' gives it without.",
+                    stacklevel=2,
+                )
+                raise
+            failed.pop_all()
+        self._started.append(process)
+        return process, PolledWire(ours)
+
+    def close(self) -> None:
+        started, self._started = self._started, []
+        if self._owner != os.getpid():
+            return
+        deadline = time.monotonic() + GRACE_S
+        for process in started:  # this process must reap its children
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _run(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
+    for end in list(_our_ends):  # forked copies would hide the trainer's close
+        end.close()
+    begin_forked_worker()
+    main_of_context(sock, number, start, config)
+
+
+# Threads of the trainer's process. Their data set is the trainer's own object.
+
+
+class _ThreadHandle:
+    sentinel = -1
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    @property
+    def pid(self) -> int | None:
+        return os.getpid()
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self.is_alive() else 0
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def terminate(self) -> None:
+        """Do nothing: a thread ends after its task, once its socket is closed."""
+
+    kill = terminate
+
+
+class _ThreadStarter:
+    greeting = ()
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._codecs: list[ObjectCodec] = []
+
+    def start(self, number: int, start: int) -> tuple[WorkerHandle, PolledWire]:
+        ours, theirs = socket.socketpair()
+        codec = ObjectCodec()
+        self._codecs.append(codec)
+        arguments = (theirs, number, start, self._config, codec)
+        thread = threading.Thread(target=main_of_thread, args=arguments, name=f"headrace-worker-{number}", daemon=True)
+        thread.start()
+        _ends_of_threads[thread] = ours
+        return _ThreadHandle(thread), PolledWire(ours, codec)
+
+    def close(self) -> None:
+        for codec in self._codecs:
+            codec.close()
+
+
+_ends_of_threads: weakref.WeakKeyDictionary[threading.Thread, socket.socket] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End all threads: one that runs torch code during interpreter shutdown would abort it."""
+    for end in list(_ends_of_threads.values()):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + GRACE_S
+    for thread in list(_ends_of_threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+# Processes forked by the fork server: clean ones, for which the job is pickled once.
+
+
+class _ForkServerHandle:
+    """A worker process of the fork server. `pid` is None if it could not be forked."""
+
+    def __init__(self, starter: _ForkServerStarter, pid: int | None) -> None:
+        self._starter, self.pid = starter, pid
+        self.sentinel = -1
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.sentinel = os.pidfd_open(pid)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.sentinel >= 0:
+            close(self.sentinel)
+
+    @property
+    def exitcode(self) -> int | None:
+        return None if self.pid is None or self.is_alive() else self._starter.exit_code(self.pid)
+
+    def is_alive(self) -> bool:
+        return self.sentinel >= 0 and not is_readable(self.sentinel, 0)
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.sentinel >= 0:
+            is_readable(self.sentinel, timeout)
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.sentinel, number)
+
+
+class _ForkServerStarter:
+    """Raises CannotCarryError if a part of the job, or of the inherited settings, cannot be sent."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        modules: set[str] = set()
+        capture()  # raise early, before anything was started
+        self._descriptors: list[int] = []
+        try:
+            parts = serialize.pack_for_workers(config, self._descriptors, modules)
+        except Exception as error:
+            parts_of_job = {
+                "dataset": config.dataset,
+                "collate_fn": config.collate_fn,
+                "worker_init_fn": config.init_fn,
+            }
+            raise cannot_carry(error, parts_of_job) from error
+        self._segment = Segment.create(max(1, serialize.packed_size(parts)))
+        lengths = serialize.write(parts, self._segment.view)
+        self.greeting: list[tuple[object, Sequence[int]]] = [*in_groups(self._descriptors)]
+        self.greeting.append((("job", self._segment.size, lengths), [self._segment.fd]))
+        self._files = serialize.files_of(modules)
+        self._left: list[ForkServer] = []  # replaced ones, whose workers still run
+        self._lock = threading.RLock()
+        self._tokens = itertools.count()
+        self._codes: dict[int, int] = {}  # exit code by process
+        self._owner = os.getpid()
+        self._is_closed = False
+        self._connect()
+
+    def _connect(self) -> None:
+        self._fork_server = ForkServer.acquire(self._files)
+        self._wire = PolledWire(self._fork_server.connect(), JSON)
+        # Not in `close`: the fork server reports exit codes over it.
+        weakref.finalize(self, self._wire.close).atexit = False
+        self._pids: dict[int, int | None] = {}  # by token. None: the fork failed
+        self._has_ended = False
+        self._orders = ForkServerCommands(self._wire.send)
+        self._fork_server.prepare(self._orders, self._files)
+
+    def _renew(self) -> None:
+        self._fork_server.give_up()
+        self._left.append(self._fork_server)
+        self._connect()
+
+    def start(self, number: int, start: int) -> tuple[WorkerHandle, PolledWire]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                if self._has_ended or self._fork_server.process.poll() is not None:
+                    self._renew()
+                pid = self._forked(number, theirs, start)
+            except BaseException:
+                ours.close()
+                raise
+        return _ForkServerHandle(self, pid), PolledWire(ours)
+
+    def _forked(self, number: int, worker: socket.socket, start: int) -> int | None:
+        """Wait for the fork of a worker. A stopped fork server is replaced."""
+        while True:
+            token, watch = next(self._tokens), Watch()
+            self._orders.fork(token, number, worker, start)
+            while token not in self._pids:
+                if not self._wait(PATIENCE.each_s):
+                    return None
+                if watch.look([self._fork_server.process.pid]):
+                    log.warning(STOPPED)
+                    self._renew()
+                    break
+            else:
+                return self._pids.pop(token)
+
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a worker that has ended. None: it is not known."""
+        deadline = time.monotonic() + _STATUS_S
+        while pid not in self._codes and self._wait(deadline - time.monotonic()) and time.monotonic() < deadline:
+            pass
+        return self._codes.get(pid)
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Handle the fork server's messages, after at most `timeout_s` seconds. Return False after its end."""
+        with self._lock:
+            if self._has_ended or self._wire.fileno() < 0:
+                return False
+            wire, is_sent = self._wire, self._wire.flush()
+        if is_ready(wire.fileno(), timeout_s, to_write=not is_sent):
+            with self._lock:
+                try:
+                    for message in wire.receive():
+                        self._take_in(message)
+                except EOFError:
+                    self._has_ended = True
+        return True
+
+    def _take_in(self, message: dict[str, Any]) -> None:
+        if "exited" in message:
+            self._codes[message["exited"]] = message["code"]
+        elif "forked" in message:
+            self._pids[message["forked"]] = message["pid"]
+            self._codes.pop(message["pid"], None)  # of an earlier process with this number
+        elif "failed" in message:
+            self._pids[message["failed"]] = None
+
+    def close(self) -> None:
+        if self._owner == os.getpid() and not self._is_closed:
+            self._is_closed = True
+            with self._lock:
+                self._wire.send({"dismiss": True})
+            for fork_server in (self._fork_server, *self._left):
+                fork_server.release()
+        self._segment.close()
+        close_all(self._descriptors)
+
+
+WorkerStarter = _ContextStarter | _ThreadStarter | _ForkServerStarter
+"""`start` starts a worker. Its argument `start` counts earlier workers with this number. `greeting` has the first
+messages to each worker, with descriptors that stay open until `close`. After `close`, workers end once their connection
+is closed, or are made to."""

@@ -1,0 +1,238 @@
+"""The chains of one loader, as its workers receive them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from headrace._util.shared_memory import Segment, close_all
+from headrace.errors import CannotCarryError, LoaderClosedError
+from headrace.torch_compat import serialize
+from headrace.torch_compat.serialize import packed_size
+from headrace.types import Buffer
+from headrace.workers.messages import ChainMessage, Message, SpecMessage
+from headrace.workers.tasks import Chain
+
+
+class SharedChain(Protocol):
+    """A chain in a form that workers can receive."""
+
+    def load(self) -> Chain:
+        """Return the chain, for threads of this process."""
+        ...
+
+    def message(self, number: int) -> ChainMessage:
+        """Return the chain as bytes, for workers without shared memory."""
+        ...
+
+    def is_it(self, chain: Chain) -> bool:
+        """True if workers use this very object."""
+        ...
+
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
+        """True if a chain that was pickled again is equal to this one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PackedChain:
+    """A chain in shared memory, for all workers, with the descriptors that they need."""
+
+    def __init__(self, parts: list[Buffer], descriptors: list[int]) -> None:
+        self.segment = Segment.create(serialize.packed_size(parts))
+        self.lengths, self.descriptors = serialize.write(parts, self.segment.view), descriptors
+
+    def load(self) -> Chain:
+        chain: Chain = serialize.unpack_in_worker(self.segment.view, self.lengths, list(self.descriptors))
+        return chain
+
+    def message(self, number: int) -> ChainMessage:
+        return ChainMessage(number, bytes(self.segment.view), self.lengths)
+
+    def is_it(self, chain: Chain) -> bool:  # noqa: ARG002 (other chains need it)
+        return False
+
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
+        return are_same(descriptors, self.descriptors) and is_written(parts, self.lengths, self.segment.view)
+
+    def close(self) -> None:
+        self.segment.close()
+        close_all(self.descriptors)
+
+    __del__ = close
+
+
+class KnownChain:
+    """A weak reference to a chain, whose functions may refer to the loader."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = weakref.ref(chain)
+
+    def load(self) -> Chain:
+        found = self._chain()
+        if found is None:
+            raise LoaderClosedError("the loader is gone")
+        return found
+
+    def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (other chains need it)
+        raise TypeError("threads are told chains as they are")
+
+    def is_it(self, chain: Chain) -> bool:
+        return self._chain() is chain
+
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (other chains need it)
+        raise TypeError("threads are told chains as they are")
+
+    def close(self) -> None: ...
+
+
+class Taught(Protocol):
+    """A worker that receives chains."""
+
+    def send(self, message: Message) -> None: ...
+
+    def learn(self, number: int, chain: SharedChain) -> None: ...
+
+
+class Chains:
+    """The chains that workers receive when they start, and when a chain changes.
+
+    `pack` and `pack_changed` may be called in any thread, all other methods on the engine's loop. `modules` is filled
+    with the module files that chains need, and their modification times.
+    """
+
+    def __init__(
+        self,
+        links: Callable[[], Iterable[Taught]],
+        *,
+        shares_memory: bool,
+        shares_objects: bool,
+        modules: dict[str, int],
+    ) -> None:
+        self._links, self._modules = links, modules
+        self._shares_memory, self._shares_objects = shares_memory, shares_objects
+        self._chains: dict[int, SharedChain] = {}
+        self._specs: dict[int, bytes] = {}
+
+    def pack(self, chain: Chain) -> SharedChain:
+        """Convert a chain for `learn`, or raise CannotCarryError."""
+        return KnownChain(chain) if self._shares_objects else PackedChain(*self._parts(chain))
+
+    def pack_changed(self, number: int, chain: Chain) -> SharedChain | None:
+        """Pickle a chain again, as its functions may refer to changed objects. None: no change.
+
+        Large arrays are not copied for this, only compared.
+        """
+        known = self._chains.get(number)
+        if self._shares_objects:  # the functions are shared with the trainer
+            return None if known is not None and known.is_it(chain) else KnownChain(chain)
+        parts, descriptors = self._parts(chain)
+        if known is not None and known.is_of(parts, descriptors):
+            close_all(descriptors)
+            return None
+        return PackedChain(parts, descriptors)
+
+    def _parts(self, chain: Chain) -> tuple[list[Buffer], list[int]]:
+        descriptors: list[int] = []
+        try:
+            modules: set[str] = set()
+            parts = serialize.pack_for_workers(chain, descriptors, modules)
+            if descriptors and not self._shares_memory:
+                close_all(descriptors)
+                raise CannotCarryError(
+                    "what they refer to lies in memory, files or connections that workers are to share with this "
+                    "process, and these workers share nothing with it"
+                )
+        except Exception as error:
+            from headrace.torch_compat.why_unpicklable import cannot_carry
+
+            refusal = cannot_carry(error, _named(chain), 'or give workers="thread"')
+            refusal.add_note("stage: work")
+            raise refusal from error
+        self._modules |= serialize.files_of(modules)
+        return parts, descriptors
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        """Register a chain with current and future workers. Replaces an older one."""
+        if number in self._chains:
+            self._chains[number].close()
+        self._chains[number] = chain
+        self._specs.pop(number, None)
+        for link in self._links():
+            link.learn(number, chain)
+
+    def learn_changed(self, number: int, chain: SharedChain, *, is_in_use: bool) -> None:
+        """Register a changed chain, which a running epoch will use too."""
+        spec = self._specs.get(number)
+        self.learn(number, chain)
+        if is_in_use and spec:
+            self.learn_spec(number, spec)  # the running epoch needs it, and collates other samples
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        """Register the spec of a chain's samples with all workers. Empty: discard it."""
+        self._specs[number] = spec
+        for link in self._links():
+            link.send(SpecMessage(number, spec))
+
+    def tell(self, link: Taught) -> None:
+        """Send all chains and specs to a new worker."""
+        for number, chain in self._chains.items():
+            link.learn(number, chain)
+        for number, spec in self._specs.items():
+            link.send(SpecMessage(number, spec))
+
+    def close(self) -> None:
+        for chain in self._chains.values():
+            chain.close()
+
+
+def _named(chain: Chain) -> dict[str, object]:
+    """Return the objects of a chain by names that the user knows."""
+    from headrace.workers.map_dataset_steps import Begin
+
+    if isinstance(chain.begin, Begin):
+        return {**chain.begin.named, "collate_fn": chain.collate}
+    steps: dict[str, object] = {}
+    for step in (*chain.steps, *chain.after):
+        steps |= getattr(step.fn, "named", {step.name: step.fn})
+    return {**steps, "collate_fn": chain.collate, "worker_init_fn": chain.init}
+
+
+_STEP_BYTES = 2**20  # fits into the processor's cache
+
+
+def is_written(parts: Sequence[Buffer], lengths: Sequence[int], target: memoryview) -> bool:
+    """True if `serialize.write(parts, target)`, which returned `lengths`, would change nothing."""
+    if tuple(map(len, parts)) != tuple(lengths):
+        return False
+    offset = 0
+    for part in parts:
+        if not _are_equal(memoryview(part), target[offset : offset + len(part)]):
+            return False
+        offset += packed_size([part])
+    return True
+
+
+def are_same(descriptors: Sequence[int], others: Sequence[int]) -> bool:
+    """True if the descriptors refer to the same files, shared memory and connections."""
+    return [_identity(fd) for fd in descriptors] == [_identity(fd) for fd in others]
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _are_equal(one: memoryview, other: memoryview) -> bool:
+    a, b = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+    words = len(a) // 8 * 8
+    wide_a, wide_b = a[:words].view(np.uint64), b[:words].view(np.uint64)
+    step = _STEP_BYTES // 8
+    return bool((a[words:] == b[words:]).all()) and all(
+        (wide_a[at : at + step] == wide_b[at : at + step]).all() for at in range(0, len(wide_a), step)
+    )

@@ -1,0 +1,1 @@
+"""The fork server for all loaders of a process: its client, the start of its interpreter, and messages over sockets."""

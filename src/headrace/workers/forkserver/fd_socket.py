@@ -1,0 +1,328 @@
+"""Messages and descriptors over a socket pair: blocking in workers, asynchronous otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import itertools
+import json
+import os
+import pickle
+import socket
+import struct
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from headrace._util.wakeup import is_readable
+
+_HEADER = struct.Struct("<Q")
+_CHUNK = 1 << 16
+_ASKED_EACH_S = 1.0
+_MAX_DESCRIPTORS = 64
+_ANCILLARY_BYTES = socket.CMSG_LEN(_MAX_DESCRIPTORS * array("i").itemsize)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # arithmetic with the enum member is slow
+_AT_ONCE = 32  # descriptors in one message
+
+
+def in_groups(descriptors: Sequence[int]) -> list[tuple[tuple[str, int], Sequence[int]]]:
+    groups = [descriptors[k : k + _AT_ONCE] for k in range(0, len(descriptors), _AT_ONCE)]
+    return [(("descriptors", len(group)), group) for group in groups]
+
+
+class Codec(NamedTuple):
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[memoryview], object]
+
+
+PICKLE = Codec(lambda message: pickle.dumps(message, protocol=5), pickle.loads)
+JSON = Codec(lambda message: json.dumps(message).encode(), lambda body: json.loads(bytes(body)))
+
+
+class ObjectCodec:
+    """Passes messages by reference, between the two ends of a connection within this process."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, object] = {}
+        self._numbers = itertools.count()
+        self._is_closed = False
+
+    def dumps(self, message: object) -> bytes:
+        number = next(self._numbers)
+        self._messages[number] = message
+        if self._is_closed:  # checked after the store: the later of two threads clears them
+            self._messages.clear()
+        return _HEADER.pack(number)
+
+    def loads(self, body: memoryview) -> object:
+        try:
+            return self._messages.pop(*_HEADER.unpack(body))
+        except KeyError:
+            raise EOFError from None
+
+    def close(self) -> None:
+        """Drop the messages under way, which are not received any more."""
+        self._is_closed = True
+        self._messages.clear()
+
+
+def encode(message: object, codec: Codec | ObjectCodec = PICKLE) -> bytes:
+    body = codec.dumps(message)
+    return _HEADER.pack(len(body)) + body
+
+
+class _Decoder:
+    def __init__(self, codec: Codec | ObjectCodec) -> None:
+        self._loads = codec.loads
+        self._data = bytearray()
+        self.descriptors: deque[int] = deque()
+
+    def feed(self, data: bytes, descriptors: Sequence[int]) -> list[object]:
+        self._data += data
+        self.descriptors.extend(descriptors)
+        messages, start = [], 0
+        while len(self._data) - start >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._data, start)
+            stop = start + _HEADER.size + length
+            if len(self._data) < stop:
+                break
+            messages.append(self._loads(memoryview(self._data)[start + _HEADER.size : stop]))
+            start = stop
+        del self._data[:start]
+        return messages
+
+    def rest(self) -> bytes:
+        return bytes(self._data)
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, flags, _ = sock.recvmsg(_CHUNK, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+    if not ancillary:
+        return data, []
+    descriptors = array("i")
+    for level, kind, values in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(values[: len(values) // descriptors.itemsize * descriptors.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        for fd in descriptors:
+            os.close(fd)
+        raise RuntimeError(
+            "Too many open files. Communication with the workers is no longer possible. "
+            "Please increase the limit using `ulimit -n` in the shell"
+        )
+    return data, descriptors.tolist()
+
+
+class BlockingWire:
+    """A worker's end, which blocks. Usable only in the process that created it."""
+
+    def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
+        from headrace._util.fork_guard import Original
+
+        self._sock, self._codec = sock, codec
+        self._original = Original()
+        self._decoder = _Decoder(codec)
+        self._waiting: deque[object] = deque()
+
+    def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
+        """Return the next message.
+
+        Args:
+            is_wanted: Called each second. False ends the wait.
+
+        Raises:
+            EOFError: the other end is gone, or `is_wanted` returned False.
+        """
+        self._original.check()
+        while not self._waiting:
+            while is_wanted is not None and not is_readable(self._sock.fileno(), _ASKED_EACH_S):
+                if not is_wanted():
+                    raise EOFError
+            data, descriptors = _receive(self._sock)
+            if not data:
+                raise EOFError
+            self._waiting.extend(self._decoder.feed(data, descriptors))
+        return self._waiting.popleft()
+
+    def take_descriptor(self) -> int:
+        return self._decoder.descriptors.popleft()
+
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        self._original.check()
+        data = encode(message, self._codec)
+        sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
+        self._sock.sendall(memoryview(data)[sent:])
+
+    def close(self) -> None:
+        self._sock.close()
+        self._decoder.close()
+
+
+class _Unsent:
+    __slots__ = ("are_ours", "data", "descriptors")
+
+    def __init__(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        self.data, self.descriptors = data, list(descriptors)
+        self.are_ours = False  # close the descriptors after sending
+
+    def keep_descriptors(self) -> None:
+        self.descriptors = [os.dup(fd) for fd in self.descriptors]
+        self.are_ours = True
+
+    def take_from(self, count: int) -> None:
+        """Remove the bytes sent. The descriptors were sent with the first of them."""
+        self.data = self.data[count:]
+        if self.are_ours:
+            for fd in self.descriptors:
+                os.close(fd)
+        self.descriptors, self.are_ours = [], False
+
+
+class PolledWire:
+    """One end that never blocks. `close` closes the socket.
+
+    The owner polls the socket for reading, and for writing while `flush` returns False.
+    """
+
+    def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._codec = codec
+        self._decoder = _Decoder(codec)
+        self._unsent: deque[_Unsent] = deque()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> bool:
+        """Send now, or in `flush`. Return True if all was sent.
+
+        Args:
+            are_kept: True if the descriptors stay open until `close`. Otherwise they are duplicated if necessary.
+        """
+        unsent = _Unsent(encode(message, self._codec), descriptors)
+        self._unsent.append(unsent)
+        if self._unsent[0] is unsent and self.flush():
+            return True
+        try:
+            if not are_kept:
+                unsent.keep_descriptors()
+        except OSError:  # too many open files
+            self._unsent.remove(unsent)
+            raise
+        return False
+
+    def flush(self) -> bool:
+        """Send what the socket accepts. Return True if nothing remains or the connection is broken."""
+        try:
+            while self._unsent:
+                first = self._unsent[0]
+                if first.descriptors:
+                    sent = socket.send_fds(self._sock, [first.data], first.descriptors)
+                else:
+                    sent = self._sock.send(first.data)
+                first.take_from(sent)
+                if not first.data:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:  # too many descriptors in flight: retry later
+                return False
+            self._drop_unsent()
+        return True
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            unsent = self._unsent.popleft()
+            unsent.take_from(len(unsent.data))
+
+    def receive(self) -> list[Any]:
+        """Return received messages. An empty list means there are no more for now.
+
+        Raises:
+            EOFError: the other end is gone, and everything it has sent was received.
+        """
+        while True:
+            try:
+                data, descriptors = _receive(self._sock)
+            except BlockingIOError:
+                return []
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                raise EOFError
+            messages = self._decoder.feed(data, descriptors)
+            if messages:
+                return messages
+
+    def take_descriptor(self) -> int:
+        return self._decoder.descriptors.popleft()
+
+    def close(self) -> None:
+        self._sock.close()
+        self._drop_unsent()
+        self._decoder.close()
+
+    def halves(self) -> dict[str, Any]:
+        """Return the incomplete message and the unsent data (without descriptors), for JSON.
+
+        Another process image with the same socket continues from them with `take_halves`.
+        """
+        unsent = b"".join(unsent.data for unsent in self._unsent)
+        return {
+            "come": base64.b64encode(self._decoder.rest()).decode(),
+            "descriptors": list(self._decoder.descriptors),
+            "unsent": base64.b64encode(unsent).decode(),
+        }
+
+    def take_halves(self, halves: dict[str, Any]) -> None:
+        self._decoder.feed(base64.b64decode(halves["come"]), halves["descriptors"])
+        if halves["unsent"]:
+            self._unsent.append(_Unsent(base64.b64decode(halves["unsent"])))
+
+
+class LoopWire:
+    """The trainer's end, served by its event loop. `close` closes the socket."""
+
+    def __init__(
+        self, sock: socket.socket, received: Callable[[Any], None], lost: Callable[[], None], codec: Codec = PICKLE
+    ) -> None:
+        self._wire = PolledWire(sock, codec)
+        self._received, self._lost = received, lost
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Send now, or when the socket accepts it. The descriptors may be closed after this call."""
+        if self._open and not self._wire.send(message, descriptors):
+            self._loop.add_writer(self._wire.fileno(), self._flush)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._wire.fileno())
+            self._loop.remove_writer(self._wire.fileno())
+            self._wire.close()
+
+    def _flush(self) -> None:
+        if self._wire.flush():
+            self._loop.remove_writer(self._wire.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            messages = self._wire.receive()
+        except EOFError:
+            self._loop.remove_reader(self._wire.fileno())
+            self._lost()
+            return
+        for message in messages:
+            if self._open:
+                self._received(message)

@@ -1,0 +1,230 @@
+"""Reads the samples of a task from the segments known to a worker."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._util.sample_ranges import Rows, texts_of
+from headrace.formats.opening import BlockRows, MemberRows, SharedBlock
+from headrace.torch_compat import serialize
+from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
+from headrace.types import Ints
+from headrace.workers.member_spans import member_pieces
+from headrace.workers.wire_chunks import MemberBytes, Place, SentPart, SentTable
+
+_LONG_BYTES = 1024
+
+
+class LeasedBodies:
+    """The members of samples, in the fetched ranges, whose addresses ascend."""
+
+    def __init__(self, views: Sequence[memoryview], first: Sequence[int]) -> None:
+        self._views, self._first = views, first
+        self._ends = [address + len(view) for address, view in zip(first, views, strict=True)]
+
+    def one(self, offset: int, size: int) -> bytes:
+        if not size:
+            return b""  # may be outside of all ranges
+        pieces = member_pieces(self._first, self._ends, offset, size)
+        return b"".join(self._views[k][a:b] for k, a, b in pieces)
+
+    def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
+        if not self._views:
+            return [b""] * len(offsets)  # all are empty
+        ends = (offsets + sizes).tolist()
+        if len(self._views) == 1:
+            view, begin = self._views[0], self._first[0]
+            return [
+                bytes(view[start - begin : stop - begin]) for start, stop in zip(offsets.tolist(), ends, strict=True)
+            ]
+        spans = (np.searchsorted(self._first, offsets, side="right") - 1).tolist()
+        bodies = []
+        for start, stop, span in zip(offsets.tolist(), ends, spans, strict=True):
+            begin = self._first[span]
+            is_inside = stop <= self._ends[span]
+            bodies.append(
+                bytes(self._views[span][start - begin : stop - begin]) if is_inside else self.one(start, stop - start)
+            )
+        return bodies
+
+    def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
+        """Return `length` bytes at each offset as an array [len(offsets), length]."""
+        out = np.empty((len(offsets), length), np.uint8)
+        self.gather_into(out, offsets)
+        return out
+
+    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
+        length = out.shape[1]
+        if not length or not len(offsets):
+            return
+        if len(self._views) == 1:
+            _copy(self._views[0], offsets - self._first[0], out)
+            return
+        spans = np.searchsorted(self._first, offsets, side="right") - 1
+        reaches_over = offsets + length > np.asarray(self._ends)[spans]
+        for k in np.flatnonzero(reaches_over).tolist():
+            out[k] = np.frombuffer(self.one(int(offsets[k]), length), np.uint8)
+        for span in np.unique(spans[~reaches_over]).tolist():
+            chosen = (spans == span) & ~reaches_over
+            if chosen.all():
+                _copy(self._views[span], offsets - self._first[span], out)
+                continue
+            some = np.empty((int(chosen.sum()), length), np.uint8)
+            _copy(self._views[span], offsets[chosen] - self._first[span], some)
+            out[chosen] = some
+
+
+def _copy(view: memoryview, offsets: Ints, out: NDArray[np.uint8]) -> None:
+    array, length = np.frombuffer(view, np.uint8), out.shape[1]
+    if length >= _LONG_BYTES:  # copying a row takes longer than the loop around it
+        for row, offset in zip(out, offsets.tolist(), strict=True):
+            row[:] = array[offset : offset + length]
+        return
+    windows = np.lib.stride_tricks.as_strided(array, (len(array) - length + 1, length), (1, 1), writeable=False)
+    out[:] = windows[offsets]
+
+
+class Inputs:
+    """The memory of one worker: segments by number, and private memory if none is shared."""
+
+    def __init__(self) -> None:
+        self._segments: dict[int, memoryview] = {}
+        self._room = bytearray()  # memory for results that are sent back as bytes
+
+    def attach(self, number: int, view: memoryview) -> None:
+        self._segments[number] = view
+
+    def detach(self, number: int) -> None:
+        self._segments.pop(number, None)
+
+    def detach_all(self) -> None:
+        self._segments.clear()
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if any segment is attached."""
+        return bool(self._segments)
+
+    def view(self, place: Place) -> memoryview:
+        if isinstance(place, tuple):
+            number, offset, size = place
+            return self._segments[number][offset : offset + size]
+        if isinstance(place, int):
+            self._room = bytearray(place)
+            return memoryview(self._room)
+        return memoryview(place)
+
+    def taken(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        """Return the ranges (offset, size) written to private memory, and discard that."""
+        room, self._room = memoryview(self._room), bytearray()
+        return [(offset, bytes(room[offset : offset + size])) for offset, size in ranges]
+
+    def bodies(self, places: Sequence[tuple[int, Place]]) -> LeasedBodies:
+        return LeasedBodies([self.view(place) for _, place in places], [address for address, _ in places])
+
+    def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
+        """Unpickle a list of samples. Copies their buffers."""
+        samples: list[object] = serialize.unpack(self.view(place), lengths, copy=True)
+        return samples
+
+    def apart(self, place: Place, pieces: Sequence[tuple[int, ...]]) -> list[object]:
+        """Unpickle samples that were pickled one by one. Copies their buffers."""
+        view = self.view(place)
+        return [
+            serialize.unpack_parts([view[at : at + size] for at, size in zip(some[::2], some[1::2], strict=True)])
+            for some in pieces
+        ]
+
+    def in_table(self, place: Place, lengths: Sequence[int], chosen: Sequence[int]) -> RowsOfTables:
+        """Return rows of a table as views of its memory. Samples read from it one by one are copies."""
+        table: SampleTable = serialize.unpack(self.view(place), lengths, copy=False)
+        return RowsOfTables([(table, chosen)])
+
+    def tables(self, parts: Sequence[SentPart]) -> RowsOfTables | None:
+        """Return the rows of parts that are all tables. None: some are not."""
+        tables = [part for part in parts if isinstance(part, SentTable)]
+        if not tables or len(tables) < len(parts):
+            return None
+        return RowsOfTables.of(self.in_table(part.place, part.lengths, part.chosen) for part in tables)
+
+    def unpack(self, blob: bytes) -> list[object]:
+        samples: list[object] = serialize.unpack_bytes(blob)
+        return samples
+
+    def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[object]:
+        """Iterate over the samples of parts, in order. Large samples are not kept."""
+        return itertools.chain.from_iterable(self._runs(parts, busy))
+
+    def _runs(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Iterable[object]]:
+        for part in parts:
+            runs = part.open(self)
+            while True:
+                began = time.perf_counter()
+                samples = next(runs, None)
+                busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
+                if samples is None:
+                    break
+                yield map(list.pop, [samples]) if len(samples) == 1 else samples
+
+    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
+        return _opened(rows, shards, urls, bodies)
+
+
+def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
+    if rows.block is not None:
+        some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
+        return [some.sample(number) for number in range(len(rows))]
+    of_shards = [urls[shard] for shard in shards.tolist()]
+    members = member_rows(rows, of_shards, bodies)
+    if members is not None:
+        name, values = members.name, members.bodies(0, len(rows))
+        return [
+            {"__key__": key, "__url__": url, name: value}
+            for key, url, value in zip(members.keys, of_shards, values, strict=True)
+        ]
+    names = [rows.fields[number] for number in rows.field.tolist()]
+    values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
+    samples: list[object] = []
+    for key, url, start, stop in zip(texts_of(rows.keys), of_shards, starts, starts[1:], strict=False):
+        sample: dict[str, object] = {"__key__": key, "__url__": url}
+        sample.update(zip(names[start:stop], values[start:stop], strict=True))
+        samples.append(sample)
+    return samples
+
+
+def member_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> MemberRows | None:
+    """Return samples with one member each, all of one name, such as lines. Else None."""
+    if (
+        not len(rows)
+        or len(rows.field) != len(rows)
+        or (np.diff(rows.starts) != 1).any()
+        or (rows.field != rows.field[:1]).any()
+    ):
+        return None
+    some = lambda start, stop: bodies.all(rows.offset[start:stop], rows.size[start:stop])
+    return MemberRows(texts_of(rows.keys), urls, rows.fields[int(rows.field[0])], some)
+
+
+def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRows:
+    """Return the samples of a table whose samples are rows of blocks."""
+    assert rows.block is not None
+    assert rows.row is not None
+    assert rows.reads is not None
+    assert rows.wanted is not None
+    blocks = []
+    for block, (number, wanted) in enumerate(zip(rows.reads.tolist(), rows.wanted.tolist(), strict=True)):
+        about, members = None if rows.about is None else rows.about[block], partial(_members, rows, bodies, block)
+        blocks.append(SharedBlock(number, members, about, wanted))
+    return BlockRows(texts_of(rows.keys), urls, blocks, rows.block, rows.row)
+
+
+def _members(rows: Rows, bodies: MemberBytes, block: int) -> list[tuple[str, bytes]]:
+    part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
+    names = [rows.fields[number] for number in rows.field[part].tolist()]
+    return list(zip(names, bodies.all(rows.offset[part], rows.size[part]), strict=True))

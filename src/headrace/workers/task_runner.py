@@ -1,0 +1,409 @@
+"""Runs tasks, in a worker process or in a thread of the trainer's process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+from headrace._util.shared_memory import LARGE_BYTES, close_all, give_back_freed_memory
+from headrace.torch_compat import serialize
+from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
+from headrace.torch_compat.serialize import PackedEach
+from headrace.torch_compat.slots import Slots
+from headrace.torch_compat.spec import Mismatch, Spec, aligned
+from headrace.workers.chain_runner import Maker, ProgressPlace, listed
+from headrace.workers.failures import Failure, PackedError, failures_among, without_failures
+from headrace.workers.messages import TaskMessage
+from headrace.workers.sample_chunks import Part
+from headrace.workers.task_inputs import Inputs
+from headrace.workers.tasks import Chain, Finish, Reply
+from headrace.workers.wire_chunks import MemberBytes, Place, SentPart, size_of
+
+_EACH_BYTES, _EACH_S = 2**18, 0.02  # limits of tasks of single samples: the sample that exceeds one is the last
+_ANY_NUMBER = 2**31  # no limit: all samples are held until the last is made
+_STARTED_S = 0.001  # minimum start time to report: loading functions and their imports
+
+
+class _Descriptors:
+    """Descriptors of a chain until it is loaded or forgotten."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def close(self) -> None:
+        close_all(self.numbers)
+
+    __del__ = close
+
+
+@dataclass(slots=True)
+class _Result:
+    """The result of a task until it is written."""
+
+    order: TaskMessage
+    made: Any
+    skips: bool = False
+    kept: Sequence[int] = ()
+    failed: Sequence[int] = ()
+    measures: Sequence[int] = ()
+    errors: list[tuple[int, PackedError]] = field(default_factory=list)
+    left_out: Sequence[tuple[int, PackedError]] = ()
+    sizes: Sequence[tuple[int, ...]] = ()
+    pieces: Sequence[tuple[int, ...]] = ()
+    is_table: bool = False
+    took_s: float = 0.0
+
+
+class TaskRunner:
+    """Runs tasks, with the segments and chains registered before."""
+
+    def __init__(self, *, everywhere: bool, progress: ProgressPlace, number: int = 0) -> None:
+        self._everywhere, self._progress, self.number = everywhere, progress, number
+        self._inputs = Inputs()
+        self._maker = Maker(self._inputs, everywhere=everywhere, progress=progress, number=number)
+        self._chains: dict[int, Callable[[], Chain]] = {}
+        self._specs: dict[int, tuple[Spec, bytes]] = {}
+        self._held: dict[int, _Result] = {}
+        self._has_loaded = False
+        self._had_large = False  # large samples, whose freed memory the process has kept
+
+    def attach(self, number: int, view: memoryview) -> None:
+        self._inputs.attach(number, view)
+
+    def detach(self, number: int) -> None:
+        self._inputs.detach(number)
+
+    def detach_all(self) -> None:
+        self._inputs.detach_all()
+
+    def learn(self, number: int, load: Callable[[], Chain]) -> None:
+        """Register a chain, replacing an older one. `load` returns it when needed."""
+        self._chains[number] = load
+        self._specs.pop(number, None)
+
+    def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None:
+        """Register a pickled chain. Its descriptors are closed once it is loaded or forgotten."""
+        self.learn(number, cache(partial(self._load, view, lengths, _Descriptors(descriptors))))
+
+    def _load(self, view: memoryview, lengths: Sequence[int], descriptors: _Descriptors) -> Chain:
+        chain: Chain = serialize.unpack_in_worker(view, lengths, descriptors.numbers)
+        descriptors.close()
+        if chain.init is not None and not self._has_loaded:
+            chain.init(self.number)
+        self._has_loaded = True
+        return chain
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        """Register the spec of a chain's samples. Empty: the next task determines it."""
+        if spec:
+            self._specs[number] = Spec.loads(spec), spec
+        else:
+            self._specs.pop(number, None)
+
+    def work(self, order: TaskMessage) -> Reply:
+        """Run one task. Errors are part of the reply."""
+        busy: dict[str, float] = {}
+        chain, result = Chain(), _Result(order, None)
+        try:
+            if order.finish is Finish.SCAN:
+                return self._scan(order)
+            began = time.perf_counter()
+            chain = self._chains[order.chain]()
+            result.skips = chain.skips
+            self._maker.begin(order.chain, chain)
+            self._had_large = self._had_large or (self._everywhere and any(part.has_large for part in order.parts))
+            if (start_s := time.perf_counter() - began) > _STARTED_S:
+                busy["start"] = start_s
+            began = time.perf_counter()
+            reply = self._make(chain, result, busy)
+            result.took_s = time.perf_counter() - began
+        except BaseException as error:  # a SystemExit of user functions must not end the worker
+            self._progress[0] = -1  # only a crash leaves it at the sample
+            return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
+        return self._write(result, busy) if reply is None else reply
+
+    def _make(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
+        """Make the result to write, or return the reply if there is nothing to write.
+
+        Inputs are not held when this returns, as writing needs as much memory again.
+        """
+        order, rows = result.order, None
+        if order.finish in (Finish.COLLATE, Finish.GROUP):
+            tables = self._inputs.tables(order.parts) if takes_tables(chain) else None
+            made: Sequence[Any] = list(self._inputs.samples(order.parts, busy)) if tables is None else tables
+        elif order.finish is Finish.SLOTS and self._may_fill(order):
+            return self._fill(chain, order, busy)
+        elif order.finish is Finish.EACH:
+            return self._make_each(chain, result, busy)
+        elif (rows := decoded(chain, order, self._inputs, busy)) is not None:
+            made = rows
+        else:
+            made = list(itertools.chain.from_iterable(self._maker.make(chain, order, busy, _ANY_NUMBER)))
+            if self._had_large:
+                give_back_freed_memory()  # memory of the inputs; the next step needs as much
+            if order.finish is Finish.SLOTS and not chain.by_key:
+                (part,) = order.parts
+                part.remember(made)
+        if order.finish in (Finish.BATCH, Finish.COLLATE):
+            if chain.skips:
+                result.errors = _failed(made, order)
+                made = without_failures(made)
+                if not made:
+                    return Reply("written", errors=result.errors, busy_s=busy)
+            batch = self._maker.collate(chain, made, order, busy)
+            if isinstance(batch, Failure):
+                return Reply("failed", errors=[(order.slot, batch.error)], busy_s=busy)
+            result.made = _packed_batch(batch, order.batch)
+        elif order.finish in (Finish.SAMPLES, Finish.GROUP):
+            if order.finish is Finish.GROUP and order.notes:
+                packed, result.left_out = self._maker.packed(chain, made, order, busy)
+                made = [packed]
+            elif order.finish is Finish.GROUP:
+                made = [self._maker.group(chain, made, order, busy)]
+            result.kept, samples = listed(made) if rows is None else (range(len(rows)), rows.views())
+            result.measures = self._maker.measured(samples, result.kept, chain, order, busy)
+            if chain.measure is None:
+                result.made = self._maker.packed_samples(samples, chain)
+            elif (table := table_of(samples, rows, self._inputs)) is not None:
+                result.made, result.is_table = table.packed(), True
+            else:  # groups may need samples that are not consecutive
+                result.made, result.pieces = self._maker.packed_apart(samples, chain)
+            failed = failures_among(samples)
+            result.failed = [k for k, _ in failed]
+            result.errors = [(order.slot + result.kept[k], failure.error) for k, failure in failed]
+        elif order.finish is Finish.CHECK:
+            return Reply("written", errors=_failed(made, order), busy_s=busy)
+        else:
+            result.made = made
+        return None
+
+    def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
+        """Make single samples, until a limit of bytes or time is reached."""
+        order, began, packed = result.order, time.perf_counter(), PackedEach()
+        samples = self._maker.make(chain, order, busy)
+        for index, (sample,) in enumerate(samples):
+            alone = self._maker.alone(chain, sample, order, index, busy)
+            if type(alone) is not Failure:
+                try:
+                    packed.add(alone)
+                except Exception as error:
+                    error.add_note(_unsent(alone, order.batch + index))
+                    alone = Failure(self._maker.pack(chain, error).widened())
+            if type(alone) is Failure:
+                packed.skip()
+                result.errors.append((order.slot + index, alone.error))
+            if packed.nbytes > _EACH_BYTES or time.perf_counter() - began > _EACH_S:
+                break
+        samples.close()
+        self._progress[0] = -1
+        if self._had_large:
+            give_back_freed_memory()
+        result.made, result.sizes = packed.parts, packed.sizes
+        return None if result.made else Reply("written", errors=result.errors, sizes=result.sizes, busy_s=busy)
+
+    def place(self, task: int, place: Place) -> Reply:
+        result = self._held.pop(task)
+        result.order.place = place
+        return self._write(result, {})
+
+    def let_go(self, task: int) -> None:
+        self._held.pop(task, None)
+
+    def tidy(self) -> None:
+        """Return freed memory of large samples to the system, as few samples need as much."""
+        if self._had_large:
+            self._had_large = bool(self._held)
+            give_back_freed_memory()
+
+    def _write(self, result: _Result, busy: dict[str, float]) -> Reply:
+        began = time.perf_counter()
+        try:
+            write = self._write_slots if result.order.finish is Finish.SLOTS else self._write_packed
+            return write(result, busy)
+        except Exception as error:
+            return Reply("failed", errors=[(result.order.slot, serialize.pack_error(error))], busy_s=busy)
+        finally:
+            busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
+
+    def _write_packed(self, result: _Result, busy: dict[str, float]) -> Reply:
+        parts, place = result.made, result.order.place
+        size = serialize.packed_size(parts)
+        if place is None or size_of(place) < size:
+            self._held[result.order.task] = result
+            return Reply("held", size=size, busy_s=busy)
+        lengths = serialize.write(parts, self._inputs.view(place))
+        copies = self._copies(place, [(0, size)])
+        reply = Reply("written", size=size, lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
+        reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
+        reply.sizes, reply.pieces, reply.took_s = result.sizes, result.pieces, result.took_s
+        reply.left_out, reply.is_table = result.left_out, result.is_table
+        return reply
+
+    def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        """Return the written bytes, for a trainer without shared memory."""
+        return self._inputs.taken(ranges) if isinstance(place, int) else []
+
+    def _write_slots(self, result: _Result, busy: dict[str, float]) -> Reply:
+        order, made = result.order, result.made
+        errors = _failed(made, order)
+        if len(errors) == len(made):
+            return Reply("written", errors=errors, busy_s=busy)
+        (spec, known), place = self._specs.get(order.chain, (None, b"")), order.place
+        if spec is None or place is None:
+            self._held[order.task] = result
+            first = without_failures(made)[0]
+            form = spec or Spec.of(first)
+            if form is None or (spec is None and self._are_too_large(form.columns(first))):
+                return Reply("held", busy_s=busy)
+            return Reply("held", spec=known or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
+        if errors and not result.skips:
+            # The batch raises, so its slots are never read.
+            return Reply("written", errors=errors, busy_s=busy)
+        whole = without_failures(made) if errors else made
+        try:
+            columns = spec.write(whole, self._inputs.view(place), order.slot, order.capacity)
+        except Mismatch:
+            return Reply("mismatch", busy_s=busy)
+        if self._are_too_large(columns):
+            return Reply("mismatch", busy_s=busy)
+        copies = self._copies(place, _ranges(spec, order.slot, len(whole), order.capacity))
+        return Reply("written", columns=columns, errors=errors, busy_s=busy, copies=copies)
+
+    def _are_too_large(self, columns: list[list[Any]]) -> bool:
+        """True if values without slots are too large for a message, which is copied several times."""
+        return self._everywhere and any(len(value) > LARGE_BYTES for column in columns for value in column)
+
+    def _scan(self, order: TaskMessage) -> Reply:
+        assert order.scan is not None
+        assert order.place is not None
+        scanner, offset, last = order.scan
+        began = time.perf_counter()
+        rows = scanner.feed(self._inputs.view(order.place), offset, last)
+        return Reply("written", value=(rows, scanner), busy_s={"scan": time.perf_counter() - began})
+
+    def _may_fill(self, order: TaskMessage) -> bool:
+        """True if samples can be written as they are made, without keeping them for a retry."""
+        is_known = order.chain in self._specs and order.place is not None
+        return is_known and not any(part.are_objects for part in order.parts)
+
+    def _fill(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Reply:
+        """Write samples into slots while they are in the processor's cache."""
+        assert order.place is not None
+        spec, _ = self._specs[order.chain]
+        slots = Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
+        if chain.columns is not None and not order.one_by_one and self._fill_columns(chain, slots, order, busy):
+            copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
+            return Reply("written", columns=slots.columns, busy_s=busy, copies=copies)
+        errors: list[tuple[int, PackedError]] = []
+        began, made_s, first = time.perf_counter(), sum(busy.values()), order.slot
+        try:
+            for some in self._maker.make(chain, order, busy, slots.at_once):
+                errors += [(first + k, failure.error) for k, failure in failures_among(some)]
+                if not errors or chain.skips:  # an error makes the batch raise: its slots are never read
+                    slots.add(without_failures(some) if errors else some)
+                first += len(some)
+                del some  # lets the next samples reuse the memory
+            slots.flush()
+        except Mismatch:
+            return Reply("mismatch", busy_s=busy)
+        if self._are_too_large(slots.columns):
+            return Reply("mismatch", busy_s=busy)
+        made_s = sum(busy.values()) - made_s
+        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began - made_s
+        copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
+        return Reply("written", columns=slots.columns, errors=errors, busy_s=busy, copies=copies)
+
+    def _fill_columns(self, chain: Chain, slots: Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
+        """Write all samples into slots by columns. False if that is not possible."""
+        (part,) = order.parts
+        found = columns_of(chain, part, self._inputs, busy)
+        if found is None:
+            return False
+        began = time.perf_counter()
+        is_written = slots.fill_columns(*found)
+        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
+        return is_written
+
+
+def _failed(made: Sequence[object], order: TaskMessage) -> list[tuple[int, PackedError]]:
+    return [(order.slot + k, failure.error) for k, failure in failures_among(made)]
+
+
+def _packed_batch(batch: object, number: int) -> list[serialize.PickledPart]:
+    try:
+        return serialize.pack(batch)
+    except Exception as error:
+        error.add_note(_unsent(batch, number))
+        raise
+
+
+def _unsent(batch: object, number: int) -> str:
+    return f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer"
+
+
+def open_part(part: Part) -> list[object]:
+    """Return the samples of a part, in the process that has its leases."""
+    sent, segments = part.sent()
+    inputs = Inputs()
+    for segment in segments:
+        inputs.attach(segment.number, segment.view)
+    return list(inputs.samples([sent], {}))
+
+
+def _ranges(spec: Spec, slot: int, count: int, capacity: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, size) of the slots [slot, slot + count)."""
+    offset = 0
+    for leaf in spec.leaves:
+        if leaf.dtype is not None and leaf.nbytes:
+            yield offset + slot * leaf.nbytes, count * leaf.nbytes
+            offset += aligned(leaf.nbytes * capacity)
+
+
+Busy = dict[str, float]
+
+
+def takes_tables(chain: Chain) -> bool:
+    """True if the chain collates samples directly from tables."""
+    return getattr(chain.collate, "takes_tables", False)
+
+
+def columns_of(chain: Chain, part: SentPart, inputs: Inputs, busy: Busy) -> tuple[Any, MemberBytes, int] | None:
+    """Apply all steps to a part's columns: (result, bytes, count). None: not possible."""
+    assert chain.columns is not None
+    found = part.undecoded(inputs)
+    if found is None:
+        return None
+    rows, bodies, urls = found
+    began = time.perf_counter()
+    columns = chain.columns(rows, bodies, urls)
+    name = chain.steps[0].name
+    busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+    return None if columns is None else (columns, bodies, len(rows))
+
+
+def decoded(chain: Chain, order: TaskMessage, inputs: Inputs, busy: Busy) -> RowsOfTables | None:
+    """Return the samples of a task as rows of tables. None: they are made one by one."""
+    is_of_use = takes_tables(chain) if order.finish is Finish.BATCH else chain.measure is not None
+    if chain.columns is None or order.one_by_one or not is_of_use:
+        return None
+    tables = []
+    for part in order.parts:
+        found = columns_of(chain, part, inputs, busy)
+        table = None if found is None else SampleTable.of_columns(*found)
+        if table is None:
+            return None
+        tables.append((table, range(table.count)))
+    return RowsOfTables(tables)
+
+
+def table_of(samples: Sequence[object], made_of: RowsOfTables | None, inputs: Inputs) -> SampleTable | None:
+    """Return a table of samples, perhaps from `made_of`. None: each is pickled separately."""
+    if not inputs.shares_memory or failures_among(samples):  # without shared memory a table would be sent for each use
+        return None
+    table = None if made_of is None else made_of.only
+    # The measure function may have changed a sample's dict.
+    return table if table is not None and isinstance(table.names, int) else SampleTable.of(samples)
