@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from end_to_end.parquet import of_table
 
 import headrace as hr
-from headrace._util.reads import Span
 from headrace._util.sample_ranges import Rows
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS
-from headrace.formats.parquet.format import PARQUET
 from headrace.indexes.embedded import OwnTables
 
 
@@ -78,65 +71,5 @@ def test_table_that_can_be_is_taken(rows: Rows) -> None:
     ],
 )
 def test_table_that_no_shard_has_is_refused_by_name(rows: Rows) -> None:
-    with pytest.raises(hr.FormatError, match=r"'said' tells of memory://said/0.said what no shard can be"):
+    with pytest.raises(hr.FormatError, match=r"'said' describes memory://said/0.said as no shard can be"):
         opened(rows)
-
-
-class Far:
-    """Reads of one object at an address that is far, and how many there were."""
-
-    def __init__(self, data: bytes, etag: str | None) -> None:
-        self.data, self.etag, self.count = data, etag, 0
-
-    async def read_into(self, url: str, start: int, target: memoryview, *, etag: str | None, **more: Any) -> Span:
-        assert etag in (None, self.etag), "it is another object"
-        self.count += 1
-        start = max(0, len(self.data) + start) if start < 0 else start
-        part = self.data[start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self.data), self.etag)
-
-
-def count_of(reads: Far, options: dict[str, object] | None = None) -> tuple[int, int]:
-    reads.count = 0
-    tables = OwnTables(PARQUET, [ShardEntry("s3://far/0.parquet")], DEFAULTS, options)
-    index = asyncio.run(tables.open(reads, [], lambda ordinal, shard: None))  # type: ignore[arg-type]
-    return int(index.counts.sum()), reads.count
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "headrace" / "indexes"
-
-
-def kept_in(cache: Path) -> Path:
-    (found,) = (path for path in cache.glob("*.table") if path.name != "removed.table")
-    return found
-
-
-def test_footer_is_read_once_by_all_processes_of_a_machine(cache: Path) -> None:
-    first, second = (of_table(pa.table({"n": range(count)})) for count in (5, 7))
-    assert count_of(Far(first, '"a"')) == (5, 1)
-    assert count_of(Far(first, '"a"')) == (5, 0)
-    assert count_of(Far(second, '"b"'), {"endpoint": "https://other"}) == (7, 1), "it lies elsewhere"
-    assert not [*cache.glob("*.part")]
-
-
-def test_footer_is_read_again_when_what_is_kept_is_old_or_damaged(cache: Path) -> None:
-    first, second = (of_table(pa.table({"n": range(count)})) for count in (5, 7))
-    assert count_of(Far(first, '"a"')) == (5, 1)
-    kept = kept_in(cache)
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:-40] + b"x" + whole[-39:])
-    assert count_of(Far(first, '"a"')) == (5, 1)
-    assert kept.read_bytes() == whole
-    os.utime(kept, (time.time() - 700,) * 2)
-    assert count_of(Far(second, '"b"')) == (7, 1)
-    assert count_of(Far(second, '"b"')) == (7, 0)
-
-
-def test_footer_of_an_object_without_a_version_is_not_kept(cache: Path) -> None:
-    for etag in (None, 'W/"a"'):
-        assert count_of(Far(of_table(pa.table({"n": range(3)})), etag)) == (3, 1)
-        assert not [*cache.glob("*.table")]

@@ -100,8 +100,6 @@ class Format(Protocol):
         fields_are_members: True if the fields of samples are their members as bytes, so that blocks need no decoding.
         members_make_fields: True if each member makes exactly the field of its own name. Members of unneeded fields are
             then not read.
-        keeps_tables: True if what `index` reads of a remote shard is cached on this machine for two minutes, for its
-            other processes. If the shard is replaced meanwhile, reads of its samples raise an ObjectChangedError.
     """
 
     name: str
@@ -109,7 +107,6 @@ class Format(Protocol):
     catalogue: ClassVar[str | None] = None
     fields_are_members: ClassVar[bool] = False
     members_make_fields: ClassVar[bool] = False
-    keeps_tables: ClassVar[bool] = False
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
         """Return a confidence from 0 to 1 for this format, by an object's name and first bytes."""

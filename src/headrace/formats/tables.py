@@ -41,7 +41,6 @@ class TableFormat(Format):
     """
 
     members_make_fields = True
-    keeps_tables = True
 
     def __init__(self, *, columns: Iterable[str] | None = None, where: Asked | None = None) -> None:
         self.columns = None if columns is None else tuple(columns)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import anyio.to_thread
 import numpy as np
 
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, ObjectChangedError, masked, not_as_listed
+from headrace.errors import FormatError, masked, not_as_listed
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.indexes.cache_path import cache_path
-from headrace.indexes.footer_cache import SUFFIX, KeptReads, is_far, load, save
 from headrace.indexes.index import OpenedIndex, for_each
 from headrace.types import Ints
 
@@ -24,15 +21,8 @@ _Columns = tuple[tuple[str, str], ...]
 class OwnTables:
     """The index of shards whose format has its own tables."""
 
-    def __init__(
-        self,
-        form: Format,
-        entries: Sequence[ShardEntry],
-        limits: Limits,
-        storage_options: Mapping[str, object] | None = None,
-    ) -> None:
+    def __init__(self, form: Format, entries: Sequence[ShardEntry], limits: Limits) -> None:
         self._format, self._entries, self._limits = form, tuple(entries), limits
-        self._storage_options = storage_options
 
     async def open(
         self,
@@ -73,31 +63,14 @@ class OwnTables:
                         url=url,
                     )
 
-    async def _index(self, reader: Reads, entry: ShardEntry) -> ShardIndex:
-        if not self._format.keeps_tables or not is_far(entry.url):
-            return _as_listed(entry, await self._format.index(reader, entry, self._limits))
-        place = cache_path((entry.url,), self._storage_options, self._format).with_suffix(SUFFIX)
-        reads = KeptReads(reader, await anyio.to_thread.run_sync(load, place))
-        is_kept = bool(reads.kept)
-        try:
-            shard = _as_listed(entry, await self._format.index(reads, entry, self._limits))
-        except (FormatError, ObjectChangedError):
-            if not is_kept:
-                raise
-            reads = KeptReads(reader, {})
-            shard = _as_listed(entry, await self._format.index(reads, entry, self._limits))
-        if reads.is_new:
-            await anyio.to_thread.run_sync(save, place, reads.kept)
-        return shard
-
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
         entry = self._entries[ordinal]
-        shard = await self._index(reader, entry)
+        shard = _as_listed(entry, await self._format.index(reader, entry, self._limits))
         try:
             _check(shard)
         except ValueError as error:
             raise FormatError(
-                f"the format {self._format.name!r} tells of {masked(entry.url)} what no shard can be: {error}",
+                f"the format {self._format.name!r} describes {masked(entry.url)} as no shard can be: {error}",
                 url=entry.url,
             ) from None
         return shard

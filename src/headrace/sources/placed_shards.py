@@ -88,7 +88,7 @@ def _by_own_tables(shards: Shards, entries: Sequence[ShardEntry], index: IndexAt
 
     if not shards.urls:
         raise OptionError(f"the catalogue of the format {name!r} names no shards")
-    return shards.by_index(OwnTables(shards.format, entries, shards.limits, shards.storage_options))
+    return shards.by_index(OwnTables(shards.format, entries, shards.limits))
 
 
 def _index_of(
