@@ -160,16 +160,6 @@ def test_a_shard_of_another_size_is_another_one(
     assert len(got) == 13 + len(errors)
 
 
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_shard_that_is_shorter_than_its_dali_index_says_is_another_one(
-    urls: list[str], order: Callable[[hr.Stream], hr.Stream]
-) -> None:
-    index = f"memory://{uuid.uuid4().hex}/a.idx"
-    memory.put(index, b"v1.2 2\ncls 512 3 a.cls\ncls 99840 3 b.cls\n")
-    got = outcomes(order(hr.stream(urls[2], index=index)))
-    assert isinstance(got[-1], hr.ObjectChangedError)
-
-
 def etag_of(server: FaultServer, url: str) -> str:
     async def read() -> str:
         async with Reader(concurrency=1) as reader:

@@ -184,7 +184,7 @@ def test_tables_of_an_index_are_not_read_again(how: str, tmp_path: Path, capsys:
         server.add("audio.mp4", videos.named("audio") + bytes(8))
         with pytest.raises(ObjectChangedError) as caught:
             keys(hr.video(urls, CLIPS, decoder="pyav", index=index))
-        assert any("make it anew" in note for note in caught.value.__notes__)
+        assert any("make a new one" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("index", [None, "build"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from headrace._util.reads import Reads
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.format import Format
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
-from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.indexes.single_flight import HeldReads
@@ -34,11 +32,11 @@ class OpenedIndex(NamedTuple):
         counts: Number of samples of each shard.
         mean_bytes: Mean size of a sample with all its members. None: unknown.
         blocks: If samples share blocks, the first sample number of each block, and the total last.
-        load: Returns the sample locations of a shard, or None if only its count is known. None: only counts are known.
+        load: Returns the sample locations of a shard, or None if only the count of its samples is known.
     """
 
     counts: Ints
-    load: Callable[[Reads, int], Awaitable[ShardIndex | None]] | None
+    load: Callable[[Reads, int], Awaitable[ShardIndex | None]]
     mean_bytes: float | None = None
     blocks: Ints | None = None
 
@@ -70,11 +68,6 @@ class Index:
     @property
     def is_open(self) -> bool:
         return self._starts is not None
-
-    @property
-    def has_members(self) -> bool:
-        """True if the open index has locations. Else a shard's headers are read for them."""
-        return self._opened is not None and self._opened.load is not None
 
     @property
     def mean_bytes(self) -> float | None:
@@ -116,7 +109,7 @@ class Index:
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
         assert self._opened is not None
         url = self._urls[ordinal]
-        shard = None if self._opened.load is None else await self._opened.load(reader, ordinal)
+        shard = await self._opened.load(reader, ordinal)
         if shard is None:
             from headrace.indexes.build_shard import build_shard
 
@@ -124,37 +117,33 @@ class Index:
         count = int(self._opened.counts[ordinal])
         if len(shard.rows) != count:
             raise FormatError(
-                f"the index says that {masked(url)} has {count} samples, and it has {len(shard.rows)}; make it anew",
+                f"the index counts {count} samples of {masked(url)}, which has {len(shard.rows)}; make a new index",
                 url=url,
             )
         return shard
 
 
 class OneFile:
-    """One index file for all shards: headrace's or wids'; for a single shard also DALI's."""
+    """One index file for all shards."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
-        what = masked(self._url)
-        head = await reader.read(self._url, 0, _FIRST_BYTES)
-        kind = sniff(head)
-        if kind == "headrace":
-            end = read_head(head, what)
-            if end > len(head):
-                head += await reader.read(self._url, len(head), end)
-            return _opened(self._url, head, read_directory(head, what), urls)
-        if kind is not None and len(head) == _FIRST_BYTES:
-            head = await reader.read(self._url)
-        if kind == "wids":
-            return OpenedIndex(_counts_of_wids(head, urls, what), None)
-        if kind == "dali" and len(urls) == 1:
-            shard = read_dali(head, what)
-            hold(0, shard)
-            return OpenedIndex(np.array([len(shard.rows)]), partial(_always, shard))
-        which = "DALI's, of a single shard: give one for each" if kind else "no index that headrace knows"
-        raise FormatError(f"{what} is {which}", url=self._url)
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:  # noqa: ARG002 (blocks are read later)
+        url, what = self._url, masked(self._url)
+        head, directory, order = await open_file(reader, url, urls)
+
+        async def load(reader: Reads, ordinal: int) -> ShardIndex | None:
+            start, stop, check = directory.block(int(order[ordinal]))
+            if start == stop:
+                return None
+            block = head[start:stop] if stop <= len(head) else await reader.read(url, start, stop)
+            check_block(block, check, what)
+            return ShardIndex.unpack(block, what)
+
+        samples, nbytes = directory.samples[order], directory.nbytes[order]
+        mean = None if not nbytes.all() or not samples.sum() else float(nbytes.sum() / samples.sum())
+        return OpenedIndex(samples, load, mean)
 
 
 class BuiltFile(OneFile):
@@ -191,15 +180,10 @@ class FileForEach:
         url = self._urls[ordinal]
         what = masked(url)
         data = await reader.read(url)
-        kind = sniff(data)
-        if kind == "dali":
-            return read_dali(data, what)
-        if kind != "headrace":
-            raise FormatError(f"{what} is no index of one shard that headrace knows", url=url)
         directory = read_directory(data, what)
         found = 0 if len(directory) == len(shards) == 1 else directory.find(shards[ordinal])
         if found is None:
-            raise FormatError(f"{what} says nothing of {masked(shards[ordinal])}", url=url)
+            raise FormatError(f"{what} does not list {masked(shards[ordinal])}", url=url)
         start, stop, check = directory.block(found)
         check_block(data[start:stop], check, what)
         return ShardIndex.unpack(data[start:stop], what)
@@ -223,49 +207,28 @@ async def for_each(count: int, do: Callable[[int], Awaitable[T]]) -> list[T]:
     return [results[k] for k in range(count)]
 
 
-def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) -> OpenedIndex:
+async def open_file(reader: Reads, url: str, urls: Sequence[str]) -> tuple[bytes, Directory, Ints]:
+    """Read the directory of the index file at `url`.
+
+    Return the first bytes of the file, the directory, and the number of each of `urls` in the directory.
+
+    Raises:
+        FormatError: the file is damaged, or does not list one of `urls`.
+    """
     what = masked(url)
+    head = await reader.read(url, 0, _FIRST_BYTES)
+    end = read_head(head, what)
+    if end > len(head):
+        head += await reader.read(url, len(head), end)
+    directory = read_directory(head, what)
     order = directory.find_all(urls)
     missing = np.flatnonzero(order < 0)
     if len(missing):
         more = f" and {len(missing) - 1} more shards" if len(missing) > 1 else ""
         raise FormatError(
-            f"{what} says nothing of {masked(urls[missing[0]])}{more}: make an index of all shards", url=url
+            f"{what} does not list {masked(urls[missing[0]])}{more}: make an index of all shards", url=url
         )
-
-    async def load(reader: Reads, ordinal: int) -> ShardIndex | None:
-        start, stop, check = directory.block(int(order[ordinal]))
-        if start == stop:
-            return None
-        block = head[start:stop] if stop <= len(head) else await reader.read(url, start, stop)
-        check_block(block, check, what)
-        return ShardIndex.unpack(block, what)
-
-    samples, nbytes = directory.samples[order], directory.nbytes[order]
-    mean = None if not nbytes.all() or not samples.sum() else float(nbytes.sum() / samples.sum())
-    return OpenedIndex(samples, load, mean)
-
-
-async def _always(shard: ShardIndex, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG001
-    return shard
-
-
-def _counts_of_wids(text: bytes, urls: Sequence[str], what: str) -> Ints:
-    entries = read_wids(text, what)
-    by_url: dict[str, int] = {}
-    for url, count, _ in entries:
-        if by_url.setdefault(url, count) != count:
-            raise FormatError(f"{what} counts {by_url[url]} samples of {masked(url)}, and then {count}; make it anew")
-    times = Counter(_name(url) for url in by_url)
-    by_name = {_name(url): count for url, count in by_url.items() if times[_name(url)] == 1}
-    counts = [by_url.get(url, by_name.get(_name(url), -1)) for url in urls]
-    if min(counts) < 0:
-        raise FormatError(f"{what} says nothing of {masked(urls[counts.index(-1)])}, or of several that are named so")
-    return np.array(counts, np.int64)
-
-
-def _name(url: str) -> str:
-    return url.partition("?")[0].rpartition("/")[2]
+    return head, directory, order
 
 
 def _nbytes(shard: ShardIndex) -> int:

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from headrace._util.reads import Reads, Version
-from headrace.errors import FormatError, masked
-from headrace.formats.index.file import Directory, check_block, read_directory, read_head
+from headrace.errors import masked
+from headrace.formats.index.file import Directory, check_block
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.finding import Tables
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.table import VideoTable
 from headrace.indexes.building import build_file
-from headrace.indexes.index import for_each
+from headrace.indexes.index import for_each, open_file
 from headrace.indexes.pinned_object import PinnedObject
 from headrace.indexes.single_flight import HeldReads
 from headrace.types import Ints
-
-_FIRST_BYTES = 4 * 2**20
 
 Video = tuple[VideoTable, Version]
 """The frames of a video, and the object's version."""
@@ -97,16 +95,6 @@ class Videos:
             return self._directory
         if self.is_built:
             await build_file(reader, self.urls, Path(place), form=MP4, limits=self.limits)
-        what = masked(place)
-        head = await reader.read(place, 0, _FIRST_BYTES)
-        end = read_head(head, what)
-        if end > len(head):
-            head += await reader.read(place, len(head), end)
-        directory = read_directory(head, what)
-        found = directory.find_all(self.urls)
-        missing = np.flatnonzero(found < 0)
-        if len(missing):
-            url = self.urls[int(missing[0])]
-            raise FormatError(f"{what} says nothing of {masked(url)}; make it anew", url=url)
+        _, directory, found = await open_file(reader, place, self.urls)
         self._directory = directory, found
         return self._directory

@@ -260,7 +260,7 @@ async def read_frames(
         return pieces, await for_each(len(spans), body)
     except ObjectChangedError as error:
         if videos.place is not None:
-            error.add_note(printable(f"its tables are from {masked(videos.place)}: make it anew, or give index=None"))
+            error.add_note(printable(f"its index is {masked(videos.place)}: make a new one, or give index=None"))
         raise
 
 

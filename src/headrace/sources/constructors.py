@@ -57,10 +57,9 @@ def stream(
             http(s), files, and all of fsspec. http(s) is looked up in a server's index pages.
         format: "tar", "jsonl", "parquet" and so on, as in the reference's table; the name of a registered format; or a
             format object with its own options. By default it is detected from the names, or else from the content.
-        index: URL of an index file for all shards (`headrace index` makes it; wids' are supported, too), or a list or
-            pattern with one for each shard (DALI's are supported, too). "beside": one per shard, at its URL plus
-            ".hri". "build": the index in this machine's cache, made first if missing. "auto": the index in the cache,
-            if present. None: no index.
+        index: URL of an index file for all shards (`headrace index` makes it), or a list or pattern with one for each
+            shard. "beside": one per shard, at its URL plus ".hri". "build": the index in this machine's cache, made
+            first if missing. "auto": the index in the cache, if present. None: no index.
         limits: Limits on the resources that archives may demand.
         listing: "new": listings are made now. "kept": the last listing on this machine is used, however old; if there
             is none, it is made and stored.

@@ -113,11 +113,6 @@ class IndexedShards(AsyncDataset):
         return blocking(partial(self.aget, key))
 
     @property
-    def has_members(self) -> bool:
-        """True if the index has the locations of samples, not only their number."""
-        return self._opened.has_members
-
-    @property
     def blocks(self) -> Ints | None:
         """First sample number of each block, then the total, if samples share blocks."""
         return self._opened.blocks
@@ -236,8 +231,6 @@ class IndexedShards(AsyncDataset):
     async def expected(self, ordinal: int) -> Expected:
         """Return the version and sample count of a shard, as indexed or listed."""
         count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
-        if not self.index.has_members:
-            return Expected(version_at(self.urls, ordinal) or Version(), count)
         return Expected(version_of(await self.index.shard(_reader(), ordinal)), count)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
@@ -335,7 +328,7 @@ class IndexedShardSource(_Sharded, KeySource):
         return self.data.blocks
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
-        return by_number or by_key or (self.data.has_members and not self.is_compressed)
+        return by_number or by_key or not self.is_compressed
 
     async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
         return await self.data.aget(key, wanted)
