@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from headrace.ops.batchers import BucketBatcher, EvenBatcher
+from headrace.ops.bucket import BucketBatcher, EvenBatcher
 from headrace.types import Batcher
 
 

@@ -11,7 +11,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import HeadraceError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.decoders import decoder
-from headrace.ops.fields import ToTuple
+from headrace.ops.select import ToTuple
 from headrace.torch_compat.collate import plain_collate
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec

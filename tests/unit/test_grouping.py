@@ -13,7 +13,7 @@ from unit.batchers import KINDS, Kind
 from headrace.engine.scheduler.group_finder import FoundGroup, GroupFinder
 from headrace.engine.scheduler.lineage import GroupOrigins, NumberSet
 from headrace.errors import OptionError
-from headrace.ops.batchers import BucketBatcher
+from headrace.ops.bucket import BucketBatcher
 
 MEASURES = st.lists(st.integers(0, 9), max_size=40)
 

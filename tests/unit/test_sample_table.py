@@ -15,7 +15,7 @@ from tests.unit.test_columns import laid_out
 
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.decoders import decoder
-from headrace.ops.fields import ToTuple
+from headrace.ops.select import ToTuple
 from headrace.torch_compat import serialize
 from headrace.torch_compat.padded import PaddedCollate
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable

@@ -17,7 +17,7 @@ from headrace.dataset.base import Operators
 from headrace.dataset.blocking import blocking
 from headrace.dataset.source import SampleSource, Traits
 from headrace.dataset.stream import Stream
-from headrace.ops.values import Operator
+from headrace.ops.operator import Operator
 from headrace.torch_compat.tracebacks import trimming
 
 if TYPE_CHECKING:

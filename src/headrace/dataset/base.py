@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.dataset.methods.batches import BatchMethods
 from headrace.dataset.methods.inputs import InputMethods
 from headrace.dataset.methods.order import OrderMethods
-from headrace.dataset.methods.samples import SampleMethods
+from headrace.dataset.operators import SampleMethods
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream

@@ -12,7 +12,7 @@ from headrace.dataset.base import Operators
 from headrace.dataset.blocking import blocking
 from headrace.dataset.source import SampleSource
 from headrace.errors import HeadraceError, OptionError, printable
-from headrace.ops.values import Operator, counted
+from headrace.ops.operator import Operator, counted
 from headrace.order.orders import ENDLESS
 from headrace.pipeline.compile import compiled
 from headrace.pipeline.pipeline import Pipeline

@@ -21,8 +21,8 @@ from headrace.dataset.methods.adding import AddsOperators
 from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
+from headrace.ops.operator import EachSample, Operator
 from headrace.ops.run_inline import split_steps, through, through_first
-from headrace.ops.values import EachSample, Operator
 from headrace.pipeline.needs import refusal
 from headrace.pipeline.ordering import Ordering
 from headrace.pipeline.pipeline import Pipeline

@@ -14,6 +14,7 @@ from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.apply import applied_to
 from headrace.ops.cache import cached
+from headrace.ops.concat import ConcatSpec, InputsSpec, InterleaveSpec
 from headrace.ops.counted_inputs import (
     AsTheyCome,
     Turn,
@@ -24,13 +25,12 @@ from headrace.ops.counted_inputs import (
     one_after_the_other,
 )
 from headrace.ops.fork import check_apart, side_by_side
-from headrace.ops.in_turn import ConcatSpec, InputsSpec, InterleaveSpec
 from headrace.ops.inputs import check_input, check_objects, input_stream, joined
 from headrace.ops.join import JoinSpec, SameKeys
 from headrace.ops.nested_loader import WithinDataset
-from headrace.ops.order import EpochOperator
+from headrace.ops.operator import EachSample
 from headrace.ops.run_inline import split_steps
-from headrace.ops.values import EachSample
+from headrace.ops.shuffle import EpochOperator
 from headrace.ops.zip import ZipDataset, ZipSpec, ZipStep
 from headrace.workers.tasks import Step
 

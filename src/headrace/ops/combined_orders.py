@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.dataset.source import SampleSource, SourceOrders
 from headrace.errors import OptionError
-from headrace.ops.combined_spec import JoinedSpec
+from headrace.ops.combined import JoinedSpec
 from headrace.order import Order, Passes, Places
 from headrace.pipeline.epoch_orders import Planning
 from headrace.types import Ints

@@ -17,8 +17,8 @@ from headrace.dataset.stream import Stream
 from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
+from headrace.ops.combined import JoinedSpec
 from headrace.ops.combined_orders import JoinedOrders
-from headrace.ops.combined_spec import JoinedSpec
 from headrace.ops.run_inline import NamedSteps, split_steps, through, through_first
 from headrace.order.mixture import TokenMixing
 from headrace.pipeline.ordering import Ordering

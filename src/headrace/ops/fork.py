@@ -9,9 +9,9 @@ from dataclasses import replace
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.cache import is_kept
-from headrace.ops.fields import on_field
 from headrace.ops.fork_branch import Copies
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
+from headrace.ops.select import on_field
 from headrace.pipeline.needs import refusal
 from headrace.workers.tasks import Step
 

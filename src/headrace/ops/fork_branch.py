@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.ops.values import Operator
+from headrace.ops.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from headrace.dataset.asynchronous import AsyncDataset
 from headrace.dataset.base import Operators
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
+from headrace.ops.combined import JoinedSpec
 from headrace.ops.combined_sources import JoinedDataset, JoinedShards, JoinedStep
-from headrace.ops.combined_spec import JoinedSpec
+from headrace.ops.operator import EachSample
 from headrace.ops.run_inline import split_steps
-from headrace.ops.values import EachSample
 from headrace.pipeline.needs import refusal
 from headrace.pipeline.pipeline import Pipeline
 from headrace.sources.constructors import from_map

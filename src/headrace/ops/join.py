@@ -15,9 +15,9 @@ from headrace._util import check
 from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, OptionError
 from headrace.ops.cache import is_kept
-from headrace.ops.fields import field_of
-from headrace.ops.order import PassOperator
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
+from headrace.ops.select import field_of
+from headrace.ops.shuffle import PassOperator
 from headrace.ops.zip import ZipSpec
 from headrace.order import ChosenOrder, Order
 from headrace.pipeline.epoch_orders import Planning

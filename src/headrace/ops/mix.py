@@ -15,7 +15,7 @@ from headrace._util.functions import name_of
 from headrace.dataset.source import SampleSource
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
-from headrace.ops.combined_spec import JoinedSpec
+from headrace.ops.combined import JoinedSpec
 from headrace.ops.counted_inputs import AsTheyCome, by_weight, check_within, has_no_numbers
 from headrace.ops.fork import check_apart
 from headrace.ops.inputs import check_input, input_stream, joined

@@ -10,10 +10,10 @@ from headrace.dataset.methods.adding import AddsOperators
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.lengths import checked_lengths
+from headrace.ops.operator import EachSample, GroupOperator
 from headrace.ops.pack_planned import PackDataset
 from headrace.ops.pack_sequences import PackStep
 from headrace.ops.run_inline import split_steps
-from headrace.ops.values import EachSample, GroupOperator
 from headrace.order.packing import Packing
 from headrace.pipeline.needs import refusal
 from headrace.pipeline.pipeline import Pipeline

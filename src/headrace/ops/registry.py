@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from headrace._util import check
 from headrace._util.functions import is_async, name_of
-from headrace.ops.by_number import ComputedNumbers
 from headrace.ops.flat_map import gives_async, gives_many
+from headrace.ops.operator import EachSample, GroupOperator, Operator
 from headrace.ops.setup_once import AsyncManyPrepared, AsyncPrepared, CalledInThread, Prepared
-from headrace.ops.values import EachSample, GroupOperator, Operator
+from headrace.ops.slice import ComputedNumbers
 from headrace.types import Batcher, Ints
 from headrace.workers.tasks import Step
 

@@ -13,7 +13,7 @@ from headrace._util.context import RunningSample, running_sample
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.combined_sources import InputsDataset
-from headrace.ops.in_turn import InputsSpec
+from headrace.ops.concat import InputsSpec
 from headrace.ops.run_inline import NamedSteps, through
 from headrace.order import Order, draw
 from headrace.order.combined import ZipOrder

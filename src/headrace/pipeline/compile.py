@@ -10,9 +10,9 @@ from headrace._util import check
 from headrace._util.functions import as_it_is, is_async
 from headrace.dataset.source import KeepsKey, SampleSource
 from headrace.errors import OptionError, printable
-from headrace.ops.delivery import NOTHING_SAID, DeliveryOperator
-from headrace.ops.order import EpochSize, PassOperator, Repeat, Shuffle, Take
-from headrace.ops.values import Batch, EachSample, GroupOperator, Operator
+from headrace.ops.operator import Batch, EachSample, GroupOperator, Operator
+from headrace.ops.prefetch import NOTHING_SAID, DeliveryOperator
+from headrace.ops.shuffle import EpochSize, PassOperator, Repeat, Shuffle, Take
 from headrace.pipeline.needs import refusal
 from headrace.pipeline.ordering import OrderBuilder, Ordering
 from headrace.pipeline.pipeline import Pipeline, Regroup
@@ -176,7 +176,7 @@ class _Compiler:
 
     def _add_window_shuffle(self, operator: Shuffle) -> None:
         """Permute windows of samples in the order in which they come."""
-        from headrace.ops.batchers import EvenBatcher, WindowShuffle
+        from headrace.ops.bucket import EvenBatcher, WindowShuffle
 
         if operator.by not in ("auto", "window"):
             raise OptionError(

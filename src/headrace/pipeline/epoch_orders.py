@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import OptionError
-from headrace.ops.order import Shuffle
-from headrace.ops.values import counted
+from headrace.ops.operator import counted
+from headrace.ops.shuffle import Shuffle
 from headrace.order import EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, Steps, Windows
 from headrace.order.orders import ENDLESS, WITHIN_WINDOW
 from headrace.pipeline.pipeline import Pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.errors import OptionError
-from headrace.ops.order import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
+from headrace.ops.shuffle import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from headrace.dataset.source import KeepsKey, SampleSource, Wanted
 from headrace.formats.columns import ColumnDecoder, SampleColumns
-from headrace.ops.delivery import NOTHING_SAID, Delivering
-from headrace.ops.fields import Selection
-from headrace.ops.values import Batch, EachSample, GroupOperator
+from headrace.ops.operator import Batch, EachSample, GroupOperator
+from headrace.ops.prefetch import NOTHING_SAID, Delivering
+from headrace.ops.select import Selection
 from headrace.pipeline.ordering import Ordering
 from headrace.workers.tasks import Step
 

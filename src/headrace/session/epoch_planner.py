@@ -26,7 +26,7 @@ from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.needs import refusal
 from headrace.pipeline.pipeline import Pipeline
 from headrace.session.rank_checks import divided, has_counts, has_numbers, met, why_not_merged
-from headrace.session.rank_shares import check_packing, check_rows, counted_share, own_rows, part_of
+from headrace.session.rank_sharing import check_packing, check_rows, counted_share, own_rows, part_of
 from headrace.state.state import Fingerprint, ResplitBase, State, merged
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints

@@ -26,7 +26,7 @@ from headrace.options import Settings
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline
 from headrace.session.epoch_planner import EpochCursor, NextEpoch
-from headrace.session.rank_shares import count_share
+from headrace.session.rank_sharing import count_share
 from headrace.session.runtime import Runtime
 from headrace.torch_compat.ranks import Ranks
 from headrace.workers.torch_use import may_use_torch

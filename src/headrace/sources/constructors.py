@@ -12,7 +12,7 @@ from headrace.dataset.blocking import blocking
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
 from headrace.sources.discovery.guessing import Names, folders_at, names_at, place_of
 from headrace.sources.discovery.patterns import is_pattern
 from headrace.sources.reading import read_from

@@ -22,7 +22,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.frames import check_decoder
 from headrace.formats.parquet.format import Parquet
 from headrace.indexes.videos import Videos
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
 from headrace.sources.camera_frames import AddFrames, CameraFrames, Episode
 from headrace.sources.constructors import stream
 from headrace.sources.discovery.entries import Entries, only

@@ -13,7 +13,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener, is_kept
 from headrace.indexes.cache_path import beside, cache_path, cached
 from headrace.indexes.index import BuiltFile, FileForEach, IndexFiles, OneFile
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
 from headrace.sources.discovery.entries import version_at
 from headrace.sources.discovery.guessing import Options, Place
 from headrace.sources.discovery.urls import expand

@@ -27,7 +27,7 @@ from headrace.formats.tokens.opener import TokenFormat, TokenOpener
 from headrace.formats.tokens.windows import rows_of
 from headrace.indexes.index import Index
 from headrace.indexes.token_files import TokenFiles, TokenSettings, TokenTable, bin_of
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
 from headrace.readers.indexed_members import Members
 from headrace.sources.bodies import Where, bodies_at, version_of
 from headrace.sources.constructors import Urls

@@ -13,7 +13,7 @@ from headrace.formats.mp4.format import MP4
 from headrace.formats.mp4.frames import ClipDecoder, check_decoder
 from headrace.indexes.cache_path import cache_path, cached
 from headrace.indexes.videos import Videos
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
 from headrace.sources.clips import Clips, VideoClips
 from headrace.sources.discovery.guessing import Names, names_at
 from headrace.sources.listed_clips import Listed, ListedClips, listed_clips

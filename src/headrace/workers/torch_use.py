@@ -17,7 +17,7 @@ from headrace.workers.tasks import Step
 _SEARCHED_BYTES = 1 << 20
 _OURS_WITHOUT_TORCH = {
     "headrace",
-    "headrace.ops.fields",
+    "headrace.ops.select",
     "headrace.ops.flat_map",
     "headrace.ops.tokenize",
     "headrace._util.functions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.ops.values import Operator
+from headrace.ops.operator import Operator
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream

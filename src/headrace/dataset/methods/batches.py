@@ -14,9 +14,9 @@ from headrace._util import check
 from headrace._util.check import is_whole
 from headrace._util.functions import name_of
 from headrace.dataset.methods.adding import AddsOperators
-from headrace.ops.batchers import BucketBatcher, Length
-from headrace.ops.delivery import Prefetch
-from headrace.ops.values import Batch, EachSample, GroupOperator
+from headrace.ops.bucket import BucketBatcher, Length
+from headrace.ops.operator import Batch, EachSample, GroupOperator
+from headrace.ops.prefetch import Prefetch
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:

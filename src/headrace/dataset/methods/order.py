@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from headrace._util import check
 from headrace.dataset.methods.adding import AddsOperators
 from headrace.errors import OptionError
-from headrace.ops.delivery import OnEveryRank
-from headrace.ops.order import EpochSize, Repeat, Shuffle, Take
+from headrace.ops.prefetch import OnEveryRank
+from headrace.ops.shuffle import EpochSize, Repeat, Shuffle, Take
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream
@@ -64,7 +64,7 @@ class OrderMethods(AddsOperators):
         The source's samples must have numbers. After operators that drop, make or group samples, the samples that come
         out of these are counted, on one rank.
         """
-        from headrace.ops.by_number import Stretch
+        from headrace.ops.slice import Stretch
 
         check.whole(".slice(): start", start)
         check.whole_or_none(".slice(): stop", stop, start)
@@ -73,7 +73,7 @@ class OrderMethods(AddsOperators):
 
     def skip(self, n: int) -> Stream:
         """Skip the first `n` samples: equivalent to `.slice(n)`."""
-        from headrace.ops.by_number import Stretch
+        from headrace.ops.slice import Stretch
 
         check.whole(".skip(): n", n)
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
@@ -90,7 +90,7 @@ class OrderMethods(AddsOperators):
             index: Number of the part, from 0.
             count: Number of parts.
         """
-        from headrace.ops.by_number import Stretch
+        from headrace.ops.slice import Stretch
 
         if positional:
             given = ", ".join(map(repr, positional))
@@ -138,7 +138,7 @@ class OrderMethods(AddsOperators):
         Raises:
             OptionError: An argument is invalid.
         """
-        from headrace.ops.by_number import SelectIndices, WeightedSample
+        from headrace.ops.slice import SelectIndices, WeightedSample
 
         if sampler is not None:
             if weights is not None or count is not None or seed is not None or not replacement:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from headrace.dataset.stream import Stream
-from headrace.ops.combined_spec import JoinedSpec
+from headrace.ops.combined import JoinedSpec
 from headrace.order import Order, draw
 from headrace.order.combined import ConcatOrder, InterleaveLayout, InterleaveOrder
 from headrace.order.orders import ENDLESS

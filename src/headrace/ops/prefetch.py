@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headrace._util import check
-from headrace.ops.values import Operator
+from headrace.ops.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.ops.fields import field_of
+from headrace.ops.select import field_of
 from headrace.workers.randomness import rng
 
 

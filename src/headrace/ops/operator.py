@@ -13,8 +13,8 @@ from headrace._util.check import is_time
 from headrace._util.functions import is_async
 from headrace.formats.columns import SampleColumns
 from headrace.formats.decoders import Decoder
-from headrace.ops.batchers import EvenBatcher
-from headrace.ops.fields import Selection
+from headrace.ops.bucket import EvenBatcher
+from headrace.ops.select import Selection
 from headrace.types import Batcher
 from headrace.workers.tasks import Step
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import OptionError
-from headrace.ops.order import PassOperator
+from headrace.ops.shuffle import PassOperator
 from headrace.order import ChosenOrder, ComputedOrder, Order, draw
 from headrace.order.orders import ENDLESS
 from headrace.order.sampling import DrawnOrder

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.ops.values import Operator
+from headrace.ops.operator import Operator
 from headrace.order import FirstOf, Order, ShuffledOrder
 from headrace.order.orders import ENDLESS
 from headrace.workers.tasks import Step

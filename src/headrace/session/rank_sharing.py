@@ -12,7 +12,7 @@ from headrace.delivery.progress import ProgressSnapshot
 from headrace.engine.epoch_plan import EpochPlan, as_array
 from headrace.errors import OptionError, StateMismatchError
 from headrace.observe.stats import LoaderMeters
-from headrace.ops.values import counted
+from headrace.ops.operator import counted
 from headrace.options import Settings
 from headrace.order import Cursor, Steps, share
 from headrace.pipeline.needs import refusal

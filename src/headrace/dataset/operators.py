@@ -10,8 +10,8 @@ from headrace._util import check
 from headrace._util.functions import as_it_is, is_async, name_of
 from headrace.dataset.methods.adding import AddsOperators
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.ops.fields import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
-from headrace.ops.values import EachSample
+from headrace.ops.operator import EachSample
+from headrace.ops.select import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
