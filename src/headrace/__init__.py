@@ -17,196 +17,108 @@ from typing import TYPE_CHECKING
 __version__: str  # computed at first use, as it reads files
 
 if TYPE_CHECKING:
-    from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
-    from headrace.dataset.compact import Packed, packed
-    from headrace.dataset.rank_info import ShardInfo, shard_info
-    from headrace.dataset.stream import Stream
-    from headrace.errors import (
-        AccessDeniedError,
-        BadResponseError,
-        CannotCarryError,
-        ChecksumError,
-        CollateError,
-        DecodeError,
-        FormatError,
-        HeadraceError,
-        LateOptionError,
-        LimitError,
-        LoaderBusyError,
-        LoaderClosedError,
-        NotReady,
-        ObjectChangedError,
-        ObjectMissingError,
-        OptionError,
-        ReadTimeoutError,
-        ShortReadError,
-        StageError,
-        StateMismatchError,
-        StorageError,
-        ThrottledError,
-        WorkerDiedError,
-    )
-    from headrace.fetch.stores.addresses import register_store
-    from headrace.formats.arrow.format import Arrow
-    from headrace.formats.decoders import register_decoder
-    from headrace.formats.limits import Limits
-    from headrace.formats.mp4.frames import VideoFrames
-    from headrace.formats.parquet.format import Parquet
-    from headrace.formats.registry import register_format
-    from headrace.loader import DataLoader
-    from headrace.ops.mix import mix
-    from headrace.ops.registry import BatchOp, OrderOp, SampleOp, register_operator
-    from headrace.options import Exclude, FetchOptions
-    from headrace.sources.arrays import arrays
-    from headrace.sources.clips import Clips
-    from headrace.sources.constructors import (
-        energon,
-        files,
-        folder,
-        from_iterable,
-        from_map,
-        stream,
-        table,
-        text,
-    )
-    from headrace.sources.hdf5 import hdf5
-    from headrace.sources.lerobot import lerobot
-    from headrace.sources.reading import read
-    from headrace.sources.tokens import tokens
-    from headrace.sources.video import video
-    from headrace.state.state import merge_states
-    from headrace.workers.forkserver.client import shutdown
-    from headrace.workers.randomness import rng
+    from headrace.dataset.asynchronous import AsyncDataset as AsyncDataset
+    from headrace.dataset.asynchronous import AsyncIterableDataset as AsyncIterableDataset
+    from headrace.dataset.compact import Packed as Packed
+    from headrace.dataset.compact import packed as packed
+    from headrace.dataset.rank_info import ShardInfo as ShardInfo
+    from headrace.dataset.rank_info import shard_info as shard_info
+    from headrace.dataset.stream import Stream as Stream
+    from headrace.errors import AccessDeniedError as AccessDeniedError
+    from headrace.errors import BadResponseError as BadResponseError
+    from headrace.errors import CannotCarryError as CannotCarryError
+    from headrace.errors import ChecksumError as ChecksumError
+    from headrace.errors import CollateError as CollateError
+    from headrace.errors import DecodeError as DecodeError
+    from headrace.errors import FormatError as FormatError
+    from headrace.errors import HeadraceError as HeadraceError
+    from headrace.errors import LateOptionError as LateOptionError
+    from headrace.errors import LimitError as LimitError
+    from headrace.errors import LoaderBusyError as LoaderBusyError
+    from headrace.errors import LoaderClosedError as LoaderClosedError
+    from headrace.errors import NotReady as NotReady
+    from headrace.errors import ObjectChangedError as ObjectChangedError
+    from headrace.errors import ObjectMissingError as ObjectMissingError
+    from headrace.errors import OptionError as OptionError
+    from headrace.errors import ReadTimeoutError as ReadTimeoutError
+    from headrace.errors import ShortReadError as ShortReadError
+    from headrace.errors import StageError as StageError
+    from headrace.errors import StateMismatchError as StateMismatchError
+    from headrace.errors import StorageError as StorageError
+    from headrace.errors import ThrottledError as ThrottledError
+    from headrace.errors import WorkerDiedError as WorkerDiedError
+    from headrace.fetch.stores.addresses import register_store as register_store
+    from headrace.formats.arrow.format import Arrow as Arrow
+    from headrace.formats.decoders import register_decoder as register_decoder
+    from headrace.formats.limits import Limits as Limits
+    from headrace.formats.mp4.frames import VideoFrames as VideoFrames
+    from headrace.formats.parquet.format import Parquet as Parquet
+    from headrace.formats.registry import register_format as register_format
+    from headrace.loader import DataLoader as DataLoader
+    from headrace.ops.mix import mix as mix
+    from headrace.ops.registry import BatchOp as BatchOp
+    from headrace.ops.registry import OrderOp as OrderOp
+    from headrace.ops.registry import SampleOp as SampleOp
+    from headrace.ops.registry import register_operator as register_operator
+    from headrace.options import Exclude as Exclude
+    from headrace.options import FetchOptions as FetchOptions
+    from headrace.sources.arrays import arrays as arrays
+    from headrace.sources.clips import Clips as Clips
+    from headrace.sources.constructors import energon as energon
+    from headrace.sources.constructors import files as files
+    from headrace.sources.constructors import folder as folder
+    from headrace.sources.constructors import from_iterable as from_iterable
+    from headrace.sources.constructors import from_map as from_map
+    from headrace.sources.constructors import stream as stream
+    from headrace.sources.constructors import table as table
+    from headrace.sources.constructors import text as text
+    from headrace.sources.hdf5 import hdf5 as hdf5
+    from headrace.sources.lerobot import lerobot as lerobot
+    from headrace.sources.reading import read as read
+    from headrace.sources.tokens import tokens as tokens
+    from headrace.sources.video import video as video
+    from headrace.state.state import merge_states as merge_states
+    from headrace.workers.forkserver.client import shutdown as shutdown
+    from headrace.workers.randomness import rng as rng
 
-_HOMES = {
-    "headrace.sources.arrays": ("arrays",),
-    "headrace.dataset.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
-    "headrace.sources.constructors": (
-        "energon",
-        "files",
-        "folder",
-        "from_iterable",
-        "from_map",
-        "stream",
-        "table",
-        "text",
-    ),
-    "headrace.sources.hdf5": ("hdf5",),
-    "headrace.sources.lerobot": ("lerobot",),
-    "headrace.ops.mix": ("mix",),
-    "headrace.dataset.compact": ("Packed", "packed"),
-    "headrace.dataset.rank_info": ("ShardInfo", "shard_info"),
-    "headrace.dataset.stream": ("Stream",),
-    "headrace.sources.tokens": ("tokens",),
-    "headrace.sources.clips": ("Clips",),
-    "headrace.sources.video": ("video",),
+_NAMES = {
+    "headrace.dataset.asynchronous": "AsyncDataset AsyncIterableDataset",
+    "headrace.dataset.compact": "Packed packed",
+    "headrace.dataset.rank_info": "ShardInfo shard_info",
+    "headrace.dataset.stream": "Stream",
     "headrace.errors": (
-        "AccessDeniedError",
-        "BadResponseError",
-        "CannotCarryError",
-        "ChecksumError",
-        "CollateError",
-        "DecodeError",
-        "FormatError",
-        "HeadraceError",
-        "LateOptionError",
-        "LimitError",
-        "LoaderBusyError",
-        "LoaderClosedError",
-        "NotReady",
-        "ObjectChangedError",
-        "ObjectMissingError",
-        "OptionError",
-        "ReadTimeoutError",
-        "ShortReadError",
-        "StageError",
-        "StateMismatchError",
-        "StorageError",
-        "ThrottledError",
-        "WorkerDiedError",
+        "AccessDeniedError BadResponseError CannotCarryError ChecksumError CollateError DecodeError "
+        "FormatError HeadraceError LateOptionError LimitError LoaderBusyError LoaderClosedError NotReady "
+        "ObjectChangedError ObjectMissingError OptionError ReadTimeoutError ShortReadError StageError "
+        "StateMismatchError StorageError ThrottledError WorkerDiedError"
     ),
-    "headrace.ops.registry": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
-    "headrace.fetch.stores.addresses": ("register_store",),
-    "headrace.formats.arrow.format": ("Arrow",),
-    "headrace.formats.decoders": ("register_decoder",),
-    "headrace.formats.limits": ("Limits",),
-    "headrace.formats.mp4.frames": ("VideoFrames",),
-    "headrace.formats.parquet.format": ("Parquet",),
-    "headrace.formats.registry": ("register_format",),
-    "headrace.loader": ("DataLoader",),
-    "headrace.options": ("Exclude", "FetchOptions"),
-    "headrace.sources.reading": ("read",),
-    "headrace.state.state": ("merge_states",),
-    "headrace.workers.randomness": ("rng",),
-    "headrace.workers.forkserver.client": ("shutdown",),
+    "headrace.fetch.stores.addresses": "register_store",
+    "headrace.formats.arrow.format": "Arrow",
+    "headrace.formats.decoders": "register_decoder",
+    "headrace.formats.limits": "Limits",
+    "headrace.formats.mp4.frames": "VideoFrames",
+    "headrace.formats.parquet.format": "Parquet",
+    "headrace.formats.registry": "register_format",
+    "headrace.loader": "DataLoader",
+    "headrace.ops.mix": "mix",
+    "headrace.ops.registry": "BatchOp OrderOp SampleOp register_operator",
+    "headrace.options": "Exclude FetchOptions",
+    "headrace.sources.arrays": "arrays",
+    "headrace.sources.clips": "Clips",
+    "headrace.sources.constructors": "energon files folder from_iterable from_map stream table text",
+    "headrace.sources.hdf5": "hdf5",
+    "headrace.sources.lerobot": "lerobot",
+    "headrace.sources.reading": "read",
+    "headrace.sources.tokens": "tokens",
+    "headrace.sources.video": "video",
+    "headrace.state.state": "merge_states",
+    "headrace.workers.forkserver.client": "shutdown",
+    "headrace.workers.randomness": "rng",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+"""Public names by the module that defines them."""
 
-__all__ = [
-    "AccessDeniedError",
-    "Arrow",
-    "AsyncDataset",
-    "AsyncIterableDataset",
-    "BadResponseError",
-    "BatchOp",
-    "CannotCarryError",
-    "ChecksumError",
-    "Clips",
-    "CollateError",
-    "DataLoader",
-    "DecodeError",
-    "Exclude",
-    "FetchOptions",
-    "FormatError",
-    "HeadraceError",
-    "LateOptionError",
-    "LimitError",
-    "Limits",
-    "LoaderBusyError",
-    "LoaderClosedError",
-    "NotReady",
-    "ObjectChangedError",
-    "ObjectMissingError",
-    "OptionError",
-    "OrderOp",
-    "Packed",
-    "Parquet",
-    "ReadTimeoutError",
-    "SampleOp",
-    "ShardInfo",
-    "ShortReadError",
-    "StageError",
-    "StateMismatchError",
-    "StorageError",
-    "Stream",
-    "ThrottledError",
-    "VideoFrames",
-    "WorkerDiedError",
-    "arrays",
-    "energon",
-    "files",
-    "folder",
-    "from_iterable",
-    "from_map",
-    "hdf5",
-    "lerobot",
-    "merge_states",
-    "mix",
-    "packed",
-    "read",
-    "register_decoder",
-    "register_format",
-    "register_operator",
-    "register_store",
-    "rng",
-    "shard_info",
-    "shutdown",
-    "stream",
-    "table",
-    "text",
-    "tokens",
-    "video",
-]
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = list(_HOME)
 
 
 def _version() -> str:
