@@ -401,6 +401,6 @@ def test_inspect_says_what_the_tables_of_videos_say(tmp_path: Path, capsys: pyte
     assert "no damage in the tables of 2 videos with 100 frames" in out
     (tmp_path / "b.mp4").write_bytes(videos.named("mpeg4")[:1000])
     assert main(["inspect", f"{tmp_path}/*.mp4", "--check"]) == 1
-    assert "damage: behind 1 videos: " in capsys.readouterr().out
+    assert "damage: after 1 videos: " in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "mpeg4.mp4")]) == 0
     assert "'mp4v'" in capsys.readouterr().out

@@ -171,7 +171,7 @@ def test_inspect_tells_what_a_place_is_and_finds_damage(folder: Path, capsys: py
         file.write(b'{"text": "\x1b[31m", \n')
     assert main(["inspect", "rows.jsonl", "--check"]) == 1
     said = capsys.readouterr().out
-    assert "damage: behind 25 samples" in said
+    assert "damage: after 25 samples" in said
     assert main(["inspect", "nothing.bin"]) == 1
     assert "hr.tokens" in capsys.readouterr().err
 

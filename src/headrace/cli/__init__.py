@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+import headrace
 from headrace.cli import index, inspect, pack
+from headrace.cli.settings import say
+from headrace.errors import HeadraceError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,8 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="headrace", description="Tools for data that headrace streams into PyTorch.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"headrace {_version()}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
     index.add_to(commands)
     inspect.add_to(commands)
     pack.add_to(commands)
@@ -25,15 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(given.run(given))
     except KeyboardInterrupt:
-        sys.stderr.write("\nheadrace: interrupted; the same command goes on where this one ended\n")
+        sys.stderr.write("\nheadrace: interrupted; the same command continues where this one ended\n")
         return 130
     except BrokenPipeError:  # the reader of the output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes the rest at exit
         return 1
-
-
-def _version() -> str:
-    try:
-        return metadata.version("headrace")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    except (HeadraceError, OSError, ValueError) as error:
+        say(given.command, f"error: {error}{given.advice}")
+        return 1

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.settings import add_storage_to, count, storage_options
-from headrace.errors import HeadraceError, OptionError, masked, printable
+from headrace.cli.settings import add_command, add_storage_to, count, say, storage_options
+from headrace.errors import OptionError, masked, printable
 
 if TYPE_CHECKING:
     from headrace.fetch import Meter
@@ -22,23 +22,17 @@ _SHOWN_EVERY_S = 0.2
 _FAILURES_SHOWN = 20
 _READS_PER_SHARD = 4
 _DESCRIPTION = """\
-Write down where the samples of shards lie, so that they have numbers and keys, and each can be got by itself.
+Record the byte ranges of the samples of shards. Samples then have numbers and keys, and each can be read alone.
 """
 _EPILOG = """\
-The index of all shards goes to this machine's cache, where hr.stream(index="auto") looks for it, unless --output or
---beside say otherwise. A build that was interrupted goes on where it ended when the same command is given again.
+The index of all shards is written to this machine's cache, where hr.stream(index="auto") looks for it, unless
+--output or --beside is given. The same command continues an interrupted build.
 """
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
-        "index",
-        help="write down where the samples of shards lie",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    summary = "record the byte ranges of the samples of shards"
+    parser = add_command(commands, "index", run, summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         "urls", nargs="+", metavar="URL", help="a shard, or a pattern like 's3://bucket/train-{000..999}.tar'"
     )
@@ -46,7 +40,7 @@ def add_to(commands: Any) -> None:
     places = parser.add_mutually_exclusive_group()
     places.add_argument("--output", metavar="PATH_OR_URL", help="where the index goes")
     places.add_argument(
-        "--beside", action="store_true", help="write an index for each shard, beside it, with .hri behind its name"
+        "--beside", action="store_true", help="write an index for each shard, beside it, with .hri appended to its name"
     )
     parser.add_argument(
         "--headers",
@@ -57,16 +51,11 @@ def add_to(commands: Any) -> None:
         "--concurrency", type=count, default=8, metavar="N", help="shards at once (default: %(default)s)"
     )
     add_storage_to(parser)
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
-    parser.set_defaults(run=run)
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def run(given: argparse.Namespace) -> int:
-    try:
-        return asyncio.run(_run(given))
-    except (HeadraceError, OSError) as error:
-        _say(f"error: {error}")
-        return 1
+    return asyncio.run(_run(given))
 
 
 async def _run(given: argparse.Namespace) -> int:
@@ -142,10 +131,10 @@ async def _show(progress: BuildProgress) -> None:
 def _tell_failures(progress: BuildProgress, *, is_beside: bool) -> None:
     failures = list(progress.failures.values())
     for error in failures[:_FAILURES_SHOWN]:
-        _say(f"error: {error}")
+        say("index", f"error: {error}")
     more = f" ({len(failures) - _FAILURES_SHOWN} are not shown)" if len(failures) > _FAILURES_SHOWN else ""
     written = "the others have theirs" if is_beside else "no index was written; what is done is kept for the next time"
-    _say(f"error: {len(failures):,} of {progress.total:,} shards failed{more}; {written}")
+    say("index", f"error: {len(failures):,} of {progress.total:,} shards failed{more}; {written}")
 
 
 def _summary(progress: BuildProgress, meter: Meter, where: str, seconds: float) -> str:
@@ -157,7 +146,3 @@ def _summary(progress: BuildProgress, meter: Meter, where: str, seconds: float) 
         f"{len(entries):,} shards{kept}, {samples:,} samples, {members:,} members: {progress.index_bytes:,} bytes of "
         f"index {where}; {meter.requests:,} requests, {meter.bytes:,} bytes read{share}, {seconds:.1f} s\n"
     )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"headrace index: {printable(text)}\n")

@@ -17,28 +17,28 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from headrace.cli.settings import add_storage_to, count, say, storage_options
-from headrace.errors import HeadraceError, OptionError, masked, printable
+from headrace.cli.settings import add_command, add_storage_to, count, say, storage_options
+from headrace.errors import OptionError, masked, printable
 
 _DESCRIPTION = """\
 Write the samples of a place, of any format, in their order as shards: WebDataset's tar, each with its index beside it,
 or Parquet. Shards are written as a whole or not at all.
 """
 _EPILOG = """\
-A run that was interrupted goes on where it ended when the same command is given again: finished shards are kept, and
-what they have is not read again.
+The same command continues an interrupted run: finished shards are kept, and their samples are not read again.
 """
 _ROWS_BYTES = 32 * 2**20
 
 
 def add_to(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "pack",
-        help="write the samples of any place as shards",
+        run,
+        summary="write the samples of any place as shards",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        advice="; finished shards are kept, and the same command continues after them",
     )
     parser.add_argument(
         "url", metavar="PLACE", help="an address, a folder, or a pattern like 's3://bucket/**/*.parquet'"
@@ -61,16 +61,7 @@ def add_to(commands: Any) -> None:
         help="a shard ends when it has as many (default: %(default)s)",
     )
     add_storage_to(parser)
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
-    parser.set_defaults(run=run)
-
-
-def run(given: argparse.Namespace) -> int:
-    try:
-        return _run(given)
-    except (HeadraceError, OSError, ValueError) as error:
-        say("pack", f"error: {error}; finished shards are kept, and the same command goes on behind them")
-        return 1
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 class _ShardWriter(Protocol):
@@ -196,7 +187,7 @@ class _PackJournal:
 
                 self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise OptionError(f"{path} is damaged; remove it, and all is written anew") from error
+            raise OptionError(f"{path} is damaged; remove it, and all is written again") from error
 
     def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
         from headrace.dataset.blocking import blocking
@@ -207,7 +198,7 @@ class _PackJournal:
         if self._is_new:
             if blocking(partial(found, first, 1, options)) is not None:
                 raise OptionError(
-                    f"{masked(first)} is there already, and not of a run that can go on: give another OUT"
+                    f"{masked(first)} is there already, and not of a run that can be continued: give another OUT"
                 )
             self._write(None)
 
@@ -232,7 +223,7 @@ class _SampleIterator(Iterator[Any], Protocol):
     def state_dict(self) -> Any: ...
 
 
-def _run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> int:
     from headrace.fetch.stores.addresses import split
     from headrace.fetch.stores.writing import check_writable
     from headrace.indexes.cache_path import names_path

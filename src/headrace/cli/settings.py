@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import OptionError, printable
 
 
-def add_storage_to(parser: Any) -> None:
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    summary: str,
+    description: str,
+    epilog: str | None = None,
+    advice: str = "",
+) -> argparse.ArgumentParser:
+    """Add a subcommand. `advice` follows the text of an error that ends it."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, advice=advice)
+    return parser
+
+
+def add_storage_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage-option",
         action="append",
