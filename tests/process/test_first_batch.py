@@ -52,6 +52,7 @@ def test_all_workers_may_hold_results_when_batches_need_more_room_than_there_is(
     assert lengths == [2**16 * (index + 1) for index in range(24)]
 
 
+# modules that a worker may import before its first sample: each takes time in each worker
 WORKERS_LOAD = [
     "errors",
     "types",
@@ -63,7 +64,6 @@ WORKERS_LOAD = [
     "torch_regime.workers.*",
     "workers.*",
 ]
-"""What of this package a worker may import before its first sample: each module takes time in each worker."""
 
 
 PROBE = """
