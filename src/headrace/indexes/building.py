@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import io
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from headrace.fetch.stores.writing import check_writable, part_beside, replace_f
 from headrace.formats.compression import kind_of, path_of
 from headrace.formats.format import Format
 from headrace.formats.index.file import Entry
-from headrace.formats.index.journal import Journal, journal_record, write_index
+from headrace.formats.index.journal import Journal, index_of_one, write_index
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
 from headrace.indexes.build_shard import Cost, build_shard
@@ -164,7 +163,7 @@ async def build_beside(
         part = part_beside(cache_path((beside(url),)))
         try:
             with part:
-                size = write_index(part, [replace(entry, start=0)], io.BytesIO(block))
+                size = part.write(index_of_one(entry, block))
             await write_object(beside(url), Path(part.name), storage_options)
         finally:
             Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (fast)
@@ -312,7 +311,7 @@ class Spool:
             raise
 
     def add(self, entry: Entry, block: bytes) -> Entry:
-        record = journal_record(entry, block)
+        record = index_of_one(entry, block)
         with self._lock:  # several shards finish concurrently
             self._file.write(record)
             self._file.flush()

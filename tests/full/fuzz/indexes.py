@@ -20,7 +20,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
-from headrace.formats.index.journal import Journal, journal_record, write_index
+from headrace.formats.index.journal import Journal, index_of_one, write_index
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex
 
@@ -33,7 +33,7 @@ def _built(data: bytes) -> None:
     packed = made.pack()
     assert _listed(ShardIndex.unpack(packed, WHAT)) == _listed(made)
     entry = Entry.of("s3://bucket/a.tar", made, packed)
-    journal, file = io.BytesIO(journal_record(entry, packed)), io.BytesIO()
+    journal, file = io.BytesIO(index_of_one(entry, packed)), io.BytesIO()
     write_index(file, list(Journal(journal)), journal)
     directory = read_directory(file.getvalue(), WHAT)
     start, stop, check_number = directory.block(0)
@@ -63,7 +63,7 @@ WAYS: tuple[Callable[[bytes], None], ...] = (
     lambda data: _directory(read_directory(_with_head(data), WHAT)),
     lambda data: _directory(read_directory(_with_head(_described(data)), WHAT)),
     _journal,
-    lambda data: _journal(GOOD_RECORD + _record(data) + GOOD_RECORD),
+    lambda data: _journal(GOOD_RECORD + _with_head(data) + GOOD_RECORD),
     _built,
 )
 
@@ -80,12 +80,12 @@ def seeds() -> Iterator[bytes]:
             Entry(name=f"s3://a/{k:02}.tar", samples=k, members=k, nbytes=9 * k, size=k - 1, etag=str(k) * (k % 3))
             for k in range(count)
         ]
-        journal, file = io.BytesIO(b"".join(map(journal_record, entries)) + GOOD_RECORD), io.BytesIO()
+        journal, file = io.BytesIO(b"".join(map(index_of_one, entries)) + GOOD_RECORD), io.BytesIO()
         write_index(file, list(Journal(journal)), journal)
         directory = file.getvalue()
         body = zlib.decompressobj().decompress(directory[HEAD.size + 8 :])
         yield from (b"\x03" + directory, b"\x04" + body, b"\x05" + _undescribed(body))
-        yield from (b"\x06" + journal.getvalue(), b"\x07" + GOOD_RECORD[12:])
+        yield from (b"\x06" + journal.getvalue(), b"\x07" + body)
 
 
 def check(data: bytes) -> None:
@@ -188,10 +188,6 @@ def _with_head(body: bytes) -> bytes:
     return HEAD.pack(MAGIC, VERSION, 0, len(sealed)) + sealed
 
 
-def _record(payload: bytes) -> bytes:
-    return GOOD_RECORD[:4] + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
-
-
 def _undescribed(body: bytes) -> bytes:
     (length,) = struct.unpack_from("<I", body)
     return body[4 : 4 + length] + b"\n" + body[4 + length :]
@@ -214,4 +210,4 @@ def _described(data: bytes) -> bytes:
 
 
 GOOD = ShardIndex.unpack(built(Dice(bytes(range(1, 200)))).pack(), WHAT)
-GOOD_RECORD = journal_record(Entry.of("s3://a/good.tar", GOOD, GOOD.pack()), GOOD.pack())
+GOOD_RECORD = index_of_one(Entry.of("s3://a/good.tar", GOOD, GOOD.pack()), GOOD.pack())
