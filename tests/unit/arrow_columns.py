@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-DAY = dt.date(2026, 1, 2)
+DAY, HOUR = dt.date(2026, 1, 2), dt.timedelta(hours=1)
 TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001
+ZONED = TIME.replace(microsecond=5000, tzinfo=dt.UTC)
 ARRAYS = {
     "int": pa.array([1, -(2**62), None, 4]),
     "uint": pa.array([1, 2**64 - 1, None, 4], pa.uint64()),
@@ -39,6 +41,30 @@ ARRAYS = {
     "structs": pa.array([[{"a": 1, "b": ["x"]}], [], None, [{"a": None, "b": None}, None]]),
     "map": pa.array([[("k", 1)], [], None, [("a", None), ("b", 2)]], pa.map_(pa.string(), pa.int64())),
 }
+
+
+KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int": (pa.int64(), [None, 0, 1, -5, 2**62, -(2**63)]),
+    "int8": (pa.int8(), [None, -128, 0, 127]),
+    "uint16": (pa.uint16(), [0, 7, 40_000]),
+    "uint32": (pa.uint32(), [None, 0, 7, 2**31, 2**32 - 1]),
+    "uint64": (pa.uint64(), [None, 0, 7, 2**62]),
+    "float": (pa.float64(), [None, math.nan, 0.0, 1.5, -math.inf, math.inf]),
+    "single": (pa.float32(), [None, math.nan, 0.0, 1.5, -2.25]),
+    "bool": (pa.bool_(), [None, True, False]),
+    "text": (pa.string(), [None, "", "a", "ab", "ü", "b" * 200, "b" * 199 + "c", "\U0010ffff" * 30]),
+    "large": (pa.large_string(), [None, "a", "b"]),
+    "words": (pa.dictionary(pa.int32(), pa.string()), [None, "a", "b", "c"]),
+    "bytes": (pa.binary(), [None, b"", b"\0", b"\xff" * 100, b"\xff" * 99, b"a\xff"]),
+    "fixed": (pa.binary(2), [None, b"ab", b"\xff\0"]),
+    "date": (pa.date32(), [None, DAY, dt.date(1969, 12, 31), dt.date(9999, 1, 1)]),
+    "time": (pa.timestamp("us"), [None, TIME, TIME + HOUR, dt.datetime(1969, 1, 1)]),  # noqa: DTZ001
+    "zoned": (pa.timestamp("ms", "UTC"), [None, ZONED, ZONED + HOUR]),
+    "nano": (pa.timestamp("ns"), [None, TIME, TIME + HOUR]),
+    "decimal": (pa.decimal128(9, 2), [None, decimal.Decimal("1.50"), decimal.Decimal("-3.25"), decimal.Decimal(0)]),
+    "null": (pa.int32(), [None]),
+}
+"""Types of columns that predicates compare, and values of each."""
 
 
 def plain(value: Any) -> Any:

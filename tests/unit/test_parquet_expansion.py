@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,15 @@ import pyarrow as pa
 import pytest
 from end_to_end.parquet import of_table
 from one_object import OneObject
+from unit.parquet_reads import put
 
 import headrace as hr
 from headrace.errors import LimitError
-from headrace.fetch.stores import memory
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.parquet.format import PARQUET
 from headrace.formats.parquet.page_headers import delta_numbers
 
-NUMBERS = itertools.count()
 TEXTS = [f"https://example.org/{k // 7}/{k * k}" for k in range(600)]
 COLUMNS = {
     "flat": pa.array(TEXTS),
@@ -30,12 +28,6 @@ COLUMNS = {
     "bytes": pa.array([text.encode() for text in TEXTS]),
 }
 LEAF = {"lists": "lists.list.element", "structs": "structs.a.list.element"}
-
-
-def put(table: pa.Table, **options: Any) -> str:
-    url = f"memory://expansion/{next(NUMBERS)}.parquet"
-    memory.put(url, of_table(table, **options))
-    return url
 
 
 def beginnings(table: pa.Table, **options: Any) -> str:
@@ -67,7 +59,7 @@ def test_few_bytes_that_stand_for_very_many_are_a_limit_error() -> None:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_long_values_that_are_repeated_are_held_once_where_others_are_not(codec: str) -> None:
-    """A dictionary for the first pages, and plain ones behind them."""
+    """A dictionary for the first pages, and plain ones after these."""
     texts = ["x" * 60_000] * 1200 + [f"another text {k}" for k in range(1500)]
     table = pa.table({"text": texts})
     body = of_table(table, dictionary_pagesize_limit=62_000, compression=codec, data_page_size=4096)
