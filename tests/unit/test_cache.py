@@ -1,4 +1,4 @@
-"""What the cache gives is what was put, or nothing: whatever happens to its folder."""
+"""A cache returns what was stored, or nothing, whatever happens to its folder and whoever shares it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,17 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from unit.cache_use import BLOCK, LARGE, LIMIT, URL, blocks, entries, has, keep
 
 from headrace._util.reads import Span
 from headrace.fetch import cache as cache_module
 from headrace.fetch.cache import Cache
+from headrace.types import Buffer
+
+URL = "https://host/shard.tar"
+BLOCK = 4096
+LIMIT = 100 * BLOCK
+LARGE = 2**30
+Opens = Callable[..., Cache]
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +37,48 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Cache]]:
+    """Opens caches in one folder. They are closed after the test."""
+    caches: list[Cache] = []
+
+    def opened(limit: int = LARGE, *args: Any, **options: Any) -> Cache:
+        caches.append(Cache(tmp_path, limit, *args, **options))
+        return caches[-1]
+
+    yield opened
+    for cache in caches:
+        await cache.aclose()
+
+
+@pytest.fixture
+async def cache(opened: Opens) -> Cache:
+    return opened()
+
+
+@pytest.fixture
+async def pair(opened: Opens) -> tuple[Cache, Cache]:
+    """Two caches of one data set, as in two processes."""
+    return opened(data_set="one"), opened(data_set="one")
+
+
+async def keep(cache: Cache, url: str, data: Buffer, start: int | None = None, etag: str | None = None) -> None:
+    await cache.put(url, start, None, Span(start or 0, (start or 0) + len(data), 10**6, etag), data)
+    await cache.flush()
+
+
+async def has(cache: Cache, url: str, etag: str | None = None) -> bool:
+    return await cache.get(url, None, None, etag) is not None
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*/*.range"))
+
+
+def blocks(folder: Path) -> int:
+    return sum(-(-path.stat().st_size // BLOCK) for path in entries(folder))
 
 
 @pytest.mark.slow
@@ -53,15 +103,12 @@ async def test_another_process_gets_what_was_put(
     assert (second.hits, second.misses, second.written) == (1, 1, 0)
 
 
-async def test_start_0_is_the_same_range_as_no_start(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
+async def test_start_0_is_the_same_range_as_no_start(cache: Cache) -> None:
     await keep(cache, URL, b"abc")
     assert await cache.get(URL, 0, None) == await cache.get(URL, None, None) is not None
-    await cache.aclose()
 
 
-async def test_memory_may_be_used_again_when_put_returns(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
+async def test_memory_may_be_used_again_when_put_returns(cache: Cache) -> None:
     memory = bytearray(b"before")
     await cache.put(URL, 0, 6, Span(0, 6, 6, None), memoryview(memory))
     memory[:] = b"after!"
@@ -69,21 +116,19 @@ async def test_memory_may_be_used_again_when_put_returns(tmp_path: Path) -> None
     found = await cache.get(URL, 0, 6)
     assert found is not None
     assert found.data == b"before"
-    await cache.aclose()
 
 
-async def test_only_the_demanded_version_is_given(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
+async def test_only_the_demanded_version_is_given(cache: Cache) -> None:
     await keep(cache, URL, b"old", etag='"1"')
     assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, True, False]
     await keep(cache, URL, b"new", etag='"2"')
     assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, False, True]
     await keep(cache, URL, b"none")
     assert [await has(cache, URL, etag) for etag in (None, '"1"')] == [True, False]
-    await cache.aclose()
 
 
 AMZ = "X-Amz-Algorithm=A&X-Amz-Credential={0}%2Fs3&X-Amz-Date={0}&X-Amz-Expires=9&X-Amz-Signature={0}"
+SIGNED = "&Signature={0}&Expires={0}"
 SAS = "sv=2024&se={0}&sr=b&sp=r&skoid=a&skt={0}&sig={0}"
 
 
@@ -93,16 +138,8 @@ SAS = "sv=2024&se={0}&sr=b&sp=r&skoid=a&skt={0}&sig={0}"
         (f"https://h/a?{AMZ.format(1)}", f"https://h/a?{AMZ.format(2)}&X-Amz-Security-Token=secret", True),
         (f"https://h/a?versionId=1&{AMZ.format(1)}", f"https://h/a?versionId=2&{AMZ.format(1)}", False),
         ("https://h/a?X-Goog-Date=1&X-Goog-Signature=1", "https://h/a?X-Goog-Date=2&X-Goog-Signature=2", True),
-        (
-            "https://h/a?AWSAccessKeyId=1&Signature=1&Expires=1",
-            "https://h/a?AWSAccessKeyId=2&Signature=2&Expires=2",
-            True,
-        ),
-        (
-            "https://h/a?GoogleAccessId=1&Signature=1&Expires=1",
-            "https://h/a?GoogleAccessId=1&Signature=2&Expires=2",
-            True,
-        ),
+        (f"https://h/a?AWSAccessKeyId=1{SIGNED.format(1)}", f"https://h/a?AWSAccessKeyId=2{SIGNED.format(2)}", True),
+        (f"https://h/a?GoogleAccessId=1{SIGNED.format(1)}", f"https://h/a?GoogleAccessId=1{SIGNED.format(2)}", True),
         ("https://h/a?Policy=1&Signature=1&Key-Pair-Id=1", "https://h/a?Policy=2&Signature=2&Key-Pair-Id=1", True),
         (f"https://h/a?{SAS.format(1)}", f"https://h/a?{SAS.format(2)}", True),
         (f"https://h/a?snapshot=1&{SAS.format(1)}", f"https://h/a?snapshot=2&{SAS.format(1)}", False),
@@ -119,30 +156,24 @@ SAS = "sv=2024&se={0}&sr=b&sp=r&skoid=a&skt={0}&sig={0}"
         ("https://[h/a?", "https://[h/b?", False),
     ],
 )
-async def test_entry_is_of_one_object_whoever_signed_the_address(
-    tmp_path: Path, one: str, other: str, same: bool
-) -> None:
-    cache = Cache(tmp_path, LARGE)
+async def test_entry_does_not_depend_on_the_signature(cache: Cache, one: str, other: str, same: bool) -> None:
     await keep(cache, one, b"abc")
     assert await has(cache, one)
     assert await has(cache, other) is same
-    await cache.aclose()
 
 
-async def test_another_endpoint_has_other_entries_and_another_key_has_not(tmp_path: Path) -> None:
+async def test_entries_depend_on_the_endpoint_and_not_on_credentials(opened: Opens) -> None:
     here = {"client_kwargs": {"endpoint_url": "http://here"}, "secret": "a"}
     there = {"client_kwargs": {"endpoint_url": "http://there"}, "secret": "a"}
-    caches = [Cache(tmp_path, LARGE, options) for options in (here, there, here | {"secret": "b"}, None)]
+    caches = [opened(LARGE, options) for options in (here, there, here | {"secret": "b"}, None)]
     await keep(caches[0], "s3://bucket/a", b"abc")
     assert [await has(cache, "s3://bucket/a") for cache in caches] == [True, False, True, False]
-    for cache in caches:
-        await cache.aclose()
 
 
 @pytest.mark.parametrize(
     "url", ["/data/a.tar", "a.tar", "C:\\a.tar", "file:///a.tar", "FILE:///a.tar", "memory://a.tar"]
 )
-async def test_what_is_on_this_machine_is_not_kept(tmp_path: Path, url: str) -> None:
+async def test_local_objects_are_not_cached(tmp_path: Path, url: str) -> None:
     cache = Cache(tmp_path / "cache", LARGE)
     await keep(cache, url, b"abc")
     assert not await has(cache, url)
@@ -150,7 +181,7 @@ async def test_what_is_on_this_machine_is_not_kept(tmp_path: Path, url: str) -> 
     assert not (tmp_path / "cache").exists()
 
 
-def test_folder_holds_no_secret_and_is_the_users_alone(tmp_path: Path) -> None:
+def test_folder_has_no_secret_and_private_modes(tmp_path: Path) -> None:
     async def run() -> None:
         cache = Cache(tmp_path, LARGE, {"endpoint": "http://user:hush@h", "token": "hush"})
         await keep(cache, "https://user:hush@h/hush?token=hush&X-Amz-Signature=hush", b"abc", etag='"1"')
@@ -171,16 +202,28 @@ async def settled(awaitable: Awaitable[Any]) -> Any:
     return result
 
 
-async def test_what_others_may_have_written_is_not_used(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "a", LARGE)
+@pytest.mark.parametrize("harm", ["writable", "pipe", "other user"])
+async def test_entry_that_others_may_have_written_is_neither_used_nor_waited_for(
+    cache: Cache, tmp_path: Path, harm: str
+) -> None:
     await keep(cache, URL, b"abc")
     assert await has(cache, URL)
-    (entry,) = entries(tmp_path / "a")
-    entry.chmod(0o666)
+    (entry,) = entries(tmp_path)
+    if harm == "writable":
+        entry.chmod(0o666)
+    elif harm == "pipe":
+        entry.unlink()
+        os.mkfifo(entry, 0o600)
+    elif os.getuid() == 0:
+        os.chown(entry, 12345, -1)
+    else:
+        pytest.skip("only root can give a file away")
     with pytest.warns(RuntimeWarning, match="may have been written by others"):
         assert not await settled(has(cache, URL))
-    await cache.aclose()
+    assert entry.is_fifo() is (harm == "pipe")
 
+
+async def test_link_in_the_place_of_the_tally_is_not_written_to(tmp_path: Path) -> None:
     thesis = tmp_path / "thesis"
     thesis.write_text("of years")
     (tmp_path / "b").mkdir()
@@ -192,30 +235,7 @@ async def test_what_others_may_have_written_is_not_used(tmp_path: Path) -> None:
     assert thesis.read_text() == "of years"
 
 
-async def test_pipe_in_the_place_of_an_entry_is_neither_read_nor_waited_for(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
-    await keep(cache, URL, b"abc")
-    (entry,) = entries(tmp_path)
-    entry.unlink()
-    os.mkfifo(entry, 0o600)
-    with pytest.warns(RuntimeWarning, match="may have been written by others"):
-        assert not await settled(has(cache, URL))
-    assert entry.is_fifo()
-    await cache.aclose()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-async def test_entry_of_another_user_is_not_used(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
-    await keep(cache, URL, b"abc")
-    (entry,) = entries(tmp_path)
-    os.chown(entry, 12345, -1)
-    with pytest.warns(RuntimeWarning, match="may have been written by others"):
-        assert not await settled(has(cache, URL))
-    await cache.aclose()
-
-
-def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
+def test_modes_are_private_under_any_umask(tmp_path: Path) -> None:
     async def run() -> None:
         cache = Cache(tmp_path / "above" / "cache", LARGE, data_set="one")
         await keep(cache, URL, b"abc")
@@ -233,8 +253,8 @@ def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None
     assert [path for path in made if path.stat().st_mode & 0o077] == []
 
 
-async def test_folder_stays_within_its_limit_and_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LIMIT)
+async def test_least_recently_used_entries_are_removed_at_the_limit(opened: Opens, tmp_path: Path) -> None:
+    cache = opened(LIMIT)
     hour_ago = time.time() - 3600
     for number in range(50):  # two blocks each, its head in the second
         await keep(cache, f"{URL}/{number}", bytes(BLOCK))
@@ -249,13 +269,12 @@ async def test_folder_stays_within_its_limit_and_what_was_used_longest_ago_goes_
     for number in range(100, 150):
         await keep(cache, f"{URL}/{number}", bytes(3 * BLOCK))
         assert blocks(tmp_path) <= 100
-    await cache.aclose()
     assert (cache.written, cache.dropped) == (101, 0)
 
 
-async def test_entries_of_one_age_do_not_all_go(tmp_path: Path) -> None:
+async def test_entries_of_one_age_are_not_all_removed(opened: Opens, tmp_path: Path) -> None:
     """As when the folder was copied."""
-    cache = Cache(tmp_path, LIMIT)
+    cache = opened(LIMIT)
     for number in range(100):
         await cache.put(f"{URL}/{number}", None, None, Span(0, 3, 3, None), b"abc")
     await cache.flush()
@@ -263,36 +282,28 @@ async def test_entries_of_one_age_do_not_all_go(tmp_path: Path) -> None:
         os.utime(path, (10**9, 10**9))
     await keep(cache, f"{URL}/100", b"abc")
     assert blocks(tmp_path) == 91
-    await cache.aclose()
 
 
-async def test_what_is_over_the_limit_alone_is_not_kept_and_drives_nothing_out(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LIMIT)
+async def test_entry_over_the_limit_is_not_stored_and_removes_nothing(opened: Opens) -> None:
+    cache = opened(LIMIT)
     await keep(cache, URL, b"abc")
     await keep(cache, f"{URL}/large", bytes(LIMIT))
     assert [await has(cache, URL), await has(cache, f"{URL}/large")] == [True, False]
     await keep(cache, f"{URL}/large", bytes(LIMIT - 200))
     assert [await has(cache, URL), await has(cache, f"{URL}/large")] == [False, True]
-    await cache.aclose()
     assert (cache.written, cache.dropped) == (2, 1)
 
 
-def test_use_is_noted_once_a_minute(tmp_path: Path) -> None:
+async def test_use_is_noted_once_a_minute(opened: Opens, tmp_path: Path) -> None:
     now = time.time() + 1000
-
-    async def run() -> None:
-        nonlocal now
-        cache = Cache(tmp_path, LARGE, clock=lambda: now)
-        await keep(cache, URL, b"abc")
-        (path,) = entries(tmp_path)
-        for step_s, noted in ((0, True), (59, False), (2, True), (-3600, False)):
-            before = path.stat().st_mtime
-            now += step_s
-            assert await has(cache, URL)
-            assert (path.stat().st_mtime != before) is noted
-        await cache.aclose()
-
-    asyncio.run(run())
+    cache = opened(clock=lambda: now)
+    await keep(cache, URL, b"abc")
+    (path,) = entries(tmp_path)
+    for step_s, noted in ((0, True), (59, False), (2, True), (-3600, False)):
+        before = path.stat().st_mtime
+        now += step_s
+        assert await has(cache, URL)
+        assert (path.stat().st_mtime != before) is noted
 
 
 def test_only_our_own_abandoned_files_are_removed(tmp_path: Path) -> None:
@@ -315,57 +326,46 @@ def test_only_our_own_abandoned_files_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["nothing is left", "the tally is lost", "the tally is nonsense"])
-async def test_folder_may_be_meddled_with_at_any_time(tmp_path: Path, harm: str) -> None:
-    folder = tmp_path / "cache"
-    cache = Cache(folder, LIMIT)
+async def test_folder_may_be_changed_by_others_at_any_time(opened: Opens, tmp_path: Path, harm: str) -> None:
+    cache = opened(LIMIT)
     await keep(cache, URL, bytes(LIMIT // 2))
     if harm == "nothing is left":
-        shutil.rmtree(folder)
+        shutil.rmtree(tmp_path)
     elif harm == "the tally is lost":
-        (folder / "tally").unlink()
+        (tmp_path / "tally").unlink()
     else:
-        os.truncate(folder / "tally", 10**9)
-    again = Cache(folder, LIMIT)
+        os.truncate(tmp_path / "tally", 10**9)
+    again = opened(LIMIT)
     await keep(again, f"{URL}/2", bytes(LIMIT // 4))
     await keep(cache, f"{URL}/3", bytes(LIMIT // 8))
-    assert [await has(again, f"{URL}{path}") for path in ("", "/2", "/3")] == [
-        harm != "nothing is left",
-        True,
-        True,
-    ]
+    assert await has(again, URL) is (harm != "nothing is left")
+    assert [await has(again, f"{URL}{path}") for path in ("/2", "/3")] == [True, True]
     await keep(cache, f"{URL}/4", bytes(LIMIT // 2))
-    assert blocks(folder) <= 100
-    await cache.aclose()
-    await again.aclose()
+    assert blocks(tmp_path) <= 100
 
 
-class StuckDisk:
-    """A folder in which writes hang until `release`: its tally is a pipe that nobody reads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tally = folder / "tally"
-        self.tally.unlink(missing_ok=True)
-        os.mkfifo(self.tally)
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        reader = os.open(self.tally, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            yield
-        finally:
+@contextmanager
+def stuck_disk(folder: Path) -> Iterator[Callable[[], object]]:
+    """Writes into the folder hang until the given function is called: its tally is a pipe that nobody reads."""
+    tally, readers = folder / "tally", list[int]()
+    tally.unlink(missing_ok=True)
+    os.mkfifo(tally)
+    try:
+        yield lambda: readers.append(os.open(tally, os.O_RDONLY | os.O_NONBLOCK))
+    finally:
+        for reader in readers:
             os.close(reader)
 
 
-async def test_slow_disk_holds_up_no_read_and_little_memory(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
+async def test_slow_disk_delays_no_read_and_takes_little_memory(cache: Cache, tmp_path: Path) -> None:
     await keep(cache, URL, b"abc")
-    disk = StuckDisk(tmp_path)
     data = bytes(40 * 2**20)
-    for number in range(3):
-        await cache.put(f"{URL}/{number}", None, None, Span(0, len(data), len(data), None), data)
-    assert await has(cache, URL)
-    assert cache.dropped == 2
-    with disk.released():
+    with stuck_disk(tmp_path) as release:
+        for number in range(3):
+            await cache.put(f"{URL}/{number}", None, None, Span(0, len(data), len(data), None), data)
+        assert await has(cache, URL)
+        assert cache.dropped == 2
+        release()
         await cache.flush()
         await keep(cache, f"{URL}/3", data)
     assert [await has(cache, f"{URL}/{number}") for number in range(4)] == [True, False, False, True]
@@ -373,15 +373,16 @@ async def test_slow_disk_holds_up_no_read_and_little_memory(tmp_path: Path) -> N
     assert (cache.written, cache.dropped) == (3, 2)
 
 
-async def test_closing_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_does_not_wait_forever_for_the_disk(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache_module, "_CLOSING_S", 0.01)
-    disk = StuckDisk(tmp_path)
-    cache = Cache(tmp_path, LARGE)
-    for _ in range(3):
-        await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
-    await cache.aclose()
-    await cache.aclose()
-    with disk.released():
+    with stuck_disk(tmp_path) as release:
+        for _ in range(3):
+            await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
+        await cache.aclose()
+        await cache.aclose()
+        release()
         # Two that waited, and the one under way: a pipe does not do as a tally.
         while cache.dropped < 3:  # noqa: ASYNC110  # there is no event: nobody waits for a cache that is closed
             await asyncio.sleep(0)
@@ -390,8 +391,7 @@ async def test_closing_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monke
     assert not await has(cache, URL)
 
 
-async def test_cancelled_get_leaves_the_cache_in_order(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LARGE)
+async def test_cancelled_get_leaves_the_cache_in_order(cache: Cache) -> None:
     await keep(cache, URL, b"abc")
     reads = [asyncio.ensure_future(cache.get(URL, None, None)) for _ in range(10)]
     await asyncio.sleep(0)
@@ -399,7 +399,6 @@ async def test_cancelled_get_leaves_the_cache_in_order(tmp_path: Path) -> None:
         read.cancel()
     assert all(isinstance(x, asyncio.CancelledError) for x in await asyncio.gather(*reads, return_exceptions=True))
     assert await has(cache, URL)
-    await cache.aclose()
     assert (cache.hits, cache.misses) == (1, 0)
 
 
@@ -407,7 +406,7 @@ async def test_cancelled_get_leaves_the_cache_in_order(tmp_path: Path) -> None:
     ("use", "argument", "what", "counts"),
     [(has, (), "is not used any more", (2, 0)), (keep, (b"abc",), "keeps nothing more", (0, 4))],
 )
-def test_folder_that_is_none_switches_the_cache_off_with_one_warning(
+def test_path_that_is_no_folder_disables_the_cache_with_one_warning(
     tmp_path: Path, use: Callable[..., Any], argument: tuple[Any, ...], what: str, counts: tuple[int, int]
 ) -> None:
     folder = tmp_path / "cache"
@@ -498,9 +497,8 @@ TestDamage = DamageModel.TestCase
 TestDamage.settings = settings(max_examples=60, stateful_step_count=20)
 
 
-async def test_what_goes_to_an_objects_end_is_found_by_whoever_asks_for_more_or_for_less(tmp_path: Path) -> None:
+async def test_entry_up_to_an_objects_end_serves_longer_and_shorter_ranges(cache: Cache) -> None:
     data = random.Random(0).randbytes(100)
-    cache = Cache(tmp_path, LARGE)
     await cache.put(URL, 20, 5000, Span(20, 100, 100, None), data[20:])
     await cache.put(f"{URL}/2", 20, 60, Span(20, 60, 100, None), data[20:60])
     await cache.flush()
@@ -509,10 +507,184 @@ async def test_what_goes_to_an_objects_end_is_found_by_whoever_asks_for_more_or_
         assert found is not None
         assert (found.data, found.span) == (data[20:last], Span(20, last, 100, None))
     assert await cache.get(URL, 19, 5000) is None
-    assert [await cache.get(f"{URL}/2", 20, stop) is None for stop in (None, 61, 60, 59)] == [
-        True,
-        True,
-        False,
-        True,
-    ]
-    await cache.aclose()
+    found_until = {stop: await cache.get(f"{URL}/2", 20, stop) is not None for stop in (None, 61, 60, 59)}
+    assert found_until == {None: False, 61: False, 60: True, 59: False}
+
+
+# Several data sets and processes
+
+
+async def epoch(cache: Cache, numbers: Iterable[int]) -> int:
+    """Get half a block for each number, and store what is missing. Returns how many were found."""
+    found = 0
+    for number in numbers:
+        if await has(cache, f"{URL}/{number}"):
+            found += 1
+        else:
+            await keep(cache, f"{URL}/{number}", bytes(BLOCK // 2))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["fixed", "shuffled"])
+@pytest.mark.parametrize("room", [10, 50, 90])
+async def test_as_much_of_each_epoch_is_found_as_fits(opened: Opens, order: str, room: int) -> None:
+    draws, numbers = random.Random(0), list(range(100))
+    for _ in range(3):  # and so it stays in the next run
+        cache = opened(room * BLOCK, data_set="one")
+        for _ in range(2):
+            draws.shuffle(numbers) if order == "shuffled" else None
+            found = await epoch(cache, numbers)
+        assert found == room
+        await cache.aclose()
+
+
+async def test_unused_data_set_makes_room_for_the_next_one(opened: Opens, tmp_path: Path) -> None:
+    first = opened(LIMIT, data_set="first")
+    assert await epoch(first, range(100)) == 0
+    second = opened(LIMIT, data_set="second")
+    assert await epoch(second, range(100, 150)) == 0
+    assert (second.written, second.dropped) == (0, 50), "all that is there is in use"
+    await second.aclose()
+    await first.aclose()
+    third = opened(LIMIT, data_set="third")
+    assert await epoch(third, range(100, 150)) == 0
+    assert await epoch(third, range(100, 150)) == 50
+    await third.aclose()
+    assert 40 <= await epoch(opened(LIMIT, data_set="first"), range(100)) <= 50
+    assert blocks(tmp_path) <= 100
+
+
+async def test_common_entries_of_two_data_sets_are_stored_once_and_belong_to_the_one_in_use(
+    opened: Opens, tmp_path: Path
+) -> None:
+    first = opened(LIMIT, data_set="first")
+    await epoch(first, range(60))
+    second = opened(LIMIT, data_set="second")
+    assert await epoch(second, range(40)) == 40
+    await first.aclose()
+    assert await epoch(second, range(40)) == 40
+    await epoch(opened(LIMIT, data_set="third"), range(100, 200))
+    assert await epoch(second, range(40)) == 40
+    assert blocks(tmp_path) <= 100
+
+
+async def test_entries_without_a_data_set_are_found_and_make_room(opened: Opens) -> None:
+    before = opened(LIMIT)
+    await epoch(before, range(100))
+    await before.aclose()
+    now = opened(LIMIT, data_set="one")
+    assert await epoch(now, range(50)) == 50
+    assert await epoch(now, range(200, 250)) == 0
+    assert await epoch(now, [*range(50), *range(200, 250)]) == 100
+
+
+async def test_full_folder_is_scanned_once_a_minute(opened: Opens) -> None:
+    now = time.time()
+    first, second = (opened(LIMIT, data_set=name, clock=lambda: now) for name in ("first", "second"))
+    await epoch(first, range(100))
+    await epoch(second, [200])
+    await first.aclose()
+    await epoch(second, [200])
+    assert second.dropped == 2, "it is as full as it was"
+    now += 61
+    await epoch(second, [200])
+    assert (second.written, second.dropped) == (1, 2)
+
+
+async def test_one_reads_what_several_want_and_the_others_get_it(pair: tuple[Cache, Cache]) -> None:
+    one, other = pair
+    assert await one.get_or_begin(URL, None, None) == (None, True)
+    waiting = [asyncio.ensure_future(cache.get_or_begin(URL, None, None)) for cache in (one, other, other)]
+    assert await other.get_or_begin(f"{URL}/2", None, None) == (None, True), "it waits for this one alone"
+    other.end(f"{URL}/2", None, None)
+    assert not any(wait.done() for wait in waiting)
+    await one.put(URL, None, None, Span(0, 3, 3, None), b"abc")
+    one.end(URL, None, None)
+    for found, is_begun in await asyncio.gather(*waiting):
+        assert found is not None
+        assert (found.data, is_begun) == (b"abc", False)
+
+
+async def test_another_one_reads_when_the_first_one_has_failed(opened: Opens) -> None:
+    caches = [opened(data_set="one") for _ in range(3)]
+    assert await caches[0].get_or_begin(URL, None, None) == (None, True)
+    waiting = {asyncio.ensure_future(cache.get_or_begin(URL, None, None)): cache for cache in caches[1:]}
+    caches[0].end(URL, None, None)
+    done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert len(left) == 1, "one after the other"
+    (first,), (second,) = done, left
+    assert first.result() == (None, True)
+    await waiting[first].put(URL, None, None, Span(0, 3, 3, None), b"abc")
+    waiting[first].end(URL, None, None)
+    found, is_begun = await second
+    assert found is not None
+    assert not is_begun
+
+
+async def test_wait_for_another_reader_is_limited(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_OTHERS_S", 0.01)
+    one, other = pair
+    assert await one.get_or_begin(URL, None, None) == (None, True)
+    assert await other.get_or_begin(URL, None, None) == (None, False)
+    assert await one.get_or_begin(URL, None, None) == (None, False)
+    one.end(URL, None, None)
+
+
+async def test_cancelled_reads_keep_nobody_waiting(pair: tuple[Cache, Cache]) -> None:
+    one, other = pair
+    for turns in range(8):
+        asked = [asyncio.ensure_future(one.get_or_begin(f"{URL}/{n}", None, None)) for n in range(10)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asked:
+            task.cancel()
+        for n, outcome in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            if not isinstance(outcome, BaseException):
+                one.end(f"{URL}/{n}", None, None)
+        for n in range(10):
+            assert await other.get_or_begin(f"{URL}/{n}", None, None) == (None, True)
+            other.end(f"{URL}/{n}", None, None)
+
+
+async def test_nobody_waits_for_what_will_not_be_stored(opened: Opens) -> None:
+    pair = [opened(LIMIT, data_set="one") for _ in range(2)]
+    for cache in pair:
+        await epoch(cache, range(101))
+    for cache in 2 * pair:
+        assert await cache.get_or_begin(f"{URL}/200", None, None) == (None, False)
+
+
+HOLDER = """
+import asyncio, sys
+from headrace.fetch.cache import Cache
+
+async def run():
+    cache = Cache(sys.argv[1], 2**30, data_set="one")
+    print(await cache.get_or_begin(sys.argv[2], None, None), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(run())
+"""
+
+
+@pytest.mark.process
+def test_killed_reader_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_OTHERS_S", 3600.0)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), URL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "(None, True)\n"
+
+        async def run() -> None:
+            cache = Cache(tmp_path, LARGE, data_set="one")
+            waiting = asyncio.ensure_future(cache.get_or_begin(URL, None, None))
+            assert await cache.get_or_begin(f"{URL}/2", None, None) == (None, True)
+            cache.end(f"{URL}/2", None, None)
+            assert not waiting.done()
+            holder.kill()
+            assert await waiting == (None, True)
+            cache.end(URL, None, None)
+            await cache.aclose()
+
+        asyncio.run(run())
