@@ -1,4 +1,4 @@
-"""HTTP/1.1 is taken strictly, the same however it is cut, and what it is not raises ValueError alone."""
+"""HTTP/1.1 is parsed strictly, equally for any cuts of the data; anything else is a ValueError."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def head_of(data: bytes, boundaries: tuple[int, ...] = ()) -> tuple[object, int]
         (b"HTTP/1.1 200\r\nContent-Length:7\r\ncontent-length:\t7 \r\n\r\n", 7, False, True),
     ],
 )
-def test_head_says_how_the_body_is_framed(head: bytes, length: int | None, is_chunked: bool, keeps_alive: bool) -> None:
+def test_head_frames_the_body(head: bytes, length: int | None, is_chunked: bool, keeps_alive: bool) -> None:
     parsed = parse_head(head)
     assert (parsed.length, parsed.is_chunked, parsed.keeps_alive) == (length, is_chunked, keeps_alive)
 
@@ -61,54 +61,42 @@ def test_head_has_names_in_lower_case_and_joins_what_is_repeated() -> None:
     assert head.headers == {"vary": "a, b", "etag": 'W/"x"', "empty": "", "latin": "é"}
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"HTTP/2 200 OK\r\n\r\n",
-        b"HTTP/1.2 200 OK\r\n\r\n",
-        b"HTTP/1.1 20 OK\r\n\r\n",
-        b"HTTP/1.1 2000 OK\r\n\r\n",
-        b"HTTP/1.1 \xb2\xb2\xb2 OK\r\n\r\n",
-        b"HTTP/1.1  200 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nName : value\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nName: a\r\n folded\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n: no name\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nName: a\0b\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nName: a\nInjected: b\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nName: a\rb\r\n\r\n",
-        b"HTTP/1.1 200 OK\n\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 0x5\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-1/2\r\nContent-Range: bytes 1-2/3\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 257 + b"\r\n",
-        b"HTTP/1.1 200 OK\r\na: " + b"b" * HEAD_BYTES + b"\r\n\r\n",
-        b"<html>",
-        b"0" * 20,
-    ],
-)
-def test_head_that_can_be_read_in_two_ways_is_refused(head: bytes) -> None:
+def response(*lines: bytes, status: bytes = b"HTTP/1.1 200 OK") -> bytes:
+    return b"\r\n".join([status, *lines, b"", b""])
+
+
+@pytest.mark.parametrize("head", [
+    *(response(status=status) for status in [
+        b"HTTP/2 200 OK", b"HTTP/1.2 200 OK", b"HTTP/1.1 20 OK", b"HTTP/1.1 2000 OK", b"HTTP/1.1 \xb2\xb2\xb2 OK",
+        b"HTTP/1.1  200 OK",
+    ]),
+    *map(response, [
+        b"Name : value", b"Name: a\r\n folded", b"no colon", b": no name", b"Name: a\0b", b"Name: a\nInjected: b",
+        b"Name: a\rb", b"Content-Length: 5, 5", b"Content-Length: -5", b"Content-Length: +5", b"Content-Length: 0x5",
+        b"Content-Length:", b"Content-Length: " + b"9" * 5000, b"Transfer-Encoding: gzip, chunked",
+        b"a: " + b"b" * HEAD_BYTES,
+    ]),
+    response(b"Content-Length: 5", b"Content-Length: 6"),
+    response(b"Content-Length: 5", b"Transfer-Encoding: chunked"),
+    response(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
+    response(b"Transfer-Encoding: chunked", status=b"HTTP/1.0 200 OK"),
+    response(b"Content-Range: bytes 0-1/2", b"Content-Range: bytes 1-2/3", status=b"HTTP/1.1 206 OK"),
+    response(*[b"a: b"] * 257),
+    b"HTTP/1.1 200 OK\n\n", b"<html>", b"0" * 20,
+])  # fmt: skip
+def test_ambiguous_head_is_refused(head: bytes) -> None:
     with pytest.raises(ValueError, match="it"):
         head_of(head)
 
 
 @pytest.mark.parametrize("data", [b"SSH-2.0", b"\x16\x03", b"HTTP/2", b"HTTP/1.1 200 OK\nServer: x\n"])
-def test_what_is_no_head_is_refused_before_it_ends(data: bytes) -> None:
+def test_data_that_is_no_head_is_refused_before_it_ends(data: bytes) -> None:
     with pytest.raises(ValueError, match="it"):
         head_end(bytearray(data), 0, len(data))
 
 
 @given(st.lists(st.integers(0, len(USUAL) + 10), max_size=6))
-def test_head_is_the_same_however_it_is_cut(boundaries: list[int]) -> None:
+def test_head_is_the_same_for_any_cuts(boundaries: list[int]) -> None:
     assert head_of(USUAL + b"0123456789", tuple(sorted(boundaries))) == head_of(USUAL)
 
 
@@ -140,7 +128,7 @@ def unchunked(data: bytes, boundaries: list[int], room: int) -> tuple[bytes, int
     st.lists(st.integers(0, 3000), max_size=12),
     st.integers(1, 500),
 )
-def test_chunks_give_the_same_however_they_are_cut(
+def test_chunks_give_the_same_for_any_cuts(
     pieces: list[bytes], extension: bytes, trailers: bytes, boundaries: list[int], room: int
 ) -> None:
     coded = b"".join(b"%X%b\r\n%b\r\n" % (len(p), extension, p) for p in pieces) + b"0\r\n" + trailers + b"\r\n"
@@ -159,22 +147,10 @@ def test_garbage_in_chunks_is_a_value_error_or_a_body(data: bytes, boundaries: l
         assert unchunked(data, boundaries, room) == whole
 
 
-@pytest.mark.parametrize(
-    "coded",
-    [
-        b"g\r\n",
-        b"-5\r\n",
-        b"0x5\r\n",
-        b"\r\n",
-        b"5\nhello",
-        b"5\r\nhello!\r\n",
-        b"5\r\nhello\n",
-        b"f" * 16 + b"\r\n",
-        b"5;" + b"e" * 5000 + b"\r\n",
-        b"0\r\nTrailer: x\n",
-        b"0\r\n" + b"a: b\r\n" * 300,
-    ],
-)
+@pytest.mark.parametrize("coded", [
+    b"g\r\n", b"-5\r\n", b"0x5\r\n", b"\r\n", b"5\nhello", b"5\r\nhello!\r\n", b"5\r\nhello\n", b"f" * 16 + b"\r\n",
+    b"5;" + b"e" * 5000 + b"\r\n", b"0\r\nTrailer: x\n", b"0\r\n" + b"a: b\r\n" * 300,
+])  # fmt: skip
 def test_chunks_that_cannot_be_read_are_refused(coded: bytes) -> None:
     with pytest.raises(ValueError, match="chunk"):
         unchunked(coded, [], 100)
@@ -195,7 +171,7 @@ def test_chunks_that_cannot_be_read_are_refused(coded: bytes) -> None:
         ("", None),
     ],
 )
-def test_content_range_is_what_it_says_or_refused(value: str, expected: tuple[int | None, ...] | None) -> None:
+def test_content_range_is_parsed_or_refused(value: str, expected: tuple[int | None, ...] | None) -> None:
     if expected is None:
         with pytest.raises(ValueError, match="Content-Range"):
             content_range(value)
@@ -252,32 +228,17 @@ def test_address_is_sent_as_it_stands(url: str, origin: tuple[str, str, int], au
     assert target.authorization == ("Basic dXNlcjpwQHNz" if "user" in url else None)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "ftp://host/",
-        "//host/a",
-        "",
-        "http:///a",
-        "http://host:0/",
-        "http://host:99999/",
-        "http://ho st/",
-        "http://a\\@b/",
-        "http://[::1/",
-        "http://a..b/",
-        f"http://{'a' * 64}/",
-        "http://host/a\r\nX: y",
-        "http://host/\0",
-        "http://host\n/",
-        "http://host/\ud800",
-    ],
-)
-def test_address_that_cannot_be_asked_for_is_refused(url: str) -> None:
+@pytest.mark.parametrize("url", [
+    "ftp://host/", "//host/a", "", "http:///a", "http://host:0/", "http://host:99999/", "http://ho st/", "http://a\\@b/",
+    "http://[::1/", "http://a..b/", f"http://{'a' * 64}/", "http://host/a\r\nX: y", "http://host/\0", "http://host\n/",
+    "http://host/\ud800",
+])  # fmt: skip
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"it|surrogates"):
         target_of(url)
 
 
-def test_request_has_the_users_headers_in_place_of_ours() -> None:
+def test_users_headers_replace_ours() -> None:
     assert request("/a", {"Host": "h", "User-Agent": "headrace"}, {"user-agent": "mine", "X-Key": "k\xe9y"}) == (
         b"GET /a HTTP/1.1\r\nHost: h\r\nuser-agent: mine\r\nX-Key: k\xe9y\r\n\r\n"
     )
@@ -286,7 +247,7 @@ def test_request_has_the_users_headers_in_place_of_ours() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("X", "se\r\nA: b"), ("X", "se\ncret"), ("X", "seł"), ("X:", "se"), ("", "se")]
 )
-def test_header_that_would_be_another_request_is_refused_without_its_value(name: str, value: str) -> None:
+def test_header_injection_is_refused_without_its_value(name: str, value: str) -> None:
     with pytest.raises(ValueError, match="cannot be sent") as caught:
         request("/", {}, {name: value})
     assert "se" not in str(caught.value).replace("sent", "")
