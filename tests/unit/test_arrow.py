@@ -1,4 +1,4 @@
-"""Arrow: values are those that its own library reads, of files and of streams, and damage is an error that names it."""
+"""Arrow files and streams: values as pyarrow reads them, chosen columns, and damage as an error with the address."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import json
 import struct
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 from end_to_end.arrows import of_table
 from unit.arrow_columns import ARRAYS, plain
@@ -73,22 +71,16 @@ def test_values_are_those_that_pyarrow_reads(way: str) -> None:
     assert [one["view"] for one in some] == [one["view"] for one in wanted], "each column is found among the others"
 
 
-def test_fourth_version_of_the_layout_is_read() -> None:
+def test_older_layout_and_feather_are_read() -> None:
     table = pa.table({name: ARRAYS[name] for name in ("int", "text", "struct")})
     data = of_table(table, metadata_version=pa.ipc.MetadataVersion.V4)
     assert [fields(one) for one in hr.stream(put(data))] == table.to_pylist()
-
-
-def test_feather_is_read_and_its_first_version_is_told() -> None:
     out = io.BytesIO()
     pyarrow.feather.write_feather(TABLE, out, chunksize=30)
-    data = hr.stream(put(out.getvalue(), "0.feather"))
-    assert [fields(one) for one in data] == TABLE.to_pylist()
-    with pytest.raises(FormatError, match=r"memory://arrow/.*0\.feather.*Feather of version 1.*write_feather"):
-        list(hr.stream(put(b"FEA1" + bytes(60) + b"FEA1", "0.feather")))
+    assert [fields(one) for one in hr.stream(put(out.getvalue(), "0.feather"))] == TABLE.to_pylist()
 
 
-def test_files_that_datasets_keeps_are_read(tmp_path: Any) -> None:
+def test_files_of_hugging_face_datasets_are_read(tmp_path: Any) -> None:
     features = {"image": {"_type": "Image"}, "grid": {"shape": [2, 2], "dtype": "int32", "_type": "Array2D"}}
     table = pa.table(
         {"image": [{"bytes": b"\x89PNG", "path": "a.png"}] * 9, "grid": [[[1, 2], [3, 4]]] * 9}
@@ -129,49 +121,36 @@ def test_columns_are_chosen_and_the_others_not_read(way: str) -> None:
         ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
         read = sum(min(int(stop) + 1, len(body)) - int(start) for start, stop in ranges)
         assert read < len(body), "twice: heads, and one column of two"
-    with pytest.raises(FormatError, match="no column 'x'; its columns are: __index__, body, n"):
-        list(hr.stream(put(body), format=hr.Arrow(columns=["x"])))
 
 
-def test_rows_are_kept_by_predicates_and_folders_are_columns() -> None:
+def test_rows_are_filtered_by_predicates_and_folders_are_columns() -> None:
     urls = [put(of_table(TABLE), f"lang={lang}/0.arrow") for lang in ("en", "de")]
     data = hr.stream(urls, format=hr.Arrow(columns=["n"], where=[("lang", "=", "de"), ("text", "in", ["text 7"])]))
     assert [fields(one) for one in data] == [{"n": 7}]
     assert len(hr.stream(urls, format=hr.Arrow(where=[("lang", "=", "de")]))) == 100
     assert hr.stream(urls)[150]["lang"] == "de"
-    for where, why in (
-        ([("n", "=", "a")], "column 'n' with the text 'a', and it is int64"),
-        (
-            [("list", "=", 1)],
-            "column 'list' with the number 1, and it is list",
-        ),
-    ):
-        with pytest.raises(FormatError, match=why):
-            list(hr.stream(urls, format=hr.Arrow(where=where)))
 
 
-def test_files_with_other_columns_are_an_error_that_names_both() -> None:
-    first, second = (put(of_table(pa.table({"a": column}))) for column in ([1], ["x"]))
-    with pytest.raises(FormatError, match=f"column 'a' is text in {second}, and int64 in {first}"):
-        list(hr.stream([first, second]))
-
-
-def test_format_is_found_without_a_name() -> None:
-    for way in ("file", "stream"):
-        assert len(hr.stream(put(of_table(TABLE, **WAYS[way]), "data"))) == 100
-
-
-def test_file_without_rows_and_without_batches() -> None:
-    for way in WAYS.values():
-        assert list(hr.stream(put(of_table(TABLE.slice(0, 0), **way)))) == []
-        assert [one["n"] for one in hr.stream(put(of_table(TABLE, rows=1, **way)))] == list(range(100))
+@pytest.mark.parametrize("way", WAYS)
+def test_files_without_rows_and_of_single_rows_are_found_without_a_suffix(way: str) -> None:
+    assert list(hr.stream(put(of_table(TABLE.slice(0, 0), **WAYS[way]), "data"))) == []
+    assert [one["n"] for one in hr.stream(put(of_table(TABLE, rows=1, **WAYS[way]), "data"))] == list(range(100))
     null = pa.table({"a": pa.nulls(5), "b": pa.nulls(5)})
-    assert [fields(one) for one in hr.stream(put(of_table(null)))] == null.to_pylist()
+    assert [fields(one) for one in hr.stream(put(of_table(null, **WAYS[way])))] == null.to_pylist()
 
 
 WHOLE = of_table(TABLE, rows=30)
 STREAM = of_table(TABLE, rows=30, stream=True)
 FOOTER = struct.unpack("<i", WHOLE[-10:-6])[0]
+
+
+def repeated_batch() -> bytes:
+    data = bytearray(WHOLE)
+    blocks = [one.start for one in blocks_of(bytes(data[-10 - FOOTER : -10]))[1]]
+    at = data.rindex(struct.pack("<q", blocks[1]))
+    data[at : at + 24] = data[at - 24 : at]
+    return bytes(data)
+
 
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "0 bytes"),
@@ -184,6 +163,8 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "stream cut in a head": (STREAM[: len(STREAM) - 4], "cut off in the head"),
     "old stream": (STREAM[4:], "do not begin as Arrow"),
     "moved": (WHOLE[:8] + bytes(16) + WHOLE[8:], "damaged"),
+    "two batches at one byte": (repeated_batch(), r"two batches would .* at byte \d+"),
+    "first version of Feather": (b"FEA1" + bytes(60) + b"FEA1", "Feather of version 1.*write_feather"),
 }
 
 
@@ -194,16 +175,23 @@ def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
         list(hr.stream(put(data), format="arrow"))
 
 
-def test_footer_that_names_a_batch_twice_is_an_error() -> None:
-    footer = bytearray(WHOLE)
-    blocks = [one.start for one in blocks_of(bytes(footer[-10 - FOOTER : -10]))[1]]
-    at = footer.rindex(struct.pack("<q", blocks[1]))
-    footer[at : at + 24] = footer[at - 24 : at]
-    with pytest.raises(FormatError, match=f"two batches would lie at byte {blocks[0]}"):
-        list(hr.stream(put(bytes(footer))))
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"columns": ["x"]}, "no column 'x'; its columns are: n, other, text"),
+        ({"where": [("n", "=", "a")]}, "column 'n' with the text 'a', and it is int64"),
+        ({"where": [("other", "=", 1)]}, "column 'other' with the number 1, and it is list"),
+        ({}, "column 'other' is text in memory://.*, and list of int64 in memory://"),
+    ],
+)
+def test_columns_that_do_not_fit_are_an_error(options: Any, why: str) -> None:
+    table = pa.table({"n": [1], "text": ["a"], "other": [[1]]})
+    urls = put(of_table(table)), put(of_table(table.set_column(2, "other", pa.array(["x"]))))
+    with pytest.raises(FormatError, match=why):
+        list(hr.stream(urls, format=hr.Arrow(**options)))
 
 
-def test_damaged_batch_is_an_error_behind_the_rows_before_it() -> None:
+def test_rows_before_a_damaged_batch_are_given() -> None:
     data = bytearray(of_table(TABLE.select(["text"]), rows=30))
     at = data.rindex(b"text 30text 31")  # before it that fills up the batch before
     data[at : at + 4] = b"\xff\xff\xff\xff"  # no text
@@ -229,24 +217,27 @@ def test_every_head_may_be_damaged(data: bytes) -> None:
                 raise
 
 
+REPETITIVE = pa.table({"a": ["x" * 5000] * 30, "b": range(30), "c": range(30)})
+WORDS = pa.table({"d": pa.array(["x" * 5000, "y" * 5000]).dictionary_encode()})
+
+
 @pytest.mark.parametrize(
-    ("limits", "why"),
+    ("table", "limits", "why"),
     [
-        (Limits(fields=2), "columns would be read, over the limit of 2"),
-        (Limits(member_bytes=100), "over the limit of 100"),
-        (Limits(unpacked_free_bytes=1000, unpacked_ratio=1), "over the limit of 1000|or more, the limit is"),
+        (REPETITIVE, Limits(fields=2), "columns would be read, over the limit of 2"),
+        (REPETITIVE, Limits(member_bytes=100), "over the limit of 100"),
+        (
+            REPETITIVE,
+            Limits(unpacked_free_bytes=1000, unpacked_ratio=1),
+            "over the limit of 1000|or more, the limit is",
+        ),
+        (WORDS, Limits(member_bytes=9000), "its dictionaries have over 9000 bytes"),
     ],
 )
-def test_file_over_the_limits_is_a_limit_error(limits: Limits, why: str) -> None:
-    same = pa.table({"a": ["x" * 5000] * 30, "b": range(30), "c": range(30)})
+def test_file_over_the_limits_is_a_limit_error(table: pa.Table, limits: Limits, why: str) -> None:
+    compression = "zstd" if table is REPETITIVE else None
     with pytest.raises(LimitError, match=why):
-        list(hr.stream(put(of_table(same, rows=30, compression="zstd")), limits=limits))
-
-
-def test_dictionaries_that_are_too_large_are_a_limit_error() -> None:
-    words = pa.table({"d": pa.array(["x" * 5000, "y" * 5000]).dictionary_encode()})
-    with pytest.raises(LimitError, match="its dictionaries have over 9000 bytes"):
-        list(hr.stream(put(of_table(words)), limits=Limits(member_bytes=9000)))
+        list(hr.stream(put(of_table(table, rows=30, compression=compression)), limits=limits))
 
 
 def test_length_that_asks_for_memory_is_a_limit_error() -> None:
@@ -255,14 +246,3 @@ def test_length_that_asks_for_memory_is_a_limit_error() -> None:
     assert data.count(length) >= 2
     with pytest.raises(FormatError, match=r"would take over|77|damaged"):
         list(hr.stream(put(data.replace(length, struct.pack("<q", 2**40)))))
-
-
-def test_table_is_that_of_parquet() -> None:
-    """One way to make rows of columns: of the same table both formats give the same."""
-    table = pa.table({name: ARRAYS[name] for name in ("int", "text", "list", "struct", "decimal")})
-    body = io.BytesIO()
-    pq.write_table(table, body)
-    urls = put(of_table(table)), put(body.getvalue(), "0.parquet")
-    first, second = ([fields(one) for one in hr.stream(url)] for url in urls)
-    assert first == second
-    assert isinstance(next(iter(hr.stream(put(of_table(table)))))["list"], np.ndarray)

@@ -1,8 +1,9 @@
-"""Bytes that are not what an index says, and what a reader keeps between reads."""
+"""Bytes that fail their checks, and what a reader caches."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from headrace.errors import (
     LoaderClosedError,
     ObjectChangedError,
     ShortReadError,
-    StorageError,
 )
 from headrace.fetch import Reader
 from headrace.fetch.policy.range_request import RangeRequest
@@ -29,7 +29,7 @@ on_a_loop = pytest.mark.asyncio
 
 
 class Bodies:
-    """A store of which each answer is the next body; it stands where addresses are looked up, too."""
+    """A store and its registry of addresses. Each answer is the next body."""
 
     def __init__(self, *bodies: bytes) -> None:
         self.bodies = iter(bodies)
@@ -38,19 +38,23 @@ class Bodies:
     def of(self, url: str) -> tuple[Bodies, str]:
         return self, url
 
-    async def get(
-        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
-    ) -> Answer:
+    async def get(self, path: str, start: int | None = None, stop: int | None = None, **_: object) -> Answer:
         self.asked += 1
         body = next(self.bodies)[start or 0 : stop]
-
-        async def pieces() -> object:
-            yield body
-
-        return Answer(start or 0, (start or 0) + len(body), len(BODY), '"v"', pieces())  # type: ignore[arg-type]
+        return answer(start or 0, (start or 0) + len(body), len(BODY), chunks=pieces(body))
 
     async def aclose(self) -> None:
         pass
+
+
+async def pieces(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def answer(
+    start: int, stop: int | None, size: int | None, etag: str | None = '"v"', *, chunks: object = None
+) -> Answer:
+    return Answer(start, stop, size, etag, chunks)  # type: ignore[arg-type]
 
 
 def reader_of(store: Bodies, **options: object) -> Reader:
@@ -104,7 +108,7 @@ async def test_what_was_read_is_kept_and_checked_again(tmp_path: Path) -> None:
         assert await reader.read("http://h/x", 0, 50) == BODY[:50]
         again = bytearray(70)
         kept = await reader.read_into("http://h/x", 5, memoryview(again), etag='"v"')
-        assert kept == span._replace(told=None)  # what an answer said is not kept
+        assert kept == span._replace(told=None)  # not part of the cache
         assert again == target == BODY[5:75]
         assert store.asked == 0
         assert await reader.read("http://h/x", 0, 50, check=lambda data: bytes(data) != BODY[:50]) == FLIPPED[:50]
@@ -112,43 +116,48 @@ async def test_what_was_read_is_kept_and_checked_again(tmp_path: Path) -> None:
         await reader.read("http://h/x", 0, 50)
 
 
-@on_a_loop
-async def test_answer_is_checked_against_what_was_asked_and_is_known() -> None:
-    def answer(start: int, stop: int | None, size: int | None, etag: str | None = '"v"') -> Answer:
-        return Answer(start, stop, size, etag, None)  # type: ignore[arg-type]
-
-    good = [
-        ((None, None), answer(0, 10, 10)),
-        ((None, None), answer(0, None, None)),
-        ((5, None), answer(5, 10, 10)),
-        ((5, 20), answer(5, 10, 10)),
-        ((5, 8), answer(5, 8, None)),
-        ((50, 60), answer(10, 10, 10)),
-        ((0, 8), answer(0, None, None)),
-    ]
-    for (start, stop), given in good:
+@pytest.mark.parametrize(
+    ("start", "stop", "given", "is_accepted"),
+    [
+        (None, None, answer(0, 10, 10), True),
+        (None, None, answer(0, None, None), True),
+        (5, None, answer(5, 10, 10), True),
+        (5, 20, answer(5, 10, 10), True),
+        (5, 8, answer(5, 8, None), True),
+        (50, 60, answer(10, 10, 10), True),
+        (0, 8, answer(0, None, None), True),
+        (None, None, answer(1, 10, 10), False),
+        (5, 8, answer(5, 7, 10), False),
+        (5, 8, answer(5, 9, 10), False),
+        (5, 8, answer(0, 10, 10), False),
+        (5, 8, answer(5, 7, None), False),
+        (5, None, answer(0, None, None), False),
+        (50, 60, answer(50, 60, 10), False),
+    ],
+)
+def test_answer_for_another_range_is_refused(
+    start: int | None, stop: int | None, given: Answer, is_accepted: bool
+) -> None:
+    with contextlib.nullcontext() if is_accepted else pytest.raises(BadResponseError):
         RangeRequest("x", start, stop).accept(given)
-    bad = [
-        ((None, None), answer(1, 10, 10)),
-        ((5, 8), answer(5, 7, 10)),
-        ((5, 8), answer(5, 9, 10)),
-        ((5, 8), answer(0, 10, 10)),
-        ((5, 8), answer(5, 7, None)),
-        ((5, None), answer(0, None, None)),
-        ((50, 60), answer(50, 60, 10)),
-    ]
-    for (start, stop), given in bad:
-        with pytest.raises(BadResponseError):
-            RangeRequest("x", start, stop).accept(given)
-    for etag, second, kind in (
+
+
+@pytest.mark.parametrize(
+    ("etag", "second", "kind"),
+    [
         ('"v"', answer(0, 10, 10, '"w"'), ObjectChangedError),
         (None, answer(0, 11, 11, None), ObjectChangedError),
         ('"v"', answer(0, 11, 11), BadResponseError),
-    ):
-        request = RangeRequest("x", None, None)
-        request.accept(answer(0, 10, 10, etag))
-        with pytest.raises(kind):
-            request.accept(second)
+    ],
+)
+def test_answer_of_another_version_is_refused(etag: str | None, second: Answer, kind: type[Exception]) -> None:
+    request = RangeRequest("x", None, None)
+    request.accept(answer(0, 10, 10, etag))
+    with pytest.raises(kind):
+        request.accept(second)
+
+
+def test_length_that_no_answer_has_is_known_at_the_end() -> None:
     request = RangeRequest("x", 0, 8)
     request.accept(answer(0, None, None))
     with pytest.raises(BadResponseError, match="how long"):
@@ -157,28 +166,8 @@ async def test_answer_is_checked_against_what_was_asked_and_is_known() -> None:
     assert request.span().size == 0
 
 
-@on_a_loop
-async def test_announced_size_that_memory_does_not_hold_is_an_error() -> None:
-    class Endless(Bodies):
-        async def get(self, *args: object, **options: object) -> Answer:
-            class Body:
-                received = 0
-
-                async def read_into(self, target: memoryview) -> int:
-                    raise AssertionError("there is no such memory")
-
-                async def aclose(self) -> None:
-                    await asyncio.sleep(0)
-
-            return Answer(0, 2**62, 2**62, None, Body())  # type: ignore[arg-type]
-
-    async with reader_of(Endless(), attempts=1) as reader:
-        with pytest.raises(StorageError, match="memory does not hold"):
-            await reader.read("x")
-
-
 class Filling:
-    """A body that fills, and ends in an error after its last byte, or before it."""
+    """A body that fills `given` bytes and then raises."""
 
     def __init__(self, data: bytes, given: int) -> None:
         self.data, self.given, self.received = data, given, 0
@@ -202,7 +191,7 @@ async def test_only_bytes_that_are_missing_are_asked_for_again(given: int, asked
             ranges.append((start, stop))
             if len(ranges) > 1:
                 return await super().get(path, start, stop)
-            return Answer(0, 50, len(BODY), '"v"', Filling(BODY, given))  # type: ignore[arg-type]
+            return answer(0, 50, len(BODY), chunks=Filling(BODY, given))
 
     async with reader_of(Cut(BODY), backoff_s=0.0) as reader:
         assert await reader.read("x", 0, 50) == BODY[:50]
@@ -210,16 +199,13 @@ async def test_only_bytes_that_are_missing_are_asked_for_again(given: int, asked
 
 
 @on_a_loop
-async def test_body_whose_length_nobody_says_is_charged_once_it_is_known() -> None:
-    class Untold(Bodies):
+async def test_body_of_unknown_length_is_charged_at_its_end() -> None:
+    class WithoutLength(Bodies):
         async def get(self, *args: object, **options: object) -> Answer:
-            async def pieces() -> object:
-                yield BODY
-
-            return Answer(0, None, None, None, pieces())  # type: ignore[arg-type]
+            return answer(0, None, None, None, chunks=pieces(BODY))
 
     charged: list[int] = []
     running_charge.set(charged.append)  # type: ignore[arg-type]
-    async with reader_of(Untold()) as reader:
+    async with reader_of(WithoutLength()) as reader:
         assert await reader.read("x") == BODY
     assert charged == [len(BODY)]

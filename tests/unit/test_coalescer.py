@@ -99,9 +99,7 @@ async def read_all(reader: Reader, ranges: Sequence[Range]) -> list[Any]:
         ([(7_900, 8_100), (8_100, 8_300), (9_000, 9_100)], [(7_900, 8_300), (9_000, 9_100)]),
     ],
 )
-async def test_ranges_of_one_turn_are_as_few_requests_as_the_bounds_allow(
-    ranges: list[Range], requests: list[Range]
-) -> None:
+async def test_ranges_of_one_turn_are_coalesced_within_the_bounds(ranges: list[Range], requests: list[Range]) -> None:
     shelf = Shelf()
     async with reader_of(shelf) as reader:
         assert await read_all(reader, ranges) == [BODY[start:stop] for start, stop in ranges]
@@ -128,7 +126,7 @@ async def test_ranges_of_one_turn_are_as_few_requests_as_the_bounds_allow(
         (0, (None, None), True, [(None, None)]),
     ],
 )
-async def test_long_read_is_one_request_for_its_first_bytes_and_several_at_once_for_the_others(
+async def test_long_read_is_split_after_its_first_bytes(
     size: int, range_: Range, gives_ranges: bool, requests: list[Range]
 ) -> None:
     shelf = Shelf((BODY * 2)[:size], gives_ranges=gives_ranges)
@@ -140,7 +138,7 @@ async def test_long_read_is_one_request_for_its_first_bytes_and_several_at_once_
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 9_000), st.none() | st.integers(0, 2_000)), max_size=12))
-def test_reads_give_the_bytes_of_their_ranges_whatever_is_read_with_them(lengths: list[Range]) -> None:
+def test_reads_return_the_bytes_of_their_ranges(lengths: list[Range]) -> None:
     ranges = [(start, None if length is None else (start or 0) + length) for start, length in lengths]
 
     async def run() -> list[Any]:
@@ -152,7 +150,7 @@ def test_reads_give_the_bytes_of_their_ranges_whatever_is_read_with_them(lengths
 
 @on_a_loop
 @pytest.mark.parametrize("ranges", [[(0, 10), (10, 30), (10, 30)], [(5, 9)], [(None, None)], [(3, 2_000)]])
-async def test_failed_request_gives_each_read_an_error_of_its_own_that_names_its_range(ranges: list[Range]) -> None:
+async def test_failed_request_raises_an_error_with_its_range_in_each_read(ranges: list[Range]) -> None:
     shelf = Shelf()
     shelf.failure = ThrottledError("slow down", url=URL, status=503, retry_after_s=7.0)
     async with reader_of(shelf) as reader:
@@ -194,15 +192,14 @@ async def test_cancelled_read_disturbs_no_other_and_the_last_one_ends_the_reques
             assert reader.meter.in_flight == 0
             assert len(asyncio.all_tasks()) == 1
             for k, result in enumerate(results):
-                assert result == BODY[k * 100 : k * 100 + 100] or (
-                    k in doomed and isinstance(result, asyncio.CancelledError)
-                )
+                is_cancelled = k in doomed and isinstance(result, asyncio.CancelledError)
+                assert is_cancelled or result == BODY[k * 100 : k * 100 + 100]
             assert await reader.read(URL, 5, 10) == BODY[5:10]
             assert shelf.asked[-1] == (5, 10)
 
 
 @on_a_loop
-async def test_read_that_is_cancelled_when_its_request_has_just_begun_leaves_it_to_the_others() -> None:
+async def test_read_cancelled_just_after_its_request_began_leaves_the_request_to_others() -> None:
     async def cancel() -> None:
         await asyncio.sleep(0)
         second.cancel()
@@ -234,34 +231,30 @@ async def test_cancelled_long_read_leaves_no_request() -> None:
 
 
 @on_a_loop
-@pytest.mark.parametrize(
-    ("ranges", "charges"),
-    [
+async def test_each_read_is_charged_for_its_own_bytes() -> None:
+    for ranges, charges in (
         ([(0, 100), (100, 300), (7_950, 8_100)], [50, 100, 200]),
         ([(None, None)], [1024, 6976]),
         ([(10, 20)], [10]),
-    ],
-)
-async def test_each_read_is_charged_for_its_own_bytes(ranges: list[Range], charges: list[int]) -> None:
-    charged: list[int] = []
+    ):
+        charged: list[int] = []
 
-    async def charge(nbytes: int) -> None:
-        charged.append(nbytes)
+        async def charge(nbytes: int, charged: list[int] = charged) -> None:
+            charged.append(nbytes)
 
-    running_charge.set(charge)
-    async with reader_of(Shelf()) as reader:
-        await read_all(reader, ranges)
-    assert sorted(charged) == charges
+        running_charge.set(charge)
+        async with reader_of(Shelf()) as reader:
+            await read_all(reader, ranges)
+        assert sorted(charged) == charges
 
 
 @on_a_loop
-async def test_announced_size_that_no_memory_holds_is_a_storage_error() -> None:
+async def test_announced_size_beyond_memory_is_a_storage_error() -> None:
     class Liar(Shelf):
         async def get(self, *args: Any, **kwargs: Any) -> Answer:
             answer = await super().get(*args, **kwargs)
-            return Answer(
-                answer.start, 2**62 if answer.stop == 8_000 else answer.stop, 2**62, None, answer.chunks, True
-            )
+            stop = 2**62 if answer.stop == 8_000 else answer.stop
+            return Answer(answer.start, stop, 2**62, None, answer.chunks, True)
 
     async with reader_of(Liar()) as reader:
         with pytest.raises(StorageError, match="memory does not hold"):

@@ -1,4 +1,4 @@
-"""What is written into slots and read back equals torch's default_collate: values, types, dtypes, order."""
+"""Batches from slots equal torch's default_collate: values, types, dtypes, order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
+from headrace.testing.decoders import same
 from headrace.torch_compat.spec import Mismatch, Spec, name_of
 
 
@@ -94,12 +96,16 @@ def samples_of() -> st.SearchStrategy[Draw]:
     return st.recursive(leaf_makers(), containers, max_leaves=5)
 
 
-def through_slab(samples: list[Any], capacity: int, boundaries: list[int], *, copy: bool) -> Any:
-    """The batch by way of a slab, written in the chunks that `boundaries` makes."""
-    spec = Spec.of(samples[0])
+def spec_and_slab(sample: Any, slots: int) -> tuple[Spec, np.ndarray]:
+    spec = Spec.of(sample)
     assert spec is not None
     spec = Spec.loads(spec.dumps())
-    slab = np.full(spec.nbytes(capacity), 0xA5, np.uint8)
+    return spec, np.full(spec.nbytes(slots), 0xA5, np.uint8)
+
+
+def through_slab(samples: list[Any], capacity: int, boundaries: list[int], *, copy: bool) -> Any:
+    """The batch by way of a slab, written in the chunks that `boundaries` makes."""
+    spec, slab = spec_and_slab(samples[0], capacity)
     edges = sorted({0, len(samples), *(cut for cut in boundaries if cut < len(samples))})
     columns: list[list[Any]] = []
     for start, stop in itertools.pairwise(edges):
@@ -108,41 +114,24 @@ def through_slab(samples: list[Any], capacity: int, boundaries: list[int], *, co
     return spec.read(slab, len(samples), capacity, columns, copy=copy)
 
 
-def assert_same(got: Any, wanted: Any, where: str = "batch") -> None:
-    assert type(got) is type(wanted), (where, got, wanted)
-    if isinstance(wanted, torch.Tensor):
-        assert got.dtype == wanted.dtype, where
-        assert got.shape == wanted.shape, where
-        assert got.is_contiguous()
-        assert got.untyped_storage().nbytes() == got.numel() * got.element_size(), where
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
-    elif isinstance(wanted, dict):
-        assert list(got) == list(wanted), where
-        for key in wanted:
-            assert_same(got[key], wanted[key], f"{where}[{key!r}]")
-    elif isinstance(wanted, (list, tuple)):
-        assert len(got) == len(wanted), where
-        for k, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            assert_same(a, b, f"{where}[{k}]")
-    else:
-        assert got == wanted, where
+def assert_same(got: Any, wanted: Any) -> None:
+    assert same(got, wanted), (got, wanted)
+    for tensor in tree_leaves(got):
+        if isinstance(tensor, torch.Tensor):
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def forward(sample: Any) -> Any:
-    if isinstance(sample, np.ndarray):
-        return sample.copy() if any(stride < 0 for stride in sample.strides) else sample
-    if isinstance(sample, dict):
-        return {key: forward(value) for key, value in sample.items()}
-    if isinstance(sample, Pair):
-        return Pair(*map(forward, sample))
-    return type(sample)(map(forward, sample)) if type(sample) in (list, tuple) else sample
+def forward(leaf: Any) -> Any:
+    """Copy an array with negative strides: torch does not take those."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) and min(leaf.strides, default=0) < 0 else leaf
 
 
 def collated(samples: list[Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of read-only arrays
         try:
-            return default_collate([forward(sample) for sample in samples])
+            return default_collate(tree_map(forward, samples))
         except Exception as error:
             return error
 
@@ -168,7 +157,7 @@ def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, boun
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(first=samples_of(), second=samples_of())
-def test_a_sample_of_another_form_is_noticed_or_gives_what_torch_gives(first: Draw, second: Draw) -> None:
+def test_sample_of_another_form_is_noticed_or_collated_as_torch_does(first: Draw, second: Draw) -> None:
     samples = [first(0), second(1)]
     if Spec.of(samples[0]) is None:
         return
@@ -215,32 +204,18 @@ ODD_PAIRS = {
 
 
 @pytest.mark.parametrize("pair", ODD_PAIRS.values(), ids=ODD_PAIRS.keys())
-def test_what_depends_on_the_batch_is_left_to_torch(pair: tuple[Any, Any]) -> None:
-    spec = Spec.of(pair[0])
-    assert spec is not None
-    slab = bytearray(spec.nbytes(2))
+def test_samples_of_two_forms_are_left_to_torch(pair: tuple[Any, Any]) -> None:
+    spec, slab = spec_and_slab(pair[0], 2)
     with pytest.raises(Mismatch):
         spec.write(pair, memoryview(slab), 0, 2)
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        None,
-        object(),
-        {"a": None},
-        OrderedDict(a=1),
-        torch.zeros(2, requires_grad=True),
-        torch.zeros(2).to_sparse(),
-        np.array(["a"]),
-        np.array([object()]),
-        np.zeros(2, ">f4"),
-        np.zeros(2, "M8[s]"),
-        np.float64(1).astype("c16"),
-        type("MyInt", (int,), {})(3),
-    ],
-)
-def test_forms_that_slots_cannot_hold_are_told(sample: Any) -> None:
+@pytest.mark.parametrize("sample", [
+    None, object(), {"a": None}, OrderedDict(a=1), torch.zeros(2, requires_grad=True), torch.zeros(2).to_sparse(),
+    np.array(["a"]), np.array([object()]), np.zeros(2, ">f4"), np.zeros(2, "M8[s]"), np.float64(1).astype("c16"),
+    type("MyInt", (int,), {})(3),
+], ids=repr)  # fmt: skip
+def test_forms_that_slots_cannot_hold_have_no_spec(sample: Any) -> None:
     assert Spec.of(sample) is None
 
 
@@ -257,8 +232,8 @@ def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(make=samples_of(), chunks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4))
-def test_slots_with_holes_give_what_torch_collates_of_the_samples(make: Draw, chunks: list[tuple[int, int]]) -> None:
-    """Each chunk of a batch has some samples, and as many slots more as others of it have failed."""
+def test_slots_with_holes_give_what_torch_collates(make: Draw, chunks: list[tuple[int, int]]) -> None:
+    """Each chunk has some samples, and empty slots for those that failed."""
     samples = [make(number) for number in range(sum(count for count, _ in chunks))]
     spec = Spec.of(samples[0]) if samples else None
     if spec is None or not all(spec.fits(sample) for sample in samples):
@@ -278,11 +253,8 @@ def test_slots_with_holes_give_what_torch_collates_of_the_samples(make: Draw, ch
 
 def test_large_tensors_are_views_and_small_ones_are_copies() -> None:
     samples = [{"image": torch.full((3, 64, 64), float(k)), "label": k} for k in range(4)]
-    spec = Spec.of(samples[0])
-    assert spec is not None
-    slab = np.zeros(spec.nbytes(4), np.uint8)
-    columns = spec.write(samples, memoryview(slab), 0, 4)
-    batch = spec.read(slab, 4, 4, columns, copy=False)
+    spec, slab = spec_and_slab(samples[0], 4)
+    batch = spec.read(slab, 4, 4, spec.write(samples, memoryview(slab), 0, 4), copy=False)
     slab[:] = 0
     assert batch["image"].eq(0).all()
     assert batch["label"].tolist() == [0, 1, 2, 3]
@@ -295,11 +267,9 @@ def test_large_leaves_equal_torchs_too() -> None:
     assert_same(through_slab(turned, 3, [2], copy=True), default_collate([(a, b.copy(), c) for a, b, c in turned]))
 
 
-def test_nothing_is_written_outside_of_ones_own_slots() -> None:
+def test_write_changes_its_own_slots_only() -> None:
     samples = [(torch.full((5,), 1.0), k) for k in range(2)]
-    spec = Spec.of(samples[0])
-    assert spec is not None
-    slab = np.full(spec.nbytes(6), 0xA5, np.uint8)
+    spec, slab = spec_and_slab(samples[0], 6)
     spec.write(samples, memoryview(slab), 2, 6)
     image = slab[: 6 * 20].reshape(6, 20)
     assert (image[[0, 1, 4, 5]] == 0xA5).all()

@@ -1,4 +1,4 @@
-"""Who may use a slab again, and when: over a device whose copies are done when the test says so."""
+"""When a slab is reusable, on a device whose copies end when the test completes them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,12 +38,15 @@ def mover(backend: FakeBackend) -> Iterator[Mover]:
     made.close()
 
 
-def test_slab_is_not_reusable_when_the_trainer_drops_the_batch_early(
-    slabs: Slabs, backend: FakeBackend, mover: Mover
-) -> None:
-    batch = mover.finish(mover.start(slabs.batch(7)))
-    copy = batch["x"]
-    del batch
+@pytest.mark.parametrize("end", ["batch is dropped", "later copy fails"])
+def test_slab_is_not_reusable_before_its_copies_end(slabs: Slabs, backend: FakeBackend, mover: Mover, end: str) -> None:
+    copy = torch.full((1,), 7)
+    if end == "batch is dropped":
+        copy = mover.finish(mover.start(slabs.batch(7)))["x"]
+    else:
+        backend.copies_left = 1
+        with pytest.raises(MemoryError, match="the device is full"):
+            mover.start(slabs.batch(7))
     gc.collect()
     mover.let_go()
     assert slabs.returned == []
@@ -52,37 +56,19 @@ def test_slab_is_not_reusable_when_the_trainer_drops_the_batch_early(
     assert bool((copy == 7).all())
 
 
-def test_slab_is_not_reusable_when_a_later_copy_of_the_batch_fails(
-    slabs: Slabs, backend: FakeBackend, mover: Mover
-) -> None:
-    backend.copies_left = 1
-    with pytest.raises(MemoryError, match="the device is full"):
-        mover.start(slabs.batch(7))
-    gc.collect()
-    mover.let_go()
-    assert slabs.returned == []
-    backend.events[0].complete()
-    mover.let_go()
-    assert slabs.returned == [1]
-
-
-def test_slab_is_reusable_when_the_device_fails_at_the_end(
+def test_slab_is_reusable_when_the_device_fails(
     slabs: Slabs, backend: FakeBackend, mover: Mover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moving = mover.start(slabs.batch(7))
-
-    def fail() -> None:
-        raise RuntimeError("the device has fallen off the bus")
-
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "synchronize", fail)
+        patch.setattr(backend, "synchronize", Mock(side_effect=RuntimeError("the device has fallen off the bus")))
         with pytest.raises(RuntimeError, match="off the bus"):
             mover.drain()
     assert slabs.returned == [1]
     assert moving.host is None
 
 
-def test_slab_waits_for_the_views_that_the_batch_still_has(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+def test_slab_is_not_reusable_while_views_of_it_exist(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
     host = slabs.batch(7)
     batch = mover.finish(mover.start({"x": host["x"], "array": host["x"].numpy()}))
     del host
@@ -108,7 +94,7 @@ def test_all_slabs_are_reusable_when_the_mover_ends(slabs: Slabs, backend: FakeB
 
 @settings(max_examples=60)
 @given(st.data())
-def test_no_slab_is_reused_before_its_copies_are_done_in_any_order_of_events(data: st.DataObject) -> None:
+def test_no_slab_is_reused_before_its_copies_end_in_any_order_of_events(data: st.DataObject) -> None:
     slabs, backend = Slabs(), FakeBackend()
     mover = Mover(backend)
     free, out = {1, 2, 3}, dict[int, FakeEvent]()
@@ -143,9 +129,7 @@ def test_no_slab_is_reused_before_its_copies_are_done_in_any_order_of_events(dat
     slabs.close()
 
 
-def test_batch_is_handed_over_to_the_stream_that_takes_it_behind_its_own_copies(
-    slabs: Slabs, backend: FakeBackend, mover: Mover
-) -> None:
+def test_receiving_stream_waits_for_the_batchs_own_copies(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
     first, second = mover.start(slabs.batch(1, 1)), mover.start(slabs.batch(2, 2))
     batch = mover.finish(second)
     mover.finish(first)
@@ -154,10 +138,7 @@ def test_batch_is_handed_over_to_the_stream_that_takes_it_behind_its_own_copies(
     assert [id(tensor) for tensor in tensors] == [id(batch["x"]), id(batch["y"][0])]
 
 
-def test_copies_of_the_device_are_free_when_the_trainer_drops_them(
-    slabs: Slabs, backend: FakeBackend, mover: Mover
-) -> None:
-    backend.received = []
+def test_copies_are_freed_with_the_batch(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
     batch = mover.finish(mover.start(slabs.batch(7)))
     backend.received.clear()
     backend.events[0].complete()
@@ -167,56 +148,36 @@ def test_copies_of_the_device_are_free_when_the_trainer_drops_them(
     assert tensor() is None
 
 
-def test_tensors_that_are_not_the_hosts_stay(mover: Mover, backend: FakeBackend) -> None:
-    there = torch.empty(2, device="meta")
-    batch = mover.finish(mover.start([there, 1, "text"]))
+class Graph:
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def to(self, device: str) -> Graph:
+        return Graph(device)
+
+
+def test_values_without_host_tensors_are_moved_by_their_own_method_or_stay(mover: Mover, backend: FakeBackend) -> None:
+    there, words, sparse = torch.empty(2, device="meta"), pack_sequence([torch.ones(2)]), torch.eye(3).to_sparse()
+    batch = mover.finish(mover.start([there, 1, "text", Graph, Graph("cpu"), words, sparse]))
     assert batch[0] is there
-    assert batch[1:] == [1, "text"]
+    assert batch[1:4] == [1, "text", Graph]
+    assert batch[4].device == "meta"
+    assert batch[5].data.device.type == batch[6].device.type == "meta"
+    assert batch[6].layout is torch.sparse_coo
     assert backend.received[0][1] == []
 
 
-def test_objects_with_a_to_of_their_own_are_moved_by_it_when_they_are_taken(mover: Mover) -> None:
-    class Graph:
-        def __init__(self, device: str) -> None:
-            self.device = device
-
-        def to(self, device: str) -> Graph:
-            return Graph(device)
-
-    moving = mover.start({"graph": Graph("cpu"), "class": Graph, "words": pack_sequence([torch.ones(2)])})
-    batch = mover.finish(moving)
-    assert batch["graph"].device == "meta"
-    assert batch["class"] is Graph
-    assert batch["words"].data.device.type == "meta"
-
-
-def test_sparse_tensors_are_moved_when_they_are_taken(mover: Mover, backend: FakeBackend) -> None:
-    batch = mover.finish(mover.start([torch.eye(3).to_sparse()]))
-    assert batch[0].device.type == "meta"
-    assert batch[0].layout is torch.sparse_coo
-    assert backend.received[0][1] == []
-
-
-def test_pages_are_locked_once_for_each_slab(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
-    for _ in range(3):
-        slabs.batch(7)
-        mover.lock_pages(1, slabs.memory())
-    assert backend.registered == [address_of(slabs.memory())]
-
-
-def test_pages_that_cannot_be_locked_are_not_asked_for_again_nor_unlocked(slabs: Slabs) -> None:
-    asked = []
-
-    class Refusing(FakeBackend):
-        def register(self, memory: memoryview) -> bool:
-            asked.append(len(memory))
-            return False
-
-    mover = Mover(Refusing())
+@pytest.mark.parametrize("can_register", [True, False])
+def test_pages_are_locked_once_for_each_slab(slabs: Slabs, monkeypatch: pytest.MonkeyPatch, can_register: bool) -> None:
+    backend, asked = FakeBackend(can_register), list[int]()
+    register = backend.register
+    monkeypatch.setattr(backend, "register", lambda memory: asked.append(len(memory)) or register(memory))
+    mover = Mover(backend)
     slabs.batch(7)
     for _ in range(3):
         mover.lock_pages(1, slabs.memory())
-    mover.unlock_pages(1)  # the fake would not know them
+    assert backend.registered == [address_of(slabs.memory())] * can_register
+    mover.unlock_pages(1)  # the fake refuses pages that it does not know
     mover.close()
     assert asked == [SIZE]
 
@@ -243,9 +204,7 @@ def test_pages_are_not_unlocked_while_a_copy_reads_them(slabs: Slabs, backend: F
 
 
 @pytest.mark.parametrize("end", ["close", "collected"])
-def test_pages_are_unlocked_after_the_last_copy_when_the_mover_ends(
-    slabs: Slabs, backend: FakeBackend, end: str
-) -> None:
+def test_pages_are_unlocked_after_the_last_copy(slabs: Slabs, backend: FakeBackend, end: str) -> None:
     mover = Mover(backend)
     mover.start(slabs.batch(7))
     mover.lock_pages(1, slabs.memory())
@@ -266,21 +225,16 @@ def test_closed_mover_still_moves_and_locks_no_more_pages(slabs: Slabs, backend:
     assert is_full_of(batch, 7)
 
 
-def test_cpu_gives_the_batch_itself() -> None:
-    mover = mover_to("cpu")
-    batch = {"x": torch.ones(2), "graph": [pack_sequence([torch.ones(2)])]}
+def test_cpu_gives_the_batch_itself_and_keeps_nothing(slabs: Slabs) -> None:
+    mover, batch = mover_to("cpu"), slabs.batch(7)
+    batch["graph"] = [pack_sequence([torch.ones(2)])]
     assert mover.finish(mover.start(batch)) is batch
+    del batch
+    assert slabs.returned == [1]
     mover.lock_pages(1, memoryview(bytearray(8)))
     mover.let_go()
     mover.drain()
     mover.close()
-
-
-def test_cpu_keeps_no_batch(slabs: Slabs) -> None:
-    mover = mover_to("cpu")
-    batch = mover.finish(mover.start(slabs.batch(7)))
-    del batch
-    assert slabs.returned == [1]
 
 
 def test_device_without_streams_is_copied_to_at_once(slabs: Slabs) -> None:
@@ -298,6 +252,6 @@ def test_copy_wants_gradients_when_the_original_does() -> None:
 
 
 @pytest.mark.parametrize("device", ["nonsense", "meta:x", "cuda:4711", 1.5], ids=str)
-def test_device_is_refused_by_name_when_it_is_not_there(device: Any) -> None:
+def test_missing_device_is_refused_by_name(device: Any) -> None:
     with pytest.raises(OptionError, match=f"device={device!r} cannot be used here: "):
         mover_to(device)

@@ -1,4 +1,4 @@
-"""Folders of Energon's: which shards a split has, what is said of the rest, and indexes that do not fit."""
+"""Energon folders: the shards of a split, their description, and damaged metadata and indexes."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_split_is_chosen_by_its_name() -> None:
     assert numbers(hr.energon(place)) == numbers(hr.stream(place)) == list(range(9))
     assert numbers(hr.energon(place + "/", split="val")) == [20, 21]
     assert numbers(hr.energon(f"{place}/{SPLIT}", split="val")) == [20, 21]
-    assert "split: 'val'; there are 'train' besides" in hr.energon(place, split="val").describe()
+    assert "split: 'val'; there are 'train'" in hr.energon(place, split="val").describe()
 
 
-def test_counts_are_known_without_the_indexes_and_one_sample_needs_its_shards_alone() -> None:
+def test_counts_need_no_indexes_and_one_sample_needs_its_shard_only() -> None:
     files = {name: data for name, data in FILES.items() if name not in ("shard_000.tar", "shard_000.tar.idx")}
     data = hr.energon(put(files))
     assert len(data) == 9
@@ -70,34 +70,34 @@ def test_older_folders_and_patterns_are_read() -> None:
     assert numbers(hr.energon(put(files))) == [0, 1, 2, 3, 20, 21]
 
 
-def test_what_dataset_yaml_wants_is_said() -> None:
-    told = b"sample_type:\n  __module__: megatron.energon\n  __class__: CaptioningSample\n%s"
-    with_loader = {
-        **ONE,
-        ".nv-meta/dataset.yaml": told % b"sample_loader: loader.py:load\npart_filter: loader.py:parts\n",
-    }
-    text = hr.energon(put(with_loader)).describe()
-    assert "not as CaptioningSample" in text
-    assert "loader.py:load is not run" in text
-    text = hr.energon(
-        put({**ONE, ".nv-meta/dataset.yaml": told % b"field_map:\n  image: jpg\n  caption: txt\n"})
-    ).describe()
-    assert "field_map (image=jpg, caption=txt) is not applied" in text
+def test_description_names_what_dataset_yaml_asks_for() -> None:
+    head = b"sample_type:\n  __module__: megatron.energon\n  __class__: CaptioningSample\n"
+    for rest, texts in (
+        (b"sample_loader: loader.py:load\npart_filter: loader.py:parts\n", ("loader.py:load is not run",)),
+        (b"field_map:\n  image: jpg\n  caption: txt\n", ("field_map (image=jpg, caption=txt) is not applied",)),
+    ):
+        described = hr.energon(put({**ONE, ".nv-meta/dataset.yaml": head + rest})).describe()
+        assert "not as CaptioningSample" in described
+        assert all(text in described for text in texts)
 
 
-def said(**changes: Any) -> bytes:
+def split_with(**changes: Any) -> bytes:
     return json.dumps({**json.loads(ONE[SPLIT]), **changes}).encode()
 
 
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        (SPLIT, said(split_parts={"train": ["shard_007.tar"]}), "'shard_007.tar', which .*info.json does not count"),
-        (SPLIT, said(split_parts={"train": ["shard_000.tar"] * 2}), "entries 0 and 1 both name .*shard_000.tar"),
-        (SPLIT, said(split_parts={"train": ["x{"]}), "which .*info.json does not count|braces"),
-        (SPLIT, said(split_parts={"train": "shard_000.tar"}), "not lists"),
-        (SPLIT, said(split_parts=[]), "not lists"),
-        (SPLIT, said(exclude=["shard_000.tar/3"]), "single samples are not left out"),
+        (
+            SPLIT,
+            split_with(split_parts={"train": ["shard_007.tar"]}),
+            "'shard_007.tar', which .*info.json does not count",
+        ),
+        (SPLIT, split_with(split_parts={"train": ["shard_000.tar"] * 2}), "entries 0 and 1 both name .*shard_000.tar"),
+        (SPLIT, split_with(split_parts={"train": ["x{"]}), "which .*info.json does not count|braces"),
+        (SPLIT, split_with(split_parts={"train": "shard_000.tar"}), "not lists"),
+        (SPLIT, split_with(split_parts=[]), "not lists"),
+        (SPLIT, split_with(exclude=["shard_000.tar/3"]), "single samples are not"),
         (SPLIT, b"split_parts: [", "split.yaml is damaged: it is no YAML"),
         (SPLIT, b"split_parts", "split.yaml is damaged: it is no object"),
         (SPLIT, b"!!python/object/apply:os.getcwd []\nsplit_parts: {}", "no YAML"),
@@ -111,32 +111,39 @@ def test_damage_of_what_lies_beside_the_shards_is_named(name: str, data: bytes, 
         hr.energon(put({**ONE, name: data}))
 
 
-def test_shard_elsewhere_or_compressed_is_refused() -> None:
-    for name, why in (("../x.tar", "outside"), ("x.tar.gz", "plain archives")):
-        info = json.dumps({"shard_counts": {name: 1}}).encode()
-        with pytest.raises(hr.FormatError, match=why):
-            hr.energon(put({**ONE, INFO: info, SPLIT: said(split_parts={"train": [name]})}))
+@pytest.mark.parametrize(("name", "why"), [("../x.tar", "outside"), ("x.tar.gz", "plain archives")])
+def test_shard_elsewhere_or_compressed_is_refused(name: str, why: str) -> None:
+    info = json.dumps({"shard_counts": {name: 1}}).encode()
+    with pytest.raises(hr.FormatError, match=why):
+        hr.energon(put({**ONE, INFO: info, SPLIT: split_with(split_parts={"train": [name]})}))
 
 
-def test_folder_split_or_file_that_is_missing_is_named() -> None:
+def test_missing_split_folder_and_files_are_named() -> None:
+    def without(ending: str) -> str:
+        return put({name: data for name, data in ONE.items() if not name.endswith(ending)})
+
     with pytest.raises(hr.OptionError, match="split='test' must be one of 'train'"):
         hr.energon(put(ONE), split="test")
     with pytest.raises(hr.ObjectMissingError, match=r"nowhere/\.nv-meta/split\.yaml"):
         hr.energon("memory://energon/nowhere")
     with pytest.raises(hr.FormatError, match=r"neither \.info\.json nor \.info\.yaml"):
-        hr.energon(put({name: data for name, data in ONE.items() if name != INFO}))
+        hr.energon(without(INFO))
     with pytest.raises(hr.ObjectMissingError, match=r"shard_000\.tar\.idx"):
-        list(hr.energon(put({name: data for name, data in ONE.items() if not name.endswith(".idx")})))
+        list(hr.energon(without(".idx")))
 
 
 PLACES = energon.offsets(ONE["shard_000.tar"])
+
+
+def with_index(places: list[int], **more: bytes) -> str:
+    return put({**ONE, "shard_000.tar.idx": struct.pack(f"<{len(places)}Q", *places), **more})
 
 
 @pytest.mark.parametrize(
     ("places", "why"),
     [
         ([], "0 bytes"),
-        ([*PLACES[:2], PLACES[1], *PLACES[3:]], "entry 2 does not lie behind"),
+        ([*PLACES[:2], PLACES[1], *PLACES[3:]], "entry 2 does not"),
         ([*PLACES[:2], PLACES[2] + 1, *PLACES[3:]], "entry 2 is no multiple of 512"),
         ([*PLACES[:4], 2**60], "entry 4 is"),
         ([*PLACES[:4], 2**40], "its samples end at byte"),
@@ -144,13 +151,12 @@ PLACES = energon.offsets(ONE["shard_000.tar"])
         ([*PLACES[:4], PLACES[4] - 512], "there is no end mark"),
     ],
 )
-def test_index_that_is_damaged_is_an_error_that_names_it(places: list[int], why: str) -> None:
-    files = {**ONE, "shard_000.tar.idx": struct.pack(f"<{len(places)}Q", *places)}
+def test_damaged_index_is_an_error_that_names_it(places: list[int], why: str) -> None:
     with pytest.raises(hr.FormatError, match=rf"shard_000\.tar\.idx is damaged, or of another archive: .*{why}"):
-        list(hr.energon(put(files)))
+        list(hr.energon(with_index(places)))
 
 
-def test_index_whose_last_number_is_cut_off_is_an_error_that_names_it() -> None:
+def test_index_that_is_cut_off_is_an_error_that_names_it() -> None:
     with pytest.raises(hr.FormatError, match=r"shard_000\.tar\.idx .* 39 bytes"):
         list(hr.energon(put({**ONE, "shard_000.tar.idx": ONE["shard_000.tar.idx"][:-1]})))
 
@@ -158,31 +164,30 @@ def test_index_whose_last_number_is_cut_off_is_an_error_that_names_it() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("step", [-2048, -1536, -1024, -512, 512, 1024, 1536])
-def test_epoch_over_an_index_of_another_archive_is_an_error_that_names_it(k: int, step: int) -> None:
-    """Its offsets are such as can be, and fit the archive's length; headers lie at multiples of 1024."""
+def test_index_of_another_archive_is_an_error_that_names_it(k: int, step: int) -> None:
+    """The offsets are valid and fit the archive's length. Headers are at multiples of 1024."""
     shifted = sorted([*PLACES[:k], PLACES[k] + step, *PLACES[k + 1 :]])
-    files = {**ONE, "shard_000.tar.idx": struct.pack("<5Q", *shifted)}
     with pytest.raises(hr.StageError, match=r"shard_000\.tar\.idx"):
-        list(hr.energon(put(files)))
+        list(hr.energon(with_index(shifted)))
 
 
-def test_sample_in_two_is_an_error() -> None:
+def test_index_that_splits_a_sample_is_an_error() -> None:
     """Each half has members of one sample alone."""
     places = [*PLACES[:2], PLACES[1] + 1024, *PLACES[2:]]
     info = json.dumps({"shard_counts": {"shard_000.tar": 5}}).encode()
-    data = hr.energon(put({**ONE, INFO: info, "shard_000.tar.idx": struct.pack("<6Q", *places)}))
+    data = hr.energon(with_index(places, **{INFO: info}))
     assert int(data[0]["txt"]) == 0
     with pytest.raises(hr.DecodeError, match=r"shard_000\.tar\.idx are not one sample, all of it"):
         data[1]
 
 
-def test_shard_that_was_packed_anew_is_an_error_that_names_its_index() -> None:
+def test_index_of_an_older_archive_is_an_error() -> None:
     for samples in (some(0, 4, 600), some(0, 3), [*some(0, 4), *some(9, 1)]):
         with pytest.raises(hr.StageError, match=r"shard_000\.tar"):
             list(hr.energon(put({**ONE, "shard_000.tar": tar(samples)})))
 
 
-def test_members_that_are_of_no_sample_are_passed_over() -> None:
+def test_members_of_no_sample_are_skipped() -> None:
     archive = tar([("__meta__/a", {"x": b"1"}), *some(0, 2), ("", {"hidden": b""}), *some(2, 1), ("", {"hidden": b""})])
     starts = [archive.index(f"a/{n:03}.jpg".encode()) for n in range(3)]
     index = struct.pack("<4Q", *starts, energon.offsets(archive)[-1])
