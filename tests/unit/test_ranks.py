@@ -1,7 +1,8 @@
-"""Which part of the data a process reads, and what ranks say to each other through a store."""
+"""The part of the data that a process reads, and how ranks compare digests through a store."""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter
@@ -18,27 +19,21 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.torch_compat.ranks import Ranks, _compare, find_ranks
 
 VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "SLURM_STEP_ID",
-    "SLURM_STEP_NUM_TASKS",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
+    *("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
 @pytest.fixture(autouse=True)
-def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
-    def say(text: str) -> None:
+    def set_variables(text: str) -> None:
         for pair in text.split():
             monkeypatch.setenv(*pair.split("="))
 
-    return say
+    return set_variables
 
 
 @contextmanager
@@ -72,103 +67,65 @@ def place(**arguments: Any) -> tuple[int, int]:
 # The arguments and the environment
 
 
-def test_there_is_one_part_when_nothing_says_otherwise() -> None:
-    assert find_ranks() == Ranks(0, 1, is_torch=False)
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ("RANK=2 WORLD_SIZE=3", (2, 3)),
-        ("RANK=0 WORLD_SIZE=1", (0, 1)),
-        ("WORLD_SIZE=1", (0, 1)),
-        ("RANK= WORLD_SIZE=", (0, 1)),
-        ("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3", (2, 3)),
-        ("SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3", (2, 3)),
-        ("SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=3", (2, 3)),
-    ],
-)
-def test_part_is_what_the_launcher_says(
-    environment: str, expected: tuple[int, int], said: Callable[[str], None]
+@pytest.mark.parametrize(("environment", "expected"), [
+    ("", (0, 1)),
+    ("RANK=2 WORLD_SIZE=3", (2, 3)),
+    ("RANK=0 WORLD_SIZE=1", (0, 1)),
+    ("WORLD_SIZE=1", (0, 1)),
+    ("RANK= WORLD_SIZE=", (0, 1)),
+    ("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3", (2, 3)),
+    ("SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3", (2, 3)),
+    ("SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=3", (2, 3)),
+    # A batch script, which is in no step; the shell of salloc; a step of one task.
+    ("SLURM_PROCID=0 SLURM_NTASKS=8", (0, 1)),
+    ("SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1", (0, 1)),
+    ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1", (0, 1)),
+    # torchrun in each task; Open MPI starts its own by srun. The inner launcher counts.
+    ("RANK=0 WORLD_SIZE=1 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3", (0, 1)),
+    ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2", (5, 8)),
+])  # fmt: skip
+def test_part_is_that_of_the_launcher(
+    environment: str, expected: tuple[int, int], set_environment: Callable[[str], None]
 ) -> None:
-    said(environment)
-    assert place() == expected
+    set_environment(environment)
+    assert find_ranks() == Ranks(*expected, is_torch=False)
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        "SLURM_PROCID=0 SLURM_NTASKS=8",  # a batch script: in no step
-        "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1",  # the shell of salloc
-        "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1",
-    ],
-)
-def test_one_process_is_one_part_when_slurm_tells_it_of_a_job(environment: str, said: Callable[[str], None]) -> None:
-    said(environment)
-    assert place() == (0, 1)
-
-
-def test_shell_at_a_terminal_is_one_part_when_slurm_started_it_with_others(said: Callable[[str], None]) -> None:
-    said("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4")
+def test_shell_at_a_terminal_is_one_part_when_slurm_started_it_with_others(
+    set_environment: Callable[[str], None],
+) -> None:
+    set_environment("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4")
     assert place() == (0, 4)
     with terminal_as_input():
         assert place() == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ("RANK=0 WORLD_SIZE=1 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3", (0, 1)),
-        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2", (5, 8)),
-    ],
-    ids=["torchrun in each task", "Open MPI starts its own by srun"],
-)
-def test_inner_launcher_is_heard_when_one_was_started_by_another(
-    environment: str, expected: tuple[int, int], said: Callable[[str], None]
-) -> None:
-    said(environment)
-    assert place() == expected
-
-
-@pytest.mark.parametrize(
-    ("environment", "seen"),
-    [
-        ("RANK=one WORLD_SIZE=2", "RANK='one'"),
-        ("RANK=-1 WORLD_SIZE=2", "RANK='-1'"),
-        ("RANK=2 WORLD_SIZE=2", "RANK=2 and WORLD_SIZE=2"),
-        ("RANK=1", r"RANK=1 and WORLD_SIZE=\(unset\)"),
-        ("WORLD_SIZE=2", r"RANK=\(unset\) and WORLD_SIZE=2"),
-        ("SLURM_STEP_ID=0 SLURM_NTASKS=4", r"SLURM_PROCID=\(unset\) and SLURM_NTASKS=4"),
-    ],
-)
-def test_environment_is_refused_with_what_to_give_when_it_makes_no_sense(
-    environment: str, seen: str, said: Callable[[str], None]
-) -> None:
-    said(environment)
-    with pytest.raises(OptionError, match=rf"{seen}.* give rank= and world_size="):
-        find_ranks()
-
-
-def test_arguments_win_when_environment_and_process_group_say_something_else(said: Callable[[str], None]) -> None:
-    said("RANK=7 WORLD_SIZE=8")
+def test_arguments_precede_environment_and_process_group(set_environment: Callable[[str], None]) -> None:
+    set_environment("RANK=7 WORLD_SIZE=8")
     with process_group(1, 4):
         assert find_ranks(rank=0, world_size=2) == Ranks(0, 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "seen"),
-    [
-        ({"rank": 0}, "world_size=None: each"),
-        ({"world_size": 2}, "rank=None, world_size=2"),
-        ({"rank": 2, "world_size": 2}, "rank=2 .* less than world_size=2"),
-        ({"rank": -1, "world_size": 2}, "rank=-1"),
-        ({"rank": 0, "world_size": 0}, "world_size=0"),
-        ({"rank": 0.0, "world_size": 2}, r"rank=0\.0 .* a whole number"),
-        ({"ranks": "some"}, "ranks='some'"),
-        ({"data_dims": ("dp",)}, "needs device_mesh="),
-    ],
-)
-def test_arguments_are_refused_when_they_make_no_sense(arguments: dict[str, Any], seen: str) -> None:
+@pytest.mark.parametrize(("environment", "arguments", "seen"), [
+    ("RANK=one WORLD_SIZE=2", {}, "RANK='one'.* give rank= and world_size="),
+    ("RANK=-1 WORLD_SIZE=2", {}, "RANK='-1'.* give rank= and world_size="),
+    ("RANK=2 WORLD_SIZE=2", {}, "RANK=2 and WORLD_SIZE=2.* give rank= and world_size="),
+    ("RANK=1", {}, r"RANK=1 and WORLD_SIZE=\(unset\).* give rank= and world_size="),
+    ("WORLD_SIZE=2", {}, r"RANK=\(unset\) and WORLD_SIZE=2.* give rank= and world_size="),
+    ("SLURM_STEP_ID=0 SLURM_NTASKS=4", {}, r"SLURM_PROCID=\(unset\) and SLURM_NTASKS=4.* give rank= and world_size="),
+    ("", {"rank": 0}, "world_size=None: each"),
+    ("", {"world_size": 2}, "rank=None, world_size=2"),
+    ("", {"rank": 2, "world_size": 2}, "rank=2 .* less than world_size=2"),
+    ("", {"rank": -1, "world_size": 2}, "rank=-1"),
+    ("", {"rank": 0, "world_size": 0}, "world_size=0"),
+    ("", {"rank": 0.0, "world_size": 2}, r"rank=0\.0 .* a whole number"),
+    ("", {"ranks": "some"}, "ranks='some'"),
+    ("", {"data_dims": ("dp",)}, "needs device_mesh="),
+])  # fmt: skip
+def test_part_that_makes_no_sense_is_refused(
+    environment: str, arguments: dict[str, Any], seen: str, set_environment: Callable[[str], None]
+) -> None:
+    set_environment(environment)
     with pytest.raises(OptionError, match=seen):
         find_ranks(**arguments)
 
@@ -176,24 +133,18 @@ def test_arguments_are_refused_when_they_make_no_sense(arguments: dict[str, Any]
 # The process group
 
 
-def test_part_is_the_process_groups_when_there_is_one(said: Callable[[str], None]) -> None:
+def test_part_is_that_of_the_process_group(set_environment: Callable[[str], None]) -> None:
     with process_group(1, 3):
         assert place() == (1, 3)
-        said("RANK=1 WORLD_SIZE=3")
+        set_environment("RANK=1 WORLD_SIZE=3")
         assert place() == (1, 3)
-    assert place() == (1, 3)  # of the environment
-    said("RANK=0")
-    assert place() == (0, 3)
-
-
-@pytest.mark.parametrize("environment", ["RANK=0 WORLD_SIZE=3", "RANK=1 WORLD_SIZE=2", "WORLD_SIZE=2"])
-def test_disagreement_is_an_error_with_both_numbers_when_group_and_environment_differ(
-    environment: str, said: Callable[[str], None]
-) -> None:
-    said(environment)
-    variable = "RANK=0" if "RANK=0" in environment else "WORLD_SIZE=2"
-    with process_group(1, 3), pytest.raises(OptionError, match=f"rank 1 of 3, .* says {variable}: unset"):
-        find_ranks()
+        for environment in ("RANK=0 WORLD_SIZE=3", "RANK=1 WORLD_SIZE=2"):
+            set_environment(environment)
+            variable = "RANK=0" if "RANK=0" in environment else "WORLD_SIZE=2"
+            with pytest.raises(OptionError, match=f"rank 1 of 3, .* {variable}: unset"):
+                find_ranks()
+    set_environment("RANK=0 WORLD_SIZE=3")
+    assert place() == (0, 3)  # that of the environment
 
 
 def test_nothing_is_compared_when_the_group_has_nobody_else() -> None:
@@ -227,68 +178,55 @@ def test_data_dimensions_make_the_part_and_others_are_replicas_on_each_of_64_ran
     assert found == dict.fromkeys(range(8), 8)
 
 
-@pytest.mark.parametrize(
-    ("data_dims", "expected"),
-    [
-        (("dp_shard",), (3, 4)),
-        (("dp_shard", "dp_replicate"), (7, 8)),  # in the mesh's order, whatever the argument's
-        ("dp_replicate", (1, 2)),
-        (("pp", "tp"), (6, 8)),
-        ((), (0, 1)),
-    ],
-)
-def test_named_dimensions_make_the_part(data_dims: Any, expected: tuple[int, int]) -> None:
-    with process_group(62, 64):  # (1, 1, 3, 2)
-        assert place(device_mesh=mesh_of(SHAPE), data_dims=data_dims) == expected
+@pytest.mark.parametrize(("rank", "shape", "data_dims", "expected"), [
+    (62, SHAPE, ("dp_shard",), (3, 4)),  # its coordinate is (1, 1, 3, 2)
+    (62, SHAPE, ("dp_shard", "dp_replicate"), (7, 8)),  # in the order of the mesh
+    (62, SHAPE, "dp_replicate", (1, 2)),
+    (62, SHAPE, ("pp", "tp"), (6, 8)),
+    (62, SHAPE, (), (0, 1)),
+    (3, {"dp": 4}, None, (3, 4)),
+    (3, {"dp": 4, "ep": 1}, None, (3, 4)),  # an unknown dimension of one member
+    (5, {"dp": 4, "tp": 2}, None, (2, 4)),
+])  # fmt: skip
+def test_dimensions_make_the_part(
+    rank: int, shape: dict[str, int], data_dims: Any, expected: tuple[int, int], set_environment: Callable[[str], None]
+) -> None:
+    world = math.prod(shape.values())
+    set_environment(f"RANK={rank} WORLD_SIZE={world}")
+    with process_group(rank, world):
+        assert place(device_mesh=mesh_of(shape), data_dims=data_dims) == expected
 
 
-def test_part_is_the_meshs_when_the_environment_counts_processes(said: Callable[[str], None]) -> None:
-    said("RANK=5 WORLD_SIZE=8")
-    with process_group(5, 8):
-        assert place(device_mesh=mesh_of({"dp": 4, "tp": 2})) == (2, 4)
-
-
-@pytest.mark.parametrize("names", [None, ("dp",)])
-def test_all_of_a_mesh_of_one_dimension_is_data(names: tuple[str, ...] | None) -> None:
+def test_mesh_of_one_dimension_without_a_name_is_data() -> None:
     with process_group(3, 4):
-        assert place(device_mesh=init_device_mesh("cpu", (4,), mesh_dim_names=names)) == (3, 4)
+        assert place(device_mesh=init_device_mesh("cpu", (4,))) == (3, 4)
 
 
-def test_name_that_nobody_knows_does_not_matter_when_its_dimension_has_one_member() -> None:
-    with process_group(3, 4):
-        assert place(device_mesh=mesh_of({"dp": 4, "ep": 1})) == (3, 4)
-
-
-@pytest.mark.parametrize("shape", [{"dp": 2, "ep": 2}, {"x": 2, "y": 2}, {"world": 4}])
-def test_mesh_is_refused_until_data_dims_are_given_when_a_name_is_not_known(shape: dict[str, int]) -> None:
-    with process_group(3, 4):
-        mesh = mesh_of(shape)
-        with pytest.raises(OptionError, match="data_dims="):
-            find_ranks(device_mesh=mesh)
-        assert place(device_mesh=mesh, data_dims=tuple(shape)) == (3, 4)
-
-
-@pytest.mark.parametrize(
-    ("make", "data_dims", "seen"),
-    [
-        (lambda: init_device_mesh("cpu", (2, 2)), None, "no names to say by data_dims="),
-        (lambda: init_device_mesh("cpu", (2, 2)), ("dp",), "no names to say by data_dims="),
-        (lambda: mesh_of({"dp": 2, "tp": 2}), ("dq",), r"'dq'.*\{'dp': 2, 'tp': 2\}"),
-        (lambda: DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",)), None, "not among ranks 0-2 of the device_mesh"),
-    ],
-)
-def test_mesh_is_refused_when_it_does_not_say_what_is_asked(
+@pytest.mark.parametrize(("make", "data_dims", "seen"), [
+    (lambda: mesh_of({"dp": 2, "ep": 2}), None, "data_dims="),
+    (lambda: mesh_of({"x": 2, "y": 2}), None, "data_dims="),
+    (lambda: mesh_of({"world": 4}), None, "data_dims="),
+    (lambda: init_device_mesh("cpu", (2, 2)), None, "no names .* data_dims="),
+    (lambda: init_device_mesh("cpu", (2, 2)), ("dp",), "no names .* data_dims="),
+    (lambda: mesh_of({"dp": 2, "tp": 2}), ("dq",), r"'dq'.*\{'dp': 2, 'tp': 2\}"),
+    (lambda: DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",)), None, "not among ranks 0-2 of the device_mesh"),
+])  # fmt: skip
+def test_mesh_is_refused_when_its_data_dimensions_are_unknown(
     make: Callable[[], DeviceMesh], data_dims: Any, seen: str
 ) -> None:
-    with process_group(3, 4), pytest.raises(OptionError, match=seen):
-        find_ranks(device_mesh=make(), data_dims=data_dims)
+    with process_group(3, 4):
+        mesh = make()
+        with pytest.raises(OptionError, match=seen):
+            find_ranks(device_mesh=mesh, data_dims=data_dims)
+        if seen == "data_dims=":
+            assert place(device_mesh=mesh, data_dims=mesh.mesh_dim_names) == (3, 4)
 
 
-# What ranks say to each other
+# Comparison of digests
 
 
 class Counted:
-    """A store that counts what it is asked for."""
+    """A store that counts its requests."""
 
     def __init__(self, store: Any) -> None:
         self.store, self.requests = store, Counter[str]()
@@ -329,24 +267,34 @@ def outcomes(
     return got, store
 
 
-def test_all_agree_and_nothing_is_left_in_the_store_when_digests_are_the_same() -> None:
-    got, store = outcomes([2**64 - 1] * 5)
-    assert got == ["agreed"] * 5
+@pytest.mark.parametrize("parts", [None, [(0, 2), (0, 2), (1, 2), (1, 2)]], ids=["parts", "replicas"])
+def test_all_agree_and_nothing_stays_in_the_store_when_digests_are_equal(parts: list[tuple[int, int]] | None) -> None:
+    got, store = outcomes([2**64 - 1] * 4, parts=parts)
+    assert got == ["agreed"] * 4
     assert store.num_keys() == 0
 
 
 def test_all_agree_when_the_store_answers_one_key_at_a_time(tmp_path: Any) -> None:
-    got, _ = outcomes([7] * 4, store=dist.FileStore(str(tmp_path / "ranks"), 4))
-    assert got == ["agreed"] * 4
+    assert outcomes([7] * 4, store=dist.FileStore(str(tmp_path / "ranks"), 4))[0] == ["agreed"] * 4
 
 
-def test_all_raise_the_same_and_name_the_ranks_when_digests_differ() -> None:
-    got, _ = outcomes([7, 7, 9, 7, 7, 9])
-    assert len(set(got)) == 1
-    assert got[0] is not None
-    assert got[0].startswith("StateMismatchError: the plan is not the same on all ranks: ")
-    assert "0000000000000007 on 0-1, 3-4" in got[0]
-    assert "0000000000000009 on 2, 5" in got[0]
+@pytest.mark.parametrize(("digests", "options", "texts"), [
+    ([7, 7, 9, 7, 7, 9], {}, ["StateMismatchError: the plan is not the same on all ranks: ",
+                              "0000000000000007 on 0-1, 3-4", "0000000000000009 on 2, 5"]),
+    ([*range(40)], {}, ["StateMismatchError: ", "and 32 more"]),
+    ([7] * 6, {"absent": (3, 4), "timeout_s": 0.05}, ["OptionError: the plan is compared among 6 ranks",
+                                                      'within 0.05 s: 3-4; give ranks="local"']),
+    ([7] * 4, {"parts": [(0, 2), (1, 2), (1, 2), (0, 3)]},
+     ["OptionError: ranks do not read a whole: part 0 of 2 by 0; part 0 of 3 by 3; part 1 of 2 by 1-2; give"]),
+    ([7] * 4, {"parts": [(0, 2)] * 4}, ["OptionError: ranks do not read a whole: part 0 of 2 by 0-3; give"]),
+], ids=["digests", "every rank", "absent", "two worlds", "a part that nobody reads"])  # fmt: skip
+def test_all_ranks_raise_the_same_short_error(digests: list[int], options: dict[str, Any], texts: list[str]) -> None:
+    got, _ = outcomes(digests, **options)
+    (text,) = set(got)
+    assert text is not None
+    assert text.startswith(texts[0])
+    assert all(one in text for one in texts)
+    assert len(text) < 500
 
 
 def test_first_rank_leaves_last_as_it_may_keep_the_store_when_digests_differ() -> None:
@@ -364,36 +312,8 @@ def test_first_rank_leaves_last_as_it_may_keep_the_store_when_digests_differ() -
     thread.join()
 
 
-def test_all_raise_and_name_who_has_not_come_when_time_is_up_and_so_do_those_that_come_late() -> None:
-    got, _ = outcomes([7] * 6, absent=(3, 4), timeout_s=0.05)
-    assert len(set(got)) == 1
-    assert got[0] is not None
-    assert got[0].startswith("OptionError: the plan is compared among 6 ranks")
-    assert 'within 0.05 s: 3-4; give ranks="local"' in got[0]
-
-
-@pytest.mark.parametrize(
-    ("parts", "seen"),
-    [
-        ([(0, 2), (1, 2), (1, 2), (0, 3)], "part 0 of 2 by 0; part 0 of 3 by 3; part 1 of 2 by 1-2"),
-        ([(0, 2), (0, 2), (0, 2), (0, 2)], "part 0 of 2 by 0-3"),
-    ],
-    ids=["two worlds", "a part that nobody reads"],
-)
-def test_all_raise_when_their_parts_do_not_make_a_whole(parts: list[tuple[int, int]], seen: str) -> None:
-    got, _ = outcomes([7] * 4, parts=parts)
-    assert got == [got[0]] * 4
-    assert got[0] is not None
-    assert got[0].startswith(f"OptionError: ranks do not read a whole: {seen}; give")
-
-
-def test_replicas_agree_when_each_part_has_as_many_readers_as_another() -> None:
-    got, _ = outcomes([7] * 4, parts=[(0, 2), (0, 2), (1, 2), (1, 2)])
-    assert got == ["agreed"] * 4
-
-
 def test_requests_of_each_rank_are_as_many_when_there_are_more_ranks() -> None:
-    """Those that ask whether the verdict is there have a bound in time, for all ranks together."""
+    """Requests that poll for the verdict are bounded in time, for all ranks together."""
     each = []
     for world in (8, 64):
         got, store = outcomes([7] * world)
@@ -413,13 +333,6 @@ def test_few_requests_find_who_is_absent_when_there_are_many_ranks() -> None:
     with pytest.raises(OptionError, match=r"among 1000 ranks.*: 777; "):
         _compare(store, "the plan", members, 5, (7, 5, 1000), timeout_s=0)
     assert store.requests.total() < 40
-
-
-def test_texts_stay_short_when_every_rank_differs() -> None:
-    got, _ = outcomes(list(range(40)))
-    assert got[0] is not None
-    assert "and 32 more" in got[0]
-    assert len(got[0]) < 500
 
 
 def test_agreeing_does_nothing_when_there_is_no_process_group() -> None:
