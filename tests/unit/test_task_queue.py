@@ -1,4 +1,4 @@
-"""The queue of tasks, driven through every order of replies, deaths and cancellations by an executor that obeys."""
+"""The queue of tasks, driven through every order of replies, deaths and cancellations by a scripted executor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CountedPart(ListPart):
 
 
 class Link:
-    """A worker that does nothing by itself: the test says what it answers, and when."""
+    """A worker that answers when and as the test has it answer."""
 
     pid = 0
 
@@ -61,9 +61,9 @@ class Link:
         self.chains: list[int] = []
 
     def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
-        assert self.is_open, "a worker was told something after its end"
+        assert self.is_open, "a message to a worker that has ended"
         if isinstance(message, LetGo):
-            assert message.task in self.held, "what is not held was let go"
+            assert message.task in self.held, "a release of what is not held"
             del self.held[message.task]
         elif message.is_answered:
             assert message.number not in self.asked, "it was asked the same twice"
@@ -91,7 +91,7 @@ class Link:
 
 
 class Scripted:
-    """An executor whose workers start, answer and end when the test says so."""
+    """An executor whose workers start, answer and end when the test has them do so."""
 
     shares_memory = True
 
@@ -114,7 +114,7 @@ class Scripted:
 
 
 class Caller:
-    """Whoever waits for one task, as `Dispatch` does."""
+    """A caller that waits for one task, as `Dispatch` does."""
 
     def __init__(self, machine: QueueMachine, task: Task, part: CountedPart) -> None:
         self.machine, self.task, self.part = machine, task, part
@@ -183,7 +183,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.executor.shares_objects = are_threads
         self.queue = TaskQueue(workers, self.executor, self.meters)
         if is_known:
-            know(self.queue, sample_s=1e-6, open_s=1e6)  # whoever has a block is waited for
+            know(self.queue, sample_s=1e-6, open_s=1e6)  # tasks wait for the worker that has their block
         self.queue.chains.learn(1, self.queue.chains.pack(self.chain))
         self.loop.run_until_complete(self.queue.open())
         self.settle()
@@ -357,7 +357,7 @@ def test_tasks_go_by_batch_and_searches_go_first() -> None:
 
 
 class Blocks:
-    """Tasks of one sample each, in order, at workers that answer when they are told to; on a simulated loop.
+    """Tasks of one sample each, in order, at scripted workers on a simulated loop.
 
     Args:
         blocks: of each task.
@@ -480,59 +480,54 @@ def test_threads_wait_for_no_block_as_they_share_what_is_open() -> None:
     simulate(main(), 0)
 
 
-def given_while_held(held: Task, *others: Task) -> list[int]:
-    """The positions of the tasks that the only worker is given while it holds what it has made for the first one."""
+def task(finish: Finish, batch: int, position: int) -> Task:
+    return Task(1, 0, batch, finish, [CountedPart([0])], position)
 
-    async def main() -> list[int]:
+
+Order = tuple[Finish, int, int]  # and the numbers of batch and position
+
+
+@pytest.mark.parametrize(("held", "others", "given"), [
+    # Room may depend on earlier samples, because asynchronous steps end in any order.
+    ((Finish.SAMPLES, 0, 1), [(Finish.SAMPLES, 0, 2), (Finish.SAMPLES, 0, 0)], [0]),
+    # A batch whose samples are made may have the only turn of collation, which the held samples wait for.
+    ((Finish.SAMPLES, 3, 12), [(Finish.SAMPLES, 4, 16), (Finish.COLLATE, 5, 20)], [20]),
+    ((Finish.SAMPLES, 3, 12), [(Finish.SAMPLES, 4, 16), (Finish.CHECK, 5, 20)], [20]),
+    # No later batch is collated: a worker would hold ever more of them.
+    ((Finish.COLLATE, 3, 12), [(Finish.COLLATE, 5, 20)], []),
+    ((Finish.COLLATE, 3, 12), [(Finish.COLLATE, 5, 20), (Finish.SAMPLES, 2, 8)], [8]),
+    ((Finish.COLLATE, 3, 12), [(Finish.COLLATE, 5, 20), (Finish.COLLATE, 2, 8)], [8]),
+])  # fmt: skip
+def test_worker_that_holds_a_result_is_given_what_it_may_wait_for(
+    held: Order, others: list[Order], given: list[int]
+) -> None:
+    def task(finish: Finish, batch: int, position: int) -> Task:
+        return Task(1, 0, batch, finish, [CountedPart([0])], position)
+
+    async def main() -> None:
         executor = Scripted()
         queue = TaskQueue(1, executor, LoaderMeters())
         await queue.open()
-        running = [asyncio.ensure_future(queue.run(held))]
+        running = [asyncio.ensure_future(queue.run(task(*held)))]
         await asyncio.sleep(0)
         executor.waiting[0].set_result(None)
         for _ in range(5):  # turns of the loop
             await asyncio.sleep(0)
         (link,) = executor.links
         link.answer(next(iter(link.asked)), "held")
-        running += [asyncio.ensure_future(queue.run(task)) for task in others]
+        running += [asyncio.ensure_future(queue.run(task(*other))) for other in others]
         for _ in range(3):
             await asyncio.sleep(0)
-        given = link.positions()
-        for task in running:
-            task.cancel()
+        assert link.positions() == given
+        for one in running:
+            one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await queue.close()
-        return given
 
-    return asyncio.run(main())
-
-
-def task(finish: Finish, batch: int, position: int) -> Task:
-    return Task(1, 0, batch, finish, [CountedPart([0])], position)
+    asyncio.run(main())
 
 
-def test_task_of_earlier_samples_is_given_while_later_ones_are_held_whichever_was_asked_for_first() -> None:
-    """It may be what room is waited for: asynchronous steps before it end in any order."""
-    held, *others = (task(Finish.SAMPLES, 0, position) for position in (1, 2, 0))
-    assert given_while_held(held, *others) == [0]
-
-
-@pytest.mark.parametrize("finish", [Finish.COLLATE, Finish.CHECK])
-def test_batch_whose_samples_are_made_is_collated_while_earlier_samples_are_held(finish: Finish) -> None:
-    """It may have the only turn to be collated, which the batch needs that the held samples' room is waited for."""
-    held, later = task(Finish.SAMPLES, 3, 12), task(Finish.SAMPLES, 4, 16)
-    assert given_while_held(held, later, task(finish, 5, 20)) == [20]
-
-
-def test_no_later_batch_is_collated_while_one_is_held() -> None:
-    """Else a worker would keep ever more of them; but earlier ones are, and their samples are made."""
-    held, later = task(Finish.COLLATE, 3, 12), task(Finish.COLLATE, 5, 20)
-    assert given_while_held(held, later) == []
-    assert given_while_held(held, later, task(Finish.SAMPLES, 2, 8)) == [8]
-    assert given_while_held(held, later, task(Finish.COLLATE, 2, 8)) == [8]
-
-
-def test_who_waits_is_told_when_no_worker_can_be_started() -> None:
+def test_callers_get_the_error_when_no_worker_can_be_started() -> None:
     class Broken(Scripted):
         async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
             raise OSError("there are no machines")
