@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from drop_in.acting import Acting, ActingStream, batches_of, split
-from drop_in.classes import in_processes
 from drop_in.reading import next_error, read_all, told_by
 from torch.utils.data import get_worker_info
 
@@ -65,19 +64,6 @@ def told_of_deaths() -> Iterator[list[str]]:
         warnings.simplefilter("always")
         yield texts
     texts += [text for text in (str(w.message) for w in recorded) if "This DataLoader will create" not in text]
-
-
-@pytest.mark.slow
-@in_processes
-@pytest.mark.parametrize("ending", ["SIGKILL", "os._exit"])
-def test_dead_worker_is_a_runtime_error_that_names_the_process(loader_class: type[Any], ending: str) -> None:
-    act, _ = ENDINGS[ending]
-    with told_of_deaths():
-        iterator = iter(loader_class(Acting(act, at=(0,)), batch_size=4, num_workers=1))
-        error = next_error(iterator)
-        del iterator
-    assert isinstance(error, RuntimeError)
-    assert re.match(r"DataLoader worker \(pid(\(s\))? \d+\) (exited|is killed)", str(error))
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from drop_in.acting import Acting, batches_of, raising, split
 from drop_in.classes import caught
-from drop_in.reading import next_error, read_all, told_by
-from torch.utils.data import Dataset
+from drop_in.reading import read_all, told_by
+from torch.utils.data import Dataset, IterableDataset
 
 import headrace as hr
 
@@ -39,16 +39,6 @@ class DetailedError(ValueError):
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.code = code
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyError, TwoArgumentsError])
-def test_error_comes_as_it_is_when_there_are_no_workers(loader_class: type[Any], kind: type[Exception]) -> None:
-    raised = kind(3, "why")
-    iterator = iter(loader_class(Acting(raising(lambda: raised)), batch_size=4))
-    assert next(iterator).tolist() == [0, 1, 2, 3]
-    assert next_error(iterator) is raised
-    assert raised.args == (3, "why")
-    assert read_all(iterator) == batches_of(4, but=(0, 1))
 
 
 class MissingError(KeyError):
@@ -173,41 +163,8 @@ def test_error_says_what_is_wrong_when_its_text_is_made_of_its_arguments(our_cla
     assert caught(our_class, "UnicodeDecodeError", 1) in told_by(error)
 
 
-def test_text_shows_what_the_original_error_was_raised_from(loader_class: type[Any]) -> None:
-    def act(index: int) -> None:
-        try:
-            {}["inner"]
-        except KeyError as error:
-            raise ValueError("outer") from error
-
-    _, [error] = split(read_all(iter(loader_class(Acting(act), batch_size=4, num_workers=1))))
-    assert type(error) is ValueError
-    assert re.search(r"KeyError: 'inner'\s+The above exception was the direct cause", str(error))
-    assert str(error).rstrip().endswith("ValueError: outer")
-
-
-def test_error_of_a_sampler_is_raised_as_it_is(loader_class: type[Any]) -> None:
-    class Sampler:
-        def __iter__(self) -> Iterator[int]:
-            yield from range(7)
-            raise ZeroDivisionError("in the sampler")
-
-    for num_workers in (0, 1):
-        with pytest.raises(ZeroDivisionError, match=r"^in the sampler$"):
-            list(loader_class(range(20), sampler=Sampler(), num_workers=num_workers))
-
-
 def fail_to_start(worker_id: int) -> None:
     raise PermissionError(f"worker {worker_id} may not")
-
-
-def test_failing_init_function_is_raised_at_the_first_batch_of_that_worker(loader_class: type[Any]) -> None:
-    iterator = iter(loader_class(range(20), batch_size=4, num_workers=2, worker_init_fn=fail_to_start))
-    for worker_id in range(2):
-        error = next_error(iterator)
-        assert type(error) is PermissionError
-        assert str(error).startswith(caught(loader_class, "PermissionError", worker_id))
-        assert f"worker {worker_id} may not" in str(error)
 
 
 def test_failing_init_function_is_raised_each_time(our_class: type[Any]) -> None:
@@ -266,6 +223,25 @@ def test_result_that_cannot_be_sent_is_an_error_naming_stage_type_and_sample(wha
     assert name in told
     assert "collate" in told
     assert re.search(r"\b[23]\b", told), told
+
+
+class Late(IterableDataset[int]):
+    """Cannot be iterated over the first time."""
+
+    tries = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.tries += 1
+        if self.tries == 1:
+            raise OSError("not yet")
+        return iter(range(3))
+
+
+def test_data_set_that_failed_at_iter_serves_the_next_epoch() -> None:
+    loader = hr.DataLoader(Late(), None, num_workers=1, persistent_workers=True)
+    with pytest.raises(OSError, match="not yet"):
+        list(loader)
+    assert list(loader) == [0, 1, 2]
 
 
 def test_lambda_in_a_batch_arrives_and_can_be_called(our_class: type[Any]) -> None:

@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from drop_in.classes import in_processes
 from drop_in.reading import next_error
 from process.waiting import wait_until
 from torch.utils.data import Dataset
-
-import headrace as hr
-
-both = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 class Squares(Dataset[int]):
@@ -28,13 +22,6 @@ class Squares(Dataset[int]):
 
     def __getitem__(self, k: int) -> int:
         return k * k
-
-
-class Bulk(Squares):
-    """A key may be a list: the data set makes the batch itself."""
-
-    def __getitem__(self, keys: Any) -> Any:
-        return torch.tensor(keys) ** 2
 
 
 class Counted:
@@ -79,41 +66,10 @@ class Gate(Squares):
         return {int(line) for line in Path(self.log).read_text().splitlines()}
 
 
-def plain(batches: Iterable[Any]) -> list[Any]:
-    return [batch.tolist() for batch in batches]
-
-
 # How batches are made
 
 
-@both
-def test_data_set_is_asked_for_what_the_sampler_gives_when_that_is_a_list(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Bulk(), None, sampler=[[1, 2, 3], [4]], num_workers=num_workers)
-    assert plain(loader) == [[1, 4, 9], [16]]
-
-
-@both
-def test_samples_are_asked_for_one_by_one_when_getitems_is_false(loader_class: Any, num_workers: int) -> None:
-    data = Squares(3)
-    data.__getitems__ = None
-    assert plain(loader_class(data, 3, num_workers=num_workers)) == [[0, 1, 4]]
-
-
-@both
-def test_keys_are_the_samplers_own_objects_of_any_type(loader_class: Any, num_workers: int) -> None:
-    data = {"a": 1, ("b", 2): 2, None: 3}
-    assert plain(loader_class(data, 2, sampler=list(data), num_workers=num_workers)) == [[1, 2], [3]]
-
-
 # Lengths
-
-
-def test_length_is_a_type_error_when_the_sampler_has_none(loader_class: Any) -> None:
-    loader = loader_class(Squares(), 2, sampler=Counted([1, 2, 3]))
-    for sized in (loader, iter(loader)):
-        with pytest.raises(TypeError):
-            len(sized)
-    assert plain(loader) == [[1, 4], [9]]
 
 
 # When things happen
@@ -183,37 +139,7 @@ def test_batches_come_as_they_are_ready_when_in_order_is_false(loader_class: Any
     assert list(iterator) == [0, 2]
 
 
-def test_in_order_makes_no_difference_without_workers(loader_class: Any) -> None:
-    assert list(loader_class(Squares(4), None, in_order=False)) == [0, 1, 4, 9]
-
-
-def test_worker_init_fn_is_not_called_without_workers(loader_class: Any) -> None:
-    called: list[int] = []
-    assert list(loader_class(Squares(2), None, worker_init_fn=called.append)) == [0, 1]
-    assert called == []
-
-
 # Epochs
-
-
-class Ageing(Squares):
-    """Tells how often this copy of it was asked, and a value that the trainer may change."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.asked, self.value = 0, "first"
-
-    def __getitem__(self, k: int) -> tuple[int, str]:
-        self.asked += 1
-        return self.asked, self.value
-
-
-@in_processes
-def test_workers_and_their_data_sets_live_on_when_persistent(loader_class: Any) -> None:
-    loader = loader_class(Ageing(2), None, num_workers=1, collate_fn=tuple, persistent_workers=True)
-    assert list(loader) == [(1, "first"), (2, "first")]
-    loader.dataset.value = "second"
-    assert list(loader) == [(3, "first"), (4, "first")], "changes in the trainer are not seen"
 
 
 # Time-outs
@@ -227,28 +153,3 @@ def test_next_raises_when_a_batch_takes_longer_than_the_timeout(loader_class: An
     assert isinstance(error, RuntimeError)
     assert str(error) == "DataLoader timed out after 0.25 seconds"
     data.open()
-
-
-def test_iter_refuses_a_timeout_that_was_set_later_without_workers(loader_class: Any) -> None:
-    loader = loader_class(Squares())
-    loader.timeout = 1
-    with pytest.raises(AssertionError, match="_SingleProcessDataLoaderIter requires timeout == 0"):
-        iter(loader)
-
-
-@pytest.mark.parametrize(
-    "loader_class",
-    [
-        pytest.param(
-            torch.utils.data.DataLoader,
-            id="torch",
-            marks=pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # of its __del__
-        ),
-        pytest.param(hr.DataLoader, id="ours"),
-    ],
-)
-def test_iter_refuses_a_prefetch_factor_of_zero_that_was_set_later(loader_class: Any) -> None:
-    loader = loader_class(Squares(), num_workers=1)
-    loader.prefetch_factor = 0
-    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
-        iter(loader)

@@ -49,6 +49,41 @@ def test_constructor_names_what_cannot_be_used_when_an_option_of_ours_is(
         hr.DataLoader(dataset, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_workers": 1.5}, TypeError),
+        ({"collate_fn": 5}, TypeError),
+        ({"sampler": 5}, TypeError),
+        ({"batch_sampler": 5}, TypeError),
+        ({"prefetch_factor": 0, "num_workers": 1}, ValueError),
+        ({"timeout": 1}, ValueError),
+    ],
+)
+def test_constructor_refuses_what_torch_refuses_at_the_first_use(
+    options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=next(iter(options))) as caught:
+        hr.DataLoader(NUMBERS, **options)
+    assert error is TypeError or isinstance(caught.value, AssertionError), "code catches ours as torch's"
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "text"),
+    [
+        ({}, "timeout", 1, "_SingleProcessDataLoaderIter requires timeout == 0"),
+        ({"num_workers": 1}, "prefetch_factor", 0, "prefetch_factor must be greater than 0"),
+    ],
+)
+def test_iter_refuses_an_option_that_was_set_later_as_torch_does(
+    options: dict[str, Any], name: str, value: int, text: str
+) -> None:
+    loader = hr.DataLoader(NUMBERS, **options)
+    setattr(loader, name, value)
+    with pytest.raises(AssertionError, match=text):
+        iter(loader)
+
+
 @pytest.mark.usefixtures("accelerator")
 def test_device_that_is_not_there_is_an_error_that_names_it() -> None:
     with pytest.raises(hr.OptionError, match="device='cuda:99' cannot be used here"):

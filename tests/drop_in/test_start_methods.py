@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import pickle
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from drop_in.asked import Asked, told
 from drop_in.stateful_data import Counted, identity
 from process.waiting import run_script
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 import headrace as hr
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python's, where there are threads
+
+
+class Asked(Dataset[Any]):
+    """Each sample is the result of a function of the data set."""
+
+    def __init__(self, ask: Callable[[Any], Any], **things: Any) -> None:
+        self.ask = ask
+        vars(self).update(things)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.ask(self)
+
+
+def samples_of(dataset: Dataset[Any], **options: Any) -> list[Any]:
+    return list(hr.DataLoader(dataset, None, num_workers=2, collate_fn=lambda sample: sample, **options))
 
 
 SCRIPT = """
@@ -50,73 +65,6 @@ def test_workers_are_forked_where_torchs_would_be(method: str | None) -> None:
     assert code == 0, err
     would_fork = (method or multiprocessing.get_all_start_methods()[0]) == "fork"
     assert out.strip() == ("[[0], [1]]" if would_fork else "type(dataset).lock (a _thread.lock)")
-
-
-CLASSES = """
-    import enum, threading
-
-    class Color(enum.Enum):
-        RED = 1
-
-    class Sample:
-        lock = threading.Lock()  # no process can be sent it
-
-        def __init__(self, color):
-            self.color = color
-
-    class MyError(Exception):
-        pass
-
-    class Data:
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, color):
-            if color is not Color.RED:
-                raise MyError(color, Color.RED)
-            return Sample(color)
-
-    class Local(Sample):
-        pass
-
-    loader = hr.DataLoader(
-        Data(), batch_size=None, sampler=[Color.RED, Color], num_workers=1,
-        collate_fn=lambda sample: [sample, Local(sample.color)], multiprocessing_context="fork"
-    )
-    batches = iter(loader)
-    sample, local = next(batches)
-    assert type(sample) is Sample and type(local) is Local and isinstance(local, Sample)
-    assert sample.color is Color.RED
-    try:
-        next(batches)
-    except MyError as error:
-        kind, member = error.__cause__.args
-        assert kind is Color and member is Color.RED
-    else:
-        raise AssertionError
-    print("the same")
-"""
-
-
-def test_forked_workers_have_the_classes_of_the_script_and_no_copies() -> None:
-    code, out, err = run_script(CLASSES)
-    assert (code, out.strip()) == (0, "the same"), err
-
-
-@pytest.mark.usefixtures("no_fork")
-def test_data_set_reaches_workers_of_the_fork_server(tmp_path: Path) -> None:
-    """`tests/process/test_what_travels.py` says the rest of what they have."""
-    np.arange(3_000, dtype=np.int32).tofile(tmp_path / "tokens.bin")
-    part = np.memmap(tmp_path / "tokens.bin", np.int32, "r")[1_000:2_000:2]
-
-    def ask(self: Any) -> Any:
-        self.shared[get_worker_info().id] += 1
-        self.own[0] += 1
-        return self.part[1], self.own[0] > 0, type(pickle.loads(pickle.dumps(Asked(print)))) is type(self)
-
-    data = Asked(ask, shared=torch.zeros(2).share_memory_(), own=np.zeros(100_000), part=part)
-    assert told(data) == [(1_002, True, True)] * 4
-    assert (data.shared.tolist(), data.own[0]) == ([2, 2], 0)
 
 
 COUNTS_ITS_IMPORTS = """
@@ -208,7 +156,7 @@ def test_what_cannot_be_sent_is_an_error_that_names_the_attribute(tmp_path: Path
     data = Asked(lambda self: self.lock.locked(), lock=threading.Lock())
     with pytest.raises(hr.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
         iter(hr.DataLoader(data, num_workers=1))
-    assert told(data, multiprocessing_context="fork") == [False] * 4
+    assert samples_of(data, multiprocessing_context="fork") == [False] * 4
 
 
 def test_tensor_on_another_device_is_an_error_that_says_what_to_do() -> None:
@@ -217,21 +165,7 @@ def test_tensor_on_another_device_is_an_error_that_says_what_to_do() -> None:
 
     data = Asked(lambda self: torch.zeros(3).as_subclass(Elsewhere))
     with pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot be sent to another process"):
-        told(data)
-
-
-def test_class_is_in_the_trainer_what_it_was_when_batches_of_it_come_back() -> None:
-    class Batch:
-        count = 0
-
-        def __init__(self, samples: list[Any]) -> None:
-            self.samples = samples
-
-    iterator = iter(hr.DataLoader([1, 2, 3, 4], 2, num_workers=1, collate_fn=Batch))
-    Batch.count = 7
-    for batch in iterator:
-        assert type(batch) is Batch
-        assert Batch.count == 7, "what comes back is a copy of what has gone out"
+        samples_of(data)
 
 
 @pytest.mark.parametrize("options", [{}, {"economic": True}], ids=["fork", "economic"])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import threading
 from typing import Any
 
 import pytest
-import torch
-from drop_in.classes import ThreadLoader, in_processes
+from drop_in.classes import in_processes
 from process.waiting import is_running, wait_until
-from torch.utils.data import Dataset, get_worker_info
 
 import headrace as hr
 
@@ -20,24 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 def as_is(samples: list[Any]) -> list[Any]:
     return samples
-
-
-class Asking(Dataset[Any]):
-    """Samples that are the answers of a function, called with the index where the sample is made."""
-
-    def __init__(self, answer: Any, length: int = 4) -> None:
-        self.answer, self.length = answer, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return self.answer(index)
-
-
-def answers(loader_class: type[Any], answer: Any, *, length: int = 4, **options: Any) -> list[Any]:
-    loader = loader_class(Asking(answer, length), batch_size=1, collate_fn=as_is, **options)
-    return [sample for batch in loader for sample in batch]
 
 
 def pids_of(iterator: Any) -> list[int]:
@@ -49,51 +28,6 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 # What a worker knows of itself
-
-
-def test_worker_info_tells_id_count_and_seed_and_is_none_elsewhere(loader_class: type[Any]) -> None:
-    def answer(index: int) -> tuple[Any, ...]:
-        worker = get_worker_info()
-        assert worker is not None
-        return worker.id, worker.num_workers, worker.seed - worker.id, (worker.rng, worker.worker_method)
-
-    got = answers(loader_class, answer, num_workers=2)
-    assert [(number, count) for number, count, _, _ in got] == [(0, 2), (1, 2), (0, 2), (1, 2)]
-    assert len({base for _, _, base, _ in got}) == 1
-    assert {rest for _, _, _, rest in got} == {(None, "thread" if loader_class is ThreadLoader else "multiprocessing")}
-    assert get_worker_info() is None
-    assert answers(loader_class, lambda index: get_worker_info(), num_workers=0) == [None] * 4
-
-
-def test_worker_info_cannot_be_changed(loader_class: type[Any]) -> None:
-    def answer(index: int) -> list[str]:
-        worker = get_worker_info()
-        refused = []
-        for name in ("id", "num_workers", "seed", "dataset"):
-            try:
-                setattr(worker, name, 7)
-            except (dataclasses.FrozenInstanceError, RuntimeError):  # the latter in older releases of torch
-                refused.append(name)
-        return refused
-
-    assert answers(loader_class, answer, num_workers=1, length=1) == [["id", "num_workers", "seed", "dataset"]]
-
-
-class Itself(Dataset[bool]):
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> bool:
-        worker = get_worker_info()
-        return worker is not None and worker.dataset is self
-
-
-def test_worker_info_holds_the_data_set_that_makes_the_samples(loader_class: type[Any]) -> None:
-    def init(worker_id: int) -> None:
-        worker = get_worker_info()
-        assert worker is not None and type(worker.dataset).__name__ == "Itself" and worker.id == worker_id
-
-    assert torch.cat(list(loader_class(Itself(), num_workers=2, worker_init_fn=init))).tolist() == [True] * 3
 
 
 # Persistent workers, several iterators, threads

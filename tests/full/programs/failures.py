@@ -182,6 +182,7 @@ def errors_of_functions(loader: Any, note: Note) -> None:
     note("first of init", next(tried(loader(range(6), 2, num_workers=2, worker_init_fn=fail))))
     got = list(tried(loader(range(8), 2, num_workers=2, worker_init_fn=fail_in_the_second), 2))
     note("init of the second", got)
+    note("no workers, no init", list(loader(range(4), 2, worker_init_fn=fail)))
 
 
 @program

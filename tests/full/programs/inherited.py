@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
-import io
 import itertools
-import logging
-import mmap
 import multiprocessing
 import os
-import random
-import socket
-import sqlite3
-import tempfile
 import threading
 import weakref
-import zipfile
-from collections.abc import Callable
 from contextlib import ExitStack
-from multiprocessing import shared_memory
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,42 +37,6 @@ def opened_file(stack: ExitStack) -> Any:
     return Asking(lambda self, k: (os.pread(self.file.fileno(), 2, k), self.file.name), file=file)
 
 
-def temporary_file(stack: ExitStack) -> Any:
-    file = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    file.write(b"0123456789")
-    file.flush()
-    Path(folder, "inside").write_text("there")
-    return Asking(
-        lambda self, k: (os.pread(file.fileno(), 2, k), Path(self.folder, "inside").read_text()), folder=folder
-    )
-
-
-def mapped_file(stack: ExitStack) -> Any:
-    file = stack.enter_context(written("mapped.bin").open("rb"))
-    area = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return Asking(lambda self, k: self.area[k : k + 2], area=area)
-
-
-def opened_archive(stack: ExitStack) -> Any:
-    archive = stack.enter_context(zipfile.ZipFile("open.zip", "w"))
-    for k in range(6):
-        archive.writestr(f"{k}.txt", f"the {k}th")
-    return Asking(lambda self, k: self.archive.getinfo(f"{k}.txt").file_size, archive=archive)
-
-
-def connection(stack: ExitStack) -> Any:
-    rows = stack.enter_context(contextlib.closing(sqlite3.connect(":memory:")))
-    rows.execute("create table rows (k integer)")
-    rows.executemany("insert into rows values (?)", [(k,) for k in range(6)])
-    return Asking(lambda self, k: self.rows.execute("select k from rows where k = ?", (k,)).fetchone(), rows=rows)
-
-
-def socket_pair(stack: ExitStack) -> Any:
-    one, other = (stack.enter_context(each) for each in socket.socketpair())
-    return Asking(lambda self, _: (self.one.family.name, self.one.fileno() >= 0), one=one, other=other)
-
-
 def locks(_: ExitStack) -> Any:
     def ask(self: Any, k: int) -> Any:
         with self.lock, self.again, self.condition:
@@ -103,95 +55,7 @@ def generators(_: ExitStack) -> Any:
     return Asking(ask, generator=numbers, list=of_list, cycle=itertools.cycle([1, 2]), zipped=zipped)
 
 
-def random_generators(_: ExitStack) -> Any:
-    def ask(self: Any, k: int) -> Any:
-        drawn = torch.rand(1, generator=self.torchs).item()
-        return k, self.pythons.random(), self.numpys.random(), self.old.rand(), drawn
-
-    pythons, torchs = random.Random(3), torch.Generator().manual_seed(6)
-    return Asking(ask, pythons=pythons, numpys=np.random.default_rng(4), old=np.random.RandomState(5), torchs=torchs)
-
-
-def text_in_memory(_: ExitStack) -> Any:
-    return Asking(lambda self, k: (self.file.getvalue()[k:], self.file.tell()), file=io.StringIO("what was written"))
-
-
-def logger(_: ExitStack) -> Any:
-    log = logging.getLogger("users.data")
-    log.setLevel(logging.ERROR)
-    return Asking(lambda self, _: (self.log.level, self.log is logging.getLogger("users.data")), log=log)
-
-
-# Functions and classes
-
-
-def plus(a: int, b: int = 1) -> int:
-    return a + b
-
-
-@functools.cache
-def remembered(k: int) -> tuple[int, int]:
-    return k, k * k
-
-
-@functools.singledispatch
-def kind_of(value: Any) -> str:
-    return "any"
-
-
-@kind_of.register
-def _(value: int) -> str:
-    return f"int {value}"
-
-
-COUNTS = {"asked": 0}
-
-
-def counted(k: int) -> Any:
-    COUNTS["asked"] += 1
-    return k, COUNTS["asked"] > 0, len(COUNTS)
-
-
-def functions(_: ExitStack) -> Any:
-    offset = 10
-
-    def recursive(k: int) -> int:
-        return 1 if k < 2 else k * recursive(k - 1)
-
-    made: list[Callable[[int], Any]] = [
-        *(plus, lambda k: k - offset, recursive, counted, functools.partial(plus, b=5), remembered, kind_of),
-        *([3, 1, 2, 5, 6, 7].__getitem__, str, "a {}".format, functools.wraps(plus)(lambda k: plus(k))),
-    ]
-    return Asking(lambda self, k: [function(k) for function in self.functions], functions=made)
-
-
-class Remembering(Dataset[Any]):
-    """Members that keep what they have made."""
-
-    made = 0
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019
-    def squared(self, k: int) -> int:
-        return k * k
-
-    @functools.cached_property
-    def table(self) -> list[int]:
-        self.made += 1
-        return [10, 20, 30, 40, 50, 60]
-
-    @functools.singledispatchmethod
-    def kind(self, value: Any) -> str:
-        return "any"
-
-    @kind.register
-    def _(self, value: int) -> str:
-        return "int"
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> Any:
-        return self.squared(index), self.table[index], self.kind(index), self.kind("a"), self.made
+# Data sets
 
 
 class Delegating(Dataset[Any]):
@@ -208,25 +72,6 @@ class Delegating(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.wrapped)
-
-
-T = TypeVar("T")
-
-
-class Base(Dataset[T], Generic[T]):
-    registry: dict[str, Any] = {}
-    __slots__ = ("values",)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        Base.registry[cls.__name__] = options
-
-    def __len__(self) -> int:
-        return 3
-
-
-class Derived(Base[int], colour="red"):
-    def __getitem__(self, index: int) -> Any:
-        return index, sorted(Base.registry.items()), type(self).__mro__[1].__name__, super().__len__()
 
 
 class Pickling(Dataset[Any]):
@@ -262,26 +107,9 @@ def itself(_: ExitStack) -> Any:
     return data
 
 
-def network(_: ExitStack) -> Any:
-    torch.manual_seed(3)
-    layer = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
-
-    def ask(self: Any, k: int) -> Any:
-        with torch.no_grad():
-            return self.layer(torch.ones(1, 2) * k).round(decimals=4), self.layer.training, self.module.sqrt(k)
-
-    return Asking(ask, layer=layer, module=np)
-
-
-HELD: list[Callable[[ExitStack], Any]] = [
-    *(opened_file, temporary_file, mapped_file, opened_archive, connection, socket_pair, locks, generators),
-    *(random_generators, text_in_memory, logger, functions, itself, network),
-]
-
-
 @program
 def things_that_data_sets_hold(loader: Any, note: Note) -> None:
-    for make in HELD:
+    for make in (opened_file, locks, generators, itself):
         with ExitStack() as stack:
             read(loader, note, make.__name__, make(stack))
 
@@ -289,7 +117,7 @@ def things_that_data_sets_hold(loader: Any, note: Note) -> None:
 @program
 def data_sets_of_every_kind(loader: Any, note: Note) -> None:
     inner = Asking(lambda self, k: (k, self.title), title="inner")
-    for data in (Remembering(), Delegating(Delegating(inner)), Derived(), Pickling()):
+    for data in (Delegating(Delegating(inner)), Pickling()):
         read(loader, note, type(data).__name__, data)
     for plain in ("text", range(3), [1.5, 2.5], {0: "a", 1: "b"}, np.arange(6).reshape(3, 2), torch.eye(2)):
         read(loader, note, type(plain).__name__, plain)
@@ -336,53 +164,29 @@ class Cached(Dataset[float]):
         return float(self.cache[index]), int(self.filled[index])  # type: ignore[return-value]
 
 
-def shared_memory_of_python(stack: ExitStack) -> tuple[Any, Any]:
-    memory = shared_memory.SharedMemory(create=True, size=64)
-    stack.callback(memory.unlink)  # it is closed with the arrays
-    return np.ndarray((6,), np.float32, memory.buf), np.ndarray((6,), np.uint8, memory.buf, 40)
-
-
-def shared_tensors(_: ExitStack) -> tuple[Any, Any]:
+def shared_tensors() -> tuple[Any, Any]:
     return torch.zeros(6).share_memory_(), torch.zeros(8, dtype=torch.uint8).share_memory_()[2:].numpy()
 
 
-def multiprocessings_arrays(_: ExitStack) -> tuple[Any, Any]:
+def multiprocessings_arrays() -> tuple[Any, Any]:
     return multiprocessing.Array(ctypes.c_double, 6), multiprocessing.Array(ctypes.c_ubyte, 6, lock=False)
 
 
-def arrays_and_tensors_over_multiprocessings(_: ExitStack) -> tuple[Any, Any]:
-    floats, raw = multiprocessing.Array(ctypes.c_double, 6), multiprocessing.RawArray(ctypes.c_ubyte, 6)
-    return np.frombuffer(floats.get_obj()), torch.frombuffer(raw, dtype=torch.uint8)
-
-
-def anonymous_map(_: ExitStack) -> tuple[Any, Any]:
-    area = mmap.mmap(-1, 64)
-    return np.frombuffer(area, np.float32, 6), np.frombuffer(area, np.uint8, 6, 40)
-
-
-def memory_of_the_trainers_own(_: ExitStack) -> tuple[Any, Any]:
+def memory_of_the_trainers_own() -> tuple[Any, Any]:
     """Each worker writes to its copy."""
     return np.zeros(6), torch.zeros(6)
 
 
-CACHES: list[Callable[[ExitStack], tuple[Any, Any]]] = [
-    *(shared_memory_of_python, shared_tensors, multiprocessings_arrays, arrays_and_tensors_over_multiprocessings),
-    *(anonymous_map, memory_of_the_trainers_own),
-]
-
-
 @program
 def caches_in_memory_of_every_kind(loader: Any, note: Note) -> None:
-    for make in CACHES:
-        with ExitStack() as stack:
-            cache, filled = make(stack)
-            data = Cached(cache, filled)
-            for epoch in range(2):
-                data.fills = epoch == 0
-                for batch in tried(loader(data, 2, num_workers=2)):
-                    note(make.__name__, epoch, batch)
-            note([float(x) for x in cache], [int(x) for x in filled])
-            del data, cache, filled
+    for make in (shared_tensors, multiprocessings_arrays, memory_of_the_trainers_own):
+        cache, filled = make()
+        data = Cached(cache, filled)
+        for epoch in range(2):
+            data.fills = epoch == 0
+            for batch in tried(loader(data, 2, num_workers=2)):
+                note(make.__name__, epoch, batch)
+        note([float(x) for x in cache], [int(x) for x in filled])
 
 
 @program
@@ -447,32 +251,16 @@ def mapped(name: str, mode: Any) -> Any:
     return np.memmap(name, np.float32, mode, shape=(6, 10))
 
 
-def loaded(name: str) -> Any:
-    torch.save({"rows": torch.arange(60.0).reshape(6, 10)}, name)
-    return torch.load(name, mmap=True)["rows"]
-
-
-MAPPED: dict[str, Callable[[str], Any]] = {
-    "itself": lambda name: mapped(name, "r+"),
-    "turned": lambda name: mapped(name, "r+").T[:6],
-    "as an array": lambda name: np.asarray(mapped(name, "r+")),
-    "as a tensor": lambda name: torch.from_numpy(mapped(name, "r+")),
-    "copied on write": lambda name: mapped(name, "c"),
-    "loaded by torch": loaded,
-}
-
-
 @program
 def mapped_files_that_workers_write_to(loader: Any, note: Note) -> None:
     def write(self: Any, k: int) -> Any:
         self.held[k, 0] = -k
         return self.held[k] * 1
 
-    for name, make in MAPPED.items():
-        held = make(name)
-        for batch in tried(loader(Asking(write, held=held), 2, num_workers=2)):
-            note(name, batch)
-        note(name, held * 1)
+    held = mapped("rows", "r+")
+    for batch in tried(loader(Asking(write, held=held), 2, num_workers=2)):
+        note(batch)
+    note(held * 1)
 
 
 if __name__ == "__main__":

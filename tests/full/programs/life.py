@@ -185,6 +185,10 @@ def attributes_and_changes(loader: Any, note: Note) -> None:
         {"num_workers": 2},
         {"batch_size": None},
         {"batch_size": 3, "shuffle": True, "drop_last": True},
+        {"sampler": [3, 1]},
+        {"batch_sampler": [[0, 1], [2]]},
+        {"num_workers": 2, "collate_fn": list, "pin_memory": True, "timeout": 5, "worker_init_fn": print}
+        | {"prefetch_factor": 4, "persistent_workers": True, "pin_memory_device": "cuda", "in_order": False},
     ):
         loading = loader(range(8), **options)
         for name in names.split():
@@ -206,6 +210,16 @@ def options_that_are_changed_between_epochs(loader: Any, note: Note) -> None:
     note(list(loading))
     loading.num_workers, loading.prefetch_factor = 0, None
     note(list(loading))
+
+
+@program
+def data_set_that_changes_between_epochs(loader: Any, note: Note) -> None:
+    for workers, persistent in ((0, False), (1, False), (1, True)):
+        data = Counting(4)
+        loading = loader(data, 2, num_workers=workers, persistent_workers=persistent)
+        for _ in range(3):
+            note(list(loading))
+            data.asked += 100
 
 
 @program

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import UserList, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,8 +76,31 @@ def order_that_is_not_kept(loader: Any, note: Note) -> None:
     loading = loader(Augmented(), 4, True, num_workers=2, in_order=False, generator=generator())
     for _ in range(2):
         note(sorted(index for batch in loading for index in batch[0].tolist()))
-    for batch in loader(Augmented(), 4, num_workers=1, in_order=False):
-        note(batch)
+    for workers in (0, 1):
+        for batch in loader(Augmented(), 4, num_workers=workers, in_order=False):
+            note(batch)
+
+
+class Drawing(Sampler[int]):
+    """Draws each index from the global generator when it is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(13):
+            yield int(torch.randint(13, ()))
+
+
+@program
+def random_numbers_of_epochs_that_are_left_early(loader: Any, note: Note) -> None:
+    """What was asked of workers before the break has advanced the generators."""
+    for workers, persistent in ((0, False), (2, False), (2, True)):
+        for options in ({"shuffle": True}, {"sampler": Drawing()}, {"shuffle": True, "generator": generator()}):
+            loading = loader(Augmented(), 3, num_workers=workers, persistent_workers=persistent, **options)
+            for epoch in range(3):
+                for number, batch in enumerate(loading):
+                    note(epoch, batch, torch.rand(2), np.random.rand())  # noqa: NPY002
+                    if number == 2:
+                        break
+                note(random.random(), loading.generator and torch.rand(1, generator=loading.generator))
 
 
 @program
@@ -154,7 +179,9 @@ def samplers_of_ones_own(loader: Any, note: Note) -> None:
         epochs(loader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, drop_last=True)), note)
         for iterable in ([3, 1, 1], (2, 0), {7: "x", 8: "y"}, OldSequence(), (k for k in (3, 1, 4))):
             epochs(loader(data, 2, sampler=iterable, num_workers=workers), note)
-        iterator = iter(loader(data, 2, sampler=Endless(), num_workers=workers))
+        loading = loader(data, 2, sampler=Endless(), num_workers=workers)
+        iterator = iter(loading)
+        note(attempt(lambda each=loading: len(each)), attempt(lambda each=iterator: len(each)))
         for _ in range(6):
             note(next(iterator)[0])
         del iterator
@@ -180,6 +207,11 @@ def keys_of_every_type(loader: Any, note: Note) -> None:
             note(workers, batch)
 
 
+class Two(NamedTuple):
+    first: Any
+    second: Any
+
+
 class Bulk(Augmented):
     def __init__(self, give: Any) -> None:
         super().__init__()
@@ -201,7 +233,24 @@ def whole_batches_at_once(loader: Any, note: Note) -> None:
         lambda ks: "text",
         lambda ks: None,
         lambda ks: [],
+        lambda ks: {k: k for k in ks},
+        lambda ks: torch.tensor(ks).unsqueeze(1).expand(-1, 3000),
+        lambda ks: np.array([(k, k) for k in ks], dtype=[("a", "i4"), ("b", "f4")]),
+        lambda ks: (torch.tensor(ks), torch.tensor(ks) + 1),
+        lambda ks: Two(np.array(ks), [str(k) for k in ks]),
+        lambda ks: [torch.full((3000,), k) for k in ks],
+        lambda ks: [ks, ks],
+        lambda ks: UserList(ks),
+        lambda ks: deque(ks),
+        lambda ks: range(ks[0], ks[-1] + 1),
+        lambda ks: bytes(ks),
+        lambda ks: sum(ks),
+        lambda ks: [np.full(2000, k, np.float32) for k in ks for _ in range(2)],
+        lambda ks: ks.pop() and ks,
     ]
+    refusing = Augmented()
+    refusing.__getitems__ = None  # type: ignore[attr-defined]
+    note(*loader(refusing, 4))
     for workers in (0, 2):
         for number, give in enumerate(given):
             for collate in (None, lambda batch: (type(batch).__name__, list(batch) if batch is not None else None)):
@@ -297,6 +346,12 @@ def streams_that_give_what_they_should_not(loader: Any, note: Note) -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter(range(4))
 
+    class OnlyIter:
+        """Not one of torch's classes: taken for a map."""
+
+        def __iter__(self) -> Iterator[int]:
+            return iter((1, 2))
+
     class NoIterator(IterableDataset[Any]):
         def __iter__(self) -> Any:
             return 5
@@ -321,6 +376,32 @@ def streams_that_give_what_they_should_not(loader: Any, note: Note) -> None:
             note(attempt(lambda each=loading: len(each)))
             for batch in beginning(loading, 1 if isinstance(data, NoIterator) else 50):
                 note(workers, batch)
+    note(attempt(lambda: next(iter(loader(OnlyIter())))), list(loader(OnlyIter(), batch_sampler=[])))
+
+
+@program
+def streams_and_when_they_are_read(loader: Any, note: Note) -> None:
+    seen: list[Any] = []
+
+    class Noting(IterableDataset[Any]):
+        """Endless."""
+
+        def __iter__(self) -> Iterator[Any]:
+            seen.append("iterated")
+            return map(self.read, itertools.count())
+
+        def read(self, k: int) -> int:
+            seen.append(k)
+            return k
+
+    loading = loader(Noting(), 2)
+    note(seen)
+    iterator = iter(loading)
+    for _ in range(3):
+        note(seen, next(iterator))
+    with_workers = iter(loader(Noting(), 2, num_workers=2))
+    note([next(with_workers) for _ in range(4)])
+    note(sorted(k for k, _ in loader(Part(0, 11), None, num_workers=2, in_order=False)))
 
 
 def beginning(loading: Any, at_most: int) -> Iterator[Any]:

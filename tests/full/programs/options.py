@@ -1,0 +1,206 @@
+"""The constructor: its parameters and checks, what the loader keeps of them, and what it warns of."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing.context
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate, default_convert, get_worker_info
+from watching import Note, attempt, program, run, tried
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+class Longer(Counting):
+    """Gives two samples more than its length, in all workers together."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __repr__(self) -> str:
+        return "Longer()"
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(info.id, 6, info.num_workers) if info else range(6))
+
+
+@program
+def parameters(loader: Any, note: Note) -> None:
+    theirs = inspect.signature(torch.utils.data.DataLoader).parameters
+    given = inspect.signature(loader).parameters
+    note([name for name, one in given.items() if one.kind is one.POSITIONAL_OR_KEYWORD])
+    note([(name, given[name].kind.name, given[name].default) for name in theirs])
+
+
+# Two mistakes at once: the second mistake of each line is the next check of torch.
+# Each alone is in `options_that_are_wrong` of failures.py.
+TWO_MISTAKES: list[dict[str, Any]] = [
+    {"num_workers": -1, "timeout": -1},
+    {"timeout": -1, "prefetch_factor": 2},
+    {"prefetch_factor": 2, "persistent_workers": True},
+    {"prefetch_factor": -1, "num_workers": 1, "multiprocessing_context": "x"},
+    {"persistent_workers": True, "multiprocessing_context": "fork"},
+    {"multiprocessing_context": "fork", "dataset": Counting(), "shuffle": True},
+    {"dataset": Counting(), "shuffle": True, "sampler": [0]},
+    {"dataset": Counting(), "sampler": [0], "batch_sampler": [[0]]},
+    {"dataset": Counting(), "batch_sampler": [[0]], "drop_last": True},
+    {"sampler": [0], "shuffle": True, "batch_sampler": [[0]]},
+    {"batch_sampler": [[0]], "batch_size": None, "drop_last": True},
+    {"batch_size": None, "drop_last": True, "dataset": [], "shuffle": True},
+    {"dataset": [], "shuffle": True, "batch_size": 0},
+    {"batch_size": 0, "drop_last": 1},
+]
+
+
+@program
+def first_of_two_mistakes(loader: Any, note: Note) -> None:
+    for options in TWO_MISTAKES:
+        error = attempt(lambda each=options: loader(**{"dataset": range(6), **each}))
+        note(error if isinstance(error, str) else "no error")
+
+
+@program
+def samplers_and_functions_that_are_kept(loader: Any, note: Note) -> None:
+    data, generator, sampler, batch_sampler = range(6), torch.Generator(), [3, 1], [[0, 1], [2]]
+    for options in (
+        {},
+        {"shuffle": True},
+        {"batch_size": None},
+        {"sampler": sampler},
+        {"batch_sampler": batch_sampler},
+    ):
+        loading = loader(data, generator=generator, **options)
+        note(
+            loading.dataset is data,
+            loading.generator is generator,
+            getattr(loading.sampler, "data_source", None) is data,
+        )
+        note(loading.sampler is sampler, loading.batch_sampler is batch_sampler)
+        note(loading.collate_fn is default_collate, loading.collate_fn is default_convert)
+        note(getattr(loading.batch_sampler, "sampler", None) is loading.sampler)
+    endless = iter(loader(Counting()).sampler)
+    note([next(endless) for _ in range(100)])
+    for shuffle in (False, None):
+        note(list(loader(Counting(), 3, shuffle)))
+
+
+@program
+def contexts(loader: Any, note: Note) -> None:
+    for method in torch.multiprocessing.get_all_start_methods():
+        loading = loader(range(6), num_workers=1, multiprocessing_context=method)
+        context = loading.multiprocessing_context
+        note(isinstance(context, multiprocessing.context.BaseContext), context.get_start_method() == method)
+    spawning = torch.multiprocessing.get_context("spawn")
+    for loading in (loader(range(6), num_workers=1), loader(range(6))):
+        for value in (None, "x", 7, spawning, "fork"):
+            note(attempt(lambda each=loading, v=value: setattr(each, "multiprocessing_context", v)))
+            note(loading.multiprocessing_context is value)
+
+
+@program
+def subclasses_and_subscripts(loader: Any, note: Note) -> None:
+    class Mine(loader):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.batch_size = self.sampler = self.dataset = self.drop_last = None
+            super().__init__(*args, **options)
+            self.ready = True
+
+    class Generic(loader[int]):  # type: ignore[misc]
+        pass
+
+    loading = Mine(range(6), 4)
+    note(loading.ready, loading.batch_size, list(loading))
+    note(list(loader[int]([1, 2])), list(Generic([1, 2])), loader[int].__origin__ is loader)
+
+
+def warned(act: Callable[[], Any]) -> list[tuple[str, str]]:
+    """Type and text of each warning, but for those about forks, which only torch's way to start workers has."""
+    with warnings.catch_warnings(record=True) as records:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+        act()
+    return [(record.category.__name__, str(record.message)) for record in records]
+
+
+@program
+def more_workers_than_processors(loader: Any, note: Note) -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    made: list[Any] = []
+    try:
+        for options in ({"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}):
+            for persistent in {False, options["num_workers"] > 0}:
+                note(warned(lambda o=options, p=persistent: made.append(loader(range(4), persistent_workers=p, **o))))
+                note([warned(lambda each=made[-1]: list(each)) for _ in range(2)])
+        note(warned(lambda: attempt(lambda: loader(range(4), 0, num_workers=2))))
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@program
+def more_samples_than_the_length(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        for size in (None, 2):
+            loading = loader(Longer(), size, num_workers=workers)
+            note("before the length was asked for", warned(lambda each=loading: list(each)))
+            iterator = iter(loading)
+            note(len(loading), "the iterator is older", warned(lambda each=iterator: list(each)))
+            note("afterwards", warned(lambda each=loading: list(each)))
+
+
+class NeverPinned:
+    """A batch without a reason to be pinned."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def pin_memory(self) -> Any:
+        raise AssertionError("not without an accelerator")
+
+
+@program
+def pinned_memory(loader: Any, note: Note) -> None:
+    def read(workers: int, **options: Any) -> None:
+        made: list[Any] = []
+        note(warned(lambda: made.append(loader(torch.eye(2), 2, num_workers=workers, **options))))
+        note(warned(lambda: made.append(iter(made[0]))))
+        note(warned(lambda: made.append(list(made[1]))), made[2])
+
+    for workers in (0, 1):
+        read(workers, pin_memory=True)
+        read(workers, pin_memory=True, pin_memory_device="cuda")
+        read(workers, pin_memory_device="cuda")
+        for collate in (NeverPinned, tuple):
+            note(list(tried(loader([1, 2], 2, num_workers=workers, pin_memory=True, collate_fn=collate))))
+
+
+class Stays(Dataset[int]):
+    """Cannot be pickled."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __reduce__(self) -> Any:
+        raise TypeError("this one stays here")
+
+
+@program
+def data_set_that_cannot_be_pickled(loader: Any, note: Note) -> None:
+    loading = loader(Stays(), num_workers=1, multiprocessing_context="spawn")
+    note([text[:60] for _, text in warned(lambda: note(attempt(lambda: list(loading))[:40]))])
+
+
+if __name__ == "__main__":
+    run()
