@@ -1,4 +1,4 @@
-"""Images decode to the same pixels by every way, scaled or not; what is damaged or too large is an error at once."""
+"""Images decode to the same pixels by every library, scaled or not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RGB, LUMA = Image.fromarray(SMOOTH), np.asarray(Image.fromarray(SMOOTH).convert(
     ("png", "PNG"), ("a.ppm", "PPM"), ("pnm", "PPM"), ("webp", "WEBP"), ("bmp", "BMP"), ("tif", "TIFF"),
     ("tiff", "TIFF"), ("jpg", "PNG"), ("gif", "BMP"),
 ])  # fmt: skip
-def test_images_decode_to_their_pixels_by_every_spec_whatever_they_are_called(field: str, kind: str) -> None:
+def test_images_decode_to_their_pixels_under_any_name(field: str, kind: str) -> None:
     data = picture(kind, **({"lossless": True} if kind == "WEBP" else {}))
     rgb, planes, gray = (decoded(field, memoryview(data), spec) for spec in ("rgb8", "torch", "l8"))
     assert np.array_equal(rgb, SMOOTH)
@@ -37,21 +37,18 @@ def test_images_decode_to_their_pixels_by_every_spec_whatever_they_are_called(fi
 
 @pytest.mark.parametrize("size", [None, (20, 30), (36, 48), (70, 90)])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize(("spec", "axes"), [("rgb8", "hw3"), ("l8", "hw"), ("torch", "3hw")])
-def test_arrays_are_contiguous_writable_and_no_view_of_the_data(
-    kind: str, spec: str, axes: str, size: tuple[int, int] | None
-) -> None:
-    data = bytearray(picture(kind))
-    got = decoded("jpg", data, spec, size=size)
+def test_arrays_are_contiguous_writable_and_no_view_of_the_data(kind: str, size: tuple[int, int] | None) -> None:
     height, width = size or (36, 48)
-    assert got.shape == tuple({"h": height, "w": width, "3": 3}[axis] for axis in axes)
-    assert got.dtype == np.uint8
-    assert got.flags.c_contiguous
-    before = got.copy()
-    data[:] = bytes(len(data))
-    assert np.array_equal(got, before)
-    got[...] = 1
-    assert got.min() == 1
+    for spec, shape in (("rgb8", (height, width, 3)), ("l8", (height, width)), ("torch", (3, height, width))):
+        data = bytearray(picture(kind))
+        got = decoded("jpg", data, spec, size=size)
+        assert (got.shape, got.dtype) == (shape, np.uint8)
+        assert got.flags.c_contiguous
+        before = got.copy()
+        data[:] = bytes(len(data))
+        assert np.array_equal(got, before)
+        got[...] = 1
+        assert got.min() == 1
 
 
 # JPEG by two libraries
@@ -63,9 +60,7 @@ def test_arrays_are_contiguous_writable_and_no_view_of_the_data(
 @pytest.mark.parametrize("options", [
     {"quality": 95}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}, {"restart_marker_blocks": 1},
 ], ids=str)  # fmt: skip
-def test_jpegs_decode_alike_with_and_without_simplejpeg(
-    options: dict[str, Any], mode: str, size: tuple[int, int] | None
-) -> None:
+def test_jpegs_decode_alike_by_both_libraries(options: dict[str, Any], mode: str, size: tuple[int, int] | None) -> None:
     pytest.importorskip("simplejpeg")
     for wanted in ("RGB", "L"):
         for source in ("RGB", mode):
@@ -75,7 +70,7 @@ def test_jpegs_decode_alike_with_and_without_simplejpeg(
             assert mean_difference(one, np.asarray(pillow_image(data, wanted, size, MOST))) < 0.2
 
 
-def test_jpegs_luma_is_near_what_pillow_makes_of_their_colours() -> None:
+def test_jpegs_luma_is_near_pillows() -> None:
     data = picture("JPEG", quality=95)
     assert mean_difference(decoded("jpg", data, "l8"), np.asarray(Image.open(io.BytesIO(data)).convert("L"))) < 1
 
@@ -90,27 +85,20 @@ def test_jpegs_in_inks_decode_as_pillow_decodes_them() -> None:
         assert decoded("jpg", data, "pil").mode == "CMYK"
 
 
+def run_without(library: str, program: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    program = f"import sys; sys.modules[{library!r}] = None\n{program}"
+    return subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=False)
+
+
 @pytest.mark.process
-def test_jpegs_decode_without_simplejpeg_installed() -> None:
-    program = (
-        "import sys; sys.modules['simplejpeg'] = None\n"
-        "from headrace.formats.images import ImageDecoder\n"
-        "data = sys.stdin.buffer.read()\n"
-        "sys.stdout.buffer.write(ImageDecoder('rgb8')(data).tobytes())"
+def test_jpegs_decode_without_simplejpeg_and_name_pillow_where_it_is_missing() -> None:
+    decode = (
+        "from headrace.formats.images import ImageDecoder\nresult = ImageDecoder('rgb8')(sys.stdin.buffer.read())\n"
     )
     data = picture("JPEG")
-    run = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
+    run = run_without("simplejpeg", f"{decode}sys.stdout.buffer.write(result.tobytes())", data)
     assert mean_difference(np.frombuffer(run.stdout, np.uint8).reshape(36, 48, 3), decoded("jpg", data, "rgb8")) < 0.2
-
-
-@pytest.mark.process
-def test_images_name_what_is_to_be_installed_when_pillow_is_missing() -> None:
-    program = (
-        "import sys; sys.modules['PIL'] = None\n"
-        "from headrace.formats.decoders import decoder\n"
-        "decoder('rgb8')({'png': b'x'})"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    run = run_without("PIL", "from headrace.formats.decoders import decoder\ndecoder('rgb8')({'png': b'x'})")
     assert b"pip install 'headrace[image]'" in run.stderr
 
 
@@ -122,7 +110,7 @@ def test_images_name_what_is_to_be_installed_when_pillow_is_missing() -> None:
     (336, 335, (112, 112), 1), (1500, 2000, (224, 224), 4), (9000, 9000, (1, 1), 8), (1, 9000, (1, 1), 1),
     (1, 1, (9, 9), 1),
 ])  # fmt: skip
-def test_jpegs_are_shrunk_while_decoding_only_to_half_as_much_again_as_is_wanted(
+def test_jpegs_are_shrunk_to_no_less_than_1_5_of_the_size(
     height: int, width: int, size: tuple[int, int] | None, by: int
 ) -> None:
     assert shrinkage(height, width, size) == by
@@ -157,16 +145,12 @@ def test_images_of_one_pixel_and_one_row_decode_and_scale() -> None:
 def test_alpha_is_dropped_and_palettes_are_looked_up() -> None:
     assert np.array_equal(decoded("png", picture("PNG", mode="RGBA"), "rgb8"), SMOOTH)
     assert np.array_equal(decoded("png", picture("PNG", mode="LA"), "l8"), LUMA)
+    assert np.array_equal(decoded("png", picture("PNG", transparency=(0, 0, 90)), "rgb8"), SMOOTH)
     palette = RGB.quantize(64)
     expected = np.asarray(palette.convert("RGB"))
-    for kind, options in (
-        ("PNG", {}),
-        ("GIF", {}),
-        ("PNG", {"transparency": bytes(range(64))}),
-        ("PNG", {"transparency": 3}),
-    ):
-        assert np.array_equal(decoded("png", saved(palette, kind, **options), "rgb8"), expected)
-    assert np.array_equal(decoded("png", picture("PNG", transparency=(0, 0, 90)), "rgb8"), SMOOTH)
+    for transparency in ({}, {"transparency": bytes(range(64))}, {"transparency": 3}):
+        assert np.array_equal(decoded("png", saved(palette, "PNG", **transparency), "rgb8"), expected)
+    assert np.array_equal(decoded("png", saved(palette, "GIF"), "rgb8"), expected)
 
 
 def test_images_of_two_levels_become_black_and_white() -> None:
@@ -184,11 +168,13 @@ def test_samples_of_sixteen_bits_become_their_upper_eight(field: str, kind: str)
     assert decoded(field, data, "torch", size=(4, 4)).max() > 200
 
 
-def test_colours_of_sixteen_bits_become_their_upper_eight() -> None:
+def test_colours_of_sixteen_bits_and_interlaced_pngs_decode() -> None:
     deep = (np.arange(4 * 5 * 3) * 999).reshape(4, 5, 3)
     rows = b"".join(b"\0" + row.tobytes() for row in deep.astype(">u2"))
     data = png(struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0), rows)
     assert np.array_equal(decoded("png", data, "rgb8"), deep >> 8)
+    adam7 = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 1)  # 1 x 1: one pass of one pixel
+    assert decoded("png", png(adam7, b"\0\1\2\3"), "rgb8").tolist() == [[[1, 2, 3]]]
 
 
 def png(head: bytes, rows: bytes) -> bytes:
@@ -198,17 +184,11 @@ def png(head: bytes, rows: bytes) -> bytes:
     )
 
 
-def test_samples_of_thirty_two_bits_are_refused_but_as_pillow_image() -> None:
+def test_32_bit_samples_are_refused_except_as_pillow_image() -> None:
     for dtype, mode in ((np.float32, "F"), (np.int32, "I")):
         data = picture("TIFF", np.ones((3, 4), dtype))
         assert "32 bits" in str(failure("tiff", data, "rgb8"))
         assert decoded("tiff", data, "pil").mode == mode
-
-
-def test_interlaced_png_decodes_as_any_other() -> None:
-    # Adam7 of 1 x 1 is one pass of one pixel
-    head = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 1)
-    assert decoded("png", png(head, b"\0\1\2\3"), "rgb8").tolist() == [[[1, 2, 3]]]
 
 
 def test_first_image_is_taken_when_there_are_several() -> None:

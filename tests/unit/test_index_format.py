@@ -188,9 +188,9 @@ def members_at(offset: list[int], size: list[int]) -> ShardIndex:
 @pytest.mark.parametrize(
     ("pack", "why"),
     [
-        (members_at([512, 512], [100, 100]).pack, "multiples of 512 bytes"),
-        (members_at([512, 100], [1, 1]).pack, "multiples of 512 bytes"),
-        (members_at([2048, 512], [1, 1]).pack, "multiples of 512 bytes"),
+        (members_at([512, 512], [100, 100]).pack, "members of a shard"),
+        (members_at([512, 100], [1, 1]).pack, "members of a shard"),
+        (members_at([2048, 512], [1, 1]).pack, "members of a shard"),
         (lambda: smallest(np.array([3, -1])), "-1 is negative"),
         (lambda: pack_arrays({}, {"x": np.full(125, 2**60)}), "over the limit of 1000: cut the shard"),
         (lambda: write_index(io.BytesIO(), [ONE, replace(ONE, samples=9)], io.BytesIO()), "same address"),
