@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 
 from headrace._util.functions import as_it_is
-from headrace.dataset.base import Operators
+from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.delivery.loop_locks import Closing, asyncio_loop
 from headrace.delivery.loop_lookahead import Holder, goes_on_from, holder_of
@@ -249,7 +249,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             find_ranks, rank=rank, world_size=world_size, device_mesh=device_mesh, data_dims=data_dims, ranks=ranks
         )
         name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
-        resolved, is_whole = resolve.resolve(self, stream.pipeline()), stream.pipeline().delivering.is_everywhere
+        resolved, is_whole = resolve.resolve(self, stream.pipeline()), stream.pipeline().is_everywhere
         ranks_of = find if shard and not is_whole else Ranks
         self._behind = Streaming(dataset, stream, resolved, workers=workers, ranks=ranks_of, name=name)
 

@@ -183,5 +183,5 @@ def test_what_is_for_torchs_data_sets_is_refused_for_ours(name: str) -> None:
         async def aget(self, key: int) -> int:
             return key
 
-    with pytest.raises(hr.OptionError, match=f"{name}=1 is for data sets of torch's"):
+    with pytest.raises(hr.OptionError, match=f"{name}=1 is for torch's data sets"):
         hr.DataLoader(Numbers(), **{name: 1})

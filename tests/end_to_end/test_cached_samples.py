@@ -316,7 +316,7 @@ def test_random_steps_are_refused_by_name() -> None:
 
     data = hr.from_map(range(COUNT))
     with pytest.raises(
-        OptionError, match=r"\.cache\(\) behind map\(flip\), which draws random numbers \(flip, which uses rand\)"
+        OptionError, match=r"\.cache\(\) after map\(flip\), which draws random numbers \(flip, which uses rand\)"
     ):
         data.map(flip).cache()
     data.map(flip, random=False).cache()

@@ -18,7 +18,7 @@ from end_to_end.words import Words
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.ops.combined_sources import InputsDataset, JoinedShards
+from headrace.ops.combined import CombinedShards, InputsDataset
 from headrace.pipeline.epoch_orders import Planning
 
 LEFT, RIGHT = (30, 17, 0, 40, 3), (9, 20)
@@ -103,7 +103,7 @@ def data(request: pytest.FixtureRequest, left: hr.Stream, right: hr.Stream, rows
 
 def test_inputs_that_are_shards_are_read_in_ranges(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
     made = joins(left, right, rows)
-    in_ranges = {name for name, data in made.items() if isinstance(data.source, JoinedShards)}
+    in_ranges = {name for name, data in made.items() if isinstance(data.source, CombinedShards)}
     assert in_ranges == {"concat, ranges", "concat, whole", "interleave, ranges"}
     assert all(isinstance(made[name].source, InputsDataset) for name in made.keys() - in_ranges)
     with hr.DataLoader(left.shuffle().concat(right.shuffle()), batch_size=12) as loader:

@@ -16,8 +16,8 @@ from end_to_end.tars import numbered_samples, put_index, put_shards, same, wante
 from end_to_end.words import Words
 
 import headrace as hr
-from headrace.ops import combined_orders as joined_orders
-from headrace.ops.combined_sources import JoinedDataset, JoinedShards
+from headrace.ops import combined
+from headrace.ops.combined import CombinedDataset, CombinedShards
 
 WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
 
@@ -82,7 +82,7 @@ def test_mixture_gives_the_bytes_of_each_sample_once_when_shards_are_read_in_ran
     web: hr.Stream, code: hr.Stream
 ) -> None:
     data = hr.mix({"web": web.shuffle(), "code": code.shuffle()})
-    assert isinstance(data.source, JoinedShards)
+    assert isinstance(data.source, CombinedShards)
     wanted = {}
     for name, urls, counts in (("web", web.source.urls, WEB), ("code", code.source.urls, CODE)):
         first = 0
@@ -170,7 +170,7 @@ def test_mixture_goes_on_for_ever_when_it_is_not_bounded(web: hr.Stream, code: h
 def test_mixture_applies_the_steps_of_each_source_when_they_differ(web: hr.Stream) -> None:
     sources = {"web": web.take(10).map(numbered), "words": Words().map(twice).map(shout), "raw": Words()}
     data = hr.mix(sources)
-    assert isinstance(data.source, JoinedDataset)
+    assert isinstance(data.source, CombinedDataset)
     samples = samples_of(data)
     assert sorted(s["n"] for s in samples if isinstance(s, dict)) == list(range(10))
     assert {s["__source__"] for s in samples if isinstance(s, dict)} == {"web"}
@@ -210,7 +210,7 @@ def test_mixture_reads_only_what_keys_and_selections_leave_when_shards_are_read_
             return list(loader), loader.stats().fetch.bytes
 
     data = hr.mix({"web": small, "code": code.select("cls")})
-    assert isinstance(data.source, JoinedShards)
+    assert isinstance(data.source, CombinedShards)
     samples, nbytes = read(data)
     assert sorted(int(s["cls"]) for s in samples if s["__source__"] == "web") == list(range(0, 90, 10))
     assert all(set(s) == {"__key__", "__url__", "__source__", "cls"} for s in samples)
@@ -230,7 +230,7 @@ def test_mixture_gives_each_window_in_order_when_it_has_many(
 ) -> None:
     data = hr.mix({"web": web.shuffle(window=10), "code": code}).map(numbered)
     whole = samples_of(data)
-    monkeypatch.setattr(joined_orders, "_WINDOW_SAMPLES", 8)
+    monkeypatch.setattr(combined, "_WINDOW_SAMPLES", 8)
     with hr.DataLoader(data, batch_size=12, seed=3, collate_fn=list) as loader:
         assert [sample for batch in loader for sample in batch] == whole
         assert loader.stats().fetch.requests > 2 * len(WEB + CODE)  # shards are read anew for each window

@@ -145,7 +145,7 @@ def known(weights: Any = None, **options: Any) -> hr.Stream:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "not packed": (lambda: first_of(mixture(), batch_size=2), r"put \.pack\(length\) behind the mixture"),
+    "not packed": (lambda: first_of(mixture(), batch_size=2), r"put \.pack\(length\) after the mixture"),
     "some lengths": (
         lambda: first_of(mixture(lengths={"web": [3] * 300}), batch_size=2),
         r"source 'books' have is known once they are read.*lengths=",
@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: first_of(mixture(lengths={"web": [3] * 300, "books": [0] * 40}), batch_size=2),
         "source 'books' has no tokens, and is to come",
     ),
-    "a loop": (lambda: list(mixture()), r"put \.pack\(length\) behind the mixture"),
+    "a loop": (lambda: list(mixture()), r"put \.pack\(length\) after the mixture"),
     "within": (
         lambda: first_of(hr.mix({"a": mixture()}, {"a": 1}, until="forever"), batch_size=2),
         "no length|by tokens",

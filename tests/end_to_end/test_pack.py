@@ -337,7 +337,7 @@ def test_sources_of_a_mixture_are_packed_so_that_weights_are_shares_of_tokens() 
         batch = next(iter(loader))
     assert batch["input_ids"].shape == (20, 32)
     assert batch["__source__"].count("long") == 10
-    with pytest.raises(OptionError, match=r"source 'long' packs shuffled documents: put its \.shuffle\(\) behind"):
+    with pytest.raises(OptionError, match=r"source 'long' packs shuffled documents: put its \.shuffle\(\) after"):
         hr.mix({"long": documents(long).shuffle().pack(32, lengths=long)})
 
 
@@ -460,17 +460,17 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "twice": (lambda data: data.pack(8, lengths=[1], fields=["a", "a"]), "each field is named once"),
     "ids": (lambda data: data.pack(8, lengths=[1], fields="document_ids"), "none of them is called as"),
     "pads": (lambda data: data.pack(8, lengths=[1], pad_value={"b": 1}), "field 'b' is none of input_ids"),
-    "batch": (lambda data: data.batch(2).pack(8, lengths=[1]), r"put \.batch\(\) behind \.pack\(\)"),
-    "filter": (lambda data: data.filter(bool).pack(8, lengths=[1]), r"how many documents come is known only once"),
-    "flat_map": (lambda data: data.flat_map(list).pack(8, lengths=[1]), r"how many documents come is known only once"),
-    "repeat": (lambda data: data.repeat(2).pack(8, lengths=[1]), r"behind \.repeat\(2\): put it in front"),
-    "epoch": (lambda data: data.epoch(samples=3).pack(8, lengths=[1]), "put it in front of that"),
+    "batch": (lambda data: data.batch(2).pack(8, lengths=[1]), "takes single samples"),
+    "filter": (lambda data: data.filter(bool).pack(8, lengths=[1]), "is known only after they are read"),
+    "flat_map": (lambda data: data.flat_map(list).pack(8, lengths=[1]), "is known only after they are read"),
+    "repeat": (lambda data: data.repeat(2).pack(8, lengths=[1]), r"put \.pack\(8\) before \.repeat\(2\)"),
+    "epoch": (lambda data: data.epoch(samples=3).pack(8, lengths=[1]), r"put \.pack\(8\) before \.epoch"),
     "drawn": (lambda data: data.sample(weights=[1, 2]).pack(8, lengths=[1]), r"each epoch would have other documents"),
-    "taken": (lambda data: data.shuffle().take(1).pack(8, lengths=[1]), r"put \.take\(1\) behind \.pack\(\), or"),
-    "late": (lambda data: data.map(doubled).map(later).pack(8, lengths=[1]), "is an async function behind a plain one"),
-    "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its sources, and mix"),
-    "in turn": (lambda data: data.interleave(data).pack(8, lengths=[1, 1]), "its inputs take turns"),
-    "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "others in each epoch"),
+    "taken": (lambda data: data.shuffle().take(1).pack(8, lengths=[1]), r"put \.take\(1\) after \.pack\(\), or"),
+    "late": (lambda data: data.map(doubled).map(later).pack(8, lengths=[1]), "is an async function after a plain one"),
+    "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its inputs"),
+    "in turn": (lambda data: data.interleave(data).pack(8, lengths=[1, 1]), "its inputs alternate"),
+    "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "each epoch would have other"),
     "iterated": (lambda data: hr.from_iterable([1]).pack(8, lengths=[1]), "have no numbers before they are read"),
 }  # fmt: skip
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from headrace.ops.bucket import BucketBatcher, EvenBatcher
+from headrace.ops.batch import EvenBatcher
+from headrace.ops.bucket import BucketBatcher
 from headrace.types import Batcher
 
 

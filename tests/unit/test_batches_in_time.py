@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from unit.by_hand import LAST, ByHand, Setup
 
 from headrace.engine.scheduler.batch_spec import GroupStage
-from headrace.ops.bucket import EvenBatcher
+from headrace.ops.batch import EvenBatcher
 from headrace.torch_compat.collate import of_single
 from headrace.workers.tasks import Chain
 

@@ -21,7 +21,7 @@ from headrace.engine.scheduler.batch_spec import GroupStage, LimitStage, WorkSta
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import WorkerDiedError
 from headrace.observe.stats import LoaderMeters
-from headrace.ops.bucket import EvenBatcher
+from headrace.ops.batch import EvenBatcher
 from headrace.options import SkipPolicy
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Batcher

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.scheduler.batch_spec import BatchSpec, GroupStage, Learned
 from headrace.engine.scheduler.chunk_sizer import Pace
-from headrace.ops.bucket import EvenBatcher
+from headrace.ops.batch import EvenBatcher
 
 
 def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:

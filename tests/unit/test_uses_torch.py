@@ -16,7 +16,7 @@ import torch
 from naming import name_of
 
 import headrace as hr
-from headrace.ops.select import FieldMap
+from headrace.ops.map import FieldMap
 from headrace.workers.tasks import Step
 from headrace.workers.torch_use import may_use_torch
 

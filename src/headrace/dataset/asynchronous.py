@@ -8,14 +8,14 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from headrace._util.functions import is_async
 from headrace._util.reads import Opens
-from headrace.dataset.base import Operators
 from headrace.dataset.blocking import blocking
-from headrace.dataset.source import SampleSource, Traits
+from headrace.dataset.operators import Operators
+from headrace.dataset.source import SampleSource, Traits, Wanted, forwarded
 from headrace.dataset.stream import Stream
 from headrace.ops.operator import Operator
 from headrace.torch_compat.tracebacks import trimming
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from headrace.dataset.rank_info import RanksBy
     from headrace.engine.open_readers import EpochIO
     from headrace.readers.protocol import Producer
-from collections.abc import Mapping
-from functools import cached_property
-
-from headrace.dataset.source import Wanted
 
 Data = TypeVar("Data", bound=Opens)
 
@@ -203,11 +199,7 @@ def _forget(key: tuple[int, asyncio.AbstractEventLoop]) -> None:
 
 
 async def awaited(data: AsyncDataset, key: object) -> object:
-    """Return the sample with this key.
-
-    Raises:
-        TypeError: `aget` is not a coroutine function.
-    """
+    """Return the sample with this key."""
     sample: object = data.aget(key)
     if not inspect.isawaitable(sample):
         name = type(data).__name__
@@ -235,7 +227,7 @@ class KeySource(SampleSource):
     def keys(self) -> Sequence[object]:
         return self.data.keys()
 
-    async def aget(self, key: object) -> object:
+    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
         return await awaited(LoopSession(self.data).data, key)
 
     def open(self, io: EpochIO) -> Producer:
@@ -254,6 +246,7 @@ class KeySource(SampleSource):
 
 class IterSource(SampleSource):
     traits = Traits(iterated=True)
+    ranks_by = forwarded("data")
 
     def __init__(self, data: AsyncIterableDataset) -> None:
         super().__init__(data)
@@ -262,10 +255,6 @@ class IterSource(SampleSource):
     @property
     def opens(self) -> LoopSession[AsyncIterableDataset]:
         return LoopSession(self.data)
-
-    @property
-    def ranks_by(self) -> RanksBy | None:
-        return self.data.ranks_by
 
     def can_permute(self, by: str) -> bool:
         return by == "buffer"
@@ -306,22 +295,8 @@ class MadeSource(KeySource):
         super().__init__(data)
         self._inner = data.inner
 
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        return self._inner.facts
-
-    @property
-    def has_count(self) -> bool:
-        return self._inner.has_count
-
-    @property
-    def storage_options(self) -> Mapping[str, object] | None:
-        return self._inner.storage_options
-
-    @property
-    def has_store(self) -> bool:
-        return self._inner.has_store
-
-    @property
-    def objects(self) -> Sequence[SampleSource]:
-        return self._inner.objects
+    facts = forwarded("_inner")
+    has_count = forwarded("_inner")
+    storage_options = forwarded("_inner")
+    has_store = forwarded("_inner")
+    objects = forwarded("_inner")

@@ -5,11 +5,14 @@ A data set returns its `SampleSource` from `__sample_source__()`. Callers check 
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +20,29 @@ from numpy.typing import NDArray
 from headrace._util.reads import Opens
 from headrace.errors import masked
 from headrace.order import Order, Places, ShardOrder
-from headrace.pipeline.ordering import Ordering
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.dataset.protocols import HasKeys, Parts
     from headrace.dataset.rank_info import RanksBy
     from headrace.dataset.stream import Stream
     from headrace.engine.open_readers import EpochIO
     from headrace.order.mixture import TokenMixing
+    from headrace.pipeline.pipeline import Ordering
     from headrace.readers.protocol import Producer
-import hashlib
-from itertools import islice
 
 KeepsKey = Callable[[str], object]
 """True for the keys of samples to keep."""
 
 Wanted = tuple[frozenset[str], ...]
 """Sets of alternative field names. Of each set, at least one field that the sample has is needed."""
+
+
+Parts = Callable[[Ints, Ints, Ints], Awaitable[Sequence[object]]]
+"""Reads tokens [starts[i], stops[i]) of sample numbers[i], in the form of whole samples."""
+
+
+class HasKeys(Protocol):
+    def __getitem__(self, number: int, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +79,22 @@ class SampleSource(ABC):
         is_compressed: True if some shard can be read from its start only.
         blocks: If samples share blocks that are read as a whole: the first sample number of each block, then the total.
         is_endless: True if it has no end.
+        is_in_order: True if samples keep their stored order, unless an operator changes it.
+        is_steady: True if positions mean the same samples in all epochs, unless an operator changes it.
+        is_paired: True if a number names several samples, so that there may be many more numbers than positions.
+        keeps_numbers: True if a number means the same sample in each epoch. Only for samples with numbers.
         ranks_by: How ranks divide the samples of an iterator.
         why_no_state: Why states are refused. None: not known to be refused before one is requested.
         makes_batches: True if its samples are batches.
     """
 
     traits: ClassVar[Traits]
+    is_endless: bool = False
+    is_in_order: bool = True
+    is_steady: bool = True
+    is_paired: bool = False
+    keeps_numbers: bool = True
+    ranks_by: RanksBy | None = None
     why_no_state: str | None = None
     makes_batches: bool = False
 
@@ -96,16 +114,6 @@ class SampleSource(ABC):
     def inputs(self) -> Sequence[tuple[str, Stream]]:
         """Input streams with their names, if the source combines several."""
         return ()
-
-    @property
-    def is_in_order(self) -> bool:
-        """True if samples keep their stored order, unless an operator changes it."""
-        return True
-
-    @property
-    def is_steady(self) -> bool:
-        """True if positions mean the same samples in all epochs, unless an operator changes it."""
-        return True
 
     @property
     def answers_keys(self) -> bool:
@@ -128,10 +136,6 @@ class SampleSource(ABC):
     @property
     def blocks(self) -> Ints | None:
         return None
-
-    @property
-    def is_endless(self) -> bool:
-        return False
 
     @property
     def has_store(self) -> bool:
@@ -157,28 +161,9 @@ class SampleSource(ABC):
         return f"{self.name}(…)"
 
     @property
-    def ranks_by(self) -> RanksBy | None:
-        return None
-
-    @property
     def opens(self) -> Opens | None:
         """Resource to open and close on the engine's loop, if any."""
         return None
-
-    @property
-    def keeps_numbers(self) -> bool:
-        """True if a number means the same sample in each epoch. Only for samples with numbers."""
-        return True
-
-    @property
-    def draws(self) -> bool:
-        """True if the source itself decides in each pass which of its samples occur."""
-        return False
-
-    @property
-    def is_paired(self) -> bool:
-        """True if a number names several samples, so that there may be many more numbers than positions."""
-        return False
 
     @property
     def drawn_by_tokens(self) -> tuple[Any, TokenMixing] | None:
@@ -237,16 +222,13 @@ class SampleSource(ABC):
         """Return the number, or own key, of the sample with a key of the data set."""
         return key
 
-    async def aget(self, key: object) -> object:  # noqa: ARG002
-        raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
-
-    async def aget_wanted(self, key: object, wanted: Wanted | None) -> object:  # noqa: ARG002 (shards go by it)
+    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
         """Return the sample with a key. Fields that are not wanted may be missing."""
-        return await self.aget(key)
+        raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
 
     async def at(self, key: object, wanted: Wanted | None) -> object:
         """Return the sample with a number of the source's orders, or with its key; see `aget`."""
-        return await self.aget_wanted(key, wanted)
+        return await self.aget(key, wanted)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
         """Return the numbers of the samples whose keys pass the filters. None: all."""
@@ -283,6 +265,22 @@ class SampleSource(ABC):
 
     @abstractmethod
     def open(self, io: EpochIO) -> Producer: ...
+
+
+class _Forwarded:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._get = attrgetter(f"{self._path}.{name}")
+
+    def __get__(self, source: object, owner: type) -> Any:
+        return self if source is None else self._get(source)
+
+
+def forwarded(path: str) -> Any:
+    """Return an attribute of a source that is the attribute of the same name of the object at `path`."""
+    return _Forwarded(path)
 
 
 class SourceOrders:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace._util.functions import is_async
-from headrace.dataset.base import Operators
 from headrace.dataset.blocking import blocking
+from headrace.dataset.operators import Operators
 from headrace.dataset.source import SampleSource
 from headrace.errors import HeadraceError, OptionError, printable
 from headrace.ops.operator import Operator, counted
@@ -50,7 +50,7 @@ class Stream(Operators):
                 "batches that you know, such as tqdm(loader, total=100)"
             )
         if any(step.kind == "filter" for step in pipeline.steps) or (pipeline.keeps and not pipeline.has_numbers):
-            raise TypeError(f"{self!r} has no length: a filter says only later how many samples it keeps")
+            raise TypeError(f"{self!r} has no length: the number of samples that pass a filter is known only later")
         if pipeline.gives_many is not None:
             raise TypeError(f"{self!r} has no length: how many samples {pipeline.gives_many} gives is known only later")
         source = pipeline.source
@@ -78,7 +78,7 @@ class Stream(Operators):
             raise TypeError(
                 f"{self!r} gives no sample by its number: shards need an index, and maps are all that may follow"
             )
-        sample = await pipeline.source.aget_wanted(key, pipeline.wanted)
+        sample = await pipeline.source.aget(key, pipeline.wanted)
         for step in pipeline.narrowed_steps:
             sample = await step.fn(sample) if is_async(step.fn) else step.fn(sample)
         return sample
@@ -168,7 +168,7 @@ class Stream(Operators):
                 return Stream(self.source, (*self.operators[:k], whole, *self.operators[k + 1 :]))
         if self.pipeline().is_batched:
             raise OptionError(
-                f"drop_last=True: inputs of {self!r} make the batches; say it there: .batch(n, drop_last=True)"
+                f"drop_last=True: inputs of {self!r} make the batches; set it there: .batch(n, drop_last=True)"
             )
         return self
 

@@ -13,13 +13,13 @@ from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import OptionError
 from headrace.fetch import Reader
 from headrace.order import Steps, draw, window_order
-from headrace.pipeline.ordering import Ordering
+from headrace.pipeline.pipeline import Ordering
 from headrace.readers.by_key import ChunkSizes, KeyProducer
 from headrace.torch_compat import serialize
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.dataset.protocols import IteratedData, KeyedData
+    from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
     from headrace.engine.epoch_builder import EpochBuilder
     from headrace.engine.trainer_callbacks import TrainerCalls
     from headrace.order.packed_rows import PackedRows
@@ -82,7 +82,7 @@ class EpochIO:
         """Fields to read. None: all."""
         return self._pipeline.wanted
 
-    def iterated(self, data: IteratedData) -> IterProducer:
+    def iterated(self, data: AsyncIterableDataset) -> IterProducer:
         from headrace.readers.from_iterator import IterProducer
 
         plan = self._plan
@@ -120,7 +120,7 @@ class EpochIO:
 
     def keys(
         self,
-        data: KeyedData,
+        data: AsyncDataset,
         get: Callable[[Any], Awaitable[object]],
         many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> KeyProducer:
@@ -246,9 +246,9 @@ class EpochIO:
 
 def described_as_read(order: Ordering) -> list[str]:
     """Describe the order of samples without numbers, or raise OptionError if it needs numbers."""
-    order.check_as_read()
     shuffle, text = order.shuffle, ""
     if shuffle is not None:
+        shuffle.check_as_read()
         by, size = "window" if shuffle.by == "auto" else shuffle.by, ""
         if by == "window":
             size = f", samples={shuffle.window or WINDOW_SAMPLES}, bytes={WINDOW_BYTES}"

@@ -16,7 +16,7 @@ from headrace.errors import LoaderClosedError, OptionError
 from headrace.options import SkipPolicy
 
 if TYPE_CHECKING:
-    from headrace.dataset.protocols import IteratedData
+    from headrace.dataset.asynchronous import AsyncIterableDataset
 
 _LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notification
 
@@ -42,7 +42,7 @@ class TrainerCalls:
         policy = None if self._policy is None else self._policy()
         return policy is not None and policy.decide is not None and policy.decide(error)
 
-    def samples_of(self, data: IteratedData) -> Callable[[], AsyncIterator[object]]:
+    def samples_of(self, data: AsyncIterableDataset) -> Callable[[], AsyncIterator[object]]:
         """Return a factory of iterators over a data set whose `loop` is "caller".
 
         Raises:
@@ -53,7 +53,7 @@ class TrainerCalls:
         return partial(from_caller, data, self._loop)
 
 
-async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> AsyncIterator[object]:
+async def from_caller(source: AsyncIterableDataset, loop: asyncio.AbstractEventLoop) -> AsyncIterator[object]:
     """Yield the samples of `source.aiter()`, which runs on another loop.
 
     Raises:

@@ -1,19 +1,20 @@
-"""Functions from an iterator over all samples to another iterator."""
+"""`.apply()`: functions from an iterator over all samples to another iterator."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
 from headrace._util import check
-from headrace._util.functions import is_async, name_of, unwrapped
+from headrace._util.functions import is_async, name_of
 from headrace.dataset.stream import Stream
+from headrace.ops.flat_map import is_async_generator
 from headrace.ops.nested_loader import WithinDataset
+from headrace.ops.operator import SampleFunction
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -28,9 +29,9 @@ class AppliedDataset(WithinDataset):
         fn: Gets an asynchronous iterator if it is an asynchronous generator function, else a plain iterator.
     """
 
-    def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
+    def __init__(self, stream: Stream, fn: SampleFunction) -> None:
         super().__init__([stream])
-        self.fn, self._is_async = fn, _gives_async(fn)
+        self.fn, self._is_async = fn, is_async_generator(fn)
         self.name = f"apply({name_of(fn)})"
         self.why_no_state: str | None = (
             f"states of .{self.name} would have to hold what it keeps of the samples that it has taken; have it be an "
@@ -90,7 +91,7 @@ class AppliedDataset(WithinDataset):
 class ResumableApplied(AppliedDataset):
     """An `AppliedDataset` with states: those of the function and of its input stream."""
 
-    def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
+    def __init__(self, stream: Stream, fn: SampleFunction) -> None:
         super().__init__(stream, fn)
         self.why_no_state = None
         self._keeps: Any = fn  # the function; it has state_dict()
@@ -112,24 +113,13 @@ class ResumableApplied(AppliedDataset):
         self._keeps.load_state_dict(state["fn"])
 
 
-def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
-    """Return the stream of a function of an iterator over all samples.
-
-    Raises:
-        OptionError: `fn` is not a function that returns an iterator.
-    """
+def apply(stream: Stream, fn: SampleFunction) -> Stream:
     check.function(".apply(): fn", fn)
     if is_async(fn):
         raise check.invalid(".apply(): fn", fn, "a generator function, also an asynchronous one: it uses `yield`")
     from headrace.readers.stateful_iterable import gives_state
 
     return Stream((ResumableApplied if gives_state(fn) else AppliedDataset)(stream, fn))
-
-
-def _gives_async(fn: Callable[..., object]) -> bool:
-    fn = unwrapped(fn)
-    called_by = getattr(type(fn), "__call__", None)  # noqa: B004 (its kind is inspected, not its presence)
-    return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(called_by)
 
 
 def _close(given: object) -> None:

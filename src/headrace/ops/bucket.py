@@ -1,47 +1,56 @@
-"""Batchers and other functions that group samples; see `headrace.types.Batcher`."""
+"""`.bucket()`: batches of samples of similar length."""
 
 from __future__ import annotations
 
+import itertools
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-
-from headrace.ops.select import field_of
-from headrace.workers.randomness import rng
-
-
-class EvenBatcher:
-    """Groups of `size` samples, in order. The last one may be shorter."""
-
-    def __init__(self, size: int, *, drop_last: bool) -> None:
-        self._size, self._drop_last, self._offered = size, drop_last, 0
-
-    def offer(self, measure: int) -> Sequence[int]:  # noqa: ARG002 (each counts as one)
-        self._offered += 1
-        return range(self._offered) if self._offered == self._size else ()
-
-    def end(self) -> Sequence[int]:
-        return () if self._drop_last else range(self._offered)
+from headrace._util import check
+from headrace._util.check import is_whole
+from headrace._util.functions import name_of
+from headrace.ops.fields import field_of
+from headrace.ops.operator import GroupOperator
 
 
-class WindowShuffle:
-    """Permutes the samples of a window, depending on (seed, epoch, position of the window).
+def bucket(
+    length: str | int | Callable[[Any], int],
+    edges: Sequence[int],
+    batch_size: int | None,
+    batch_tokens: int | None,
+    pad_value: float | Mapping[str, float],
+    drop_last: bool,
+) -> GroupOperator:
+    from headrace.torch_compat.padded import PaddedCollate
 
-    Args:
-        seed: Combined with the loader's seed. None: the loader's seed alone.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        self._seed = seed
-
-    def __call__(self, samples: list[Any]) -> list[Any]:
-        generator = rng()
-        if self._seed is not None:
-            generator = np.random.default_rng([self._seed, int(generator.integers(2**63))])
-        return [samples[k] for k in generator.permutation(len(samples))]
+    edges = [*edges]
+    if not all(map(is_whole, edges)) or any(one >= other for one, other in itertools.pairwise(edges)):
+        raise check.invalid(".bucket(): edges", edges, "the greatest length of each bucket: ascending whole numbers")
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if len(given) != 1:
+        raise check.lacking(".bucket()", "either batch_size= or batch_tokens=")
+    for argument, size in given.items():
+        check.whole(f".bucket(): {argument}", size, 1)
+    name = name_of(length) if callable(length) else repr(length)
+    if callable(length):
+        check.function(".bucket(): length", length, is_plain=True)
+    described = ", ".join([name, repr(edges), *(f"{name}={size}" for name, size in given.items())])
+    batcher = partial(BucketBatcher, edges, batch_size, batch_tokens)
+    whole = GroupOperator(
+        f"bucket({described}, drop_last=True)",
+        partial(batcher, drop_last=True),
+        Length(length, batch_tokens),
+        PaddedCollate(pad_value),
+        makes_batches=True,
+    )
+    if drop_last:
+        return whole
+    return replace(whole, name=f"bucket({described})", batcher=partial(batcher, drop_last=False), without_short=whole)
 
 
 class BucketBatcher:

@@ -1,4 +1,4 @@
-"""Streams with cached samples: `.cache()`."""
+"""`.cache()`: samples that later epochs neither read nor make again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from headrace._util import check
 from headrace._util.context import running_threads
 from headrace.dataset.asynchronous import MadeDataset, MadeSource
-from headrace.dataset.methods.adding import AddsOperators
-from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders
+from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Wanted, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, Operator
 from headrace.ops.run_inline import split_steps, through, through_first
 from headrace.pipeline.needs import refusal
-from headrace.pipeline.ordering import Ordering
 from headrace.pipeline.pipeline import Pipeline
 from headrace.readers.protocol import Producer
 from headrace.sample_cache.file import NotAtOnceError, SampleFile
@@ -32,7 +30,6 @@ from headrace.sample_cache.fingerprint import NotKnownError, ValueDigest
 from headrace.sample_cache.location import place_of
 from headrace.sample_cache.lookup import Keeping, Writer, fingerprint_of, not_told
 from headrace.torch_compat import serialize
-from headrace.types import Ints
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
@@ -41,20 +38,11 @@ if TYPE_CHECKING:
 _CALL = ".cache()"
 
 
-def cached(
-    inputs: Sequence[AddsOperators],
-    *,
-    place: str | os.PathLike[str] | None,
-    max_bytes: int | None,
-    version: str | int | None,
+def cache(
+    stream: Stream, place: str | os.PathLike[str] | None, max_bytes: int | None, version: str | int | None
 ) -> Stream:
-    """Return the stream with its samples cached after the last step.
-
-    Raises:
-        OptionError: an argument is invalid, or the samples cannot be cached.
-    """
     check.whole_or_none(".cache(): max_bytes", max_bytes, 1)
-    stream, later = _divided(inputs[0]._as_stream())
+    stream, later = _divided(stream)
     pipeline = stream.pipeline()
     _check(pipeline)
     first, steps = split_steps(pipeline.narrowed_steps, "what is kept", _CALL)
@@ -69,7 +57,7 @@ def cached(
         partial(_told_of, source, has_version=version is not None) if where.is_shared else None,
         partial(_number_count, source),
     )
-    others = tuple(one for one in stream.operators if not _is_done_before(one, pipeline))
+    others = tuple(one for one in stream.operators if not one.is_step or one.keeps_key in pipeline.keeps)
     text = ".".join([source.text, *(one.text for one in pipeline.each if not one.is_implied)])
     data = CachedDataset(source, first, keeping, pipeline.wanted, text)
     is_many, is_random = not pipeline.keeps_count, any(step.random for step in steps)
@@ -80,18 +68,14 @@ def cached(
 
 
 def _divided(stream: Stream) -> tuple[Stream, tuple[Operator, ...]]:
-    """Split the operators that make batches, count or limit samples from those before, whose samples are cached.
-
-    Raises:
-        OptionError: A function follows, whose results would not be cached.
-    """
+    """Split the operators that make batches, count or limit samples from those before, whose samples are cached."""
     operators = stream.operators
     first = next(
         (k for k in range(len(operators)) if _regroups(Stream(stream.source, operators[: k + 1]).pipeline())), None
     )
     if first is None:
         return stream, ()
-    own = next((one for one in operators[first:] if _is_function(one)), None)
+    own = next((one for one in operators[first:] if one.is_of_user), None)
     if own is not None:
         raise OptionError(
             f"{_CALL} after .{own.text}: it caches single samples, before .{operators[first].text}, and not what "
@@ -103,19 +87,6 @@ def _divided(stream: Stream) -> tuple[Stream, tuple[Operator, ...]]:
 def _regroups(pipeline: Pipeline) -> bool:
     is_counted = pipeline.limit is not None or pipeline.numbered is not None
     return is_counted or pipeline.group is not None or bool(pipeline.regroups)
-
-
-def _is_function(operator: Operator) -> bool:
-    if not isinstance(operator, EachSample):
-        return False
-    return not (operator.is_unbatch or operator.step.is_numbered or operator.is_implied)
-
-
-def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
-    """True if the operator is applied before caching, and does not select or order samples."""
-    if not isinstance(operator, EachSample):
-        return False
-    return operator.keeps_key is None or all(operator.keeps_key is not keeps for keeps in pipeline.keeps)
 
 
 def _number_count(source: SampleSource) -> int:
@@ -148,8 +119,8 @@ def _check_step(step: Step, *, has_version: bool) -> None:
             raise not_told(error) from error
     if step.random and found.draws is not None:
         raise OptionError(
-            f"{_CALL} behind {step.name}, which draws random numbers ({found.draws}): what is kept of it would be the "
-            f"same in each epoch. Put {step.name} behind {_CALL}; or say random=False in that step if the same is meant"
+            f"{_CALL} after {step.name}, which draws random numbers ({found.draws}): its results would be the same in "
+            f"each epoch. Put {step.name} after {_CALL}; or set random=False in that step if that is intended"
         )
 
 
@@ -239,79 +210,30 @@ async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
 
 
 class CachedSource(MadeSource):
-    def __init__(self, data: CachedDataset) -> None:
-        super().__init__(data)
-        self.data: CachedDataset = data
+    data: CachedDataset
+    name = forwarded("_inner")
+    text = forwarded("data")
+    is_endless = forwarded("_inner")
+    is_compressed = forwarded("_inner")
+    answers_keys = forwarded("_inner")
+    is_in_order = forwarded("_inner")
+    is_steady = forwarded("_inner")
+    can_permute = forwarded("_inner")
+    check_order = forwarded("_inner")
+    count = forwarded("_inner")
+    starts = forwarded("_inner")
+    has_lengths = forwarded("_inner")
+    lengths = forwarded("_inner")
+    passing = forwarded("_inner")
+    fingerprint = forwarded("_inner")
+    fingerprint_with = forwarded("_inner")
+    at_revision = forwarded("_inner")
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def text(self) -> str:
-        return self.data.text
-
-    @property
-    def is_endless(self) -> bool:
-        return self._inner.is_endless
-
-    @property
-    def is_compressed(self) -> bool:
-        return self._inner.is_compressed
-
-    @property
-    def answers_keys(self) -> bool:
-        return self._inner.answers_keys
-
-    @property
-    def is_in_order(self) -> bool:
-        return self._inner.is_in_order
-
-    @property
-    def is_steady(self) -> bool:
-        return self._inner.is_steady
-
-    @property
-    def draws(self) -> bool:
-        return self._inner.draws
-
-    def can_permute(self, by: str) -> bool:
-        return self._inner.can_permute(by)
-
-    def check_order(self, order: Ordering) -> None:
-        self._inner.check_order(order)
-
-    def count(self) -> int:
-        return self._inner.count()
-
-    async def aget(self, key: object) -> object:
-        return await super().aget(self._inner.number(key))
-
-    @property
-    def starts(self) -> Ints:
-        return self._inner.starts
+    async def aget(self, key: object, wanted: Wanted | None = None) -> object:
+        return await super().aget(self._inner.number(key), wanted)
 
     def keys(self) -> Sequence[object]:
         return range(self.count())
-
-    @property
-    def has_lengths(self) -> bool:
-        return self._inner.has_lengths
-
-    def lengths(self) -> Ints:
-        return self._inner.lengths()
-
-    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:
-        return self._inner.passing(keeps)
-
-    def fingerprint(self) -> str:
-        return self._inner.fingerprint()
-
-    def fingerprint_with(self, sizes: Ints) -> str:
-        return self._inner.fingerprint_with(sizes)
-
-    def at_revision(self, fingerprint: str) -> str:
-        return self._inner.at_revision(fingerprint)
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:
         return SourceOrders(self, keeps) if self._inner.is_in_order else self._inner.orders(keeps, seed)
@@ -330,7 +252,7 @@ class CacheStep:
             try:
                 return _unpacked(sample.data)
             except Exception as error:
-                error.add_note("what is kept of it cannot be loaded here; another version= has it made anew")
+                error.add_note("what is kept of it cannot be loaded here; another version= replaces it")
                 raise
         assert type(sample) is Fresh
         made = self._made(sample["sample"])

@@ -1,31 +1,69 @@
-"""Zipped branches of one fork: each sample is read once and passes through each branch."""
+"""`.fork()`: branches of a stream. Zipped branches read each sample once."""
 
 from __future__ import annotations
 
-from collections import Counter
+import copy
+import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+from headrace._util import check
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError
 from headrace.ops.cache import is_kept
-from headrace.ops.fork_branch import Copies
-from headrace.ops.operator import EachSample
-from headrace.ops.select import on_field
+from headrace.ops.combined import check_apart, forks_of
+from headrace.ops.map import on_field
+from headrace.ops.operator import EachSample, Operator
 from headrace.pipeline.needs import refusal
 from headrace.workers.tasks import Step
 
 
-def side_by_side(streams: Sequence[Stream]) -> Stream | None:
-    """Return the zipped branches of one fork. None: the streams are not branches of one fork.
+def fork(stream: Stream, n: int) -> tuple[Stream, ...]:
+    check.whole(".fork(): n", n, 1)
+    name = uuid.uuid4().hex
+    return tuple([stream._with(Branch(name, number, n)) for number in range(n)])
 
-    Raises:
-        OptionError: A branch does not keep samples aligned.
-    """
-    common = set.intersection(*(set(_forks(stream)) for stream in streams))
+
+@dataclass(frozen=True, slots=True)
+class Branch(Operator):
+    """Marks the following operators as a branch of the fork with a unique name. Changes nothing."""
+
+    where = "plan"
+    name: str
+    number: int
+    branches: int
+
+    @property
+    def text(self) -> str:
+        return f"fork({self.branches})[{self.number}]"
+
+    @property
+    def fork(self) -> str:
+        return self.name
+
+    def add_to(self, builder: Any) -> None: ...
+
+
+class Copies:
+    """Copies a sample for each branch, so that changes in place stay within a branch."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __call__(self, sample: object) -> tuple[object, ...]:
+        try:
+            return (*(copy.deepcopy(sample) for _ in range(self._count - 1)), sample)
+        except Exception as error:
+            error.add_note(f"fork: the sample, a {type(sample).__name__}, cannot be copied for each branch")
+            raise
+
+
+def side_by_side(streams: Sequence[Stream]) -> Stream | None:
+    """Return the zipped branches of one fork. None: the streams are not branches of one fork."""
+    common = set.intersection(*(set(forks_of(stream)) for stream in streams))
     if len(streams) < 2 or not common:
         return None
-    last = next(fork for fork in reversed(_forks(streams[0])) if fork in common)
+    last = next(fork for fork in reversed(forks_of(streams[0])) if fork in common)
     before, after = zip(*(_divided(stream, last) for stream in streams), strict=True)
     check_apart(after, ".zip()")
     steps = [_steps(k, stream) for k, stream in enumerate(after)]
@@ -33,33 +71,6 @@ def side_by_side(streams: Sequence[Stream]) -> Stream | None:
     for step in (step for some in steps for step in some):
         made = made._with(EachSample(step))
     return made
-
-
-def check_apart(streams: Sequence[Stream], call: str) -> None:
-    """Check that no two inputs are branches of one fork.
-
-    Raises:
-        OptionError: Two are.
-    """
-    within = [_forks_within(stream) for stream in streams]
-    forks = Counter(fork for some in within for fork in some)
-    fork = next((fork for fork, count in forks.items() if count > 1), None)
-    if fork is not None:
-        same = [str(k) for k, some in enumerate(within) if fork in some]
-        raise OptionError(
-            f"inputs {' and '.join(same)} of {call} are branches of one .fork(), whose samples would be got once for "
-            "each: branches come together sample by sample, by .zip() of them alone; zip these first, or take the "
-            "stream itself in the place of its branches"
-        )
-
-
-def _forks(stream: Stream) -> list[str]:
-    return [operator.fork for operator in stream.operators if operator.fork is not None]
-
-
-def _forks_within(stream: Stream) -> set[str]:
-    """Return the forks of a stream and of its inputs."""
-    return set(_forks(stream)).union(*(_forks_within(one) for _, one in stream.pipeline().source.inputs))
 
 
 def _divided(stream: Stream, fork: str) -> tuple[Stream, Stream]:

@@ -1,32 +1,54 @@
-"""Joins of two streams by key: matching of samples, and their order."""
+"""`.join()`: pairs of samples by key, or the samples of two streams as they arrive."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import numpy as np
 
 from headrace._util import check
 from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, OptionError
 from headrace.ops.cache import is_kept
-from headrace.ops.operator import EachSample
-from headrace.ops.select import field_of
-from headrace.ops.shuffle import PassOperator
-from headrace.ops.zip import ZipSpec
+from headrace.ops.combined import check_apart, check_input, streams_of
+from headrace.ops.fields import field_of
+from headrace.ops.nested_loader import WithinDataset
+from headrace.ops.operator import EachSample, PassOperator
+from headrace.ops.zip import ZipSpec, in_tuples
 from headrace.order import ChosenOrder, Order
 from headrace.pipeline.epoch_orders import Planning
 from headrace.types import Ints
+from headrace.workers.tasks import Step
 
 log = logging.getLogger("headrace")
 
 _KEY = "__key__"
 _PLAIN = str, bytes, int, np.generic
+
+
+def join(inputs: Sequence[object], *, on: object) -> Stream:
+    """Pair the samples of two inputs by key. With `on=None`, merge both as they arrive."""
+    left, right = streams = streams_of("join", inputs)
+    check_apart(streams, ".join()")
+    if on is None:
+        return Stream(FirstComeDataset(streams))
+    for number, stream in enumerate(streams):
+        check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
+        if (advice := stream.pipeline().source.only_in_order) is not None:
+            raise OptionError(f"input {number} of .join(): samples are got by their keys; {advice}")
+    spec = JoinSpec.of(left, right, on)
+    pairs = in_tuples(spec)
+    if not any(spec.changing):
+        return pairs
+    same = SameKeys(spec.on, spec.changing)
+    return pairs._with(EachSample(Step("join", "map", same, is_implied=True)))
 
 
 class Matches:
@@ -37,11 +59,7 @@ class Matches:
 
     @functools.cached_property
     def places(self) -> tuple[Ints, Ints]:
-        """Positions of matched samples in the left stream, and of their partners in the right one.
-
-        Raises:
-            OptionError: Keys cannot be compared, repeat on the right, or do not match.
-        """
+        """Positions of matched samples in the left stream, and of their partners in the right one."""
         left, right = map(_keys, range(2), self._streams, self._on)
         by_key: dict[Hashable, int] = {}
         for place, key in enumerate(right):
@@ -72,17 +90,10 @@ class Matches:
 class Matched(PassOperator):
     """Selects samples of one side (0: left, 1: right) with a partner, in the order of pairs."""
 
-    is_constant = is_steady = True
+    is_constant = is_steady = is_implied = True
+    text = "join()"
     matches: Matches
     side: int
-
-    @property
-    def text(self) -> str:
-        return "join()"
-
-    @property
-    def is_implied(self) -> bool:
-        return True
 
     @property
     def in_state(self) -> str:
@@ -113,20 +124,13 @@ class JoinSpec(ZipSpec):
         """Steps of both sides that may change a key after it was read."""
         return tuple(name for stream in self.streams for name in _steps_of(stream))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return JoinSpec, (self.streams, self._on)
-
     @property
     def arguments(self) -> str:
         return f", on={self._on!r}"
 
     @classmethod
     def of(cls, left: Stream, right: Stream, on: object) -> JoinSpec:
-        """Match two streams by key.
-
-        Raises:
-            OptionError: `on` is invalid; or the samples or the order of a side change between epochs.
-        """
+        """Match two streams by key."""
         matches = Matches(left, right, _both(on))
         for number, pipeline in enumerate((left.pipeline(), right.pipeline())):
             order = pipeline.order
@@ -134,8 +138,8 @@ class JoinSpec(ZipSpec):
             if wrong is not None or not pipeline.source.is_steady:
                 what = "its own order" if wrong is None else f".{wrong.text}"
                 raise OptionError(
-                    f"input {number} of .join() has {what}: pairs come in the order in which the left samples lie; put "
-                    "what decides another order behind .join()"
+                    f"input {number} of .join() has {what}: pairs have the stored order of the left samples; reorder "
+                    "after .join()"
                 )
         return cls([left._with(Matched(matches, 0)), right._with(Matched(matches, 1))], on)
 
@@ -225,3 +229,44 @@ def _hashable(key: Any, on: str) -> Any:
 
 def _shown(keys: Sequence[object]) -> str:
     return ", ".join(f"{key!r:.50}" for key in keys[:3]) or "none"
+
+
+_END = object()
+
+
+class FirstComeDataset(WithinDataset):
+    name = "join"
+    why_no_state = (
+        "states of .join(other) without on= would have to record which sample was first, which differs in each run; "
+        ".interleave(), hr.mix and .join(other, on=…) have states"
+    )
+
+    @property
+    def text(self) -> str:
+        first, *others = map(repr, self.streams)
+        return f"{first}.join({', '.join(others)})"
+
+    async def aiter(self) -> AsyncIterator[object]:
+        loaders = self.loaders()
+        waiting: dict[asyncio.Task[object], tuple[int, AsyncIterator[object]]] = {}
+        try:
+            iterators = [aiter(loader) for loader in loaders]
+            waiting = {asyncio.ensure_future(_next(one)): (number, one) for number, one in enumerate(iterators)}
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=lambda task: waiting[task][0]):
+                    number, iterator = waiting.pop(task)
+                    if (sample := task.result()) is not _END:
+                        waiting[asyncio.ensure_future(_next(iterator))] = number, iterator
+                        yield sample
+        finally:
+            with anyio.CancelScope(shield=True):
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+                for loader in loaders:
+                    await loader.aclose()
+
+
+async def _next(iterator: AsyncIterator[object]) -> object:
+    return await anext(iterator, _END)

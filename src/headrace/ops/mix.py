@@ -15,11 +15,9 @@ from headrace._util.functions import name_of
 from headrace.dataset.source import SampleSource
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
-from headrace.ops.combined import JoinedSpec
-from headrace.ops.counted_inputs import AsTheyCome, by_weight, check_within, has_no_numbers
-from headrace.ops.fork import check_apart
-from headrace.ops.inputs import check_input, input_stream, joined
-from headrace.ops.lengths import checked_lengths
+from headrace.ops.combined import CombinedSpec, check_apart, check_input, combined, input_stream
+from headrace.ops.nested_loader import AsTheyCome, check_within, has_no_numbers
+from headrace.ops.pack import checked_lengths
 from headrace.order import Order, Places, draw
 from headrace.order.combined import InterleaveLayout, InterleaveOrder
 from headrace.order.mixture import (
@@ -33,8 +31,7 @@ from headrace.order.mixture import (
     Until,
 )
 from headrace.order.orders import ENDLESS
-from headrace.pipeline.ordering import Ordering
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Ordering, Pipeline
 from headrace.types import Ints
 
 Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
@@ -106,22 +103,16 @@ def mix(
     pipelines = {name: stream.pipeline() for name, stream in sources.items()}
     if any(has_no_numbers(one) or one.order.passes is not None for one in pipelines.values()):
         return _as_they_come(pipelines, list(sources.values()), weights, by=by, until=until)
-    mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by, given)
-    check_apart(mixed.streams, mixed.call)
+    mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by, given).checked()
     for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
-        check_input(label, pipeline, mixed.call)
         _check_repeats(label, pipeline)
-    return joined(mixed)
+    return combined(mixed)
 
 
 def _as_they_come(
     pipelines: Mapping[str, Pipeline], streams: Sequence[Stream], weights: Weights, *, by: str, until: Until | None
 ) -> Stream:
-    """Mix sources of which any has no numbers: the epoch ends where a source that is due has ended.
-
-    Raises:
-        OptionError: the arguments need the sources' counts.
-    """
+    """Mix sources, some without numbers. The epoch ends when a source that is due has ended."""
     check_apart(streams, "hr.mix")
     for name, pipeline in pipelines.items():
         check_within(f"source {name!r}", pipeline)
@@ -146,7 +137,7 @@ def _mixed(names: Sequence[str], weights: Weights, streams: Sequence[Stream]) ->
     return mix(dict(zip(names, streams, strict=True)), weights)
 
 
-class MixSpec(JoinedSpec):
+class MixSpec(CombinedSpec):
     """The sources of a mixture, and their shares; see `mix`.
 
     Attributes:
@@ -157,6 +148,7 @@ class MixSpec(JoinedSpec):
     has_own_numbers = True
     begins_again = True
     adds_names = True
+    is_steady = False
     call = "hr.mix"
 
     def __init__(
@@ -169,16 +161,12 @@ class MixSpec(JoinedSpec):
         lengths: Mapping[str, Ints] | None = None,
         by_rows: bool = False,
     ) -> None:
-        super().__init__(tuple(streams), tuple(streams.values()))
+        super().__init__(tuple(streams.values()), tuple(streams))
         self.lengths = lengths or {}
         self.until, self.step, self.by, self.by_rows = until, step, by, by_rows
         self._weights = weights
         if weights is not None and not callable(weights):
             checked_weights(self.names, weights)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        streams = dict(zip(self.names, self.streams, strict=True))
-        return MixSpec, (streams, self._weights, self.until, self.step, self.by, self.lengths, self.by_rows)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -214,8 +202,8 @@ class MixSpec(JoinedSpec):
         first = next(iter(order.operators), None)
         if first is not None and self.by == "tokens" and not self.is_planned:
             raise OptionError(
-                f".{first.text} of a mixture by tokens: which documents come is known once they are read; do it to its "
-                "sources, or behind .pack(), or say how long they are: hr.mix(…, lengths=…)"
+                f".{first.text} of a mixture by tokens: its documents are known only after they are read; apply it to "
+                "its sources, or after .pack(), or give their lengths: hr.mix(…, lengths=…)"
             )
         super().check_order(order)
 
@@ -246,11 +234,7 @@ class MixSpec(JoinedSpec):
         return draw("source", seed, self.names[number])
 
     def arrange(self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int) -> Order:
-        """Return the order of the mixture.
-
-        Raises:
-            OptionError: It is by tokens, and lengths of documents are unknown.
-        """
+        """Return the order of the mixture."""
         if self.by_rows:
             self._check_not_empty()
             turns = InterleaveLayout([ENDLESS] * len(inputs), 1)  # positions for the rows to draw from
@@ -263,8 +247,8 @@ class MixSpec(JoinedSpec):
         if self._unknown:
             raise OptionError(
                 f"{self.text}: how many tokens documents of {self._unknown[0]} have is known once they are read, in "
-                "the lanes of .pack(): put .pack(length) behind the mixture (and .map(), .filter() or .tokenize() "
-                "between), or say it: hr.mix(…, lengths={…}), or mix by samples"
+                "the rows of .pack(): put .pack(length) after the mixture (and .map(), .filter() or .tokenize() "
+                "between), or give them: hr.mix(…, lengths={…}), or mix by samples"
             )
         self._check_not_empty()
         lengths = map(self._lengths_at, self.names, self.labels, self.sources)
@@ -340,11 +324,7 @@ class MixSpec(JoinedSpec):
 
 
 def checked_weights(names: Sequence[str], weights: object, when: str = "") -> list[float]:
-    """Return the weights in the order of the sources.
-
-    Raises:
-        OptionError: they are not a number for each source.
-    """
+    """Return the weights in the order of the sources."""
     if not isinstance(weights, Mapping) or set(weights) != set(names):
         raise OptionError(f"weights{when} are {weights!r:.200}: a number for each of {', '.join(names)} is needed")
     for name, weight in weights.items():
@@ -384,3 +364,10 @@ def _check_repeats(label: str, pipeline: Pipeline) -> None:
     if pipeline.order.passes is not None:
         remedy = "until= and weights= set how often its samples come"
         raise check.conflict(f".{pipeline.order.passes.text} of {label}", "hr.mix", remedy)
+
+
+def by_weight(weights: Sequence[float], taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
+    """Choose the input that lacks most of its share. The end is where that input has ended."""
+    number, total = sum(taken) + 1, sum(weights)
+    k = max(range(len(taken)), key=lambda k: (weights[k] / total * number - taken[k], -k))
+    return [] if ended[k] else [k]

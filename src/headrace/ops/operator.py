@@ -1,41 +1,36 @@
-"""Operators on samples. Each is a plain value until a loader runs it."""
+"""The base classes of operators. An operator is a plain value until a loader runs it."""
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace._util import check
-from headrace._util.check import is_time
 from headrace._util.functions import is_async
-from headrace.formats.columns import SampleColumns
-from headrace.formats.decoders import Decoder
-from headrace.ops.bucket import EvenBatcher
-from headrace.ops.select import Selection
 from headrace.types import Batcher
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
+    from headrace.formats.columns import SampleColumns
+    from headrace.formats.decoders import Decoder
+    from headrace.ops.select import Selection
+    from headrace.ops.shuffle import Shuffle
+    from headrace.order import Order
     from headrace.order.packing import Packing
+    from headrace.pipeline.compile import PipelineBuilder
 
 
-class Compiles(Protocol):
-    """A compiler of operators on samples. Each operator calls the method of its kind."""
-
-    def add_each(self, operator: EachSample) -> None: ...
-
-    def add_batch(self, operator: Batch) -> None: ...
-
-    def add_group(self, operator: GroupOperator) -> None: ...
+SampleFunction = Callable[[Any], Any]
+"""A function of a sample, or of a field. A coroutine function runs on the event loop."""
 
 
 class Operator(ABC):
     """An operation on the samples of a data set."""
 
     __slots__ = ()
+    keeps_key: Callable[[str], object] | None = None  # see `EachSample`
 
     @property
     @abstractmethod
@@ -52,17 +47,27 @@ class Operator(ABC):
         return False
 
     @property
+    def is_step(self) -> bool:
+        """True if it processes single samples."""
+        return False
+
+    @property
+    def is_of_user(self) -> bool:
+        """True if it runs a function of the user's, and does not only count or split samples."""
+        return False
+
+    @property
     def fork(self) -> str | None:
         """Name of the fork whose branch it starts. None: no fork."""
         return None
 
-    @abstractmethod
     def count(self, count: int) -> int:
         """Return the number of samples (or batches) that result from `count`."""
+        return count
 
     @abstractmethod
-    def add_to(self, compiler: Any) -> None:
-        """Call the compiler's method for this kind of operator."""
+    def add_to(self, builder: PipelineBuilder) -> None:
+        """Add the operator to a pipeline. OptionError if it cannot follow the operators before it."""
 
     def collated(self, fn: Callable[[list[Any]], object]) -> Operator | None:  # noqa: ARG002
         """Return the operator with batches collated by `fn`. None: no batches, or its own collation."""
@@ -94,6 +99,7 @@ class EachSample(Operator):
         is_collate: True if the step makes a batch of a list of samples.
     """
 
+    is_step = True
     step: Step
     decoder: Decoder | None = None
     selection: Selection | None = None
@@ -118,11 +124,17 @@ class EachSample(Operator):
     def is_implied(self) -> bool:
         return self.step.is_implied
 
-    def count(self, count: int) -> int:
-        return count
+    @property
+    def is_field_wise(self) -> bool:
+        """True if a later selection of fields also holds before the step."""
+        return self.decoder is not None or self.names_source or self.opens_fields
 
-    def add_to(self, compiler: Compiles) -> None:
-        compiler.add_each(self)
+    @property
+    def is_of_user(self) -> bool:
+        return not (self.is_unbatch or self.step.is_numbered or self.is_implied)
+
+    def add_to(self, builder: PipelineBuilder) -> None:
+        builder.add_each(self)
 
     @property
     def whole(self) -> Operator | None:
@@ -133,47 +145,14 @@ class EachSample(Operator):
         batch = operators[-1].collated(self.step.fn) if self.is_collate and operators else None
         return (*operators, self) if batch is None else (*operators[:-1], batch)
 
-
-@dataclass(frozen=True, slots=True)
-class Batch(Operator):
-    """Batches of `size` samples. `collate` None: the loader's collation, or the default."""
-
-    size: int
-    drop_last: bool
-    collate: Callable[[list[Any]], object] | None = None
-    name: str = "batch"
-
-    @property
-    def text(self) -> str:
-        return f"{self.name}({self.size})"
-
-    def count(self, count: int) -> int:
-        return count // self.size if self.drop_last else -(-count // self.size)
-
-    def add_to(self, compiler: Compiles) -> None:
-        compiler.add_batch(self)
-
-    def collated(self, fn: Callable[[list[Any]], object]) -> Batch | None:
-        return replace(self, collate=fn) if self.collate is None else None
-
-    @property
-    def whole(self) -> Batch:
-        return replace(self, drop_last=True)
-
-    def within(self, max_wait_s: float) -> GroupOperator:
-        """Return the operator with a maximum waiting time. OptionError if it is invalid."""
-        if not is_time(max_wait_s):
-            raise check.invalid(f".{self.name}({self.size}): max_wait_s", max_wait_s, "a number of seconds above 0")
-        name = f"{self.name}({self.size}, max_wait_s={max_wait_s:g})"
-        group = replace(self.on_the_way, name=name, makes_batches=True, max_wait_s=float(max_wait_s))
-        return group.whole if self.drop_last else group
-
-    @property
-    def on_the_way(self) -> GroupOperator:
-        """The grouping to use if more than functions of batches follows."""
-        last = ", drop_last=True" if self.drop_last else ""
-        batcher = functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
-        return GroupOperator(f"{self.name}({self.size}{last})", batcher, collate=self.collate)
+    def narrowed(self, selection: Selection) -> EachSample | None:
+        """Return a field-wise step, reduced to a later selection. None: nothing remains to do."""
+        if self.opens_fields:
+            return self
+        if self.decoder is None:
+            return self if selection.names_source else None
+        decoder = self.decoder.only(frozenset().union(*selection.wanted))
+        return replace(self, decoder=decoder, step=replace(self.step, fn=decoder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +197,92 @@ class GroupOperator(Operator):
     def count(self, count: int) -> int:
         raise TypeError(f"how many groups .{self.name} makes of {count} samples is known only later")
 
-    def add_to(self, compiler: Compiles) -> None:
-        compiler.add_group(self)
+    def add_to(self, builder: PipelineBuilder) -> None:
+        builder.add_group(self)
+
+
+class OrderOperator(Operator):
+    """Decides which of the source's samples occur, or when. Nothing is read for it."""
+
+    __slots__ = ()
+    is_steady = False  # True if the order is the same in every epoch, whatever the seed
+
+    @property
+    def in_epoch(self) -> EpochOperator | None:
+        """The operator itself, if it sets the number of passes."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """Maximum number of samples. None: not set."""
+        return None
+
+    @property
+    def where(self) -> str:
+        return "plan"
+
+    @property
+    def in_state(self) -> str:
+        """Text in a state. Different texts mean different orders."""
+        return self.text
+
+
+class PassOperator(OrderOperator):
+    """Derives an order from another one, in each pass over the samples."""
+
+    __slots__ = ()
+    is_constant = False  # True if, when fixed, it selects the same in each pass
+    is_ascending = False  # True if it keeps the order of the samples
+    needs_numbers = True
+
+    @property
+    def is_behind_filters(self) -> bool:
+        """True if its result is the same before and after a filter."""
+        return True
+
+    @property
+    def by_number(self) -> tuple[Step, int | None] | None:
+        """(step that selects samples by their numbers, their maximum number), for samples that others were made of.
+
+        None: it must know all samples.
+        """
+        return None
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if repeated calls give the same order."""
+        return True
+
+    @property
+    def shuffle(self) -> Shuffle | None:
+        """The operator itself, if it permutes samples."""
+        return None
+
+    def seed_or(self, loaders: int) -> int:
+        return loaders
+
+    @abstractmethod
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        """Return the order derived from another one. `key` is (seed, epoch, pass)."""
+
+    def add_to(self, builder: PipelineBuilder) -> None:
+        builder.add_order(self)
+
+
+class EpochOperator(OrderOperator):
+    """Sets the number of passes over the samples in an epoch."""
+
+    __slots__ = ()
+    is_steady = True
+
+    @property
+    def in_epoch(self) -> EpochOperator:
+        return self
+
+    @property
+    @abstractmethod
+    def passes(self) -> tuple[int | None, int | None]:
+        """Number of passes, and sample limit over all of them. None: unlimited."""
 
 
 def counted(count: int, operators: Iterable[Operator]) -> int:

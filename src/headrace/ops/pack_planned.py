@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from headrace._util.context import RunningSample, running_sample
 from headrace.dataset.asynchronous import MadeDataset, MadeSource
-from headrace.dataset.protocols import HasKeys, Parts
-from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders
+from headrace.dataset.source import HasKeys, KeepsKey, Parts, SampleSource, SourceOrders
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.indexes.index import for_each
-from headrace.ops.pack_sequences import DocumentPart
+from headrace.ops.pack import DocumentPart
 from headrace.ops.run_inline import split_steps, through_first
 from headrace.order import Order, Places, draw
 from headrace.order.orders import sequential_end
@@ -81,11 +80,7 @@ class PackDataset(MadeDataset):
 
     @cached_property
     def lengths(self) -> Ints:
-        """Token count of each document, by its number in the source.
-
-        Raises:
-            OptionError: The number of lengths differs from that of documents.
-        """
+        """Token count of each document, by its number in the source."""
         lengths = self.inner.lengths() if self.given is None else self.given
         if len(lengths) != self.inner.count():
             raise OptionError(f".pack(lengths=…): there are {len(lengths)} of them, and {self.inner.count()} documents")
@@ -209,18 +204,15 @@ class PackDataset(MadeDataset):
 
 class PackSource(MadeSource):
     data: PackDataset
+    name = "pack"
 
-    @property
-    def name(self) -> str:
-        return "pack"
+    def __init__(self, data: PackDataset) -> None:
+        super().__init__(data)
+        self.keeps_numbers = not data.is_shuffled
 
     @property
     def text(self) -> str:
         return f"{self.data.stream!r}.{self.data.packing.text}"
-
-    @property
-    def keeps_numbers(self) -> bool:
-        return not self.data.is_shuffled
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:
         assert not keeps, "no index is asked for keys of sequences"
@@ -271,7 +263,7 @@ class PackOrders(SourceOrders):
         if number >= _PASSES or first > _NUMBERS - self.count:
             raise OptionError(
                 f"epoch {epoch}, pass {number}: sequences of shuffled documents have no more numbers; put .shuffle() "
-                "behind .pack()"
+                "after .pack()"
             )
         return PackedOrder(self.count, first)
 

@@ -1,73 +1,40 @@
-"""Operators that set how a loader delivers a stream's results, without changing them."""
+"""`.prefetch()` and `.on_every_rank()`: how a loader delivers the results of a stream."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace._util import check
 from headrace.ops.operator import Operator
 
-
-@dataclass(frozen=True, slots=True)
-class Delivering:
-    """How a stream's results are delivered.
-
-    Attributes:
-        prefetch: Maximum number of results made ahead. None: the loader decides.
-        is_everywhere: True if every rank gets all samples.
-    """
-
-    prefetch: int | None = None
-    is_everywhere: bool = False
-
-
-NOTHING_SAID = Delivering()
-
-
-class CompilesDelivering(Protocol):
-    def add_delivering(self, operator: DeliveryOperator) -> None: ...
-
-
-class DeliveryOperator(Operator):
-    """Sets how a loader delivers a stream's results."""
-
-    __slots__ = ()
-
-    @property
-    def where(self) -> str:
-        return "loader"
-
-    def count(self, count: int) -> int:
-        return count
-
-    def of(self, before: Delivering) -> Delivering:
-        """Return the settings after this operator, given those before it."""
-        raise NotImplementedError
-
-    def add_to(self, compiler: CompilesDelivering) -> None:
-        compiler.add_delivering(self)
+if TYPE_CHECKING:
+    from headrace.pipeline.compile import PipelineBuilder
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch(DeliveryOperator):
+class Prefetch(Operator):
+    where = "loader"
     most: int
 
     @property
     def text(self) -> str:
         return f"prefetch({self.most})"
 
-    def of(self, before: Delivering) -> Delivering:
-        if before.prefetch is not None:
-            raise check.conflict(f".prefetch({before.prefetch})", f".{self.text}")
-        return replace(before, prefetch=self.most)
+    def add_to(self, builder: PipelineBuilder) -> None:
+        if builder.prefetch is not None:
+            raise check.conflict(f".prefetch({builder.prefetch})", f".{self.text}")
+        builder.prefetch = self.most
 
 
 @dataclass(frozen=True, slots=True)
-class OnEveryRank(DeliveryOperator):
-    @property
-    def text(self) -> str:
-        return "on_every_rank()"
+class OnEveryRank(Operator):
+    where = "loader"
+    text = "on_every_rank()"
 
-    def of(self, before: Delivering) -> Delivering:
-        return replace(before, is_everywhere=True)
+    def add_to(self, builder: PipelineBuilder) -> None:
+        builder.is_everywhere = True
+
+
+def prefetch(n: int) -> Prefetch:
+    return Prefetch(check.whole(".prefetch(): n", n))

@@ -1,4 +1,4 @@
-"""Operators written by users and other packages."""
+"""`.apply_op()`: operators written by users and other packages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace._util import check
 from headrace._util.functions import is_async, name_of
 from headrace.ops.flat_map import gives_async, gives_many
 from headrace.ops.operator import EachSample, GroupOperator, Operator
+from headrace.ops.sample import ComputedNumbers
 from headrace.ops.setup_once import AsyncManyPrepared, AsyncPrepared, CalledInThread, Prepared
-from headrace.ops.slice import ComputedNumbers
 from headrace.types import Batcher, Ints
 from headrace.workers.tasks import Step
 
@@ -172,11 +172,7 @@ def registered_operators() -> dict[str, Callable[..., Registered]]:
 
 
 def made_operator(name: str, args: tuple[object, ...], named: dict[str, object]) -> Operator:
-    """Create the registered operator with these arguments.
-
-    Raises:
-        OptionError: There is no such operator, or its function does not return one.
-    """
+    """Create the registered operator with these arguments."""
     known = registered_operators()
     check.one_of(".apply_op(): name", name, sorted(known), "; register others by hr.register_operator")
     made = known[name](*args, **named)

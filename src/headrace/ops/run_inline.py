@@ -25,7 +25,7 @@ def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple
     late = next((step for step in steps[first:] if is_async(step.fn)), None)
     if late is not None:
         raise OptionError(
-            f"{late.name} of {label} is an async function behind a plain one: put it before that, or behind {call}"
+            f"{late.name} of {label} is an async function after a plain one: put it before that, or after {call}"
         )
     return list(steps[:first]), list(steps[first:])
 

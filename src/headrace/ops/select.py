@@ -1,93 +1,14 @@
-"""Functions of single fields of samples, and selections of fields."""
+"""`.select()`, `.to_tuple()` and `.rename()`: the fields of samples. Fields that are not selected need no decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from headrace._util.functions import is_async, name_of
-from headrace.errors import FormatError, masked
-
-
-def on_field(function: Callable[[Any], Any], field: str | int) -> Callable[[Any], Any]:
-    return AsyncFieldMap(function, field) if is_async(function) else FieldMap(function, field)
-
-
-class FieldMap:
-    def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
-        self.function, self.field = function, field
-        self.__qualname__ = f"{name_of(function)}, field={field!r}"
-
-    def __call__(self, sample: Any) -> object:
-        return with_field(sample, self.field, self.function(field_of(sample, self.field)))
-
-
-class AsyncFieldMap(FieldMap):
-    async def __call__(self, sample: Any) -> object:
-        return with_field(sample, self.field, await self.function(field_of(sample, self.field)))
-
-
-def field_of(sample: Any, field: str | int) -> Any:
-    """Return one field of a dict, or one position of a tuple."""
-    if isinstance(sample, dict):
-        return sample[find_field(sample, str(field))]
-    try:
-        return sample[field]
-    except TypeError as error:
-        error.add_note(
-            f"field={field!r} of a sample that is a {type(sample).__name__}: tuples have them by their places"
-        )
-        raise
-
-
-def with_field(sample: Any, field: str | int, value: object, into: str | None = None) -> object:
-    """Return the sample with a field replaced and, if fields have names, renamed to `into`."""
-    if not isinstance(sample, dict):
-        items = list(sample)
-        items[int(field)] = value
-        return type(sample)(*items) if hasattr(sample, "_fields") else type(sample)(items)
-    name = find_field(sample, str(field))
-    if into in (None, name):
-        return {**sample, name: value}
-    if into in sample:
-        raise ValueError(f"the sample has a field {into!r} already: give another name by into=")
-    return {**{other: given for other, given in sample.items() if other != name}, into: value}
-
-
-def find_field(sample: dict[str, Any], names: str, stage: str = "to_tuple") -> str:
-    """Return the first of `names` (separated by ";") that the sample has.
-
-    Raises:
-        FormatError: The sample has none of them.
-    """
-    if not hasattr(sample, "keys"):
-        raise TypeError(f"the sample is a {type(sample).__name__}, whose fields have no names: {names!r}")
-    for name in names.split(";"):
-        if name in sample:
-            return name
-    key, url = sample.get("__key__"), sample.get("__url__")
-    have = ", ".join(sorted(str(name) for name in sample if not str(name).startswith("__"))) or "none"
-    wanted = " or ".join(map(repr, names.split(";")))
-    raise FormatError(
-        f"sample {key!r} of {masked(str(url))} has no field {wanted}; its fields are: {have}",
-        stage=stage,
-        key=key,
-        url=url,
-    )
-
-
-class FieldFilter:
-    def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
-        self.function, self.field = function, field
-        self.__qualname__ = f"{name_of(function)}, field={field!r}"
-
-    def __call__(self, sample: Any) -> object:
-        return self.function(field_of(sample, self.field))
-
-
-class AsyncFieldFilter(FieldFilter):
-    async def __call__(self, sample: Any) -> object:
-        return await self.function(field_of(sample, self.field))
+from headrace._util import check
+from headrace.ops.fields import find_field
+from headrace.ops.operator import EachSample
+from headrace.workers.tasks import Step
 
 
 class Selection:
@@ -137,3 +58,22 @@ class Rename:
                 f"rename: the sample has a field {twice[0]!r} already: rename that, too, or .select() others"
             )
         return renamed
+
+
+def select(names: tuple[str, ...]) -> EachSample:
+    return _selecting("select", Select(names))
+
+
+def to_tuple(names: tuple[str, ...]) -> EachSample:
+    return _selecting("to_tuple", ToTuple(names))
+
+
+def _selecting(name: str, selection: Select | ToTuple) -> EachSample:
+    check.names(f".{name}(): names", {*selection.names})
+    return EachSample(Step(f"{name}({', '.join(selection.names)})", "map", selection), selection=selection)
+
+
+def rename(new_by_old: dict[str, str]) -> EachSample:
+    check.names(".rename(): new names", [*new_by_old.values()])
+    named = ", ".join(f"{old}={new}" for old, new in new_by_old.items())
+    return EachSample(Step(f"rename({named})", "map", Rename(new_by_old)))

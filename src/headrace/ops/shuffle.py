@@ -1,104 +1,34 @@
-"""Operators that decide which samples occur, and in which order."""
+"""`.shuffle()`: permutations of an epoch's samples, planned or within windows of what is read."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from headrace.ops.operator import Operator
-from headrace.order import FirstOf, Order, ShuffledOrder
-from headrace.order.orders import ENDLESS
+import numpy as np
+
+from headrace._util import check
+from headrace._util.functions import as_it_is
+from headrace.errors import OptionError
+from headrace.ops.operator import EachSample, GroupOperator, PassOperator
+from headrace.order import Order, ShuffledOrder
+from headrace.workers.randomness import rng
 from headrace.workers.tasks import Step
 
+if TYPE_CHECKING:
+    from headrace.dataset.stream import Stream
+    from headrace.pipeline.compile import PipelineBuilder
+    from headrace.pipeline.pipeline import Pipeline
 
-class CompilesOrder(Protocol):
-    """A compiler of operators on the order. Each operator calls the method of its kind."""
-
-    def add_order(self, operator: PassOperator) -> None: ...
-
-    def add_shuffle(self, operator: Shuffle) -> None: ...
-
-    def add_take(self, operator: Take) -> None: ...
-
-    def add_repeat(self, operator: Repeat) -> None: ...
-
-    def add_epoch(self, operator: EpochSize) -> None: ...
-
-
-class OrderOperator(Operator):
-    """Decides which of the source's samples occur, or when. Nothing is read for it."""
-
-    __slots__ = ()
-    is_steady = False  # True if the order is the same in every epoch, whatever the seed
-    is_bound = False  # True if it sets a maximum number of samples
-
-    @property
-    def where(self) -> str:
-        return "plan"
-
-    @property
-    def in_state(self) -> str:
-        """Text in a state. Different texts mean different orders."""
-        return self.text
-
-
-class PassOperator(OrderOperator):
-    """Derives an order from another one, in each pass over the samples."""
-
-    __slots__ = ()
-    is_constant = False  # True if, when fixed, it selects the same in each pass
-    is_ascending = False  # True if it keeps the order of the samples
-
-    @property
-    def is_behind_filters(self) -> bool:
-        """True if its result is the same before and after a filter."""
-        return True
-
-    @property
-    def by_number(self) -> tuple[Step, int | None] | None:
-        """(step that selects samples by their numbers, their maximum number), for samples that others were made of.
-
-        None: it must know all samples.
-        """
-        return None
-
-    @property
-    def needs_numbers(self) -> bool:
-        return True
-
-    @property
-    def is_fixed(self) -> bool:
-        """True if repeated calls give the same order."""
-        return True
-
-    def seed_or(self, loaders: int) -> int:
-        return loaders
-
-    @abstractmethod
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        """Return the order derived from another one. `key` is (seed, epoch, pass)."""
-
-    def add_to(self, compiler: CompilesOrder) -> None:
-        compiler.add_order(self)
-
-
-class EpochOperator(OrderOperator):
-    """Sets the number of passes over the samples in an epoch."""
-
-    __slots__ = ()
-    is_steady = True
-
-    @property
-    @abstractmethod
-    def passes(self) -> tuple[int | None, int | None]:
-        """Number of passes, and sample limit over all of them. None: unlimited."""
+WINDOW_SAMPLES, WINDOW_BATCHES = 2048, 16  # default windows for derived samples
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(PassOperator):
     """Permutes samples. All kinds but "buffer" go by position."""
 
+    needs_numbers = False  # readers shuffle samples without numbers, and name that shuffle in states
     by: str
     window: int | None
     seed: int | None
@@ -107,13 +37,6 @@ class Shuffle(PassOperator):
     @property
     def text(self) -> str:
         return f"shuffle({self.by})"
-
-    @property
-    def needs_numbers(self) -> bool:
-        return False  # readers shuffle samples without numbers, and name that shuffle in states
-
-    def count(self, count: int) -> int:
-        return count
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         """Permute all samples. Readers handle shuffles of shards and of windows."""
@@ -124,6 +47,10 @@ class Shuffle(PassOperator):
         """True if a sample's position determines which sample it is."""
         return self.by != "buffer"
 
+    @property
+    def shuffle(self) -> Shuffle:
+        return self
+
     def seed_or(self, loaders: int) -> int:
         return loaders if self.seed is None else self.seed
 
@@ -132,71 +59,70 @@ class Shuffle(PassOperator):
         seed = "" if self.seed is None else f", seed={self.seed}"
         return f"shuffle({by}{sizes}{seed})"
 
-    def add_to(self, compiler: CompilesOrder) -> None:
-        compiler.add_shuffle(self)
+    def add_to(self, builder: PipelineBuilder) -> None:
+        """Permute the source's samples in the plan if possible, else windows of samples as they come."""
+        order, source = builder.order, builder.source
+        is_first = not order.operators or (source.traits.numbered and order.shuffle is None)
+        if is_first and builder.is_single and not builder.is_in_epoch and source.can_permute(self.by):
+            builder.add_to_order(self)
+            return
+        if self.by not in ("auto", "window"):
+            raise OptionError(
+                f".{self.text}: these samples are made of others, have an order of their own or are shuffled "
+                "already, and can be shuffled in windows only, by='window'"
+            )
+        from headrace.ops.batch import EvenBatcher
+
+        is_batched = builder.has_batches
+        size = self.window or (WINDOW_BATCHES if is_batched else WINDOW_SAMPLES)
+        name = self.in_words("window", f", samples={size}")
+        batcher = partial(EvenBatcher, size, drop_last=False)
+        builder.add_group(GroupOperator(name, batcher, collate=as_it_is, makes_batches=is_batched))
+        builder.each.append(EachSample(Step("shuffle", "many", WindowShuffle(self.seed))))
+
+    def check(self, pipeline: Pipeline) -> None:
+        """Raise OptionError if the source, or another operator, does not allow it."""
+        source, selection = pipeline.source, pipeline.order.by_numbers
+        if source.traits.numbered and self.by == "buffer":
+            raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
+        if selection is not None and self.by in ("window", "shards", "within"):
+            raise check.conflict(f".{selection.text}", f".shuffle(by={self.by!r})", "windows have no numbers")
+        if not source.traits.numbered or (source.is_compressed and not pipeline.is_by_number):
+            self.check_as_read(source.only_in_order or source.without_numbers)
+
+    def check_as_read(self, remedy: str | None = None) -> None:
+        """Raise OptionError if shards that are read sequentially do not allow it."""
+        if self.by in ("global", "within"):
+            remedy = remedy or "make an index of plain ones: headrace index URL…, and hr.stream(…, index='auto')"
+            raise OptionError(
+                f".shuffle(by={self.by!r}) of shards without an index, or that are compressed: by='window' is what can "
+                f"be done; {remedy}"
+            )
 
 
-@dataclass(frozen=True, slots=True)
-class Take(PassOperator):
-    is_constant = is_steady = is_bound = is_ascending = True
-    samples: int
+class WindowShuffle:
+    """Permutes the samples of a window, depending on (seed, epoch, position of the window).
 
-    @property
-    def text(self) -> str:
-        return f"take({self.samples})"
+    Args:
+        seed: Combined with the loader's seed. None: the loader's seed alone.
+    """
 
-    @property
-    def needs_numbers(self) -> bool:
-        return False
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
 
-    def count(self, count: int) -> int:
-        return min(count, self.samples)
-
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
-        return FirstOf(order, self.samples)
-
-    def add_to(self, compiler: CompilesOrder) -> None:
-        compiler.add_take(self)
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        generator = rng()
+        if self._seed is not None:
+            generator = np.random.default_rng([self._seed, int(generator.integers(2**63))])
+        return [samples[k] for k in generator.permutation(len(samples))]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat(EpochOperator):
-    times: int | None
-
-    @property
-    def text(self) -> str:
-        return f"repeat({self.times})"
-
-    @property
-    def passes(self) -> tuple[int | None, int | None]:
-        return self.times, None
-
-    def count(self, count: int) -> int:
-        return (ENDLESS if count else 0) if self.times is None else count * self.times
-
-    def add_to(self, compiler: CompilesOrder) -> None:
-        compiler.add_repeat(self)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochSize(EpochOperator):
-    is_bound = True
-    samples: int
-
-    @property
-    def text(self) -> str:
-        return f"epoch(samples={self.samples})"
-
-    @property
-    def in_state(self) -> str:
-        return f"epochof({self.samples})"
-
-    @property
-    def passes(self) -> tuple[int | None, int | None]:
-        return None, self.samples
-
-    def count(self, count: int) -> int:  # noqa: ARG002
-        return self.samples
-
-    def add_to(self, compiler: CompilesOrder) -> None:
-        compiler.add_epoch(self)
+def shuffled(stream: Stream, by: str, window: int | None, buffer: int | None, seed: int | None) -> Stream:
+    check.one_of(".shuffle(): by", by, ("auto", "shards", "within", "window", "global", "buffer"))
+    for name, value in (("window", window), ("buffer", buffer)):
+        check.whole_or_none(f".shuffle(): {name}", value, 1)
+        if value is not None and by not in ("auto", name):
+            raise check.conflict(f".shuffle(): by={by!r}", f"{name}={value}", f"{name}= is for by={name!r}")
+    if by == "global" and stream.pipeline().source.only_in_order is None:
+        stream = stream.indexed(".shuffle(by='global') needs")
+    return stream._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))

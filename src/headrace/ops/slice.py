@@ -1,64 +1,46 @@
-"""Operators that select samples by number."""
+"""`.take()`, `.slice()`, `.skip()` and `.shard()`: samples selected by a range of numbers."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from headrace._util import check
 from headrace.errors import OptionError
-from headrace.ops.shuffle import PassOperator
-from headrace.order import ChosenOrder, ComputedOrder, Order, draw
+from headrace.ops.operator import PassOperator
+from headrace.order import ComputedOrder, FirstOf, Order
 from headrace.order.orders import ENDLESS
-from headrace.order.sampling import DrawnOrder
 from headrace.types import Ints
 from headrace.workers.tasks import Step
 
+if TYPE_CHECKING:
+    from headrace.pipeline.compile import PipelineBuilder
+
 
 @dataclass(frozen=True, slots=True)
-class SelectIndices(PassOperator):
-    """The samples with given numbers, in their order."""
-
-    is_constant = True
-    name: str
-    chooses: Callable[[int], Iterable[int]]
+class Take(PassOperator):
+    is_constant = is_steady = is_ascending = True
+    needs_numbers = False
+    samples: int
 
     @property
     def text(self) -> str:
-        return f"{self.name}(…)"
+        return f"take({self.samples})"
 
     @property
-    def in_state(self) -> str:
-        return "pick"  # the check in a state covers the selected samples
-
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
-        return ChosenOrder(order, self.numbers(order.count))
-
-    @property
-    def is_fixed(self) -> bool:
-        chosen: Any = getattr(self.chooses, "args", (None,))[0]
-        return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
+    def limit(self) -> int:
+        return self.samples
 
     def count(self, count: int) -> int:
-        """Return how many numbers there are. Iterating over a sampler would change its numbers."""
-        chosen: Any = self.chooses(count)
-        return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
+        return min(count, self.samples)
 
-    def numbers(self, count: int) -> Ints:
-        """Return the numbers. OptionError if one of them is not below `count`."""
-        chosen = self.chooses(count)
-        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
-        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-            found = f"an array of {numbers.dtype}, {numbers.ndim}-dimensional"
-            raise OptionError(
-                f".{self.name}(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
-            )
-        return _inside(numbers, count, f".{self.name}()")
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return FirstOf(order, self.samples)
+
+    def add_to(self, builder: PipelineBuilder) -> None:
+        builder.limit_samples(self.samples * builder.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +48,7 @@ class Stretch(PassOperator):
     """The samples with numbers in a range, which depends on the number of all samples."""
 
     is_steady = is_ascending = True
+    in_state = "pick"  # the check in a state covers the selected samples
     name: str
     numbers: Callable[[int], range]
     is_behind_filters: bool = False
@@ -73,10 +56,6 @@ class Stretch(PassOperator):
     @property
     def text(self) -> str:
         return self.name
-
-    @property
-    def in_state(self) -> str:
-        return "pick"  # the check in a state covers the selected samples
 
     @property
     def by_number(self) -> tuple[Step, int | None] | None:
@@ -94,6 +73,34 @@ class Stretch(PassOperator):
         return ComputedOrder(order, len(numbers), partial(_at, numbers.start, numbers.step))
 
 
+def take(n: int) -> Take:
+    return Take(check.whole(".take(): n", n))
+
+
+def skip(n: int) -> Stretch:
+    check.whole(".skip(): n", n)
+    return Stretch(f"skip({n})", partial(_slice, n, None, 1))
+
+
+def slice_of(start: int, stop: int | None, step: int) -> Stretch:
+    check.whole(".slice(): start", start)
+    check.whole_or_none(".slice(): stop", stop, start)
+    check.whole(".slice(): step", step, 1)
+    return Stretch(f"slice({start}, {stop}, {step})", partial(_slice, start, stop, step))
+
+
+def shard(positional: tuple[object, ...], index: int, count: int) -> Stretch:
+    if positional:
+        given = ", ".join(map(repr, positional))
+        raise OptionError(
+            f".shard({given}): name the arguments, as in .shard(index=0, count=4). Their order differs between "
+            "libraries: tf.data and Hugging Face's datasets have the number of parts first"
+        )
+    check.whole(".shard(): index", index)
+    check.whole(".shard(): count", count, index + 1)
+    return Stretch(f"shard({index}, {count})", partial(_part, index, count), True)
+
+
 def _is_in(numbers: range, numbered: tuple[int, object]) -> bool:
     return numbered[0] in numbers
 
@@ -102,78 +109,9 @@ def _at(start: int, step: int, positions: Ints) -> Ints:
     return start + step * positions
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedSample(PassOperator):
-    """Samples drawn at random, depending on (seed, epoch, position).
-
-    Attributes:
-        weights: Relative probabilities. None: equal.
-        samples: Number of draws. None: the number of samples.
-    """
-
-    weights: NDArray[np.float64] | None
-    samples: int | None
-    replacement: bool
-    seed: int | None
-
-    @property
-    def text(self) -> str:
-        return "sample(…)"
-
-    @property
-    def in_state(self) -> str:
-        return "drawn"  # the check in a state covers the selected samples
-
-    def count(self, count: int) -> int:
-        return count if self.samples is None else self.samples
-
-    def seed_or(self, loaders: int) -> int:
-        return loaders if self.seed is None else self.seed
-
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        return DrawnOrder(order, self.count(order.count), key, self.weights, self.replacement)
+def _slice(start: int, stop: int | None, step: int, count: int) -> range:
+    return range(start, count if stop is None else min(stop, count), step)
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedNumbers(PassOperator):
-    """The samples whose numbers are a function of (positions, number of samples, seed)."""
-
-    name: str
-    numbers: Callable[[Ints, int, int], Ints]
-    counts: Callable[[int], int]
-
-    @property
-    def text(self) -> str:
-        return self.name
-
-    @property
-    def in_state(self) -> str:
-        return f"apply_op {self.name}"  # its name may equal a built-in operator's
-
-    def count(self, count: int) -> int:
-        counted = operator.index(self.counts(count))
-        if counted < 0 or (counted and not count):
-            raise OptionError(f".{self.name}: count({count}) gave {counted}, and there are {count} samples")
-        return counted
-
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        seed = draw("order", *key)
-        return ComputedOrder(order, self.count(order.count), partial(self._numbers_at, order.count, seed))
-
-    def _numbers_at(self, count: int, seed: int, positions: Ints) -> Ints:
-        numbers = np.asarray(self.numbers(positions, count, seed))
-        if numbers.shape != positions.shape or (len(numbers) and numbers.dtype.kind not in "iu"):
-            raise OptionError(
-                f".{self.name}: a whole number for each of {len(positions)} positions is needed, and not an array of "
-                f"{numbers.dtype} of shape {numbers.shape}"
-            )
-        return _inside(numbers, count, f".{self.name}")
-
-
-def _inside(numbers: NDArray[np.generic], count: int, call: str) -> Ints:
-    """Convert sample numbers to int64. OptionError if one of them is not in `range(count)`."""
-    known: Ints = numbers.astype(np.int64)
-    outside = known[(known < 0) | (known >= count)]
-    if len(outside):
-        raise OptionError(f"{call}: there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
-    return known
+def _part(index: int, parts: int, count: int) -> range:
+    return range(index * count // parts, (index + 1) * count // parts)

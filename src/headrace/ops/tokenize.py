@@ -1,4 +1,4 @@
-"""Tokenization of texts with tokenizers of several libraries."""
+"""`.tokenize()`: texts to tokens, with the tokenizers of several libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from headrace._util import check
 from headrace._util.check import array_of
 from headrace._util.functions import is_async
-from headrace.ops.select import field_of, with_field
+from headrace.ops.fields import field_of, with_field
+from headrace.ops.operator import EachSample
+from headrace.workers.tasks import Step
+
+
+def tokenize(tokenizer: object, field: str | int, into: str, dtype: str) -> EachSample:
+    check.one_of(".tokenize(): dtype", dtype, ("int64", "int32", "uint16"))
+    return EachSample(Step(f"tokenize({field!r})", "map", Tokenize(ids_by(tokenizer), field, into, dtype)))
 
 
 class Tokenize:
@@ -62,11 +69,7 @@ class _Encoded:
 
 
 def ids_by(tokenizer: Any) -> Callable[[str], Any]:
-    """Return a function from text to token ids.
-
-    Raises:
-        OptionError: The tokenizer is of an unknown kind.
-    """
+    """Return a function from text to token ids."""
     if hasattr(tokenizer, "encode_to_numpy"):  # tiktoken refuses special tokens by default
         return functools.partial(tokenizer.encode_to_numpy, disallowed_special=())
     if hasattr(tokenizer, "encode_batch_fast"):

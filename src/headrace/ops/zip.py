@@ -1,4 +1,4 @@
-"""Zipped streams: numbers of tuples, and reading of their samples."""
+"""`.zip()`: tuples of samples at the same positions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,44 @@ import numpy as np
 from headrace._util.context import RunningSample, running_sample
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
-from headrace.ops.combined_sources import InputsDataset
-from headrace.ops.concat import InputsSpec
-from headrace.ops.run_inline import NamedSteps, through
+from headrace.ops.combined import CombinedSpec, InputsDataset, check_objects, streams_of
+from headrace.ops.fork import side_by_side
+from headrace.ops.nested_loader import in_turns
+from headrace.ops.operator import EachSample
+from headrace.ops.run_inline import NamedSteps, split_steps, through
 from headrace.order import Order, draw
 from headrace.order.combined import ZipOrder
 from headrace.order.orders import ENDLESS
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline
 from headrace.types import Ints
+from headrace.workers.tasks import Step
 
 _NUMBERS_MOST = 2**60
 
 
-class ZipSpec(InputsSpec):
+def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
+    streams = streams_of("zip", inputs)
+    if (branches := side_by_side(streams)) is not None:
+        return branches
+    again = functools.partial(zipped, strict=strict)
+    counted = in_turns("zip", streams, each_of_them, again, f"strict={strict}", is_tuple=True, strict=strict)
+    return counted or in_tuples(ZipSpec(streams, strict=strict).checked())
+
+
+def in_tuples(spec: ZipSpec) -> Stream:
+    """Return the stream of tuples of checked inputs."""
+    check_objects(spec)
+    later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in spec.pipelines]
+    source = ZipDataset(spec)
+    if not any(later):
+        return Stream(source)
+    random = any(step.random for steps in later for step in steps)
+    each = ZipStep(spec.labels, [[(step.told, step.fn) for step in some] for some in later])
+    return Stream(source, (EachSample(Step(spec.kind, "map", each, random, is_implied=True)),))
+
+
+class ZipSpec(CombinedSpec):
     """Zipped streams: one sample of each at every position.
 
     The number of a tuple is composed of the numbers of its samples. All inputs in stored order share one component, the
@@ -41,9 +65,6 @@ class ZipSpec(InputsSpec):
         super().__init__(streams)
         self.strict = strict
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(ZipSpec, strict=self.strict), (self.streams,)
-
     @property
     def arguments(self) -> str:
         return "" if self.strict else ", strict=False"
@@ -58,11 +79,7 @@ class ZipSpec(InputsSpec):
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of tuples, which is that of the shortest input.
-
-        Raises:
-            OptionError: The inputs differ in length, and `strict` is set.
-        """
+        """Number of tuples, which is that of the shortest input."""
         least, most = min(self.sizes), max(self.sizes)
         if self.strict and least != most:
             few, many = self.sizes.index(least), self.sizes.index(most)
@@ -78,10 +95,6 @@ class ZipSpec(InputsSpec):
         passes = self._passes_of_endless()
         return None if passes is None else max(passes, default=0)
 
-    @property
-    def shares(self) -> Sequence[int] | None:
-        return [1] * len(self.names)
-
     @functools.cached_property
     def _alone(self) -> tuple[int, ...]:
         if self.count == ENDLESS:
@@ -90,11 +103,7 @@ class ZipSpec(InputsSpec):
 
     @functools.cached_property
     def radices(self) -> tuple[int, ...]:
-        """Size of each component: the position, then each input with a component of its own.
-
-        Raises:
-            OptionError: Their product is too large.
-        """
+        """Size of each component: the position, then each input with a component of its own."""
         radices = tuple(max(1, int(self.sources[k].starts[-1])) for k in self._alone)
         if len(self._alone) < len(self.names):
             radices = max(1, self.count), *radices
@@ -205,3 +214,7 @@ class ZipStep:
     def __call__(self, samples: tuple[object, ...]) -> tuple[object, ...]:
         both = zip(self.labels, self.steps, samples, strict=True)
         return tuple([through(steps, sample, f"{label}; ") for label, steps, sample in both])
+
+
+def each_of_them(taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
+    return [] if any(ended) else range(len(taken))

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from headrace.errors import OptionError
 from headrace.ops.operator import counted
-from headrace.ops.shuffle import Shuffle
 from headrace.order import EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, Steps, Windows
 from headrace.order.orders import ENDLESS, WITHIN_WINDOW
 from headrace.pipeline.pipeline import Pipeline
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.dataset.protocols import HasKeys
+    from headrace.dataset.source import HasKeys
+    from headrace.ops.shuffle import Shuffle
     from headrace.order.packed_rows import PackedRows
     from headrace.readers.indexed_shards import ReadWindow
 
@@ -48,21 +48,17 @@ class Planning:
     def passes(self, epoch: int, first: int = 0) -> Order:
         """Return the order of all passes of an epoch, or of those from `first` on."""
         times, limit = self.pipeline.passes
-        # Takes before `.repeat()` or `.epoch()` apply to each pass; `takes_of_all` to all passes together.
+        # Takes before `.repeat()` or `.epoch()` apply to each pass; `limits_of_all` to all passes together.
         passes = Passes(lambda number: self.one_pass(epoch, first + number), times)
         if limit is not None and not passes.pass_count:
             raise self._lacks_samples()
         order: Order = passes if limit is None else FirstOf(passes, limit)
-        for samples in self.pipeline.order.takes_of_all:
+        for samples in self.pipeline.order.limits_of_all:
             order = FirstOf(order, samples)
         return order
 
     def count(self) -> int:
-        """Return the number of positions in an epoch. Neither builds the order nor calls a sampler.
-
-        Raises:
-            OptionError: `.epoch()` requests samples, and the source has none.
-        """
+        """Return the number of positions in an epoch. Neither builds the order nor calls a sampler."""
         if self.pipeline.passes[1] is not None and not self._count_of_a_pass():
             raise self._lacks_samples()
         return counted(self.count_of_pass, self.pipeline.order.operators)

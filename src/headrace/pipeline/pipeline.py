@@ -2,29 +2,88 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from headrace.dataset.source import KeepsKey, SampleSource, Wanted
 from headrace.formats.columns import ColumnDecoder, SampleColumns
-from headrace.ops.operator import Batch, EachSample, GroupOperator
-from headrace.ops.prefetch import NOTHING_SAID, Delivering
-from headrace.ops.select import Selection
-from headrace.pipeline.ordering import Ordering
+from headrace.ops.operator import EachSample, EpochOperator, GroupOperator, OrderOperator, PassOperator
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
+    from headrace.ops.batch import Batch
+    from headrace.ops.select import Selection
+    from headrace.ops.shuffle import Shuffle
     from headrace.order.packing import Packing
 
 
-def narrowed(operator: EachSample, selection: Selection) -> EachSample | None:
-    """Return a field-wise step, reduced to a later selection. None: nothing remains to do."""
-    if operator.opens_fields:
-        return operator
-    if operator.decoder is None:
-        return operator if selection.names_source else None
-    decoder = operator.decoder.only(frozenset().union(*selection.wanted))
-    return replace(operator, decoder=decoder, step=replace(operator.step, fn=decoder))
+@dataclass(frozen=True)
+class Ordering:
+    """The operators that decide which samples of the source occur in an epoch, and when."""
+
+    operators: tuple[OrderOperator, ...] = ()
+
+    @cached_property
+    def one_pass(self) -> tuple[PassOperator, ...]:
+        """Operators that apply to each pass over the samples separately."""
+        first = takewhile(lambda one: one.in_epoch is None, self.operators)
+        return tuple(one for one in first if isinstance(one, PassOperator))
+
+    @cached_property
+    def passes(self) -> EpochOperator | None:
+        """Operator that sets the number of passes. None: one."""
+        return next((one.in_epoch for one in reversed(self.operators) if one.in_epoch is not None), None)
+
+    @cached_property
+    def shuffle(self) -> Shuffle | None:
+        return next((one.shuffle for one in self.one_pass if one.shuffle is not None), None)
+
+    @property
+    def _of_all(self) -> Sequence[OrderOperator]:
+        """Operators that apply to all passes together."""
+        return self.operators[len(self.one_pass) :]
+
+    @property
+    def is_limited(self) -> bool:
+        """True if `.take()` limits each pass."""
+        return any(one.limit is not None for one in self.one_pass)
+
+    @property
+    def limits_of_all(self) -> list[int]:
+        """Sample limits of `.take()` over all passes together."""
+        return [one.limit for one in self._of_all if one.limit is not None and one is not self.passes]
+
+    @property
+    def by_numbers(self) -> PassOperator | None:
+        """First operator that needs samples with numbers before they are read."""
+        return next((one for one in self.one_pass if one.needs_numbers), None)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if repeated calls for the same epoch give the same order."""
+        return all(one.is_fixed for one in self.one_pass)
+
+    @property
+    def is_steady(self) -> bool:
+        """True if the order is the same in every epoch, whatever the seed."""
+        return all(one.is_steady for one in self.operators)
+
+    @property
+    def is_shuffled_first(self) -> bool:
+        return self.shuffle is not None and self.shuffle is self.one_pass[0]
+
+    @property
+    def most(self) -> int | None:
+        """Maximum number of samples in an epoch, whatever the source has. None: not set."""
+        last = self.operators if self.passes is None else self._of_all
+        return min((one.limit for one in last if one.limit is not None), default=None)
+
+    def described(self, shuffle: str) -> list[str]:
+        """Return the names of the operators in a state, with `shuffle` for the shuffle."""
+        return [shuffle if one is self.shuffle else one.in_state for one in self.operators]
 
 
 @dataclass(frozen=True)
@@ -66,7 +125,8 @@ class Pipeline:
         regroups: Groupings, unbatchings and limits before that, in order.
         is_batched: True if the results are batches.
         is_given: True if the limit is the `.epoch()` of an iterable data set, which repeats by itself.
-        delivering: How results are delivered.
+        prefetch: Maximum number of results made ahead. None: the loader decides.
+        is_everywhere: True if every rank gets all samples.
     """
 
     source: SampleSource
@@ -79,7 +139,8 @@ class Pipeline:
     is_given: bool = False
     regroups: tuple[Regroup, ...] = ()
     is_batched: bool = False
-    delivering: Delivering = NOTHING_SAID
+    prefetch: int | None = None
+    is_everywhere: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -96,7 +157,7 @@ class Pipeline:
         """True if limits, counts or passes apply to a whole pass over the results, so that another pass is separate."""
         limits = (self.limit, *(regroup.limit for regroup in self.regroups))
         are_counted = any(step.is_numbered for step in self._all_steps) or any(limit is not None for limit in limits)
-        is_read_to_limit = bool(self.order.takes) and (self.source.is_compressed or not self.source.traits.numbered)
+        is_read_to_limit = self.order.is_limited and (self.source.is_compressed or not self.source.traits.numbered)
         return self.order.passes is not None or are_counted or is_read_to_limit
 
     @property
@@ -104,19 +165,21 @@ class Pipeline:
         """First operator that concerns a whole epoch, so that the stream cannot be an input."""
         if self.numbered is not None:
             return self.numbered.name
-        if self.delivering.is_everywhere:
+        if self.is_everywhere:
             return "on_every_rank()"
         if self.unshardable is not None:
             return self.unshardable
-        return None if self.delivering.prefetch is None else f"prefetch({self.delivering.prefetch})"
+        return None if self.prefetch is None else f"prefetch({self.prefetch})"
+
+    @property
+    def groupings(self) -> list[GroupOperator]:
+        return [one.grouping for one in self.regroups if one.grouping is not None]
 
     @property
     def unshardable(self) -> str | None:
         """First operator that must see the samples of all ranks."""
-        groups = [one.grouping for one in self.regroups if one.grouping is not None and not one.grouping.is_shardable]
-        return next(
-            (step.name for step in self._all_steps if not step.is_shardable), groups[0].text if groups else None
-        )
+        steps = (step.name for step in self._all_steps if not step.is_shardable)
+        return next(steps, None) or next((one.text for one in self.groupings if not one.is_shardable), None)
 
     @property
     def separate(self) -> str | None:
@@ -125,11 +188,6 @@ class Pipeline:
     @property
     def _all_steps(self) -> tuple[Step, ...]:
         return (*self.steps, *(step for regroup in self.regroups for step in regroup.steps), *self.after)
-
-    @property
-    def prefetch(self) -> int | None:
-        """Maximum number of results made ahead. None: not set by the stream."""
-        return self.delivering.prefetch
 
     @property
     def numbered(self) -> Step | None:
@@ -149,16 +207,15 @@ class Pipeline:
 
     @property
     def puts_together(self) -> str | None:
-        return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
+        return next((one.text for one in self.groupings), None)
 
     @property
     def batched_by(self) -> str:
-        names = [regroup.name for regroup in self.regroups if regroup.grouping is not None]
-        return names[-1] if names else "batch()"
+        return self.groupings[-1].text if self.groupings else "batch()"
 
     @property
     def timed(self) -> str | None:
-        return next((one.name for one in self.regroups if one.grouping and one.grouping.max_wait_s is not None), None)
+        return next((one.text for one in self.groupings if one.max_wait_s is not None), None)
 
     @property
     def changing(self) -> tuple[str, ...]:
@@ -170,7 +227,7 @@ class Pipeline:
     @property
     def packing(self) -> Packing | None:
         """Row packing of documents. None: no packing, or it is planned before documents are read."""
-        return next((one.grouping.packing for one in self.regroups if one.grouping and one.grouping.packing), None)
+        return next((one.packing for one in self.groupings if one.packing), None)
 
     @property
     def is_limited_within(self) -> bool:
@@ -255,7 +312,7 @@ class Pipeline:
         for k, operator in enumerate(self.each):
             if operator.selection is not None:
                 return k, operator.selection
-            if operator.decoder is None and not operator.names_source and not operator.opens_fields:
+            if not operator.is_field_wise:
                 return None
         return None
 
@@ -264,7 +321,7 @@ class Pipeline:
         if self._selected is None:
             return self.each
         first, selection = self._selected
-        before = [narrow for operator in self.each[:first] if (narrow := narrowed(operator, selection)) is not None]
+        before = [narrow for operator in self.each[:first] if (narrow := operator.narrowed(selection)) is not None]
         return (*before, *self.each[first:])  # after the selection, other fields may have these names
 
 

@@ -25,8 +25,18 @@ from headrace.order.steps import Deal
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.needs import refusal
 from headrace.pipeline.pipeline import Pipeline
-from headrace.session.rank_checks import divided, has_counts, has_numbers, met, why_not_merged
-from headrace.session.rank_sharing import check_packing, check_rows, counted_share, own_rows, part_of
+from headrace.session.rank_sharing import (
+    check_packing,
+    check_rows,
+    counted_share,
+    divided,
+    has_counts,
+    has_numbers,
+    own_rows,
+    part_of,
+    reindexed,
+    why_not_merged,
+)
 from headrace.state.state import Fingerprint, ResplitBase, State, merged
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints
@@ -147,11 +157,7 @@ class NextEpoch:
         return plan.save(received)
 
     def load(self, state: Mapping[str, object], *, force: bool) -> None:
-        """Start from a state. An empty state is the start of the first epoch.
-
-        Raises:
-            StateMismatchError: the state belongs to another plan (not with `force`). Nothing has changed then.
-        """
+        """Start from a state. An empty state is the start of the first epoch."""
         if not state:
             self._loaded, self.turn, self._kept_step, self.skip = None, EpochCursor(), None, 0
             return
@@ -159,7 +165,7 @@ class NextEpoch:
         before = self._loaded, self.turn, self._kept_step, self.skip
         known = self.stream, self.planning, self._facts
         try:
-            self.stream = met(self.stream, state, ranks.world)
+            self.stream = reindexed(self.stream, state, ranks.world)
             if self.stream is not known[0]:
                 self._facts = None
             facts = self._known_facts()
@@ -255,8 +261,10 @@ class NextEpoch:
         )
         _check_last_steps(begin, steps)
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
-            told = f"{steps.left} samples for {ranks.world} ranks, of which each gets one by itself"
-            raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
+            raise OptionError(
+                f"the last step has fewer samples than there are ranks: {steps.left} samples for {ranks.world} ranks. "
+                "tail='drop' skips that step; tail='pad' repeats some samples"
+            )
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
@@ -310,8 +318,8 @@ class NextEpoch:
             return None
         if self.planning is None or order is None or not is_shared:
             raise OptionError(
-                "balance= deals samples whose work is known before they are read: they must have numbers, none may be "
-                "left out on the way, such as by a filter, and batches must come in order"
+                "balance= needs samples whose work is known before they are read: they must have numbers, no operator "
+                "such as a filter may drop them, and batches must come in order"
             )
         return Balancing(balance, self.planning, order)
 
@@ -344,7 +352,7 @@ class NextEpoch:
         state = None if self._loaded is None else self._loaded.state
         if state is not None and state.skip and state.step_now != size:
             raise StateMismatchError(
-                f"the state is of {state.skip} batches to skip behind a filter, of {state.step_now} samples on all "
+                f"the state is of {state.skip} batches to skip after a filter, of {state.step_now} samples on all "
                 f"ranks, while here they have {size}: load it with batches of that size",
                 field="step",
             )
@@ -352,11 +360,7 @@ class NextEpoch:
     def _gone_on(
         self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
     ) -> tuple[State, int]:
-        """Return (start state, samples per step) for a state of other ranks or batch sizes.
-
-        Raises:
-            StateMismatchError: the state belongs to another single rank, or to another global batch size.
-        """
+        """Return (start state, samples per step) for a state of other ranks or batch sizes."""
         settings, keeps_count = self._settings, self.stream.pipeline().keeps_count
         # Single samples that are counted as they come have no global batch to keep.
         is_kept = settings.global_batch_size is None and not (settings.is_single and not is_shared)
@@ -382,7 +386,7 @@ class NextEpoch:
         if is_kept and size != begin.step_now and ranks.world != begin.world:
             raise StateMismatchError(
                 f"the state is of global batches of {begin.step_now} samples, and batch_size={settings.batch_size} on "
-                f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
+                f"{ranks.world} ranks makes {size}: set global_batch_size= to one of them",
                 field="step",
             )
         if size < ranks.world:
@@ -450,11 +454,7 @@ _POWERS = {"tokens": 1, "tokens^2": 2}
 
 
 class Balancing:
-    """Assigns the samples of a step to ranks. The number per rank does not change.
-
-    Raises:
-        OptionError: the balance is by tokens, and the lengths are known only after reading.
-    """
+    """Assigns the samples of a step to ranks. The number per rank does not change."""
 
     def __init__(self, balance: Balance, planning: Planning, order: Order) -> None:
         self._balance, self._planning, self._order = balance, planning, order

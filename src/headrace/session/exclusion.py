@@ -30,19 +30,14 @@ class Excluding:
         self._found: tuple[int, Ints] | None = None  # of the last requested epoch
 
     def begun(self, begin: State, step: int, order: Order | None) -> State:
-        """Remove excluded samples from a start state, so that states of the epoch record it.
-
-        Raises:
-            OptionError: the positions of samples cannot be determined.
-            StateMismatchError: the state belongs to one of several ranks, which would disagree.
-        """
+        """Remove excluded samples from a start state, so that states of the epoch record it."""
         cursor = self.left(begin.cursor, begin.epoch, step, order)
         if cursor.position == begin.cursor.position and np.array_equal(cursor.holes, begin.cursor.holes):
             return begin
         if begin.done:
             raise StateMismatchError(
-                "exclude= leaves out what the ranks of this state have already divided among them: merge the states of "
-                "all ranks by hr.merge_states, and load that",
+                "exclude= names samples that the ranks of this state have already divided among them: merge the states "
+                "of all ranks by hr.merge_states, and load that",
                 field="rank",
             )
         return replace(begin, cursor=cursor)

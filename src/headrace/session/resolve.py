@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, SupportsIndex, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 import torch
 from torch.utils.data import default_convert
@@ -21,6 +21,9 @@ from headrace.options.error_policy import exclusion, quarantine_file, skip_polic
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
 from headrace.types import Tail
 
+if TYPE_CHECKING:
+    from headrace.pipeline.pipeline import Pipeline
+
 _FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of fetch_concurrency="auto"
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
@@ -30,7 +33,7 @@ _FOR_OURS: dict[str, tuple[tuple[str, ...], str]] = {  # name: values if unset, 
     "fetch": ((), "does its own reading"),
     "fetch_concurrency": (("auto",), "does its own reading"),
     "on_error": (("raise",), "fails by whole batches"),
-    "workers": (("process", "thread"), "is loaded by workers of torch's kind"),
+    "workers": (("process", "thread"), "is loaded by torch's kind of workers"),
     **dict.fromkeys(
         ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude", "balance"),
         ((), "has a sampler, which sets the samples of each rank"),
@@ -44,12 +47,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
 def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: object) -> None:
-    """Check arguments that torch or Python would check only when the loader is iterated over.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        OptionError: there are no such workers.
-    """
+    """Check arguments that torch or Python would check only when the loader is iterated over."""
     is_executor = callable(getattr(workers, "start", None)) and callable(getattr(workers, "aclose", None))
     if not is_executor:
         check.one_of("workers", workers, ("process", "thread"), ", or an executor")
@@ -64,13 +62,7 @@ def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: objec
 
 
 def check_torch(loader: Any) -> None:
-    """Check the arguments of a loader in the torch regime.
-
-    Raises:
-        OptionError: arguments exclude each other.
-        LateOptionError: torch's loader would refuse the arguments only when it is iterated over.
-        TypeError: a sampler cannot be iterated over.
-    """
+    """Check the arguments of a loader in the torch regime."""
     kind = type(loader.dataset).__name__
     for name in ("sampler", "batch_sampler"):
         value = getattr(loader, name)
@@ -96,16 +88,11 @@ def check_torch(loader: Any) -> None:
 
 
 def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefetch_factor: int | None) -> None:
-    """Refuse arguments that are for torch's data sets only.
-
-    Raises:
-        OptionError: one of them was given.
-        ValueError: `prefetch_factor` is negative.
-    """
+    """Refuse arguments that are for torch's data sets only."""
     given = {"multiprocessing_context": multiprocessing_context, **{name: getattr(loader, name) for name in _FOR_TORCH}}
     for name, value in given.items():
         if value is not None and value is not False:
-            raise OptionError(f"{name}={value!r} is for data sets of torch's: {kind} {_FOR_TORCH.get(name, _WORKERS)}")
+            raise OptionError(f"{name}={value!r} is for torch's data sets: {kind} {_FOR_TORCH.get(name, _WORKERS)}")
     if prefetch_factor is not None and prefetch_factor < 0:
         raise ValueError("prefetch_factor option should be non-negative")
 
@@ -134,65 +121,7 @@ def _check_economic(loader: Any, kind: str) -> None:
         check.whole_or_none(name, value, 1)
 
 
-class GroupSize(Protocol):
-    """Batches that a stream makes itself. `collate` None: the loader's collate function."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def collate(self) -> Callable[[list[Any]], object] | None: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def drop_last(self) -> bool: ...
-
-
-class Grouping(Protocol):
-    """Batching and operators of a stream, as far as they affect options.
-
-    Attributes:
-        group: Batches that the loader makes as the stream specifies. None: unspecified.
-        after: Operators applied to batches in workers.
-        gives_many: Operator that may make many samples from one, or one from many.
-        puts_together: Operator that groups samples before they are batched.
-        batched_by: Operator that makes the emitted batches.
-        timed: Operator that limits the time samples wait for their group.
-        prefetch: Maximum number of items made ahead. None: unspecified.
-        separate: Operator that runs in worker processes only.
-    """
-
-    @property
-    def group(self) -> GroupSize | None: ...
-
-    @property
-    def is_batched(self) -> bool: ...
-
-    @property
-    def after(self) -> Sequence[object]: ...
-
-    @property
-    def gives_many(self) -> str | None: ...
-
-    @property
-    def puts_together(self) -> str | None: ...
-
-    @property
-    def batched_by(self) -> str: ...
-
-    @property
-    def timed(self) -> str | None: ...
-
-    @property
-    def prefetch(self) -> int | None: ...
-
-    @property
-    def separate(self) -> str | None: ...
-
-
-def resolve(loader: Any, pipeline: Grouping) -> Settings:
+def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     """Return the settings of a loader over a headrace data set, or raise OptionError."""
     batch_size, drop_last = loader.batch_size, loader.drop_last
     processes = loader.num_workers if loader.workers == "process" else 0
@@ -216,7 +145,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
             )
         if pipeline.timed is not None and function not in (default_collate, default_convert, as_it_is):
             name = name_of(function)
-            raise check.conflict(f"collate_fn={name}", f".{pipeline.timed}", f"put .collate({name}) right behind that")
+            raise check.conflict(f"collate_fn={name}", f".{pipeline.timed}", f"put .collate({name}) right after that")
         batch_size, collate = None, of_single(default_convert if function is default_collate else function)
     elif batch_size is None:
         collate = of_single(function)

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import CapacityLimiter
 
@@ -113,9 +113,6 @@ class Runtime:
             owner: Kept alive as long as the iterator.
             watch: Notified of the batches that the trainer receives.
             prepare: Called on the engine's loop before the first epoch: sends the chains and opens the data set.
-
-        Raises:
-            LoaderClosedError: the loader was closed, or the process was forked since.
         """
         engine = self._running()
         mailbox = engine.mailbox
@@ -163,11 +160,7 @@ class Runtime:
         )
 
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Call `call(*args)` on the engine's loop soon. Calls keep their order.
-
-        Raises:
-            LoaderClosedError: the loader was closed, or the process was forked since.
-        """
+        """Call `call(*args)` on the engine's loop soon. Calls keep their order."""
         self._running().mailbox.post(call, *args)
 
     def put(self, call: Callable[..., object], *args: object) -> None:
@@ -186,11 +179,7 @@ class Runtime:
         self._chains.learn(number, self._chains.pack(chain))
 
     def teach(self, number: int, chain: Chain) -> None:
-        """Register a chain from the trainer's thread, where it is pickled. Replaces an older chain.
-
-        Raises:
-            CannotCarryError: an object in the chain cannot be sent to another process.
-        """
+        """Register a chain from the trainer's thread, where it is pickled. Replaces an older chain."""
         self.post(self._chains.learn, number, self._chains.pack(chain))
 
     def renew(self, chains: Mapping[int, Chain], *, is_in_use: bool) -> bool:
@@ -198,9 +187,6 @@ class Runtime:
 
         Args:
             is_in_use: True if an iterator may still request batches of an earlier epoch.
-
-        Raises:
-            CannotCarryError: an object in the chains cannot be sent to another process.
         """
         if not self._is_ready:
             return False  # chains are sent later
@@ -240,23 +226,12 @@ class Runtime:
             epoch=epoch,
             elapsed_s=meters.elapsed_s(),
             fetch=FetchStats(
-                requests=fetch.requests,
-                retries=fetch.retries,
-                errors=fetch.errors,
-                hedges=fetch.hedges,
-                hedges_won=fetch.hedges_won,
-                throttled=fetch.throttled,
-                lowest_level=fetch.lowest_level,
-                coalesced=fetch.coalesced,
-                shards_whole=fetch.shards_whole,
-                shards_in_part=fetch.shards_in_part,
-                cached=fetch.cached,
-                bytes=fetch.bytes,
-                in_flight=fetch.in_flight,
+                **_values(fetch, "requests", "retries", "errors", "hedges", "hedges_won", "throttled", "lowest_level"),
+                **_values(fetch, "coalesced", "shards_whole", "shards_in_part", "cached", "bytes", "in_flight"),
                 active_s=fetch.waiting_s,
                 reading_s=meters.reading_s,
                 functions={
-                    name: Function(held.where, held.calls, held.seconds, held.waited)
+                    name: Function(**_values(held, "where", "calls", "seconds", "waited"))
                     for name, held in list(fetch.functions.items())
                     if held.calls
                 },
@@ -266,27 +241,15 @@ class Runtime:
             work=WorkStats(
                 workers=max(1, self._settings.num_workers),
                 busy_s=dict(meters.busy_s),
-                deaths=meters.deaths,
-                batches_at_once=meters.batches_at_once,
-                collations_at_once=meters.collations_at_once,
+                **_values(meters, "deaths", "batches_at_once", "collations_at_once"),
             ),
             deliver=DeliverStats(
-                batches=meters.batches,
-                samples=meters.samples,
-                wait_s=meters.wait_s,
-                first_wait_s=meters.first_wait_s,
-                trainer_s=meters.trainer_s,
-                ready=meters.ready,
-                begun=meters.begun,
+                **_values(meters, "batches", "samples", "wait_s", "first_wait_s", "trainer_s", "ready", "begun")
             ),
             shared_bytes=self._held(),
             budget_bytes=self._settings.memory_budget,
-            started_s=meters.started_s,
-            skipped=meters.skipped,
             skipped_samples=tuple(meters.skipped_samples),
-            repeated=meters.repeated,
-            left_out=meters.left_out,
-            unread=meters.unread,
+            **_values(meters, "started_s", "skipped", "repeated", "left_out", "unread"),
         )
 
     def _running(self) -> Engine:
@@ -371,3 +334,7 @@ class Runtime:
         slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
         with self._slabs.serve(slabs):
             await epoch.run()
+
+
+def _values(meter: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(meter, name) for name in names}

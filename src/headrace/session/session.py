@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace._util import check
-from headrace.dataset.base import Operators
+from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.delivery.iterator import BatchIterator, Watcher
 from headrace.delivery.loop_lookahead import Holder
@@ -121,7 +121,7 @@ class Streaming:
         if tail is None and self._current is not None and not self._current.is_even:
             raise OptionError(
                 f"{self._current.world} ranks have batches of different sizes at the end of an epoch, over which "
-                "accelerator.gather and gather_for_metrics break: say tail='drop', which leaves that step out, or "
+                "accelerator.gather and gather_for_metrics break: use tail='drop', which skips that step, or "
                 "tail='pad', which fills it with samples that come twice; or tail='short', and gather such batches by "
                 "gather_for_metrics(…, use_gather_object=True), or pad_across_processes"
             )
@@ -196,12 +196,7 @@ class Streaming:
         return progress.state(received.batches - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Mapping[str, object], force: bool = False) -> None:
-        """Make the next `iterate` resume from a state. An empty state is the start.
-
-        Raises:
-            LoaderBusyError: an iterator is in use.
-            StateMismatchError: the state belongs to another plan (not with `force`).
-        """
+        """Make the next `iterate` resume from a state. An empty state is the start."""
         del loader
         with self._lock:  # held until a refused state is undone
             self._hear()
@@ -210,11 +205,7 @@ class Streaming:
             self._peeked, self._progress = None, None
 
     def peek(self) -> Any:
-        """Return the first batch of the next `iterate` without consuming it.
-
-        Raises:
-            LoaderBusyError: an iterator of an iterable data set is in use; all its iterators share one state.
-        """
+        """Return the first batch of the next `iterate` without consuming it."""
         with self._lock:
             self._hear()
             if self._next.stream.pipeline().source.traits.iterated:
@@ -250,16 +241,10 @@ class Streaming:
 
     def _check_at_rest(self, what: str) -> None:
         if self._is_in_use:
-            raise LoaderBusyError(f"{what} while an iterator of this loader is in use: close it first, or let go of it")
+            raise LoaderBusyError(f"{what} while an iterator of this loader is in use: close it first, or delete it")
 
     def _open(self, caller: asyncio.AbstractEventLoop | None) -> _Opened:
-        """Start an epoch.
-
-        Raises:
-            CannotCarryError: a function, or an object it refers to, cannot be sent to workers any more.
-            LoaderClosedError: the loader was closed, or the process was forked since.
-            OptionError: the samples cannot be read with these options.
-        """
+        """Start an epoch."""
         runtime = self._runtime
         runtime.check()
         ranks, plan, builder = self._next.find_out(), self._next.plan(), self._current_builder()
@@ -312,11 +297,7 @@ class _Opened(NamedTuple):
 
 
 def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: Progress) -> None:
-    """Update counters and the next epoch after the last batch.
-
-    Raises:
-        OptionError: this rank has fewer batches than the others.
-    """
+    """Update counters and the next epoch after the last batch."""
     plan.check_end(progress.received)
     turn.advance(plan, progress)
     if plan.share is not None:

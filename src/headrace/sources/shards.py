@@ -330,7 +330,7 @@ class IndexedShardSource(_Sharded, KeySource):
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return by_number or by_key or not self.is_compressed
 
-    async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
+    async def aget(self, key: Any, wanted: Wanted | None = None) -> object:
         return await self.data.aget(key, wanted)
 
     def divides(self) -> bool:

@@ -14,8 +14,7 @@ from headrace._util import check
 from headrace._util.context import running_reader
 from headrace._util.reads import Reads
 from headrace.dataset.blocking import blocking
-from headrace.dataset.protocols import Parts
-from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Wanted, fingerprint_of
+from headrace.dataset.source import KeepsKey, Parts, SampleSource, SourceOrders, Wanted, fingerprint_of
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import kind_of

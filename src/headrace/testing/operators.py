@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from headrace.dataset.base import Operators
+from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.errors import StateMismatchError
 from headrace.loader import DataLoader

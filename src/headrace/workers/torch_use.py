@@ -17,8 +17,11 @@ from headrace.workers.tasks import Step
 _SEARCHED_BYTES = 1 << 20
 _OURS_WITHOUT_TORCH = {
     "headrace",
-    "headrace.ops.select",
+    "headrace.ops.batch",
+    "headrace.ops.filter",
     "headrace.ops.flat_map",
+    "headrace.ops.map",
+    "headrace.ops.select",
     "headrace.ops.tokenize",
     "headrace._util.functions",
     "headrace.torch_compat.by_value",

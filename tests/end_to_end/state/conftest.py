@@ -24,4 +24,4 @@ def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of a few samples have several lanes, and an epoch several windows."""
     monkeypatch.setattr("headrace.pipeline.epoch_orders._STRETCH_SAMPLES", 2)
-    monkeypatch.setattr("headrace.ops.combined_orders._WINDOW_SAMPLES", 8)
+    monkeypatch.setattr("headrace.ops.combined._WINDOW_SAMPLES", 8)

@@ -212,7 +212,7 @@ def test_batches_start_again_with_each_repeat_and_go_on_through_an_epoch() -> No
     assert [batch.tolist() for batch in hr.DataLoader(data.repeat(2))] == [[0, 1], [2, 3], [4]] * 2
     assert [batch.tolist() for batch in data.epoch(samples=4)] == [[0, 1], [2, 3], [4, 0], [1, 2]]
     assert len(data.epoch(samples=4)) == 4
-    with pytest.raises(hr.OptionError, match=r"say it there: \.batch\(n, drop_last=True\)"):
+    with pytest.raises(hr.OptionError, match=r"set it there: \.batch\(n, drop_last=True\)"):
         hr.DataLoader(data.repeat(2), drop_last=True)
     with pytest.raises(hr.OptionError, match="there are no samples to repeat"):
         list(data.take(0).repeat())

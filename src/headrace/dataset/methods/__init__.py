@@ -1,1 +1,0 @@
-"""The methods of streams and data sets. Each returns a stream with one more operator."""
