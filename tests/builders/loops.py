@@ -1,4 +1,4 @@
-"""Ways through a loader, and what is compared of what they give."""
+"""Ways through a loader, and how their outcomes are compared."""
 
 from __future__ import annotations
 
@@ -17,10 +17,25 @@ def given(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
         return list(loader)
 
 
+def loaded(data: Any, *arguments: Any, **options: Any) -> list[Any]:
+    """The batches of one epoch."""
+    with hr.DataLoader(data, *arguments, **options) as loader:
+        return list(loader)
+
+
 def given_later(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
     async def main() -> list[Any]:
         async with hr.DataLoader(data, batch_size, **{"collate_fn": list, **options}) as loader:
             return [batch async for batch in loader]
+
+    return asyncio.run(main())
+
+
+def iterated_later(data: Any) -> list[Any]:
+    """The samples that `async for` gives without a loader."""
+
+    async def main() -> list[Any]:
+        return [sample async for sample in data]
 
     return asyncio.run(main())
 
@@ -107,7 +122,7 @@ def resumed_anywhere(
             for batch in loader:
                 whole[epoch].append(plain(batch))
                 states.append((len(whole[epoch]), saved(loader)))
-    assert whole[0], "there is nothing to go on with"
+    assert whole[0], "there is nothing to resume"
     for done, state in random.Random(7).sample(states, min(most, len(states))):
         with (resume or make)() as loader:
             loader.load_state_dict(state)

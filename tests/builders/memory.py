@@ -1,4 +1,4 @@
-"""What calls allocate."""
+"""The memory that calls allocate."""
 
 from __future__ import annotations
 

@@ -1,22 +1,76 @@
-"""Data sets whose samples are their own numbers."""
+"""Data sets of numbers, and of samples that a function makes."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import headrace as hr
 
 
-class Numbers(hr.AsyncDataset):
-    """So many of them; it knows which were asked for in its own process."""
+class Made(hr.AsyncDataset):
+    """Samples that a plain or an async function makes of their numbers."""
 
-    def __init__(self, count: int = 40) -> None:
-        self.count, self.asked = count, list[int]()
+    def __init__(self, make: Callable[[int], Any], count: int = 8) -> None:
+        self.make, self.count, self.asked = make, count, list[int]()
 
     def __len__(self) -> int:
         return self.count
 
-    async def aget(self, key: int) -> int:
+    async def aget(self, key: int) -> Any:
         self.asked.append(key)
-        return key
+        made = self.make(key)
+        return await made if inspect.isawaitable(made) else made
+
+
+class Named(Made):
+    """Samples that a function makes of keys of any kind."""
+
+    def __init__(self, names: Sequence[Any], make: Callable[[Any], Any] = str) -> None:
+        super().__init__(make, len(names))
+        self.names = names
+
+    def keys(self) -> Sequence[Any]:
+        return self.names
+
+
+class Numbers(Made):
+    """Numbers. `asked` has those that were asked for in this process."""
+
+    def __init__(self, count: int = 40) -> None:
+        super().__init__(int, count)
+
+
+class Iterated(hr.AsyncIterableDataset):
+    """Samples of an asynchronous generator function."""
+
+    def __init__(self, make: Callable[[], AsyncIterator[Any]], ranks_by: Any = None, loop: Any = "engine") -> None:
+        self.make, self.ranks_by, self.loop = make, ranks_by, loop
+
+    def aiter(self) -> AsyncIterator[Any]:
+        return self.make()
+
+
+class Counting(hr.AsyncIterableDataset):
+    """Numbers that continue from the state. At `end` they start again, without one they continue in the next epoch."""
+
+    def __init__(self, end: int | None = None, make: Callable[[int], Any] = int, ranks_by: Any = None) -> None:
+        self.end, self.make, self.ranks_by, self.next = end, make, ranks_by, 0
+
+    async def aiter(self) -> AsyncIterator[Any]:
+        if self.ranks_by == "shard_info":
+            hr.shard_info()
+        while self.next != self.end:
+            self.next += 1
+            yield self.make(self.next - 1)
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
 
 
 def is_even(number: int) -> bool:

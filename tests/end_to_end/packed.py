@@ -5,10 +5,10 @@ from __future__ import annotations
 import zstandard
 
 
-def seekable(data: bytes, frame: int) -> bytes:
+def seekable(data: bytes, frame: int, *, write_checksum: bool = False) -> bytes:
     """In the seekable format of Zstandard: frames of so many bytes, and a table of them."""
     pieces = [data[at : at + frame] for at in range(0, len(data), frame)]
-    packed = [zstandard.ZstdCompressor().compress(piece) for piece in pieces]
+    packed = [zstandard.ZstdCompressor(write_checksum=write_checksum).compress(piece) for piece in pieces]
     table = b"".join(
         len(a).to_bytes(4, "little") + len(b).to_bytes(4, "little") for a, b in zip(packed, pieces, strict=True)
     )
