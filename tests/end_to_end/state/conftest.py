@@ -1,4 +1,4 @@
-"""What the tests of states share: a server on loopback, and windows that are small."""
+"""Fixtures of the tests of states: a server on loopback, and small windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are killed and gone on with, beside one that nothing interrupts."""
+"""Killed and resumed runs, compared with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ QUICK = hr.FetchOptions(attempts=1, backoff_s=0.0)
 
 @dataclass
 class Case:
-    """A loader that a test begins, kills, and goes on with.
+    """A loader that a test starts, kills and resumes.
 
     Attributes:
-        told: what it is, for the message of a failure.
+        name: Description for the message of a failure.
         data: makes its data set, as a new process would.
         options: of all loaders of the run.
         random_kept: whether samples see the same random numbers however the run is interrupted.
@@ -31,7 +31,7 @@ class Case:
         is_timed: whether time cuts the batches, so that samples and their order alone are the same.
     """
 
-    told: str
+    name: str
     data: Callable[[], Any]
     options: dict[str, Any] = field(default_factory=dict)
     random_kept: bool = True
@@ -80,7 +80,7 @@ def uninterrupted(case: Case, rng: random.Random) -> list[list[Any]]:
     with case.loader(rng) as loader:
         epochs = [epoch_of(loader) for _ in range(EPOCHS)]
     errors = {batch[0] for batches in epochs for batch in batches if batch and isinstance(batch[0], str)}
-    assert errors <= case.errors, f"{case.told}: {errors}"
+    assert errors <= case.errors, f"{case.name}: {errors}"
     return epochs
 
 
@@ -93,7 +93,7 @@ def interrupted(case: Case, rng: random.Random, expected: list[list[Any]], kills
             if state is not None:
                 loader.load_state_dict(state)
                 resumes += 1
-            assert loader.epoch == epoch, f"{case.told}: epoch {loader.epoch}, not {epoch}"
+            assert loader.epoch == epoch, f"{case.name}: epoch {loader.epoch}, not {epoch}"
             left = len(case.parts(expected[epoch])) - len(case.parts(got[epoch]))
             most = rng.choice([0, 1, left, left + 1, rng.randint(0, max(0, left))]) if kills > 0 else left + 9
             kills -= 1
@@ -106,7 +106,7 @@ def interrupted(case: Case, rng: random.Random, expected: list[list[Any]], kills
                     break
                 got[epoch].append(rows(outcome))
             if isinstance(outcome, Exception):
-                got[epoch].pop()  # what is not passed by asking for the next one comes again
+                got[epoch].pop()  # an error repeats unless the next batch was requested
             state = saved(loader)
         if kills < -3:
             break  # more comes than should
@@ -117,9 +117,9 @@ def assert_same(case: Case, expected: list[list[Any]], got: list[list[Any]]) -> 
     """The interrupted run has given what the other one has."""
     for number, (wanted, found) in enumerate(zip(expected, got, strict=True)):
         if case.in_order:
-            assert case.parts(found) == case.parts(wanted), f"{case.told}: epoch {number}"
+            assert case.parts(found) == case.parts(wanted), f"{case.name}: epoch {number}"
         else:
-            assert tally(case, found) == tally(case, wanted), f"{case.told}: epoch {number}"
+            assert tally(case, found) == tally(case, wanted), f"{case.name}: epoch {number}"
 
 
 def tally(case: Case, batches: list[Any]) -> Counter[Any]:

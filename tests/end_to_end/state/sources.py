@@ -1,7 +1,8 @@
-"""Data of every kind, made anew each time, whose samples tell their number, their bytes and their random numbers."""
+"""Data of every kind, whose samples have their number, their bytes and their random numbers."""
 
 from __future__ import annotations
 
+import collections
 import gzip
 import json
 import random
@@ -15,6 +16,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import torch
+from builders.numbers import Made
 from end_to_end import arrows, mds, parquet
 from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
 from torch.utils.data import default_collate
@@ -47,7 +49,7 @@ RECORDS = Csv(types={"n": int, "bin": lambda text: bytes.fromhex(text).decode("l
 
 @dataclass
 class Written:
-    """Samples that lie somewhere, in several forms.
+    """Stored samples in several formats.
 
     Attributes:
         counts: samples of each shard.
@@ -74,37 +76,27 @@ class Places:
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
         name, written, first = f"set{self._number}", Written(counts, bad), 0
-        written.urls = {
-            TAR: [],
-            GZ: [],
-            FILES: [],
-            LINES: [],
-            CSV: [],
-            TOKENS: [],
-            PARQUET: [],
-            ARROW: [],
-            SEPARATE: [],
-        }
+        written.urls = collections.defaultdict(list)
         indexes, line_indexes, record_indexes, shards = [], [], [], []
         for k, count in enumerate(counts):
             samples = numbered_samples(first, count, size)
             archive = tar(samples)
-            url = self.server.url + f"/{name}/{k}.tar"
-            indexes.append((url, index_of_archive(url, archive)))
-            written.urls[TAR].append(self.server.add(f"{name}/{k}.tar", _damaged(archive, samples, bad)))
-            written.urls[GZ].append(self.server.add(f"{name}/{k}.tar.gz", gzip.compress(archive, 1, mtime=0)))
             shards.append([{"n": int(key), "bin": fields["bin"].decode("latin-1")} for key, fields in samples])
             lines = "\n".join(json.dumps(sample) for sample in shards[-1]).encode()
-            written.urls[LINES].append(self.server.add(f"{name}/{k}.jsonl", lines))
-            line_indexes.append(_index_of(written.urls[LINES][-1], JSON_LINES, lines))
             rows = [f'{sample["n"]},"{sample["bin"].encode("latin-1").hex()}"\n' for sample in shards[-1]]
             records = "".join(["n,bin\n", *rows]).encode()
-            written.urls[CSV].append(self.server.add(f"{name}/{k}.csv", records))
+            for kind, ending, data in (
+                (TAR, "tar", _damaged(archive, samples, bad)),
+                (GZ, "tar.gz", gzip.compress(archive, 1, mtime=0)),
+                (LINES, "jsonl", lines),
+                (CSV, "csv", records),
+                (PARQUET, "parquet", parquet.written(shards[-1], SCHEMA, row_group_size=11)),
+                (ARROW, "arrow", arrows.written(shards[-1], SCHEMA, rows=11, stream=True)),
+            ):
+                written.urls[kind].append(self.server.add(f"{name}/{k}.{ending}", data))
+            indexes.append((written.urls[TAR][-1], index_of_archive(written.urls[TAR][-1], archive)))
+            line_indexes.append(_index_of(written.urls[LINES][-1], JSON_LINES, lines))
             record_indexes.append(_index_of(written.urls[CSV][-1], RECORDS, records))
-            table = parquet.written(shards[-1], SCHEMA, row_group_size=11)
-            written.urls[PARQUET].append(self.server.add(f"{name}/{k}.parquet", table))
-            table = arrows.written(shards[-1], SCHEMA, rows=11, stream=True)
-            written.urls[ARROW].append(self.server.add(f"{name}/{k}.arrow", table))
             for key, fields in samples:
                 path = self.folder / name / f"{key}.bin"
                 path.parent.mkdir(exist_ok=True)
@@ -187,17 +179,12 @@ def sample_of_sequence(sequence: dict[str, Any]) -> dict[str, Any]:
     return sample_of(first)
 
 
-class Texts(hr.AsyncDataset):
+class Texts(Made):
     """Documents of tokens."""
 
     def __init__(self, texts: Sequence[Any]) -> None:
-        self.texts, self.lengths = texts, list(map(len, texts))
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        return {"input_ids": self.texts[key]}
+        super().__init__(lambda key: {"input_ids": texts[key]}, len(texts))
+        self.lengths = list(map(len, texts))
 
 
 class Keyed(hr.AsyncDataset):
@@ -216,7 +203,7 @@ class Keyed(hr.AsyncDataset):
 
 
 class Listed:
-    """The same for torch's loader."""
+    """Samples by number for torch's loader."""
 
     def __init__(self, written: Written) -> None:
         self.written = written
@@ -229,7 +216,7 @@ class Listed:
 
 
 class Stateful(hr.AsyncIterableDataset):
-    """Samples in turn; the data set knows how far it has come, and begins anew unless it was just told otherwise."""
+    """Samples in turn. The data set knows its position and starts again unless a state was just loaded."""
 
     def __init__(self, written: Written) -> None:
         self.total, self.next, self.is_told = written.total, 0, False
@@ -248,7 +235,7 @@ class Stateful(hr.AsyncIterableDataset):
 
 
 class WithStatefulIterator(hr.AsyncIterableDataset):
-    """The same; its iterator knows it."""
+    """Samples in turn. The iterator knows its position."""
 
     def __init__(self, written: Written) -> None:
         self.total = written.total
@@ -271,14 +258,14 @@ class _Counting:
         return sample_of(self.place["next"] - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.place  # the same object each time: whoever keeps it must copy it
+        return self.place  # the same object each time: the loader must copy it
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place = state
 
 
 class Seen:
-    """What tests look at: number, bytes, and what random numbers the function saw.
+    """The number, the bytes and the random numbers of a sample.
 
     Args:
         bad: the numbers of samples that are refused.

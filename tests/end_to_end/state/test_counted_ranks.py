@@ -1,14 +1,15 @@
-"""Ranks share epochs whose samples are counted as they come: they make as many steps, wherever they go on from."""
+"""Ranks that share an epoch of uncounted samples make equally many steps, also after a resume."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from builders.numbers import Counting
 from builders.ranks import ran, samples, world
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
@@ -16,7 +17,10 @@ from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
 import headrace as hr
 from headrace.state.state import merge_states
 
-COUNTS = [40, 3, 60, 5]
+
+@pytest.fixture(scope="module")
+def written(places: Places) -> Written:
+    return places.write([40, 3, 60, 5])
 
 
 def filtered(written: Written) -> Any:
@@ -30,8 +34,9 @@ def lengths(steps: Any) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: Places, kind: str, count: int) -> None:
-    written = places.write([40, 3, 60, 5])
+def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(
+    written: Written, kind: str, count: int
+) -> None:
     data = lambda: sources.source(kind, written).map(Seen()).filter(sources.most).epoch(samples=count)
     if kind == TAR:
         data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=count)
@@ -43,18 +48,11 @@ def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: 
     assert sum(samples(ran(3, data, states, batch_size=4)[0]).values()) == count - 24
 
 
-def test_ranks_refuse_what_a_filter_may_end_sooner_on_one_of_them(places: Places) -> None:
-    written = places.write([40, 3, 60, 5])
-    with ExitStack() as stack:
-        ranks = world(stack, 2, lambda: filtered(written).take(80), batch_size=4)
-        with pytest.raises(hr.OptionError, match="different numbers of batches"):
-            ranks.run()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
-def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(places: Places, in_order: bool) -> None:
-    written = places.write([40, 3, 60, 5])
+def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(
+    written: Written, in_order: bool
+) -> None:
     data = lambda: filtered(written).epoch(samples=60)
     options: dict[str, Any] = {"batch_size": 4, "in_order": in_order}
     with ExitStack() as stack:
@@ -73,9 +71,8 @@ def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 4)])
 def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
-    places: Places, before: int, after: int
+    written: Written, before: int, after: int
 ) -> None:
-    written = places.write([40, 3, 60, 5])
     data = lambda: filtered(written).epoch(samples=60)
     steps, states = ran(before, data, global_batch_size=12, most=2)
     got = samples(steps)
@@ -84,25 +81,25 @@ def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
     assert max(got.values()) == 1
 
 
-@pytest.mark.parametrize("limit", [None, 10])
-def test_ranks_refuse_a_filter_behind_an_epoch_which_ends_sooner_on_one_of_them(
-    places: Places, limit: int | None
-) -> None:
-    written = places.write(COUNTS)
+ENDS_SOONER: dict[str, Callable[[Written], Any]] = {
+    "take after a filter": lambda written: filtered(written).take(80),
+    "filter after an epoch": lambda written: (
+        sources.source(MAP, written).epoch(samples=40).map(Seen()).filter(sources.most)
+    ),
+    "take after both": lambda written: ENDS_SOONER["filter after an epoch"](written).take(10),
+}
 
-    def data() -> Any:
-        some = sources.source(MAP, written).map(Seen()).epoch(samples=40).filter(sources.most)
-        return some if limit is None else some.take(limit)
 
+@pytest.mark.parametrize("case", ENDS_SOONER)
+def test_ranks_refuse_what_may_end_sooner_on_one_of_them(written: Written, case: str) -> None:
     with ExitStack() as stack:
-        ranks = world(stack, 2, data, batch_size=4)
+        ranks = world(stack, 2, lambda: ENDS_SOONER[case](written), batch_size=4)
         with pytest.raises(hr.OptionError, match="different numbers of batches"):
             ranks.run()
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(places: Places, size: int) -> None:
-    written = places.write(COUNTS)
+def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(written: Written, size: int) -> None:
     with ExitStack() as stack:
         data = lambda: sources.source(TAR, written).map(Seen()).epoch(samples=60).take(10)
         assert sum(lengths(world(stack, 2, data, global_batch_size=size).run())) == 10
@@ -110,9 +107,7 @@ def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(places
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_make_as_many_steps_when_some_are_skipped(places: Places, kind: str) -> None:
-    """Behind a filter as without numbers: the last step may be shorter."""
-    written = places.write(COUNTS)
+def test_ranks_make_as_many_steps_when_some_are_skipped(written: Written, kind: str) -> None:
     data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=17)
     if kind == INDEXED:
         data = lambda: filtered(written).epoch(samples=17)
@@ -128,9 +123,8 @@ def test_ranks_make_as_many_steps_when_some_are_skipped(places: Places, kind: st
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "size", "after"), [(10, 4, 3), (12, 5, 2), (6, 20, 1)])
 def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
-    places: Places, before: int, size: int, after: int
+    written: Written, before: int, size: int, after: int
 ) -> None:
-    written = places.write(COUNTS)
     data = lambda: filtered(written).epoch(samples=63)
     steps, states = ran(2, data, global_batch_size=before, most=3)
     got = lengths(steps)
@@ -145,8 +139,7 @@ def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_once(places: Places, kind: str) -> None:
-    written = places.write(COUNTS)
+def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_once(written: Written, kind: str) -> None:
     data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=64)
     if kind == INDEXED:
         data = lambda: filtered(written).epoch(samples=64)
@@ -160,8 +153,7 @@ def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_on
 
 
 @pytest.mark.slow
-def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(places: Places) -> None:
-    written = places.write(COUNTS)
+def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(written: Written) -> None:
     data = lambda: filtered(written).epoch(samples=60)
     _, states = ran(2, data, batch_size=4, most=2)
     assert lengths(ran(1, data, merge_states(states), batch_size=4)[0]) == [8] * 5 + [4]
@@ -172,9 +164,9 @@ def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(place
 @pytest.mark.parametrize("size", [4, 3])
 @pytest.mark.parametrize("filters", [False, True])
 def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
-    places: Places, filters: bool, size: int
+    written: Written, filters: bool, size: int
 ) -> None:
-    written, go_on = places.write(COUNTS), threading.Event()
+    go_on = threading.Event()
 
     def data() -> Any:
         samples = sources.source(TAR if not filters else INDEXED, written).map(Seen())
@@ -205,8 +197,7 @@ def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(places: Places, ranks: int) -> None:
-    written = places.write(COUNTS)
+def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(written: Written, ranks: int) -> None:
     data = lambda: filtered(written).epoch(samples=60)
     with ExitStack() as stack:
         some = world(stack, ranks, data, batch_size=4)
@@ -224,8 +215,7 @@ def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(places: Pl
         assert lengths(world(stack, 1, data, merged, batch_size=6).run())[0] == 6 * ranks
 
 
-def test_merged_states_skip_what_ranks_were_to_skip(places: Places) -> None:
-    written = places.write(COUNTS)
+def test_merged_states_skip_what_ranks_were_to_skip(written: Written) -> None:
     data = lambda: filtered(written).epoch(samples=30)
     with ExitStack() as stack:
         ranks = world(stack, 2, data, batch_size=4)
@@ -235,8 +225,7 @@ def test_merged_states_skip_what_ranks_were_to_skip(places: Places) -> None:
     assert lengths(ran(2, data, merge_states(states), batch_size=4)[0]) == [6]
 
 
-def test_states_of_samples_without_numbers_are_not_merged(places: Places) -> None:
-    written = places.write(COUNTS)
+def test_states_of_samples_without_numbers_are_not_merged(written: Written) -> None:
     with ExitStack() as stack:
         ranks = world(stack, 2, lambda: sources.source(TAR, written).map(Seen()).epoch(samples=100), batch_size=4)
         for loader in ranks.loaders:
@@ -245,48 +234,25 @@ def test_states_of_samples_without_numbers_are_not_merged(places: Places) -> Non
             merge_states(ranks.states())
 
 
-class Endless(hr.AsyncIterableDataset):
-    """It goes on from its own state, also into the next epoch; numbers of two ranks have other meanings."""
-
-    ranks_by = "shard_info"
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    async def aiter(self) -> AsyncIterator[dict[str, int]]:
-        hr.shard_info()
-        while True:
-            self.next += 1
-            yield {"n": self.next - 1}
-
-    def state_dict(self) -> dict[str, int]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next = state["next"]
-
-
 @pytest.mark.parametrize("size", [4, 5])
 def test_iterables_of_ranks_go_on_behind_an_epoch_when_the_next_has_other_batches(size: int) -> None:
     with ExitStack() as stack:
-        ranks = [hr.DataLoader(Endless().epoch(samples=60), global_batch_size=4, rank=r, world_size=2) for r in (0, 1)]
+        endless = lambda: Counting(ranks_by="shard_info").epoch(samples=60)
+        ranks = [hr.DataLoader(endless(), global_batch_size=4, rank=r, world_size=2) for r in (0, 1)]
         states = []
         for loader in map(stack.enter_context, ranks):
-            assert sum(len(batch["n"]) for batch in loader) == 30
+            assert sum(map(len, loader)) == 30
             states.append(loader.state_dict())
         for rank, state in enumerate(states):
-            data = Endless().epoch(samples=60)
-            again = hr.DataLoader(data, global_batch_size=size, rank=rank, world_size=2, ranks="local")
+            again = hr.DataLoader(endless(), global_batch_size=size, rank=rank, world_size=2, ranks="local")
             stack.enter_context(again).load_state_dict(state)
-            assert next(iter(again))["n"][0] == 30
+            assert next(iter(again))[0] == 30
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples(
-    places: Places, shuffled: bool
+    written: Written, shuffled: bool
 ) -> None:
-    written = places.write(COUNTS)
-
     def data() -> Any:
         shards = sources.source(TAR, written)
         return (shards.shuffle("window", window=7) if shuffled else shards).map(Seen()).epoch(samples=40)
@@ -303,9 +269,7 @@ def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples
 
 
 @pytest.mark.parametrize("kind", ["filter", "known", TAR])
-def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(places: Places, kind: str) -> None:
-    written = places.write(COUNTS)
-
+def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(written: Written, kind: str) -> None:
     def data() -> Any:
         if kind == "filter":
             return filtered(written)

@@ -1,4 +1,4 @@
-"""A state with any one edit is refused by a StateMismatchError, or goes on with the same samples."""
+"""A state with any one edit is refused by a StateMismatchError, or gives the same samples."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_edited_state_is_refused_or_goes_on_with_the_same_samples(make: Make) ->
 
 @pytest.mark.parametrize("make", TORCH.values(), ids=TORCH)
 def test_edited_state_without_its_check_is_refused_where_it_makes_no_sense(make: Make) -> None:
-    """As states of earlier releases are, or those that somebody signs anew."""
+    """As states of earlier releases, or with a new checksum."""
     with make() as loader:
         next(iter(loader))
         state = loader.state_dict()

@@ -1,4 +1,4 @@
-"""A run goes on with another number of ranks: each sample once, and the global batches stay what they were."""
+"""A run that resumes with another number of ranks gives the same global batches."""
 
 from __future__ import annotations
 
@@ -125,5 +125,5 @@ def test_merged_states_give_the_rest_when_the_world_is_another(
         ranks = world(stack, after, data, merged, global_batch_size=12, in_order=in_order)
         got += samples(ranks.run(2))
         states = ranks.states()
-        assert not any("since" in state for state in states)  # positions say it
+        assert not any("since" in state for state in states)
     assert got + samples(ran(1, data, merge_states(states), global_batch_size=5, in_order=in_order)[0]) == expected

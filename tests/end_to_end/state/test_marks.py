@@ -1,4 +1,4 @@
-"""Where a source without numbers is begun again: what a state says of it, and that it is what was said."""
+"""Resume points of sources without numbers survive a file."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders.loops import flat, lists, resumed_anywhere, saved, state_after
-from builders.numbers import Numbers, is_odd
-from end_to_end.tars import put_shards
+from builders.loops import lists, saved, state_after
+from builders.numbers import Counting, Numbers, is_odd
 
 import headrace as hr
 
@@ -56,19 +55,6 @@ def test_end_of_an_epoch_is_not_consumed_by_looking_for_a_batch() -> None:
         assert len(lists(some)) == 10
 
 
-def number_of(sample: dict[str, Any]) -> int:
-    return int(sample["__key__"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_shards_go_on_from_every_batch_though_the_last_one_is_short(shuffled: bool) -> None:
-    data = hr.stream(put_shards("short end", [1, 8, 1, 1], 1), index=None)
-    data = (data.shuffle("shards", seed=3) if shuffled else data).map(number_of)
-    for epoch in resumed_anywhere(lambda: loader(data, batch_size=2), epochs=2):
-        assert sorted(flat(epoch)) == [*range(11)]
-
-
 def test_state_is_refused_while_any_iterator_is_in_use() -> None:
     with loader() as some:
         first = iter(some)
@@ -115,16 +101,6 @@ def test_global_batch_of_a_state_is_forgotten_when_another_state_is_loaded() -> 
         assert len(some.peek()) == 4
 
 
-def test_data_set_that_was_told_an_epoch_has_it_in_every_loader() -> None:
-    data = Numbers().shuffle()
-    data.set_epoch(2)
-    with loader(data) as some:
-        assert some.epoch == 2
-        third = lists(some)
-    with loader(Numbers().shuffle()) as some:
-        assert [lists(some) for _ in range(3)][2] == third
-
-
 def test_batches_are_skipped_in_the_epoch_that_comes_whichever_is_told_first() -> None:
     with loader() as some:
         some.skip(5)
@@ -147,15 +123,6 @@ def test_epoch_that_is_told_within_another_comes_after_that(epoch: int) -> None:
         assert some.epoch == epoch + 1
 
 
-def test_filtered_mixture_without_end_is_bounded_by_an_epoch() -> None:
-    data = hr.mix({"a": Numbers(30), "b": Numbers(50)}, weights={"a": 1, "b": 2}, until="forever")
-    sizes = []
-    for rank in range(2):
-        with loader(data.filter(is_odd).epoch(samples=22), rank=rank, world_size=2, ranks="local") as some:
-            sizes.append([len(batch) for batch in some])
-    assert sizes == [[4, 4, 3], [4, 4, 3]]
-
-
 def test_batches_that_are_skipped_behind_a_filter_are_refused_when_batches_have_another_size() -> None:
     data = Numbers(60).filter(is_odd)
     with loader(data) as some:
@@ -166,19 +133,8 @@ def test_batches_that_are_skipped_behind_a_filter_are_refused_when_batches_have_
     assert caught.value.field == "step"
 
 
-class Counter(hr.AsyncIterableDataset):
-    def __init__(self) -> None:
-        self.next = 0
-
-    async def aiter(self) -> Any:
-        while self.next < 200:
-            self.next += 1
-            yield self.next - 1
-        self.next = 0
-
-
 def test_iterable_data_set_is_not_looked_into_while_an_iterator_reads_it() -> None:
-    with loader(Counter(), prefetch_factor=0) as some:
+    with loader(Counting(200), prefetch_factor=0) as some:
         batches = iter(some)
         got = next(batches).tolist()
         with pytest.raises(hr.LoaderBusyError, match="peek"):

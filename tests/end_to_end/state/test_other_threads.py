@@ -1,4 +1,4 @@
-"""States that one thread asks for while another one loads: before it, or after it, and never in the middle."""
+"""A state that one thread reads while another one loads is that from before or after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import headrace as hr
 
 
 class Weights:
-    """Of a mixture; asked for by one thread they wait."""
+    """Weights of a mixture. One thread waits for them."""
 
     def __init__(self, web: float) -> None:
         self.web, self.waits = web, False

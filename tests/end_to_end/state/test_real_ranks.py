@@ -35,17 +35,17 @@ def digests(batch, with_torch):  # without workers, torch's own random numbers a
     columns = [batch[name].numpy() for name in sorted(batch) if with_torch or name != "torch"]
     return [hashlib.sha256(b"".join(value.tobytes() for value in row)).hexdigest() for row in zip(*columns)]
 
-told = {}
+found = {}
 for workers, concurrency in settings:
     with loader_of(num_workers=workers, fetch_concurrency=concurrency) as loader:
-        told[f"{workers} {concurrency}"] = [[digests(batch, workers > 0) for batch in loader] for _ in range(2)]
+        found[f"{workers} {concurrency}"] = [[digests(batch, workers > 0) for batch in loader] for _ in range(2)]
 if world > 1:
     with loader_of(seed=int(rank == 1)) as loader:
         try:
             next(iter(loader))
         except hr.StateMismatchError as error:
-            told["refused"] = str(error)
-print(json.dumps(told), flush=True)
+            found["refused"] = str(error)
+print(json.dumps(found), flush=True)
 sys.stdin.readline()
 dist.destroy_process_group()
 """
@@ -121,5 +121,5 @@ def test_ranks_batches_are_those_of_a_single_rank_byte_for_byte_with_any_workers
                 steps = zip(*(rank[f"{workers} {concurrency}"][number] for rank in ranks), strict=True)
                 found = [[digest for batch in step for digest in batch] for step in steps]
                 assert found == expected[number], f"{world} ranks, {workers} workers, {concurrency} reads"
-        if world > 1:  # one of them has another seed at last: all are told which
+        if world > 1:  # the last loader of one rank has another seed
             assert all("1" in rank["refused"] for rank in ranks)

@@ -1,4 +1,4 @@
-"""A run goes on as if nothing had happened, wherever it was killed, and whatever it runs with afterwards."""
+"""A killed run resumes exactly after any batch, with any workers and reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,25 +67,24 @@ def chosen(kind: str, total: int, rng: random.Random) -> tuple[str, Callable[[An
 def stepped(
     kind: str, rng: random.Random, bad: frozenset[int], with_torch: bool
 ) -> tuple[str, Callable[[Any], Any], bool]:
-    """(what, what is done to each sample, whether its random numbers stay the same where batches come in any order)."""
+    """The name of a step, the step, and whether it draws the same random numbers in any order of batches."""
     seen = Seen(bad, with_torch=with_torch)
-    name = rng.choice(["map", "map", "map, async", "some", "some, async", "async, some", "most", "map behind", "keys"])
-    if name == "map":
-        return name, lambda data: data.map(seen), True
-    if name == "map, async":
-        return name, lambda data: data.map(seen).map(sources.as_it_is), True
-    if name == "some":
-        return name, lambda data: data.map(seen).filter(sources.some), True
-    if name == "some, async":
-        return name, lambda data: data.map(seen).filter(sources.some).filter(sources.most), True
-    if name == "async, some":
-        return name, lambda data: data.map(sources.as_it_is).map(seen).filter(sources.some), True
-    if name == "most":
-        return name, lambda data: data.map(seen).filter(sources.most), True
-    if name == "map behind":  # it sees positions that count what is left
-        return name, lambda data: data.filter(_by_key).map(seen), False
-    is_kept = kind in (*sources.INDEXED_SHARDS, KEYS)
-    return name, lambda data: data.filter(sources.even_key, field="__key__").map(seen), is_kept
+    name = rng.choice(
+        ["map", "map", "map, async", "some", "some, async", "async, some", "most", "map after a filter", "keys"]
+    )
+    ways: dict[str, Callable[[Any], Any]] = {
+        "map": lambda data: data.map(seen),
+        "map, async": lambda data: data.map(seen).map(sources.as_it_is),
+        "some": lambda data: data.map(seen).filter(sources.some),
+        "some, async": lambda data: data.map(seen).filter(sources.some).filter(sources.most),
+        "async, some": lambda data: data.map(sources.as_it_is).map(seen).filter(sources.some),
+        "most": lambda data: data.map(seen).filter(sources.most),
+        "map after a filter": lambda data: data.filter(_by_key).map(seen),
+        "keys": lambda data: data.filter(sources.even_key, field="__key__").map(seen),
+    }
+    # A map after a filter of samples sees positions among the samples that are left.
+    keeps_random = name != "map after a filter" and (name != "keys" or kind in (*sources.INDEXED_SHARDS, KEYS))
+    return name, ways[name], keeps_random
 
 
 def joined(kind: str, written: Written, rng: random.Random) -> tuple[str, Callable[[], Any] | None]:
@@ -134,7 +132,7 @@ def _input(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
 
 
 def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[str, Callable[[Any], Any]]:
-    """What gives many samples for one, puts some together on the way, and takes some, as often as chance says.
+    """Random operators that make many samples of one, group samples, or take some.
 
     Args:
         is_begun_again: whether the data may be: there is something to give each time.
@@ -184,20 +182,6 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
     return ", ".join(names), lambda data: functools.reduce(lambda made, way: way(made), ways, data)
 
 
-def kept(kind: str, folder: Path, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
-    if kind not in NUMBERED or rng.random() < 0.7:
-        return "", lambda data: data
-    most, place = rng.choice([None, None, 5000]), rng.choice([None, folder])
-    ways: dict[str, Callable[[Any], Any]] = {
-        "cache": lambda data: data.cache(place, max_bytes=most),
-        "async, cache": lambda data: data.map(sources.as_it_is).cache(place, max_bytes=most),
-        "filter, cache": lambda data: data.filter(_by_key).cache(place, max_bytes=most),
-        "cache, filter": lambda data: data.cache(place, max_bytes=most).filter(_by_key),
-    }
-    name = rng.choice(sorted(ways))
-    return f"{name} {'' if place is None else 'folder'} {most}", ways[name]
-
-
 def _by_key(sample: dict[str, Any]) -> bool:
     return int(sample["__key__"]) % 3 != 1
 
@@ -238,7 +222,7 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float = 
         which, step, keeps_random = stepped(kind, rng, bad, with_torch=0 not in workers)
         keeps_random = keeps_random and (several is None or which != "keys")  # no index is asked for keys of several
         operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
-        if what == "these":  # numbers of all samples: there are fewer behind a filter of keys
+        if what == "these":  # numbers of all samples: a filter of keys leaves fewer
             operators = [shuffle, choose, step]
         if of_numbers.random() < 0.4 and which in ("map", "map, async"):
             which, operators = f"{which}, enumerate", [shuffle, choose, step, sources.numbered]

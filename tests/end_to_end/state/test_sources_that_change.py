@@ -20,7 +20,7 @@ EPOCHS = 3
 
 
 class Resets(hr.AsyncIterableDataset):
-    """Numbers that tell their epoch; the data set begins anew at its end, and counts how often it did."""
+    """Numbers with their epoch. The data set starts again at its end and counts epochs."""
 
     def __init__(self, total: int) -> None:
         self.total, self.next, self.epoch = total, 0, 0
@@ -39,7 +39,7 @@ class Resets(hr.AsyncIterableDataset):
 
 
 class Keeps(Resets):
-    """The same, which keeps its position at the end, and begins anew with the next epoch."""
+    """Numbers as of `Resets`, but the position is kept until the next epoch begins."""
 
     is_told = False
 
@@ -57,7 +57,7 @@ class Keeps(Resets):
 
 
 class _Iterator:
-    """Numbers from `next` on; at its end it tells its data set."""
+    """Numbers from `next` on. The end of the iterator counts an epoch of its data set."""
 
     def __init__(self, dataset: Counts) -> None:
         self.dataset, self.next = dataset, 0
@@ -119,7 +119,7 @@ def number_of(sample: dict[str, Any]) -> int:
 
 
 class Shards:
-    """Three archives of 30 samples, one of which may be cut off behind some of its own."""
+    """Three archives of 30 samples. Tests truncate one."""
 
     def __init__(self, folder: Path) -> None:
         self.urls = [str(folder / f"{k}.tar") for k in range(3)]
@@ -180,7 +180,7 @@ def rest_of(loader: hr.DataLoader[Any], state: str) -> list[int]:
 
 
 class Held:
-    """Keeps its worker busy with one sample until it may go on: the batches behind it come before its own."""
+    """Keeps its worker busy with one sample until released. Later batches come first."""
 
     def __init__(self, number: int) -> None:
         self.number, self.may_go_on = number, threading.Event()
@@ -198,7 +198,6 @@ class Held:
 def test_state_of_batches_that_came_early_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
     tmp_path: Path, is_cut_off: tuple[bool, bool], held: int
 ) -> None:
-    """Behind what a shard lacks, samples have other numbers than with it."""
     shards, before, after = Shards(tmp_path), *is_cut_off
     data = hr.stream(shards.urls, index=None)
     options: dict[str, Any] = {"batch_size": 4, "on_error": "skip", "in_order": False, "timeout": 30, "fetch": QUICK}
@@ -234,16 +233,6 @@ def stopped_in_a_shard(shards: Shards, batches: int, window: int = 7) -> tuple[i
     return had[0] // 30, had, state
 
 
-@pytest.mark.parametrize("batches", [14, 18])
-def test_state_is_refused_when_a_shard_has_fewer_samples_than_were_used_of_it(tmp_path: Path, batches: int) -> None:
-    shards = Shards(tmp_path)
-    shard, _, state = stopped_in_a_shard(shards, batches)
-    shards.shorten(shard)
-    with pytest.raises(hr.StateMismatchError, match="ends 4 samples before the mark") as caught:
-        rest_of(shards.loader(0, 7, batch_size=1), state)
-    assert caught.value.field == "mark"
-
-
 def test_state_is_refused_when_a_shard_is_damaged_before_what_was_used_out_of_order(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shard, _, state = stopped_in_a_shard(shards, 18)
@@ -259,8 +248,7 @@ def test_state_is_refused_when_a_shard_is_damaged_before_what_was_used_out_of_or
 
 @pytest.mark.parametrize("batches", [11, 14])
 def test_damage_is_told_when_it_lies_before_what_was_used_of_a_shard(tmp_path: Path, batches: int) -> None:
-    """What the shard had behind the mark is missing now, whichever sample it was that went bad."""
-    window = 1  # so that the mark lies right before what comes
+    window = 1  # the mark is right before the next sample
     shards = Shards(tmp_path)
     shard, had, state = stopped_in_a_shard(shards, batches, window)
     shards.cut_off(True, shard)
