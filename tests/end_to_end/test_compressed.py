@@ -16,7 +16,6 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from end_to_end.packed import seekable
 from end_to_end.tars import numbered_samples, same, tar
 
 import headrace as hr
@@ -91,25 +90,6 @@ def test_a_truncated_shard_gives_what_is_whole_and_then_the_error(ending: str) -
     assert all(sample["bin"] == dict(bodies)[sample["__key__"]]["bin"] for sample in got[:-1])
 
 
-def test_a_wrong_checksum_at_the_very_end_is_found() -> None:
-    samples = numbered_samples(0, 30)
-    packed = bytearray(gzip.compress(tar(samples)))
-    packed[-6] ^= 1
-    got = batches(hr.stream(put(bytes(packed), "tar.gz")), batch_size=None)
-    keys = [sample["__key__"] for sample in got[:-1]]
-    assert keys == [key for key, _ in samples][: len(keys)]
-    assert isinstance(got[-1], hr.FormatError)
-
-
-def test_a_bomb_is_refused() -> None:
-    bomb = gzip.compress(bytes(2**24))
-    limits = hr.Limits(unpacked_free_bytes=2**20, unpacked_ratio=100)
-    (error,) = batches(hr.stream(put(tar([("a", {"bin": b"x"})])[:1024] + bomb, "tar.gz"), limits=limits), batch_size=1)
-    assert isinstance(error, hr.FormatError)
-    (error,) = batches(hr.stream(put(bomb, "tar.gz"), limits=limits), batch_size=1)
-    assert isinstance(error, hr.LimitError)
-
-
 @pytest.mark.parametrize("ending", PACK)
 def test_zeros_that_follow_the_end_of_an_archive_are_no_bomb(ending: str) -> None:
     limits = hr.Limits(unpacked_free_bytes=4 * 2**20)
@@ -145,34 +125,6 @@ def test_member_that_is_too_large_fails_by_its_own_limit_also_where_it_is_a_bomb
     assert re.match(told, str(error))
     with pytest.raises(hr.LimitError, match=told):
         asyncio.run(indexed(url, limits))
-
-
-@pytest.mark.parametrize(("options", "count"), [({"batch_size": 4}, 13), ({"global_batch_size": 8}, 7)])
-def test_length_of_compressed_shards_with_an_index_is_in_batches(
-    options: dict[str, Any], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    data = hr.stream(put(gzip.compress(tar(numbered_samples(0, 50))), "tar.gz"), index="build")
-    with hr.DataLoader(data, **options) as loader:
-        assert len(loader) == len(list(loader)) == count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("frame", [700, 5000, 10**6])
-def test_a_seekable_shard_gives_any_sample_by_its_number(
-    frame: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    samples = numbered_samples(0, 50)
-    url = put(seekable(tar(samples), frame), "tar.zst")
-    data = hr.stream(url, index="build")
-    assert len(data) == 50
-    for number in (0, 7, 49):
-        key, fields = samples[number]
-        assert data[number] == {"__key__": key, "__url__": url, **fields}
-    got = batches(data.shuffle("global", seed=5), batch_size=None)
-    assert sorted(sample["__key__"] for sample in got) == [key for key, _ in samples]
-    assert [s["__key__"] for s in batches(data, batch_size=None)] == [key for key, _ in samples]
 
 
 @pytest.mark.slow

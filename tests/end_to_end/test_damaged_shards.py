@@ -60,15 +60,3 @@ def test_a_damaged_shard_gives_earlier_batches_and_then_the_error(group: str) ->
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_damaged_shard_gives_the_same_when_workers_read_it(group: str) -> None:
     check(max(GROUPS[group], key=lambda case: (case.damage is not None, len(case.samples))), 2)
-
-
-@pytest.mark.parametrize("name", ["sample/without one of its fields", "sample/members interleaved"])
-def test_a_sample_without_a_wanted_field_is_an_error_that_says_what_it_has(name: str) -> None:
-    case = next(case for case in GROUPS["sample"] if case.name == name)
-    got = epoch(case, hr.stream([URL]).to_tuple("jpg", "cls"), 0)
-    first, error = got[:2]
-    assert first == [tuple(fields.values()) for _, fields in case.samples[:2]]
-    assert isinstance(error, hr.FormatError)
-    assert (error.key, error.url, error.stage) == ("a", URL, "to_tuple")
-    assert "'cls'" in str(error)
-    assert "jpg" in str(error)

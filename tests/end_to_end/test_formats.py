@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import itertools
 import json
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from end_to_end import litdata, mds, parquet
+from end_to_end import mds, parquet
 from end_to_end.packed import seekable
 
 import headrace as hr
@@ -39,36 +38,6 @@ def lines(samples: Sequence[Any]) -> bytes:
     return b"".join(json.dumps(sample).encode() + b"\n" for sample in samples)
 
 
-def put_lines(name: str, pack: Any = bytes, ending: str = "") -> list[str]:
-    urls = [f"memory://{name}/{k}.jsonl{ending}" for k in range(len(COUNTS))]
-    for url, samples in zip(urls, numbered(), strict=True):
-        memory.put(url, pack(lines(samples)))
-    return urls
-
-
-def put_tables(name: str, **options: Any) -> list[str]:
-    urls = [f"memory://{name}/{k}.parquet" for k in range(len(COUNTS))]
-    schema = parquet.SCHEMA.remove(4).remove(3).remove(2)
-    for url, samples in zip(urls, numbered(), strict=True):
-        memory.put(url, parquet.written(samples, schema, row_group_size=9, **options))
-    return urls
-
-
-def made(kind: str) -> hr.Stream:
-    """A stream with numbers, as a new process would make it."""
-    if kind == "jsonl":
-        return hr.stream(put_lines("lines"), index="build")
-    if kind == "parquet":
-        return hr.stream(put_tables("tables"))
-    if kind == "litdata":
-        return hr.stream(litdata.put(kind, litdata.folder(numbered(), "chunk")))
-    return hr.stream(mds.put("mds-kind", mds.folder(COLUMNS, numbered())))
-
-
-KINDS = ["jsonl", "mds", "litdata", "parquet"]
-"""Found by a scanner, by a table, in one block, and in blocks with columns. The matrix has every format."""
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -85,48 +54,6 @@ def test_format_can_be_given_itself_with_options_of_its_own() -> None:
     assert seen(hr.stream("memory://told/0.txt", format=JsonLines()), num_workers=2) == [3, 4]
     with pytest.raises(OptionError, match="format=7 must be one of"):
         hr.stream("memory://told/0.txt", format=7)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("by", ["auto", "shards", "within", "global"])
-def test_each_sample_comes_once_over_ranks_however_it_is_shuffled(kind: str, by: str) -> None:
-    data = made(kind).shuffle(by)  # type: ignore[arg-type]
-    assert len(data) == sum(COUNTS)
-    alone = seen(data)
-    ranks = [seen(data, rank=rank, world_size=3) for rank in range(3)]
-    assert sorted(alone) == sorted(itertools.chain(*ranks)) == list(range(sum(COUNTS)))
-    assert alone != sorted(alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_chosen_by_number_and_by_key(kind: str) -> None:
-    data = made(kind)
-    assert [data[k]["n"] for k in (0, 39, 40, -1)] == [0, 39, 40, 122]
-    assert seen(data.slice(30, 50, 3)) == list(range(30, 50, 3))
-    assert seen(data.sample([100, 3, 3, 41])) == [100, 3, 3, 41]
-    first = data[0]["__key__"]
-    assert seen(data.filter(lambda key: key == first, field="__key__")) == [0, 40, 63]
-    assert data.keys()[40] == first
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_formats_are_mixed_with_others(kind: str) -> None:
-    data = hr.mix({"a": made(kind).shuffle(), "b": hr.from_map([{"n": 1000 + n, "text": ""} for n in range(20)])})
-    assert sorted(seen(data)) == [*range(sum(COUNTS)), *range(1000, 1020)]
-    both = hr.mix({"a": made(kind).shuffle(), "b": made("mds").shuffle()}) if kind != "mds" else None
-    assert both is None or sorted(seen(both, num_workers=1)) == sorted([*range(sum(COUNTS))] * 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (zstandard.ZstdCompressor().compress, ".zst")])
-def test_compressed_lines_are_read_as_they_lie(pack: Any, ending: str) -> None:
-    data = hr.stream(put_lines(f"packed{ending}", pack, ending))
-    assert seen(data) == list(range(sum(COUNTS)))
-    assert sorted(seen(data.shuffle(), num_workers=1)) == list(range(sum(COUNTS)))
-    assert seen(hr.stream(put_lines(f"packed{ending}", pack, ending), index="build")) == list(range(sum(COUNTS)))
 
 
 def test_line_is_got_by_one_request_for_its_bytes_and_checked(tmp_path: Path) -> None:
@@ -169,9 +96,9 @@ def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(tmp_pa
     ids=["pointer", "utf-16", "gzip", "pdf"],
 )
 def test_what_is_no_text_is_no_sample(data: bytes, why: str) -> None:
-    memory.put("memory://told/none.txt", data)
-    with pytest.raises(hr.FormatError, match=f"memory://told/none.txt is no text.*{why}"):
-        list(hr.text("memory://told/none.txt", index=None))
+    memory.put("memory://text/none.txt", data)
+    with pytest.raises(hr.FormatError, match=f"memory://text/none.txt is no text.*{why}"):
+        list(hr.text("memory://text/none.txt", index=None))
 
 
 @pytest.mark.slow
@@ -197,7 +124,7 @@ def test_text_is_read_by_lines_by_paragraphs_and_whole(ending: str) -> None:
 def test_line_of_a_seekable_shard_is_got_by_the_bytes_of_its_frames_alone(tmp_path: Path) -> None:
     rows = [json.dumps({"n": n, "text": random.Random(n).randbytes(300).hex()}).encode() + b"\n" for n in range(80)]
     body = b"".join(rows)
-    frame = 2 * len(rows[-1])  # lines lie in one or two of them
+    frame = 2 * len(rows[-1])  # a line spans one or two frames
     packed = seekable(body, frame)
     sizes = [len(zstandard.compress(body[at : at + frame])) for at in range(0, len(body), frame)]
     frames_at, lines_at = ([0, *itertools.accumulate(some)] for some in (sizes, map(len, rows)))
@@ -261,13 +188,6 @@ def test_catalogue_is_found_by_its_name_and_several_folders_are_one_stream() -> 
     assert seen(hr.stream([first, f"{second}/"])) == [*range(5)] * 2
     with pytest.raises(hr.OptionError, match="bring their own index"):
         hr.stream(first, index="build")
-
-
-def test_read_is_no_other_for_callers_on_a_loop() -> None:
-    async def read() -> list[int]:
-        return [sample["n"] async for sample in made("mds")]
-
-    assert asyncio.run(read()) == list(range(sum(COUNTS)))
 
 
 def test_groups_of_rows_are_read_by_the_columns_that_are_wanted_and_about_once() -> None:

@@ -9,14 +9,14 @@ import pickle
 import random
 import uuid
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from builders.loops import loaded
 from end_to_end.tars import Fields, index_file, index_of_archive, numbered_samples, put_index, put_shards, same, tar
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
@@ -43,8 +43,7 @@ def data(urls: list[str], index: str) -> hr.Stream:
 
 
 def all_of(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **options) as loader:
-        return list(loader)
+    return loaded(data, **options)
 
 
 def samples_of(data: Any, **options: Any) -> list[Any]:
@@ -53,50 +52,6 @@ def samples_of(data: Any, **options: Any) -> list[Any]:
 
 def as_numbers(sample: dict[str, Any]) -> dict[str, Any]:
     return {"n": int(sample["cls"]), "size": len(sample["bin"]), "key": sample["__key__"]}
-
-
-ORDERS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
-    "in order": lambda data: data,
-    "the first ones": lambda data: data.take(11),
-    "none": lambda data: data.take(0),
-}
-SHUFFLES: dict[str, Callable[[hr.Stream], hr.Stream]] = {
-    "shuffled": lambda data: data.shuffle(seed=5),
-    "in small windows": lambda data: data.shuffle("window", window=3, seed=6),
-    "by shards": lambda data: data.shuffle("shards", seed=6),
-    "twice": lambda data: data.shuffle("window", window=7, seed=6).repeat(2),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_same_with_and_without_an_index(
-    urls: list[str], data: hr.Stream, order: Callable[[hr.Stream], hr.Stream], workers: int, warm_server: None
-) -> None:
-    for options in ({}, {"drop_last": True}, {"fetch": hr.FetchOptions(range_bytes=1024), "prefetch_factor": 1}):
-        options |= {"batch_size": 4, "num_workers": workers}
-        expected = all_of(order(hr.stream(urls, index=None)).map(as_numbers), **options)
-        assert same(all_of(order(data).map(as_numbers), **options), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", SHUFFLES.values(), ids=SHUFFLES)
-def test_shuffled_samples_are_the_same_with_and_without_an_index(
-    urls: list[str], data: hr.Stream, order: Callable[[hr.Stream], hr.Stream]
-) -> None:
-    without = order(hr.stream(urls, index=None))
-    for options in ({}, {"fetch": hr.FetchOptions(range_bytes=1024, gap_bytes=0)}):
-        with hr.DataLoader(order(data), batch_size=None, **options) as loader, hr.DataLoader(without, None) as other:
-            for _ in range(2):
-                got, expected = list(loader), list(other)
-                assert by_key(got) == by_key(expected)
-                assert got != by_key(got)
-
-
-def by_key(samples: list[Any]) -> list[Any]:
-    """Samples, or tuples that begin with a key, by their keys."""
-    return sorted(samples, key=lambda sample: sample["__key__"] if isinstance(sample, dict) else sample[0])
 
 
 # Fields are absent, empty, of a few bytes, or of more than a request.
@@ -153,6 +108,7 @@ def is_even(key: str) -> bool:
     gap=st.sampled_from([0, 512, 2000, 16384]),
     crc=st.booleans(),
 )
+@example([[(0, 5000, 1500)] * 6, [(0, 5000, 0)] * 3, [(0, 0, 7)]], 4, None, "a and c", 1024, 0, True)
 def test_any_shards_are_read_by_member_as_they_are_without_an_index(
     shards: list[list[tuple[int | None, ...]]],
     window: int | None,
@@ -196,19 +152,6 @@ def test_any_sample_is_the_same_by_its_number(shards: list[list[tuple[int | None
         assert outcome(data.sample(numbers), {}) == [expected[n] for n in numbers]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("c",), ("a", "c"), ("b", "a")])
-@pytest.mark.parametrize("gap", [0, 16384])
-def test_empty_members_that_lie_in_no_request_do_not_confuse_the_others(gap: int, names: tuple[str, ...]) -> None:
-    urls = put_drawn([[(0, 5000, 1500)] * 6, [(0, 5000, 0)] * 3, [(0, 100, 0), (7, 0, 0), (0, 0, 7)]])
-    options = {"fetch": hr.FetchOptions(gap_bytes=gap, range_bytes=1024)}
-    plain, indexed = hr.stream(urls, index=None), hr.stream(urls, index=put_index(urls, "confuse"))
-    for window in (1, 4, 100):
-        expected = samples_of(plain.shuffle("window", window=window, seed=1).select(*names), **options)
-        found = samples_of(indexed.shuffle("window", window=window, seed=1).select(*names), **options)
-        assert by_key(found) == by_key(expected)
-
-
 def tables(name: str) -> list[str]:
     urls = []
     for k in range(3):
@@ -241,17 +184,6 @@ def test_decoded_tuples_are_the_same_with_and_without_an_index(
     assert sorted(map(str, got)) == sorted(map(str, plain)) != list(map(str, got))
     numbered = all_of(hr.stream(urls, index=index).slice(0).decode().to_tuple(*names), batch_size=7)
     assert same(numbered, all_of(hr.stream(urls, index=None).decode().to_tuple(*names), batch_size=7))
-
-
-@pytest.mark.parametrize("order", ["in order", "window", "global"])
-def test_a_loop_over_an_indexed_stream_may_be_left_at_any_time(data: hr.Stream, order: Any) -> None:
-    chosen = data if order == "in order" else data.shuffle(order, seed=1)
-    for _ in range(3):
-        assert len(list(islice(chosen, 2))) == 2
-    with hr.DataLoader(chosen, batch_size=1) as loader:
-        for _ in range(3):
-            next(iter(loader))
-    assert len(list(chosen)) == TOTAL
 
 
 @pytest.mark.slow
@@ -297,18 +229,16 @@ def test_an_indexed_stream_has_a_length_numbers_and_keys(data: hr.Stream, wanted
         assert [len(loader), len(full)] == [7, 6]
 
 
-@pytest.mark.parametrize("number", [TOTAL, -TOTAL - 1, 10**30])
-def test_a_number_beyond_the_end_is_an_index_error(data: hr.Stream, number: int) -> None:
-    with pytest.raises(IndexError):
-        data[number]
-    with pytest.raises(IndexError):
-        asyncio.run(data.aget(number))
-
-
-def test_a_key_that_is_no_number_is_a_type_error(data: hr.Stream) -> None:
-    for key in (slice(0, 3), "000001", 1.0):
-        with pytest.raises(TypeError):
-            data[key]
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [*((n, IndexError) for n in (TOTAL, -TOTAL - 1, 10**30)), *((k, TypeError) for k in (slice(0, 3), "000001", 1.0))],
+)
+def test_a_key_that_names_no_sample_is_an_error(data: hr.Stream, key: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        data[key]
+    if error is IndexError:
+        with pytest.raises(error):
+            asyncio.run(data.aget(key))
 
 
 def test_samples_are_got_by_number_in_the_users_own_loop(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
@@ -318,20 +248,6 @@ def test_samples_are_got_by_number_in_the_users_own_loop(data: hr.Stream, wanted
         return [one, *await asyncio.gather(*(data.aget(n) for n in range(TOTAL)))]
 
     assert asyncio.run(main()) == [wanted[-2], *wanted]
-
-
-def test_one_sample_that_is_given_up_does_not_disturb_others_who_wait_for_the_same_index(
-    urls: list[str], index: str, wanted: list[dict[str, Any]]
-) -> None:
-    async def main() -> list[Any]:
-        data = hr.stream(urls, index=index)
-        tasks = [asyncio.create_task(data.aget(n)) for n in range(TOTAL)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        return await asyncio.gather(*tasks[1:])
-
-    for _ in range(3):
-        assert asyncio.run(main()) == wanted[1:]
 
 
 def test_a_map_applies_to_samples_by_number(data: hr.Stream) -> None:
@@ -359,18 +275,6 @@ def test_only_the_fields_that_are_named_are_read_of_a_sample() -> None:
     assert lengths[1:] == [len(one["cls"])] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_global_shuffle_is_another_permutation_each_epoch(data: hr.Stream, workers: int, warm_server: None) -> None:
-    with hr.DataLoader(data.shuffle("global", seed=4).map(as_numbers), batch_size=4, num_workers=workers) as loader:
-        epochs = [[int(n) for batch in loader for n in batch["n"]] for _ in range(3)]
-        loader.set_epoch(1)
-        again = [int(n) for batch in loader for n in batch["n"]]
-    assert again == epochs[1]
-    assert len({tuple(epoch) for epoch in [*epochs, sorted(epochs[0])]}) == 4
-    assert all(sorted(epoch) == list(range(TOTAL)) for epoch in epochs)
-
-
 def test_subsets_are_what_their_numbers_say(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
     chosen = [5, 3, 3, 24, 0]
     assert samples_of(data.sample(chosen)) == [wanted[n] for n in chosen]
@@ -393,17 +297,6 @@ def test_a_sampler_is_asked_anew_each_epoch(data: hr.Stream) -> None:
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(TOTAL))
 
 
-def test_asking_for_a_length_leaves_a_sampler_as_it_is(data: hr.Stream) -> None:
-    orders = []
-    for asks in (False, True):
-        generator = torch.Generator().manual_seed(1)
-        chosen = data.sample(torch.utils.data.RandomSampler(range(TOTAL), generator=generator))
-        if asks:
-            assert len(chosen) == TOTAL
-        orders.append(keys_of(chosen))
-    assert orders[0] == orders[1]
-
-
 def is_third(key: str) -> bool:
     return int(key) % 3 == 0
 
@@ -416,12 +309,12 @@ async def is_third_soon(key: str) -> bool:
 FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
     "in order": lambda data: data.filter(is_third, field="__key__"),
     "twice": lambda data: data.filter(is_third, field="__key__").filter(str.isdigit, field="__key__"),
-    "behind take": lambda data: data.take(10).filter(is_third, field="__key__"),
+    "after take": lambda data: data.take(10).filter(is_third, field="__key__"),
     "before take": lambda data: data.filter(is_third, field="__key__").take(5),
     "by a coroutine": lambda data: data.filter(is_third_soon, field="__key__"),
-    "behind a map": lambda data: data.map(as_numbers).filter(is_third, field="key"),
+    "after a map": lambda data: data.map(as_numbers).filter(is_third, field="key"),
     "with fields": lambda data: data.filter(is_third, field="__key__").select("cls"),
-    "behind a shuffle of shards": lambda data: data.shuffle("shards", seed=3).filter(is_third, field="__key__"),
+    "after a shuffle of shards": lambda data: data.shuffle("shards", seed=3).filter(is_third, field="__key__"),
 }
 
 

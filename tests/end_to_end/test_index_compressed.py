@@ -6,14 +6,14 @@ import asyncio
 import bz2
 import gzip
 import lzma
-import struct
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zstandard
+from builders.loops import loaded
+from end_to_end.packed import seekable
 from end_to_end.tars import index_file, numbered_samples, tar
 
 import headrace as hr
@@ -103,18 +103,10 @@ def built_index(url: str) -> ShardIndex:
     return asyncio.run(build())
 
 
-def seekable(data: bytes, piece: int = 2000) -> bytes:
-    parts = [data[at : at + piece] for at in range(0, len(data), piece)]
-    frames = [zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts]
-    table = b"".join(struct.pack("<II", len(frame), len(part)) for frame, part in zip(frames, parts, strict=True))
-    table += struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
-    return b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table
-
-
 def serve(server: FaultServer, *faults: str, piece: int = 2000) -> tuple[hr.Stream, ShardIndex, str]:
     """A stream of a seekable shard with these faults, its index and its name."""
     name = f"{uuid.uuid4().hex}.tar.zst"
-    packed = seekable(tar(numbered_samples(0, 20)), piece)
+    packed = seekable(tar(numbered_samples(0, 20)), piece, write_checksum=True)
     url = server.add(name, packed)
     index = built_index(url)
     place = f"memory://compressed/{name}.hri"
@@ -133,8 +125,7 @@ def test_samples_of_seekable_shards_are_got_by_their_frames(server: FaultServer)
     assert len(server.log) == 3
     assert index.frames is not None
     assert len(index.frames.packed) > 8
-    with hr.DataLoader(data.shuffle("global", seed=1), batch_size=None) as loader:
-        assert sorted(loader, key=str) == sorted(expected, key=str)
+    assert sorted(loaded(data.shuffle("global", seed=1), batch_size=None), key=str) == sorted(expected, key=str)
     with hr.DataLoader(data.slice(0).to_tuple("__key__", "cls"), batch_size=None) as loader:
         assert [tuple(sample) for sample in loader] == [(s["__key__"], s["cls"]) for s in expected]
     assert list(data) == expected
@@ -164,7 +155,7 @@ def test_an_index_that_headers_in_frames_contradict_is_an_error(server: FaultSer
     place = f"memory://compressed/{name}-exchanged.hri"
     exchanged = replace(index, rows=replace(index.rows, fields=index.rows.fields[::-1]))
     memory.put(place, index_file([(f"{server.url}/{name}", exchanged)]))
-    with pytest.raises(hr.ObjectChangedError, match=r"in front of '000003\.bin' of 1 bytes lies '000003\.cls'"):
+    with pytest.raises(hr.ObjectChangedError, match=r"'000003\.bin' of 1 bytes .* '000003\.cls'"):
         hr.stream(f"{server.url}/{name}", index=place)[3]
 
 
@@ -186,4 +177,4 @@ def test_frames_are_unpacked_once_for_the_samples_that_lie_in_them(
         keys = [sample["__key__"] for sample in loader]
     assert keys == [key.decode() for key in index.rows.keys]
     frames = len(index.frames.packed) - 1
-    assert len(unpacked) <= 3 * (frames - 1) + 1 < count  # two more where a sample lies in two of them
+    assert len(unpacked) <= 3 * (frames - 1) + 1 < count  # two more where a sample spans two frames

@@ -1,4 +1,4 @@
-"""What an address gives in confidence is in nothing that a loader gives, keeps or says."""
+"""Secrets of addresses are in no sample, state, error, file or log."""
 
 from __future__ import annotations
 

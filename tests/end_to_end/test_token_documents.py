@@ -1,4 +1,4 @@
-"""Windows that lie in one document each: as numpy cuts them, in any order, on any ranks, resumed anywhere."""
+"""Windows within documents: as numpy cuts them, in any order, resumed anywhere."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_windows_are_those_of_each_document(
     documents: list[list[int]], kind: str, window: int, stride: int, tail: Any, piece: int, is_open: bool
 ) -> None:
     if is_open and len(documents[-1]) > 1:
-        documents = [*documents[:-1], documents[-1][:-1]]  # the last one goes on in another file
+        documents = [*documents[:-1], documents[-1][:-1]]  # the last document continues in another file
     given = put(kind, documents) | {"window": window, "stride": stride, "tail": tail, "documents": "separate"}
     wanted = cut(documents, window, stride, tail)
     with pytest.MonkeyPatch.context() as patch:
@@ -89,34 +89,21 @@ SOME = [[*range(100 * k + 10, 100 * k + 10 + size), EOS] for k, size in enumerat
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raw", "megatron"])
 @pytest.mark.parametrize("by", [None, "auto", "global"])
-def test_ranks_together_get_the_batches_of_one_and_go_on_anywhere(kind: str, by: Any) -> None:
-    data = hr.tokens(**put(kind, SOME), window=6, stride=5, documents="separate")
-    data = data if by is None else data.shuffle(by)
+def test_windows_come_once_in_any_order_and_resume_exactly(kind: str, by: Any) -> None:
+    plain = hr.tokens(**put(kind, SOME), window=6, stride=5, documents="separate")
+    data = plain if by is None else plain.shuffle(by)
 
-    def loader(rank: int, world: int) -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=12 // world, rank=rank, world_size=world, num_workers=0)
+    def loader() -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=12, num_workers=0)
 
-    def batches(rank: int, world: int) -> list[list[list[int]]]:
-        with loader(rank, world) as made:
-            return [batch["tokens"].tolist() for batch in made]
-
-    one = batches(0, 1)
-    windows = [window for batch in one for window in batch]
+    (whole,) = resumed_anywhere(loader)
+    windows = [window for batch in whole for window in batch["tokens"]]
     assert sorted(windows) == sorted(cut(SOME, 6, 5, "drop"))
     assert (windows == cut(SOME, 6, 5, "drop")) == (by is None)
-    three = [batches(rank, 3) for rank in range(3)]
-    for step, whole in enumerate(one[:-2]):
-        assert [window for part in three for window in part[step]] == whole
-    resumed_anywhere(lambda: loader(0, 1))
     with hr.DataLoader(hr.tokens(**put(kind, SOME), window=6, stride=5), batch_size=12, num_workers=0) as made:
         with pytest.raises(StateMismatchError):
-            made.load_state_dict(state_after(loader(0, 1), 2))
+            made.load_state_dict(state_after(loader(), 2))
             next(iter(made))
-
-
-def test_samples_have_no_numbers_of_documents() -> None:
-    data = hr.tokens(**put("raw", SOME), window=6, documents="separate")
-    assert set(data[0]) == {"__key__", "__url__", "tokens"}
 
 
 def test_file_is_read_once_for_its_documents_and_its_windows_as_ever() -> None:

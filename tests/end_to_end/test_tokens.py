@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end import token_files
-from end_to_end.tars import put_index, put_shards
+from builders.loops import state_after
 from end_to_end.token_files import ids, litdata, llm_c, megatron, npy
 
 import headrace as hr
@@ -85,7 +83,7 @@ def test_windows_that_overlap_are_read_by_one_range_and_those_of_a_batch_share_i
         got = seen(data.shuffle())
         assert_cut(got, {url: ids(100_000)}, 513, 64)
         ranges = [request.headers["range"] for request in server.requests_for("a.bin")]
-        assert ranges == ["bytes=0-16383", "bytes=0-199937"], "one says how many there are, and one reads all"
+        assert ranges == ["bytes=0-16383", "bytes=0-199937"], "one request for the size, and one for all tokens"
 
 
 def test_file_is_asked_for_once_and_its_index_beside_it_is_looked_for() -> None:
@@ -95,39 +93,15 @@ def test_file_is_asked_for_once_and_its_index_beside_it_is_looked_for() -> None:
         assert sorted(request.name for request in server.log) == ["a.bin", "a.idx"]
 
 
-@pytest.mark.parametrize("by", ["auto", "global"])
-def test_ranks_together_get_the_batches_of_one(by: Any) -> None:
-    data = hr.tokens(list(FILES), "uint16", 20).shuffle(by)
-
-    def batches(rank: int, world: int) -> list[list[list[int]]]:
-        with hr.DataLoader(data, batch_size=12 // world, rank=rank, world_size=world, num_workers=0) as loader:
-            return [batch["tokens"].tolist() for batch in loader]
-
-    one = batches(0, 1)
-    three = [batches(rank, 3) for rank in range(3)]
-    for step, whole in enumerate(one[:-2]):
-        assert list(itertools.chain.from_iterable(part[step] for part in three)) == whole
-    assert sum(len(batch) for part in three for batch in part) == len(data)
-
-
-def test_state_goes_on_exactly_and_is_refused_by_other_windows() -> None:
-    def loader(stride: int = 10, **more: Any) -> hr.DataLoader[Any]:
-        data = hr.tokens(list(FILES), "uint16", 20, stride=stride, **more).shuffle()
+def test_state_is_refused_by_other_windows() -> None:
+    def loader(**options: Any) -> hr.DataLoader[Any]:
+        data = hr.tokens(list(FILES), "uint16", 20, stride=10, **options).shuffle()
         return hr.DataLoader(data, batch_size=8, num_workers=0, seed=3)
 
-    with loader() as first:
-        batches = iter(first)
-        before = [next(batches)["tokens"].tolist() for _ in range(5)]
-        state = first.state_dict()
-        rest = [batch["tokens"].tolist() for batch in batches]
-    with loader() as second:
-        second.load_state_dict(state)
-        assert [batch["tokens"].tolist() for batch in second] == rest
-    assert before
-    with loader(eos=4) as other:
-        with pytest.raises(StateMismatchError):
-            other.load_state_dict(state)
-            next(iter(other))
+    state = state_after(loader(), 5)
+    with loader(eos=4) as other, pytest.raises(StateMismatchError):
+        other.load_state_dict(state)
+        next(iter(other))
 
 
 def test_sample_is_got_by_its_number_and_data_set_travels() -> None:
@@ -151,20 +125,6 @@ def test_keys_and_chosen_numbers_leave_the_others_unread() -> None:
 
 def _is_even(key: str) -> bool:
     return int(key) % 2 == 0
-
-
-def test_mixtures_take_windows_beside_other_data() -> None:
-    urls = put_shards("mixed", (9, 5))
-    tars = hr.stream(urls, index=put_index(urls, "mixed"))
-    plain = hr.tokens("memory://tokens/0.bin", "uint16", 20)
-    a = plain.shuffle()
-    b = hr.tokens("memory://tokens/2.bin", "uint16", 20, stride=10)
-    for data in (hr.mix({"a": a, "b": b}), hr.mix({"a": plain.shuffle("global"), "b": b})):
-        got = seen(data, batch_size=5)
-        assert len(got) == len(a) + len(b) == len(data)
-        assert data[len(a) + 1]["tokens"].tolist() == cut(FILES["memory://tokens/2.bin"], 20, 10)[1].tolist()
-    with hr.DataLoader(hr.mix({"a": a, "tars": tars}), batch_size=4, collate_fn=list, num_workers=0) as loader:
-        assert sum("tokens" in sample for batch in loader for sample in batch) == len(a)
 
 
 def test_last_tokens_are_dropped_or_come_as_a_short_window() -> None:
@@ -352,52 +312,39 @@ def number(value: int, size: int = 8) -> bytes:
     return value.to_bytes(size, "little", signed=True)
 
 
-@pytest.mark.parametrize(
-    ("index", "why"),
-    [
-        (b"", "has 0 bytes"),
-        (damaged_index()[:20], "has 20 bytes"),
-        (damaged_index(magic=(0, b"TNTIDX\0\0\0")), "begins with b'TNTIDX"),
-        (damaged_index(version=(9, b"\2")), "version 2"),
-        (damaged_index(dtype=(17, b"\x06")), r"type 6 \(float64\)"),
-        (damaged_index(dtype=(17, b"\x63")), "type 99"),
-        (damaged_index(count=(18, number(SEQUENCES + 1))), f"tells of {SEQUENCES + 1} sequences"),
-        (damaged_index(count=(18, number(2**60))), f"tells of {2**60} sequences"),
-        (damaged_index(count=(26, number(2**40))), f"{2**40} entries"),
-        (damaged_index()[:-1], "cut off"),
-        (damaged_index() + b"\0", "cut off"),
-        (damaged_index(pointer=(FIRSTS - 8, number(10**12))), "end at"),
-        (damaged_index(length=(POINTERS - 4, number(-5, 4))), "end at"),
-    ],
-)
-def test_damaged_index_is_named_with_what_it_says(index: bytes, why: str) -> None:
+DAMAGED: list[tuple[bytes, str, bool]] = [  # an index, its error, and whether only its documents show it
+    (b"", "has 0 bytes", False),
+    (damaged_index()[:20], "has 20 bytes", False),
+    (damaged_index(magic=(0, b"TNTIDX\0\0\0")), "begins with b'TNTIDX", False),
+    (damaged_index(version=(9, b"\2")), "version 2", False),
+    (damaged_index(dtype=(17, b"\x06")), r"type 6 \(float64\)", False),
+    (damaged_index(dtype=(17, b"\x63")), "type 99", False),
+    (damaged_index(count=(18, number(SEQUENCES + 1))), f"{SEQUENCES + 1} sequences", False),
+    (damaged_index(count=(18, number(2**60))), f"{2**60} sequences", False),
+    (damaged_index(count=(26, number(2**40))), f"{2**40} entries", False),
+    (damaged_index()[:-1], "cut off", False),
+    (damaged_index() + b"\0", "cut off", False),
+    (damaged_index(pointer=(FIRSTS - 8, number(10**12))), "end at|sequence", False),
+    (damaged_index(length=(POINTERS - 4, number(-5, 4))), "end at|sequence", False),
+    (damaged_index(pointer=(POINTERS + 8, number(62))), "sequence 1 has 5 tokens from byte 62 on, .* at 60", True),
+    (damaged_index(length=(34, number(-1, 4))), "sequence 0 has -1 tokens", True),
+    (damaged_index(first=(FIRSTS, number(1))), "document 0 would begin with sequence 1 ", True),
+    (damaged_index(first=(FIRSTS + 8, number(9999))), "document 1 would begin with sequence 9999 ", True),
+    (damaged_index(first=(FIRSTS + 16, number(1))), "document 2 would begin with sequence 1 .* with 2", True),
+    (damaged_index(first=(FIRSTS + 8, number(-3))), "document 1 would begin with sequence -3 ", True),
+    (damaged_index(last=(LAST, number(SEQUENCES - 1))), f"documents end with sequence {SEQUENCES - 1}", True),
+]
+
+
+@pytest.mark.parametrize(("index", "match", "is_of_documents"), DAMAGED)
+def test_damaged_index_is_an_error_that_names_the_damage(index: bytes, match: str, is_of_documents: bool) -> None:
     data, _ = megatron(DOCUMENTS)
     put("memory://bad/x.idx", index)
     url = put("memory://bad/x.bin", data)
-    for options in ({"window": 10}, {"window": 10, "documents": "ids"}, {"documents": "samples"}):
-        with pytest.raises(FormatError, match=why if "end at" not in why else "end at|sequence"):
-            len(hr.tokens(url, **options))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("index", "why"),
-    [
-        (damaged_index(pointer=(POINTERS + 8, number(62))), "sequence 1 has 5 tokens from byte 62 on, .* at 60"),
-        (damaged_index(length=(34, number(-1, 4))), "sequence 0 has -1 tokens"),
-        (damaged_index(first=(FIRSTS, number(1))), "document 0 would begin with sequence 1 "),
-        (damaged_index(first=(FIRSTS + 8, number(9999))), "document 1 would begin with sequence 9999 "),
-        (damaged_index(first=(FIRSTS + 16, number(1))), "document 2 would begin with sequence 1 .* with 2"),
-        (damaged_index(first=(FIRSTS + 8, number(-3))), "document 1 would begin with sequence -3 "),
-        (damaged_index(last=(LAST, number(SEQUENCES - 1))), f"documents end with sequence {SEQUENCES - 1}"),
-    ],
-)
-def test_damage_to_documents_is_found_where_they_are_asked_for(index: bytes, why: str) -> None:
-    data, _ = megatron(DOCUMENTS)
-    put("memory://bad/x.idx", index)
-    url = put("memory://bad/x.bin", data)
-    for options in ({"window": 10, "documents": "ids"}, {"documents": "samples"}):
-        with pytest.raises(FormatError, match=why):
-            len(hr.tokens(url, **options))  # type: ignore[arg-type]
+    uses: list[dict[str, Any]] = [{"window": 10, "documents": "ids"}, {"documents": "samples"}, {"window": 10}]
+    for options in uses[: 2 if is_of_documents else 3]:
+        with pytest.raises(FormatError, match=match):
+            len(hr.tokens(url, **options))
 
 
 def test_tokens_that_were_cut_off_are_noticed_by_their_index() -> None:
@@ -418,7 +365,7 @@ CATALOGUE = litdata([[ids(90)]])["index.json"].decode()
         ("x.bin", b"\1\2\3", {"dtype": "uint16"}, FormatError, "3 bytes are no whole number of uint16s"),
         ("x.bin", b"", {"dtype": "uint16"}, FormatError, "0 bytes have no tokens"),
         ("x.bin", bytes(18), {"dtype": "uint16"}, FormatError, "has 9 tokens, and a window 10"),
-        ("x.bin", bytes(40), {}, OptionError, "does not say which type"),
+        ("x.bin", bytes(40), {}, OptionError, "which type"),
         ("x.bin", bytes(40), {"documents": "ids"}, ObjectMissingError, "x.idx"),
         ("x.bin", llm_c(ids(9), version=2), {}, FormatError, "version 2, and 1 is known"),
         ("x.bin", llm_c(ids(90), count=91), {}, FormatError, "91 tokens of 2 bytes, and 180 bytes follow"),
@@ -498,12 +445,3 @@ def test_compressed_file_and_folder_without_catalogue_are_refused_by_name() -> N
 def test_stream_says_which_function_reads_tokens() -> None:
     with pytest.raises(OptionError, match=r"hr\.tokens"):
         hr.stream("memory://tokens/0.bin")
-
-
-def test_writer_of_these_tests_writes_what_the_layout_says() -> None:
-    data, index = megatron([[[1, 2], [3]], [[4]]], "int32")  # type: ignore[list-item]
-    assert data == np.array([1, 2, 3, 4], "<i4").tobytes()
-    assert index[:34] == b"MMIDIDX\0\0" + b"\1" + bytes(7) + b"\4" + b"\3" + bytes(7) + b"\3" + bytes(7)
-    tables = np.array([2, 1, 1], "<i4").tobytes() + np.array([0, 8, 12, 0, 2, 3], "<i8").tobytes()
-    assert index[34:] == tables
-    assert token_files.CODES["uint16"] == 8

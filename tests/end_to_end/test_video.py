@@ -1,14 +1,13 @@
-"""Clips of videos are samples as others are: numbers, order, ranks, exact resume; what is read is what they take."""
+"""Clips of videos as samples: frames, numbers, exact resume, and the bytes that are read."""
 
 from __future__ import annotations
 
-import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.loops import loaded, state_after
 from end_to_end import videos
 from end_to_end.tars import tar
 
@@ -47,6 +46,13 @@ def keys(data: Any, **options: Any) -> list[str]:
         return [sample["__key__"] for batch in loader for sample in batch]
 
 
+def keys_from(data: Any, state: dict[str, Any]) -> list[str]:
+    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
+    with loader:
+        loader.load_state_dict(state)
+        return [sample["__key__"] for batch in loader for sample in batch]
+
+
 WANTED = [f"{name}/{start}" for name, start in STARTS]
 
 
@@ -71,37 +77,16 @@ def test_clips_are_those_frames_of_their_videos(workers: int, decoder: str) -> N
     assert data[-1]["__key__"] == WANTED[-1]
 
 
-def test_pattern_names_the_videos_that_are_there(tmp_path: Path) -> None:
-    for name in NAMES:
-        (tmp_path / f"{name}.mp4").write_bytes(videos.named(name))
-    data = hr.video(tmp_path / "*.mp4", hr.Clips(frames=50), decoder="pyav")
-    assert sorted(keys(data)) == sorted(f"{name}/0" for name in NAMES)
-
-
-@pytest.mark.parametrize("by", ["global", "shards"])
-def test_each_clip_comes_once_over_ranks_however_they_are_shuffled(by: Any) -> None:
-    data = made().shuffle(by)
-    ranks = [keys(data, rank=rank, world_size=2) for rank in range(2)]
-    assert sorted(ranks[0] + ranks[1]) == sorted(WANTED)
-    assert ranks[0] + ranks[1] != WANTED
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("clips", [CLIPS, hr.Clips(frames=3, of_each=4), hr.Clips(frames=3, fps=12.5)])
-def test_state_is_exact(clips: hr.Clips) -> None:
+@pytest.mark.parametrize("clips", [hr.Clips(frames=3, of_each=4), hr.Clips(frames=3, fps=12.5)])
+def test_chosen_clips_resume_exactly_and_others_are_refused(clips: hr.Clips) -> None:
     data = made(clips).shuffle()
-    whole = keys(data)
     loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
-    with loader:
-        first = [sample["__key__"] for sample in next(iter(loader))]
-        state = loader.state_dict()
-    again: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
-    with again:
-        again.load_state_dict(state)
-        assert first + [sample["__key__"] for batch in again for sample in batch] == whole
-    other: hr.DataLoader[Any] = hr.DataLoader(made(hr.Clips(frames=4, every=9)).shuffle(), batch_size=4)
-    with other, pytest.raises(hr.StateMismatchError, match="the data are others"):
-        other.load_state_dict(state)
+    state = state_after(loader, 1)
+    assert keys_from(data, state) == keys(data)[4:]
+    with hr.DataLoader(made(hr.Clips(frames=4, every=9)).shuffle(), batch_size=4) as other:
+        with pytest.raises(hr.StateMismatchError, match="the data are others"):
+            other.load_state_dict(state)
 
 
 @pytest.mark.slow
@@ -152,19 +137,6 @@ def test_only_the_bytes_that_clips_take_are_read_and_tables_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [None, "build"])
-def test_clips_of_fragmented_files_are_those_of_plain_ones(index: str | None) -> None:
-    for name in ("fragments-audio", "fragments-dash"):
-        memory.put(f"memory://clips/{name}.mp4", videos.named(name))
-        whole = videos.decoded(videos.named(name))[1]
-        for _ in range(2):  # the second time with the index, where one is made
-            data = hr.video(f"memory://clips/{name}.mp4", CLIPS, decoder="pyav", index=index)
-            assert keys(data.shuffle(), num_workers=1) == keys(data.shuffle())
-            assert sorted(keys(data)) == sorted(f"{name}/{start}" for start in range(0, 44, 9))
-            np.testing.assert_array_equal(data[3]["frames"], whole[[27, 29, 31, 33]])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["build", "command"])
 def test_tables_of_an_index_are_not_read_again(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(tmp_path / "videos.hri")
@@ -200,36 +172,6 @@ def test_video_that_changed_since_it_was_listed_is_an_error(index: str | None, t
     assert index is not None or "than was listed" in str(caught.value)
 
 
-def test_videos_of_the_hub_are_read_at_the_commit_that_its_revision_was_when_listed() -> None:
-    old, new = "a" * 40, "b" * 40
-
-    def commit_at(commit: str, data: bytes) -> None:
-        hub.add("api/datasets/o/n/revision/main", json.dumps({"sha": commit}).encode())
-        hub.add(f"datasets/o/n/resolve/{commit}/0.mp4", data)
-        page = [{"type": "file", "path": "0.mp4", "size": len(data)}]
-        hub.add(f"api/datasets/o/n/tree/{commit}", json.dumps(page).encode())
-
-    def clips() -> hr.Stream:
-        return hr.video("hf://datasets/o/n/*.mp4", CLIPS, decoder="pyav", storage_options=options)
-
-    with FaultServer() as hub:
-        options = {"endpoint": hub.url, "token": False}
-        commit_at(old, videos.named("mpeg4"))
-        before = clips()
-        with hr.DataLoader(before, batch_size=1, num_workers=0) as loader:
-            next(iter(loader))
-            state = loader.state_dict()
-        commit_at(new, videos.named("audio"))
-        assert f"revision: hf://datasets/o/n@{old}/, as it was when it was listed" in before.describe()
-        np.testing.assert_array_equal(before[0]["frames"], videos.decoded(videos.named("mpeg4"))[1][[0, 2, 4, 6]])
-        with hr.DataLoader(clips(), batch_size=1, num_workers=0) as later:
-            with pytest.raises(StateMismatchError, match=f"the state has '.*n@{old}/', this loader '.*n@{new}/'"):
-                later.load_state_dict(state)
-        with hr.DataLoader(before, batch_size=1, num_workers=0) as later:
-            later.load_state_dict(state)
-            assert [batch["__key__"][0] for batch in later] == [f"0/{start}" for start in range(9, 44, 9)]
-
-
 def test_damaged_clip_is_one_error_at_its_place() -> None:
     data = bytearray(videos.named("h264-plain"))
     at = data.index(b"mdat") + 4
@@ -244,14 +186,8 @@ def test_damaged_clip_is_one_error_at_its_place() -> None:
     assert 0 < seen < 50
 
 
-def test_videos_mix_with_other_sources() -> None:
-    mixed = hr.mix({"video": made().select("frames"), "again": made().select("frames")}, until="all")
-    names = [sample["__source__"] for sample in itertools.islice(iter(mixed), 12)]
-    assert set(names) == {"video", "again"}
-
-
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "match"),
     [
         ({"frames": 0}, "frames=0"),
         ({"frames": 2, "stride": 0}, "stride=0"),
@@ -260,8 +196,8 @@ def test_videos_mix_with_other_sources() -> None:
         ({"frames": 2, "short": "pad"}, "short='pad'"),
     ],
 )
-def test_wrong_clips_are_option_errors(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(OptionError, match=why):
+def test_wrong_clips_are_option_errors(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
         hr.Clips(**options)
 
 
@@ -303,8 +239,7 @@ def test_clips_of_a_list_have_the_frames_at_their_times(workers: int) -> None:
     put()
     data = hr.video(LISTED, decoder="pyav")
     assert len(data) == 3
-    with hr.DataLoader(data, batch_size=None, num_workers=workers) as loader:
-        got = list(loader)
+    got = loaded(data, batch_size=None, num_workers=workers)
     assert [sample["__key__"] for sample in got] == ["audio/0", "mpeg4/0.2", "audio/1.1"]
     for sample, (url, times) in zip(got, LISTED, strict=True):
         name = url.rpartition("/")[2].removesuffix(".mp4")
@@ -314,22 +249,16 @@ def test_clips_of_a_list_have_the_frames_at_their_times(workers: int) -> None:
     assert "3 clips at times" in repr(data)
 
 
-def test_clips_of_a_list_go_on_exactly_and_those_of_another_are_refused() -> None:
+def test_clips_of_a_list_resume_exactly_and_others_are_refused() -> None:
     put()
     data = hr.video(LISTED * 3, decoder="pyav").shuffle()
     whole = keys(data)
     assert sorted(whole) == sorted(["audio/0", "mpeg4/0.2", "audio/1.1"] * 3)
-    with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=0) as loader:
-        batches = iter(loader)
-        next(batches)
-        state = loader.state_dict()
-    with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=0) as loader:
-        loader.load_state_dict(state)
-        assert [sample["__key__"] for batch in loader for sample in batch] == whole[2:]
+    state = state_after(hr.DataLoader(data, batch_size=4, collate_fn=list, num_workers=0), 1)
+    assert keys_from(data, state) == whole[4:]
     other = hr.video([(url, [*times, 0.3]) for url, times in LISTED * 3], decoder="pyav").shuffle()
     with hr.DataLoader(other, batch_size=2, num_workers=0) as loader, pytest.raises(StateMismatchError):
         loader.load_state_dict(state)
-        next(iter(loader))
 
 
 def test_time_at_which_nothing_is_shown_is_an_error_of_that_clip() -> None:
@@ -366,26 +295,6 @@ def test_frames_are_scaled_as_images_are() -> None:
     for wrong in ((0, 4), (3,), (2.0, 4)):
         with pytest.raises(OptionError, match="size="):
             made(size=wrong)
-
-
-@pytest.mark.parametrize("place", ["*.mp4", ""])
-def test_index_is_made_of_a_pattern_or_a_folder(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "videos"
-    folder.mkdir()
-    for name in NAMES:
-        (folder / f"{name}.mp4").write_bytes(videos.named(name))
-    assert main(["index", f"{folder}/{place}", "--output", str(tmp_path / "videos.hri")]) == 0
-    assert "3 shards, 150 samples" in capsys.readouterr().out
-    data = hr.video(f"{folder}/*.mp4", CLIPS, decoder="pyav", index=str(tmp_path / "videos.hri"))
-    assert sorted(keys(data)) == sorted(WANTED)
-
-
-def test_index_of_a_pattern_is_found_in_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.mp4").write_bytes(videos.named("audio"))
-    assert main(["index", f"{tmp_path}/*.mp4"]) == 0
-    data = hr.video(f"{tmp_path}/*.mp4", CLIPS, decoder="pyav")
-    assert data.source.videos.place is not None
-    assert len(data) == 5
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is asked of an index, or told of one, that cannot be: each is refused, and says how to go on."""
+"""Wrong use of indexes is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.numbers import Made
 from end_to_end.tars import numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
@@ -124,7 +125,7 @@ def test_a_shard_that_was_rewritten_says_how_to_go_on(tmp_path: Path, monkeypatc
     assert len(data) == 5
     memory.put(url, tar(numbered_samples(0, 9)))
     for read in (lambda: data[0], lambda: list(hr.stream(url))):
-        with pytest.raises(hr.ObjectChangedError, match=r"make the index anew .*index=None"):
+        with pytest.raises(hr.ObjectChangedError, match=r"make the index .*index=None"):
             read()
 
 
@@ -132,17 +133,13 @@ def test_a_stream_asked_inside_another_loader_reads_from_its_own_store() -> None
     urls = put_shards("inner", [4])
     inner = hr.stream(urls, index=put_index(urls), storage_options={"endpoint": "http://inner"})
 
-    class Pairs(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 4
+    async def get(key: int) -> int:
+        running = running_reader.get()
+        sample = await inner.aget(key)
+        assert running_reader.get() is running
+        return int(sample["cls"])
 
-        async def aget(self, key: int) -> int:
-            running = running_reader.get()
-            sample = await inner.aget(key)
-            assert running_reader.get() is running
-            return int(sample["cls"])
-
-    with hr.DataLoader(Pairs(), batch_size=4) as loader:
+    with hr.DataLoader(Made(get, 4), batch_size=4) as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 3]
         assert loader.stats().fetch.requests == 0, "they were made by a reader with the inner stream's options"
 
@@ -170,7 +167,7 @@ def test_pax_archives_are_read_like_a_stream_and_counted_as_whole() -> None:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for n in range(300):
             member = tarfile.TarInfo(f"{n:03d}.bin")
-            member.size, member.mtime = 700, 1.5  # which only an extended header can say
+            member.size, member.mtime = 700, 1.5  # needs an extended header
             archive.addfile(member, io.BytesIO(bytes([n % 251]) * 700))
     url = "memory://pax/0.tar"
     memory.put(url, out.getvalue())
