@@ -1,4 +1,4 @@
-"""Functions of all samples of a stream: what they get, where they run, their ranks, their states, and how they end."""
+"""Functions of all samples of a stream: their input, their process, ranks, states and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from builders.loops import given, resumed_anywhere
+from builders.loops import given, iterated_later
+from builders.numbers import Iterated
 
 import headrace as hr
 
@@ -26,6 +27,16 @@ async def in_pairs_later(samples: AsyncIterator[int]) -> AsyncIterator[tuple[int
 
 def squared(number: int) -> int:
     return number * number
+
+
+async def one_and_no_more() -> AsyncIterator[int]:
+    hr.shard_info()
+    yield 1
+    await asyncio.Event().wait()
+
+
+def never() -> hr.AsyncIterableDataset:
+    return Iterated(one_and_no_more, ranks_by="shard_info")
 
 
 def process_of(number: int) -> tuple[int, int]:
@@ -57,10 +68,7 @@ def test_function_gets_all_samples_in_their_order(fn: Any, workers: int) -> None
 def test_samples_are_the_same_alone_and_in_any_loop_and_others_in_the_next_epoch(fn: Any) -> None:
     data = hr.from_map(range(30)).shuffle().apply(fn).filter(lambda pair: pair[0] % 3)
 
-    async def later() -> list[Any]:
-        return [pair async for pair in data]
-
-    assert list(data) == asyncio.run(later()) == list(data)
+    assert list(data) == iterated_later(data) == list(data)
     with hr.DataLoader(data, batch_size=None, collate_fn=list) as loader:
         assert list(loader) != list(loader)
     text = data.describe()
@@ -89,33 +97,6 @@ def test_ranks_apply_it_to_samples_of_their_own() -> None:
     with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
         alone(without, rank=0, world_size=2)
     assert len(alone(without, rank=0, world_size=2, shard=False)) == 6
-
-
-class Windows:
-    """The last samples before each one; it knows which these are."""
-
-    def __init__(self) -> None:
-        self.held = list[int]()
-
-    def __call__(self, samples: Iterator[int]) -> Iterator[list[int]]:
-        for sample in samples:
-            self.held = [*self.held[-2:], sample]
-            yield list(self.held)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"held": self.held}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.held = state["held"]
-
-
-@pytest.mark.slow
-def test_state_is_exact_where_the_function_says_what_it_holds() -> None:
-    def stream() -> hr.Stream:
-        return hr.from_map(range(11)).shuffle().apply(Windows()).map(drawn)
-
-    first, second = resumed_anywhere(lambda: hr.DataLoader(stream(), batch_size=2, collate_fn=list, seed=4), epochs=2)
-    assert first != second
 
 
 def test_state_is_refused_where_nobody_knows_what_the_function_holds() -> None:
@@ -147,17 +128,6 @@ def test_error_before_or_in_the_function_comes_in_its_place(fn: Any) -> None:
     assert any(note.startswith("stage: apply(") and "ends)" in note for note in caught.value.__notes__)
 
 
-class Never(hr.AsyncIterableDataset):
-    """One sample, and then nobody knows when."""
-
-    ranks_by = "shard_info"
-
-    async def aiter(self) -> AsyncIterator[int]:
-        hr.shard_info()
-        yield 1
-        await asyncio.Event().wait()
-
-
 @pytest.mark.parametrize("way", ["for", "async for"])
 def test_function_that_waits_for_samples_ends_with_its_loader(way: str) -> None:
     ended = threading.Event()
@@ -175,7 +145,7 @@ def test_function_that_waits_for_samples_ends_with_its_loader(way: str) -> None:
         finally:
             ended.set()
 
-    with hr.DataLoader(Never().apply(gives if way == "for" else gives_later), batch_size=None) as loader:
+    with hr.DataLoader(never().apply(gives if way == "for" else gives_later), batch_size=None) as loader:
         assert next(iter(loader)) == 1
     assert ended.wait(60)
 
@@ -209,7 +179,7 @@ def test_join_without_a_key_gives_samples_of_both_as_they_come() -> None:
     assert sorted(got) == [*range(20), 100, 101]
     assert [n for n in got if n < 100] == list(range(20))
     assert [n for n in got if n >= 100] == [100, 101]
-    with hr.DataLoader(slow.join(Never()), batch_size=None) as loader:
+    with hr.DataLoader(slow.join(never()), batch_size=None) as loader:
         assert sorted(sample for _, sample in zip(range(3), loader, strict=False)) == [1, 100, 101]
         with pytest.raises(hr.OptionError, match=r"states of \.join\(other\) without on="):
             loader.state_dict()
@@ -225,4 +195,4 @@ def test_join_without_a_key_gives_the_error_of_the_one_that_fails() -> None:
         raise ValueError("of the second")
 
     with pytest.raises(ValueError, match="of the second"):
-        list(Never().join(hr.from_map([1]).map(fails)))
+        list(never().join(hr.from_map([1]).map(fails)))

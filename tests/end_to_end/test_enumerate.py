@@ -1,13 +1,12 @@
-"""Numbers of samples: their places in the epoch, whoever makes them."""
+"""Numbers of samples: their positions in the epoch, with any workers and ranks."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from typing import Any
 
 import pytest
-from builders.loops import flat, given, resumed_anywhere
+from builders.loops import flat, given, iterated_later
 from end_to_end.tars import number_of, put_index, put_shards
 
 import headrace as hr
@@ -46,18 +45,6 @@ def test_numbers_do_not_depend_on_ranks(indexed: hr.Stream, world: int) -> None:
         assert sorted(step) == alone[6 * k : 6 * k + 6]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["indexed", "as read", "filtered", "repeated"])
-def test_numbers_go_on_where_a_state_does(indexed: hr.Stream, urls: list[str], kind: str) -> None:
-    data = {
-        "indexed": indexed.shuffle().enumerate(),
-        "as read": hr.stream(urls, index=None).shuffle("window", window=8).enumerate(),
-        "filtered": indexed.enumerate().filter(lambda pair: number_of(pair[1]) % 3 == 1),
-        "repeated": indexed.take(7).repeat(3).enumerate(),
-    }[kind].map(lambda pair: (pair[0], number_of(pair[1])))
-    resumed_anywhere(lambda: hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7))
-
-
 def test_samples_that_are_excluded_have_their_numbers_all_the_same() -> None:
     data, left_out = hr.from_map(range(10)).enumerate(), hr.Exclude(samples=[3, 4])
     ranks = [given(data, batch_size=1, rank=rank, world_size=2, exclude=left_out) for rank in range(2)]
@@ -69,21 +56,18 @@ def test_samples_that_are_excluded_have_their_numbers_all_the_same() -> None:
 def test_numbers_are_the_same_alone_and_in_any_loop(indexed: hr.Stream) -> None:
     data = indexed.map(number_of).enumerate()
 
-    async def later() -> list[Any]:
-        return [sample async for sample in data]
-
-    assert list(data) == asyncio.run(later()) == flat(given(data)) == list(enumerate(range(sum(COUNTS))))
+    assert list(data) == iterated_later(data) == flat(given(data)) == list(enumerate(range(sum(COUNTS))))
     assert ".enumerate()  [workers]" in data.describe()
     assert len(data) == sum(COUNTS)
     with pytest.raises(TypeError, match="by its number"):
         data[3]
 
 
-def test_filter_behind_leaves_the_numbers_as_they_are(indexed: hr.Stream) -> None:
+def test_later_filter_leaves_the_numbers_as_they_are(indexed: hr.Stream) -> None:
     data = indexed.map(number_of).enumerate().filter(lambda pair: pair[1] % 2)
     assert list(data) == [(n, n) for n in range(1, sum(COUNTS), 2)]
     kept = indexed.filter(lambda key: int(key) % 2, field="__key__").map(number_of).enumerate()
-    assert list(kept) == [(k, 2 * k + 1) for k in range(sum(COUNTS) // 2)]  # an index says which: they are the order
+    assert list(kept) == [(k, 2 * k + 1) for k in range(sum(COUNTS) // 2)]  # the index filters before the order
 
 
 def test_numbers_of_an_iterable_count_what_it_gives_and_are_refused_on_several_ranks() -> None:
@@ -126,18 +110,15 @@ def test_samples_made_of_others_are_counted_as_they_come(make: Any, expected: li
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "match"),
     [
         (lambda data: next(iter(two_ranks(data.filter(bool).enumerate()))), r"enumerate\(\) has is_shardable=False"),
         (lambda data: next(iter(two_ranks(data.filter(bool).skip(1)))), r"skip\(1\) has is_shardable=False"),
-        (
-            lambda data: data.enumerate().pack(4, lengths=[1, 2]),
-            r"behind \.enumerate\(\): that is about what a loader gives",
-        ),
+        (lambda data: data.enumerate().pack(4, lengths=[1, 2]), r"\.enumerate\(\): that is about what a loader gives"),
     ],
 )
-def test_enumerate_is_refused_where_numbers_would_be_others_than_one_thinks(make: Any, says: str) -> None:
-    with pytest.raises(hr.OptionError, match=says):
+def test_enumerate_is_refused_where_numbers_would_be_others_than_one_thinks(make: Any, match: str) -> None:
+    with pytest.raises(hr.OptionError, match=match):
         make(hr.from_map([[1], [2]]))
 
 

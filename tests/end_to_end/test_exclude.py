@@ -1,4 +1,4 @@
-"""What is named is left out of epochs, on any number of ranks; what was skipped is written down, and can be named."""
+"""Excluded samples and steps, on any number of ranks, and the quarantine of skipped samples."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch.utils.data
+from builders.loops import loaded
+from builders.numbers import Numbers
 from builders.ranks import ran, steps_of, whole
 from end_to_end.tars import put_shards
 from hypothesis import Phase, given, settings
@@ -69,7 +71,7 @@ def test_steps_are_left_out_of_a_run_that_had_not_left_them_out(world: int) -> N
     for loader in loaders:
         loader.load_state_dict(state)
     assert numbers_of(loaders) == [whole[2], whole[5], whole[6], whole[8], whole[9]]
-    assert all(len(loader) == 10 for loader in loaders)  # of the next epoch, of which no step is named
+    assert all(len(loader) == 10 for loader in loaders)  # no step of the next epoch is excluded
 
 
 def test_a_state_says_itself_what_its_epoch_lacks() -> None:
@@ -91,20 +93,11 @@ def test_steps_are_of_one_epoch_and_samples_of_all() -> None:
         assert [len(loader), *numbers_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
 
 
-def test_what_is_left_out_is_not_asked_for() -> None:
-    asked = list[int]()
-
-    class Asked(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 20
-
-        async def aget(self, key: int) -> int:
-            asked.append(key)
-            return key
-
-    with loader_of(Asked(), 4, exclude=hr.Exclude(samples=range(3, 9))) as loader:
+def test_excluded_samples_are_not_read() -> None:
+    data = Numbers(20)
+    with loader_of(data, 4, exclude=hr.Exclude(samples=range(3, 9))) as loader:
         assert numbers_of([loader]) == cut([0, 1, 2, *range(9, 20)], 4)
-    assert sorted(asked) == [0, 1, 2, *range(9, 20)]
+    assert sorted(data.asked) == [0, 1, 2, *range(9, 20)]
 
 
 def test_behind_a_filter_the_numbers_are_those_of_the_source() -> None:
@@ -113,7 +106,7 @@ def test_behind_a_filter_the_numbers_are_those_of_the_source() -> None:
         assert numbers_of([loader]) == cut([n for n in ALL if n % 3 == 0 and n != 6], 4)
 
 
-def test_an_epoch_without_end_leaves_steps_out() -> None:
+def test_steps_of_an_endless_epoch_are_excluded() -> None:
     with loader_of(hr.from_map(range(10)).repeat(), 5, exclude=hr.Exclude(steps=[(1, 2**40)])) as loader:
         assert numbers_of([loader], 2) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]  # position 5 * 2**40 is sample 0
 
@@ -126,7 +119,7 @@ def test_a_number_that_no_sample_has_is_refused() -> None:
             next(iter(loader))
 
 
-def test_all_of_an_epoch_can_be_left_out() -> None:
+def test_all_of_an_epoch_can_be_excluded() -> None:
     with loader_of(hr.from_map(ALL), 4, exclude=hr.Exclude(steps=[(0, 99)])) as loader:
         assert [numbers_of([loader]), len(numbers_of([loader]))] == [[], 10]
 
@@ -210,12 +203,10 @@ def test_numbers_of_interleaved_streams_are_one_behind_the_other_also_in_a_quara
         return key
 
     data, file = hr.from_map("abc").interleave(hr.from_map("de")).map(refuse_b), tmp_path / "left-out.jsonl"
-    with hr.DataLoader(data, batch_size=None, on_error="skip", quarantine=file) as loader:
-        assert list(loader) == ["a", "d", "e", "c"]
+    assert loaded(data, batch_size=None, on_error="skip", quarantine=file) == ["a", "d", "e", "c"]
     assert json.loads(file.read_text())["number"] == 1
     for exclude in (file, hr.Exclude(samples=[1])):
-        with hr.DataLoader(data, batch_size=None, exclude=exclude) as loader:
-            assert list(loader) == ["a", "d", "e", "c"]
+        assert loaded(data, batch_size=None, exclude=exclude) == ["a", "d", "e", "c"]
 
 
 @pytest.mark.parametrize(

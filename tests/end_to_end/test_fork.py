@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import flat, resumed_anywhere
+from builders.loops import flat, given, iterated_later, loaded
 
 import headrace as hr
 
@@ -56,8 +55,7 @@ def test_branches_that_are_zipped_get_each_sample_once(workers: int) -> None:
     data = Counted(9)
     first, second = data.shuffle().fork(2)
     pairs = first.map(changed).zip(second.map(slowly)).map(plain)
-    with hr.DataLoader(pairs, batch_size=None, num_workers=workers, collate_fn=list) as loader:
-        got = list(loader)
+    got = loaded(pairs, batch_size=None, num_workers=workers, collate_fn=list)
     assert sorted(data.asked) == list(range(9))
     assert sorted(second["n"] for _, second in got) == list(range(9))
     for one, other in got:
@@ -96,20 +94,13 @@ def test_branch_by_itself_is_the_stream() -> None:
     assert all(line in text for line in ("fork(2)  [w", ".map(str) of branch 0  [w", ".map(abs) of branch 1  [w"))
 
 
-def test_state_of_branches_is_exact_in_any_loop_and_for_any_workers() -> None:
+def test_branches_give_the_same_in_any_loop_and_with_any_workers() -> None:
     first, second = Counted(11).shuffle().fork(2)
     data = first.map(drawn).zip(second.map(drawn)).filter(lambda pair: pair[0] < 0.8)
 
-    def loader(workers: int = 0) -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=workers)
-
-    (whole,) = resumed_anywhere(loader)
-    resumed_anywhere(loader, resume=lambda: loader(1))
-
-    async def later() -> list[Any]:
-        return [pair async for pair in data]
-
-    assert asyncio.run(later()) == list(data) == [tuple(pair) for pair in flat(whole)]
+    alone = given(data, 2)
+    assert alone == given(data, 2, num_workers=1)
+    assert iterated_later(data) == list(data) == [tuple(pair) for pair in flat(alone)]
 
 
 def test_branches_are_known_in_another_process() -> None:
@@ -132,7 +123,7 @@ def test_error_of_a_branch_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "match"),
     [
         (lambda a, b: a.filter(bool).zip(b), r"filter\(bool\) of branch 0"),
         (lambda a, b: a.zip(b.shuffle()), r"shuffle\(auto\) of branch 1"),
@@ -151,8 +142,8 @@ def test_error_of_a_branch_names_it() -> None:
         (lambda a, b: a.fork(0), "n=0 must be"),
     ],
 )
-def test_what_would_get_samples_twice_is_refused(make: Any, says: str) -> None:
-    with pytest.raises(hr.OptionError, match=says):
+def test_what_would_get_samples_twice_is_refused(make: Any, match: str) -> None:
+    with pytest.raises(hr.OptionError, match=match):
         make(*hr.from_map([1, 2]).fork(2))
 
 

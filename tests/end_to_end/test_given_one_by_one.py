@@ -1,4 +1,4 @@
-"""Samples that are given on one by one are made some together, and nobody sees it but by the time that it takes."""
+"""Single samples are made in groups and delivered as if made alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import given_later, resumed_anywhere
+from builders.loops import given_later, loaded
 from builders.numbers import Numbers
 
 import headrace as hr
@@ -59,8 +59,7 @@ def shared(_: int) -> dict[str, list[int]]:
 
 
 def all_of(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, batch_size=None, **options) as loader:
-        return list(loader)
+    return loaded(data, batch_size=None, **options)
 
 
 DATA: dict[str, Callable[[], Any]] = {
@@ -85,12 +84,6 @@ def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DATA)
-def test_run_goes_on_from_any_sample(kind: str) -> None:
-    resumed_anywhere(lambda: hr.DataLoader(DATA[kind](), batch_size=None), most=5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str)
 def test_samples_are_the_same_whoever_makes_them(workers: dict[str, Any]) -> None:
     for kind in ("by number", "filtered"):
@@ -104,15 +97,6 @@ def test_ranks_have_the_samples_that_they_had_alone() -> None:
     for rank in range(3):
         ranks = {"rank": rank, "world_size": 3}
         assert all_of(DATA["by number"](), **ranks) == all_of(DATA["by number"](), **ranks, prefetch_factor=1)
-
-
-def test_loop_may_be_left_after_any_sample() -> None:
-    with hr.DataLoader(Numbers(COUNT).map(drawn), batch_size=None) as loader:
-        for stop in (0, 1, 3, 20, 77):
-            for number, sample in enumerate(loader):
-                assert sample[0] == number
-                if number == stop:
-                    break
 
 
 def test_async_loop_gets_the_same_samples() -> None:
@@ -202,7 +186,7 @@ def test_what_is_more_than_data_is_not_taken_for_it(value: Any) -> None:
 
 
 class Shape:
-    """Of the script: only cloudpickle packs it so that another process has it."""
+    """A class that only cloudpickle sends to another process."""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import outcomes_of, resumed_anywhere, state_after
+from builders.loops import loaded, outcomes_of, resumed_anywhere, state_after
+from builders.numbers import Numbers
 
 import headrace as hr
 
@@ -67,32 +68,20 @@ STREAMS: dict[str, Callable[[], hr.Stream]] = {
     "generators": lambda: source().shuffle(seed=3).flat_map(generated).map(draws),
     "coroutines": lambda: source().flat_map(awaited).map(draws),
     "asynchronous generators": lambda: source().flat_map(generated_on_the_loop).map(draws),
-    "repeated": lambda: source(5).flat_map(listed).repeat(3),
-    "taken": lambda: source().flat_map(listed).take(17),
-    "epochs": lambda: source(5).flat_map(listed).epoch(samples=19),
-    "unbatched": lambda: source().flat_map(listed).batch(3).map(sized).unbatch(),
-    "batched again": lambda: source().flat_map(listed).batch(3).map(sized).unbatch().batch(5).map(sized),
     "batched again, on the loop": lambda: (
         source().flat_map(listed).batch(3).map(sized_on_the_loop).unbatch().map(draws)
     ),
     "three times": lambda: source().flat_map(listed).batch(2).unbatch().filter(odd).batch(7).map(sized).unbatch(),
     "whole ones": lambda: source().flat_map(listed).batch(4, drop_last=True).unbatch().batch(3, drop_last=True),
     "left-out batches": lambda: source().flat_map(listed).batch(3).filter(most_sums),
-    "taken apart, and taken": lambda: source().flat_map(listed).batch(3).unbatch().take(20),
-    "taken, and batched": lambda: source().flat_map(listed).take(16).batch(3).map(sized).unbatch(),
     "taken three times": lambda: (
         source(40).flat_map(listed).take(40).batch(3).filter(most_sums).take(9).unbatch().flat_map(twice).take(35)
     ),
-    "batches taken": lambda: source().flat_map(listed).batch(3).map(sized).take(5).unbatch(),
-    "epochs, and batched": lambda: source(5).flat_map(listed).epoch(samples=19).batch(4, drop_last=True).unbatch(),
     "taken between filters": lambda: source(40).filter(odd_number).take(20).filter(small).take(17).map(noted),
     "taken between many": lambda: source().flat_map(listed).take(9).map(draws).flat_map(twice).take(17),
     "shuffled parts": lambda: source().flat_map(listed).shuffle(window=7).map(draws),
     "shuffled batches": lambda: source().flat_map(listed).batch(3).shuffle(window=2).map(sized),
-    "shuffled behind a limit": lambda: source().filter(odd_number).take(13).shuffle(seed=1, window=4).map(noted),
-    "shuffled over passes": lambda: source(9).repeat(3).shuffle(window=6).map(noted),
-    "skipped over passes": lambda: source(9).shuffle(seed=2).repeat(3).skip(5).map(noted),
-    "skipped": lambda: source().filter(odd_number).skip(2).map(noted),
+    "shuffled after a limit": lambda: source().filter(odd_number).take(13).shuffle(seed=1, window=4).map(noted),
     "sliced, and batched": lambda: source().flat_map(listed).slice(1, 30, 2).batch(3).map(sized).unbatch().skip(1),
     "counted": lambda: source().filter(odd_number).enumerate().filter(sum).skip(1).map(sum).map(noted),
     "taken, on the loop": lambda: source().flat_map(awaited).take(9).flat_map(twice_later).map(draws),
@@ -139,7 +128,7 @@ def test_stream_goes_on_exactly_when_it_is_resumed_after_any_batch(name: str) ->
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_stream_gives_the_same_when_workers_share_it(workers: int) -> None:
-    for name in ("generators", "asynchronous generators", "batched again", "three times", "left-out batches"):
+    for name in ("generators", "asynchronous generators", "three times", "left-out batches"):
         with loader_of(name) as alone, loader_of(name, workers) as shared:
             assert [rows(batch) for batch in shared] == [rows(batch) for batch in alone], name
 
@@ -156,8 +145,7 @@ def test_stream_gives_the_same_when_it_is_looped_over_asynchronously() -> None:
 
 def test_batches_are_of_several_sizes_when_they_are_taken_apart() -> None:
     stream = source(10).map(lambda n: {"n": n}).batch(4).map(sized).unbatch().batch(3)
-    with hr.DataLoader(stream) as loader:
-        batches = list(loader)
+    batches = loaded(stream)
     assert [batch["n"].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
     assert [batch["size"].tolist() for batch in batches] == [[4, 4, 4], [4, 4, 4], [4, 4, 2], [2]]
 
@@ -180,8 +168,7 @@ def test_parts_of_a_sample_have_random_numbers_of_their_own() -> None:
         .unbatch()
         .map(lambda s: {**s, "more": draws(s)["own"]})
     )
-    with hr.DataLoader(stream, batch_size=200) as loader:
-        (batch,) = loader
+    (batch,) = loaded(stream, batch_size=200)
     for name in ("own", "more"):
         assert len(set(batch[name].tolist())) == 200
     assert not set(batch["own"].tolist()) & set(batch["more"].tolist())
@@ -194,12 +181,6 @@ def failing(n: int) -> Iterator[dict[str, int]]:
     yield {"n": n * 10 + 1}
 
 
-def failing_later(sample: dict[str, int]) -> dict[str, int]:
-    if sample["n"] % 40 == 21:
-        raise ValueError(f"part {sample['n']} is damaged")
-    return sample
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nothing_of_a_sample_comes_when_its_parts_fail_and_are_skipped(workers: int) -> None:
     stream = source(10).flat_map(failing)
@@ -207,16 +188,6 @@ def test_nothing_of_a_sample_comes_when_its_parts_fail_and_are_skipped(workers: 
         got = [n for batch in loader for n in batch["n"].tolist()]
         assert loader.stats().skipped == 2
     assert got == [n * 10 + k for n in range(10) if n % 5 != 3 for k in range(2)]
-
-
-@pytest.mark.slow
-def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
-    def make() -> hr.DataLoader[Any]:
-        stream = source(20).flat_map(failing).map(failing_later).batch(3).map(sized).unbatch()
-        return hr.DataLoader(stream, batch_size=4, on_error="skip")
-
-    (whole,) = resumed_anywhere(make, rows)
-    assert sum(len(batch) for batch in whole) == 20 * 2 - 4 * 2 - 4
 
 
 def test_error_comes_in_its_place_when_a_group_has_a_sample_that_failed() -> None:
@@ -269,14 +240,6 @@ def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any]
         make(source())
 
 
-def test_length_is_refused_when_samples_become_many() -> None:
-    for stream in (source().flat_map(listed), source().batch(3).unbatch()):
-        with pytest.raises(TypeError, match="is known only later"):
-            len(stream)
-        with pytest.raises(TypeError, match="is known only later"):
-            len(hr.DataLoader(stream))
-
-
 @pytest.mark.parametrize("given", ["text", 3, None, {"a": 1}])
 def test_flat_map_says_what_is_needed_when_no_list_is_given(given: Any) -> None:
     with (
@@ -296,56 +259,29 @@ def test_flat_map_says_what_is_needed_when_no_list_is_given(given: Any) -> None:
     ],
 )
 def test_unbatch_gives_the_samples_that_were_batched(samples: list[Any]) -> None:
-    with hr.DataLoader(hr.from_map(samples).batch(2).unbatch(), batch_size=None) as loader:
-        got = list(loader)
+    got = loaded(hr.from_map(samples).batch(2).unbatch(), batch_size=None)
     assert str(got) == str([list(sample) if isinstance(sample, tuple) else sample for sample in samples])  # as torch
 
 
 def test_unbatch_says_what_is_wrong_when_fields_have_different_lengths() -> None:
     batch = {"a": torch.zeros(3), "b": torch.zeros(2)}
-    with (
-        hr.DataLoader(hr.from_map([batch]).unbatch()) as loader,
-        pytest.raises(ValueError, match="these have 2 and 3"),
-    ):
+    with hr.DataLoader(hr.from_map([batch]).unbatch()) as loader, pytest.raises(ValueError, match="these have 2 and 3"):
         next(iter(loader))
 
 
 def test_no_more_is_read_than_is_asked_for_when_nothing_is_made_before() -> None:
-    asked: list[int] = []
-
-    class Watched(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 50
-
-        async def aget(self, key: int) -> int:
-            asked.append(key)
-            return key
-
-    stream = Watched().flat_map(lambda n: [n] * 30)
+    data = Numbers(50)
+    stream = data.flat_map(lambda n: [n] * 30)
     with hr.DataLoader(stream, batch_size=4, prefetch_factor=0) as loader:
         batches = iter(loader)
         for _ in range(7):
             next(batches)
-        assert sorted(asked) == [0, 1, 2, 3]  # one might have given one
+        assert sorted(data.asked) == [0, 1, 2, 3]  # one might have given one
         for _ in range(23):
             next(batches)
-        assert sorted(asked) == [0, 1, 2, 3]
+        assert sorted(data.asked) == [0, 1, 2, 3]
         next(batches)
-        assert len(asked) <= 8
-
-
-class Watched(hr.AsyncDataset):
-    """It says which samples were asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return 1000
-
-    async def aget(self, key: int) -> int:
-        self.asked.append(key)
-        return key
+        assert len(data.asked) <= 8
 
 
 @pytest.mark.parametrize("prefetch_factor", [0, 2])
@@ -356,7 +292,7 @@ def test_no_more_is_read_than_a_limit_needs_but_what_is_looked_ahead(prefetch_fa
         made.append(n)
         return [n] * 3
 
-    data = Watched()
+    data = Numbers(1000)
     stream = data.flat_map(three).take(10).batch(2).unbatch().flat_map(twice)
     with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch_concurrency=4) as loader:
         batches = iter(loader)
@@ -374,7 +310,7 @@ def test_no_more_is_read_than_a_limit_needs_but_what_is_looked_ahead(prefetch_fa
 
 
 def test_nothing_is_read_when_a_limit_was_reached_before() -> None:
-    data = Watched()
+    data = Numbers(1000)
     stream = data.flat_map(twice).take(4).batch(3).unbatch()
     with hr.DataLoader(stream, batch_size=2) as loader:
         batches = iter(loader)
@@ -428,19 +364,3 @@ def test_samples_come_again_when_a_worker_dies_over_them(tmp_path: Path) -> None
     ):
         assert [rows(batch) for batch in loader] == [rows(batch) for batch in alone]
         assert loader.stats().work.deaths == 2
-
-
-def dies(batch: dict[str, Any]) -> dict[str, Any]:
-    if 301 in batch["n"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return batch
-
-
-@pytest.mark.slow
-def test_error_names_the_worker_when_a_group_ends_each_of_them() -> None:
-    with hr.DataLoader(source().flat_map(listed).batch(3).map(dies).unbatch(), batch_size=3, num_workers=1) as loader:
-        batches = iter(loader)
-        assert next(batches)["n"].tolist() == [100, 200, 201]
-        with pytest.raises(hr.WorkerDiedError):
-            next(batches)
-        assert next(batches)["n"].tolist() == [601, 700, 701]  # 500 and 600 were in a batch with the error

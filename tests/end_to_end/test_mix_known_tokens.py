@@ -1,9 +1,8 @@
-"""Mixtures by tokens of documents whose lengths are known: all may follow that may behind others."""
+"""Mixtures by tokens of documents whose lengths are known."""
 
 from __future__ import annotations
 
 import json
-import pickle
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -88,22 +87,6 @@ def test_files_of_tokens_that_know_their_lengths_need_nobody_to_say_them() -> No
             come[int(sample["tokens"][0]) - 1] += len(sample["tokens"])
     assert abs(come[0] - SHARE * sum(come)) < 400
     assert sum(come) > 50_000
-
-
-def test_weights_that_change_go_by_tokens() -> None:
-    mixed = known(lambda step: {"web": 1, "books": 0} if step < 3 else {"web": 0, "books": 1}, step=1000)
-    numbers = [plain(sample) for sample in mixed.take(330)]
-    ends = np.cumsum([sum(tokens_of([number])) for number in numbers])
-    assert all(number < 1000 for number, end in zip(numbers, ends.tolist(), strict=True) if end < 2900)
-    assert all(number > 1000 for number, end in zip(numbers, ends.tolist(), strict=True) if end > 3400)
-
-
-def test_samples_are_the_same_where_the_stream_was_pickled() -> None:
-    documents = {name: hr.from_map([(name, n) for n in range(30)]) for name in ("a", "b")}
-    lengths = {"a": range(30), "b": range(30, 60)}
-    stream = hr.mix(documents, {"a": 3, "b": 1}, by="tokens", lengths=lengths).take(50)
-    assert list(pickle.loads(pickle.dumps(stream))) == list(stream)
-    assert stream.describe().splitlines()[0] == "mix(a, b, by=tokens)"
 
 
 def test_state_is_refused_where_lengths_are_others() -> None:

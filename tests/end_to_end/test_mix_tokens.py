@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -72,41 +71,6 @@ def test_stats_and_states_say_what_has_been_received_and_no_more() -> None:
         loader.load_state_dict(state)
         come.append(counted(rows_of(next(iter(loader)))))
         assert [*loader.stats().tokens.values()] == np.sum(come, axis=0).tolist()
-
-
-@pytest.mark.slow
-def test_weights_go_by_the_tokens_that_have_come() -> None:
-    def more_and_more(step: int) -> dict[str, float]:
-        return {"web": 1, "books": 0} if step < 2 else {"web": 0, "books": 1}
-
-    stream, step = packed(more_and_more, step=8000), 4 * LENGTH
-    with hr.DataLoader(stream.epoch(samples=4 * 120), batch_size=4) as loader:
-        come = [counted(rows_of(batch)) for batch in loader]
-    change = 16_000 // step
-    assert all(books == 0 for _, books in come[: change - 2])
-    assert all(web == 0 for web, _ in come[change + 6 :])
-
-
-@pytest.mark.slow
-def test_a_source_that_is_used_up_begins_again_and_each_document_comes_as_often() -> None:
-    stream = hr.mix(sources(6, 5), {"web": 1, "books": 3}, by="tokens").pack(LENGTH)
-    with hr.DataLoader(stream.epoch(samples=600), batch_size=1) as loader:
-        rows = np.concatenate([rows_of(batch)[0] for batch in loader])
-    for source, count in enumerate((6, 5)):
-        lengths = [len(document(source, n)["input_ids"]) for n in range(count)]
-        times = [(rows == 1000 * source + n + 1).sum() / lengths[n] for n in range(count)]
-        assert max(times) - min(times) < 2
-        assert min(times) > 5
-
-
-def test_sequences_are_the_same_where_the_stream_was_pickled_or_described() -> None:
-    mixed = hr.mix({"a": hr.from_map([{"input_ids": [n] * (n % 7)} for n in range(50)])}, {"a": 1}, by="tokens")
-    stream = mixed.pack(8).epoch(samples=12)
-    assert [one["input_ids"].tolist() for one in pickle.loads(pickle.dumps(stream))] == [
-        one["input_ids"].tolist() for one in stream
-    ]
-    assert stream.describe().splitlines()[0] == "mix(a, by=tokens)"
-    assert ".pack(8, concat)" in stream.describe()
 
 
 def test_state_is_refused_by_a_mixture_with_other_weights() -> None:

@@ -1,4 +1,4 @@
-"""What operators that others have written are told, and get, in each process that runs them."""
+"""Hooks of operators from other packages in each process that runs them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from builders.loops import loaded
 
 import headrace as hr
 
 
 class Told:
-    """What a process was told, in the order in which it was: it is made anew in each."""
+    """Calls of hooks in this process, in their order."""
 
     calls: tuple[Any, ...] = ()
 
@@ -29,7 +30,7 @@ def _forget() -> None:
 
 
 class Connection:
-    """What cannot be sent anywhere."""
+    """An object that cannot be pickled."""
 
     def __init__(self) -> None:
         self.lock, self.pid = threading.Lock(), os.getpid()
@@ -73,8 +74,7 @@ def op(**settings: Any) -> Any:
 
 
 def given(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"batch_size": None, "collate_fn": lambda sample: sample, **options}) as loader:
-        return list(loader)
+    return loaded(data, **{"batch_size": None, "collate_fn": lambda sample: sample, **options})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -107,8 +107,7 @@ def test_lazy_init_that_fails_fails_the_sample_and_is_tried_again_for_the_next()
         return "there"
 
     data = op(fn=lambda sample, made: (sample, made), lazy_init=fails_once)(hr.from_map(range(3)))
-    with hr.DataLoader(data, batch_size=None, collate_fn=list, on_error="skip") as loader:
-        assert list(loader) == [[1, "there"], [2, "there"]]
+    assert loaded(data, batch_size=None, collate_fn=list, on_error="skip") == [[1, "there"], [2, "there"]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pickle
 from collections.abc import Callable
@@ -13,7 +12,8 @@ import pytest
 import tiktoken
 import tokenizers
 import torch
-from builders.loops import state_after
+from builders.loops import iterated_later, loaded
+from builders.numbers import Made
 from torch.utils.data import default_collate
 
 import headrace as hr
@@ -63,8 +63,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
 def test_tokens_come_in_the_place_of_their_text(kind: str, workers: int, dtype: Any) -> None:
     make, expected = TOKENIZERS[kind]
     stream = texts().tokenize(make(), dtype=dtype)
-    with hr.DataLoader(stream, batch_size=None, num_workers=workers, collate_fn=as_it_is) as loader:
-        samples = list(loader)
+    samples = loaded(stream, batch_size=None, num_workers=workers, collate_fn=as_it_is)
     assert [sample["input_ids"].tolist() for sample in samples] == expected
     assert {sample["input_ids"].dtype for sample in samples} == {np.dtype(dtype)}
     assert [sorted(sample) for sample in samples] == [["input_ids", "n"]] * len(TEXTS)
@@ -203,18 +202,15 @@ def test_a_batch_is_collated_by_what_stands_right_behind_it(workers: int) -> Non
     with hr.DataLoader(stream, num_workers=workers) as loader:
         assert len(loader) == 3
         assert list(loader) == list(stream) == [6, 22, 17]
-    with hr.DataLoader(stream.map(str), num_workers=workers) as loader:
-        assert list(loader) == ["6", "22", "17"]
+    assert loaded(stream.map(str), num_workers=workers) == ["6", "22", "17"]
     with hr.DataLoader(stream.map(float).batch(2), num_workers=workers) as loader:  # it is made on the way
         assert [batch.tolist() for batch in loader] == [[6.0, 22.0], [17.0]]
-    with hr.DataLoader(stream.take(2), num_workers=workers) as loader:
-        assert list(loader) == [6, 22]
+    assert loaded(stream.take(2), num_workers=workers) == [6, 22]
 
 
 def test_lists_are_collated_where_something_else_has_put_samples_together() -> None:
     lists = hr.from_map([[1, 2], [3], [4, 5, 6]])
-    with hr.DataLoader(lists.collate()) as loader:  # what comes are batches: the loader makes none of them
-        assert [batch.tolist() for batch in loader] == [[1, 2], [3], [4, 5, 6]]
+    assert [batch.tolist() for batch in loaded(lists.collate())] == [[1, 2], [3], [4, 5, 6]]
     assert list(lists.collate(sum)) == [3, 3, 15]
     assert repr(lists.collate(sum)) == "FromMap(…).collate(sum)"
 
@@ -230,46 +226,19 @@ def arrays() -> hr.Stream:
     return hr.from_map([{"ids": np.arange(k % 7), "k": k} for k in range(50)])
 
 
-def test_batches_are_padded_to_their_longest() -> None:
-    with hr.DataLoader(arrays().padded_batch(8, pad_value={"ids": -1}, drop_last=True), num_workers=1) as loader:
-        batches = list(loader)
-        assert len(loader) == len(batches) == 6
-    for number, batch in enumerate(batches):
-        assert batch["k"].tolist() == list(range(8 * number, 8 * number + 8))
-        for ids, k in zip(batch["ids"].tolist(), batch["k"].tolist(), strict=True):
-            assert ids == [*range(k % 7), *[-1] * (6 - k % 7)]
-    alone = [batch["ids"] for batch in arrays().padded_batch(8, pad_value={"ids": -1}, drop_last=True)]
-    assert all(torch.equal(one, batch["ids"]) for one, batch in zip(alone, batches, strict=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_tokens", [6, 20])
 def test_buckets_hold_what_is_about_as_long_within_their_tokens(workers: int, batch_tokens: int) -> None:
     stream = arrays().shuffle(seed=3).bucket("ids", [2, 4], batch_tokens=batch_tokens)
-    with hr.DataLoader(stream, num_workers=workers) as loader:
-        batches = list(loader)
+    batches = loaded(stream, num_workers=workers)
     assert sorted(k for batch in batches for k in batch["k"].tolist()) == list(range(50))
     for batch in batches:
         lengths = [k % 7 for k in batch["k"].tolist()]
         assert len({sum(length > edge for edge in (2, 4)) for length in lengths}) == 1
         assert batch["ids"].shape == (len(lengths), max(lengths))
         assert batch["ids"].numel() <= batch_tokens
-    with hr.DataLoader(stream.map(str), num_workers=workers) as loader:
-        assert list(loader) == [str(batch) for batch in batches]
-
-
-def test_ranks_make_as_many_steps_of_buckets() -> None:
-    stream = arrays().shuffle(seed=3).bucket("ids", [2, 4], batch_size=4).epoch(samples=8)
-    counts = []
-    for rank in range(2):
-        with hr.DataLoader(stream, rank=rank, world_size=2) as loader:
-            counts.append(len(list(loader)))
-    assert counts == [4, 4]
-    with pytest.raises(hr.OptionError, match=r"batch_size=2 and \.bucket\('ids', \[2\], batch_size=4\) exclude"):
-        hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), batch_size=2)
-    with pytest.raises(hr.OptionError, match="bucket"):
-        next(iter(hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), rank=0, world_size=2)))
+    assert loaded(stream.map(str), num_workers=workers) == [str(batch) for batch in batches]
 
 
 def test_streams_and_loaders_are_true_unless_it_is_known_that_they_are_empty() -> None:
@@ -296,24 +265,9 @@ def test_a_part_of_the_samples_comes_by_its_number() -> None:
 
 
 def test_a_stretch_of_many_numbers_is_no_list_of_them() -> None:
-    class Many(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 10**15
-
-        async def aget(self, index: int) -> int:
-            return index
-
-    assert list(Many().skip(10**14).slice(5, None, 3).take(3)) == [10**14 + 5, 10**14 + 8, 10**14 + 11]
-    assert list(Many().shard(index=7, count=8).take(1)) == [7 * 10**15 // 8]
-
-
-def test_states_say_what_was_skipped() -> None:
-    state = state_after(hr.DataLoader(numbers().skip(3), batch_size=2), 1)
-    with hr.DataLoader(numbers().skip(3), batch_size=2) as loader:
-        loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == [[5, 6], [7, 8], [9]]
-    with hr.DataLoader(numbers().skip(2), batch_size=2) as loader, pytest.raises(hr.StateMismatchError):
-        loader.load_state_dict(state)
+    many = Made(int, 10**15)
+    assert list(many.skip(10**14).slice(5, None, 3).take(3)) == [10**14 + 5, 10**14 + 8, 10**14 + 11]
+    assert list(many.shard(index=7, count=8).take(1)) == [7 * 10**15 // 8]
 
 
 def test_fields_have_other_names() -> None:
@@ -324,17 +278,13 @@ def test_fields_have_other_names() -> None:
 def test_operators_can_be_iterated_in_any_loop_and_pickled() -> None:
     stream = arrays().rename(ids="x").skip(5).bucket("x", [3], batch_size=4)
 
-    async def given() -> list[Any]:
-        return [batch async for batch in stream]
-
     expected = [batch["k"].tolist() for batch in stream]
-    assert [batch["k"].tolist() for batch in asyncio.run(given())] == expected
+    assert [batch["k"].tolist() for batch in iterated_later(stream)] == expected
     assert [batch["k"].tolist() for batch in pickle.loads(pickle.dumps(stream))] == expected
 
 
 def test_collate_without_a_function_is_torchs_own() -> None:
-    with hr.DataLoader(arrays().skip(6).take(1).batch(1).collate()) as loader:
-        (batch,) = loader
+    (batch,) = loaded(arrays().skip(6).take(1).batch(1).collate())
     assert torch.equal(batch["ids"], default_collate([{"ids": np.arange(6)}])["ids"])
 
 
@@ -374,8 +324,7 @@ def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int
 def test_a_loader_that_drops_the_last_batch_drops_those_that_are_short(
     make: Callable[[hr.Stream], hr.Stream], full: int
 ) -> None:
-    with hr.DataLoader(make(numbers()), drop_last=True) as loader:
-        assert len(list(loader)) == full
+    assert len(loaded(make(numbers()), drop_last=True)) == full
 
 
 async def as_it_came(batch: Any) -> Any:

@@ -422,7 +422,7 @@ def test_what_tokens_cannot_hold_does_not_fill_sequences_up(pad: Any) -> None:
 
 
 class SlowByTurns(Documents):
-    """Each document comes when the one behind it has come."""
+    """Each document comes after the next one."""
 
     def __init__(self, lengths: Sequence[int], *, is_backwards: bool) -> None:
         super().__init__(lengths)

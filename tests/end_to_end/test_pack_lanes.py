@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import outcomes_of, resumed_anywhere, state_after
+from builders.loops import iterated_later, outcomes_of, state_after
 from builders.ranks import Rows, ran, whole, world
 from end_to_end.state.sources import rows
 from unit.test_packed_rows import by_hand
@@ -96,13 +95,10 @@ def test_rows_are_packed_of_their_own_documents(method: Any, workers: int) -> No
 
 
 def test_a_stream_by_itself_has_one_lane() -> None:
-    async def given(stream: Any) -> list[Any]:
-        return [one async for one in stream]
-
     for method in ("concat", "best_fit"):
         stream = texts(20).filter(is_kept).pack(LENGTH, method=method, pad_value=-1)  # type: ignore[arg-type]
         expected = by_lanes([[text(n)] if is_kept(text(n)) else [] for n in range(20)], 1, method)
-        for found in (list(stream), asyncio.run(given(stream))):
+        for found in (list(stream), iterated_later(stream)):
             assert [[token for token in one["input_ids"].tolist() if token >= 0] for one in found] == [
                 tokens for tokens, _ in expected
             ]
@@ -167,14 +163,6 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
         number += 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["concat", "best_fit"])
-def test_epoch_with_an_end_goes_on_after_any_batch(method: str) -> None:
-    stream = prepared("many", method)
-    (first, _) = resumed_anywhere(lambda: hr.DataLoader(stream, batch_size=4), rows, epochs=2)
-    assert len(first) > 5
-
-
 def test_documents_that_fail_are_left_out_and_counted_once() -> None:
     bad = [n for n in range(60) if n % 11 == 3]
     stream = texts().map(with_bad_ones).pack(LENGTH, pad_value=-1)
@@ -196,35 +184,6 @@ def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
     assert got[0] == "document 3 is damaged"
     assert got.count(4) > 5
     assert {one for one in got if isinstance(one, str)} <= {f"document {n} is damaged" for n in range(3, 60, 11)}
-
-
-class Ends(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 50
-
-    def keys(self) -> Any:
-        class Keys:
-            def __len__(self) -> int:
-                return 50
-
-            def __getitem__(self, number: int) -> int:
-                if number == 30:
-                    raise RuntimeError("no more keys")
-                return number
-
-        return Keys()
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        return {"input_ids": np.full(7, key)}
-
-
-def test_what_was_packed_before_a_source_ends_with_an_error_comes_first() -> None:
-    with hr.DataLoader(Ends().pack(LENGTH), batch_size=2) as loader:
-        got, batches = [], iter(loader)
-        with pytest.raises(RuntimeError, match="no more keys"):
-            while True:
-                got.append(next(batches)["input_ids"].tolist())
-    assert all(0 not in row or row[0] == 0 for batch in got for row in batch)
 
 
 @pytest.mark.slow
@@ -368,49 +327,28 @@ def test_documents_that_have_become_others_are_not_gone_on_with() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
-@pytest.mark.parametrize("world", [1, 2])
-def test_documents_that_are_named_are_left_out_from_wherever_that_is_said(method: Any, world: int) -> None:
-    """They count as ones without tokens; of one that is in the middle of being used up the rest does not come."""
-    rng, size, count = random.Random(f"{method} {world}"), 4, 40
+@pytest.mark.parametrize("size", [1, 2])
+def test_excluded_documents_are_packed_as_empty_ones_also_after_a_resume(method: Any, size: int) -> None:
+    rng, count = random.Random(f"{method} {size}"), 40
     stream = texts(count).shuffle(seed=3).pack(LENGTH, method=method).epoch(samples=200)
+    excluded = {"exclude": hr.Exclude(samples=[5, 17, 30])}
 
-    def loaders(**options: Any) -> list[hr.DataLoader[Any]]:
-        return [
-            hr.DataLoader(stream, global_batch_size=size, rank=rank, world_size=world, ranks="local", **options)
-            for rank in range(world)
-        ]
-
-    def taken(ranks: list[hr.DataLoader[Any]], steps: int | None) -> list[list[int]]:
-        iterators = [iter(loader) for loader in ranks]
-        given = zip(*iterators, strict=True) if steps is None else (tuple(map(next, iterators)) for _ in range(steps))
-        return [row for batches in given for batch in batches for row in batch["input_ids"].tolist()]
+    def run(states: Any, most: int | None, **options: Any) -> tuple[list[list[int]], Any]:
+        steps, states = ran(size, lambda: stream, states, most, global_batch_size=4, ranks="local", **options)
+        return [list(row[1]) for batch in whole(steps) for row in batch], states
 
     def of(sequences: list[list[int]]) -> set[int]:
         return {token // 1000 - 1 for row in sequences for token in row if token}
 
-    emptied = hr.Exclude(samples=[5, 17, 30])
-    whole = taken(loaders(exclude=emptied), None)
-    assert of(whole) == {n for n in range(count) if len(text(n)["input_ids"])} - {5, 17, 30}
-    first = loaders(exclude=emptied)
-    begin = taken(first, rng.randint(1, 20))
-    states = [json.loads(json.dumps(loader.state_dict())) for loader in first]
-    again = loaders(exclude=emptied)
-    for loader, state in zip(again, states, strict=True):
-        loader.load_state_dict(state)
-    assert begin + taken(again, None) == whole
-
-    first = loaders()  # nothing is left out at first
-    begin = taken(first, rng.randint(1, 20))
-    states = [json.loads(json.dumps(loader.state_dict())) for loader in first]
-    late = loaders(exclude=emptied)
-    for loader, state in zip(late, states, strict=True):
-        loader.load_state_dict(state)
-    rest = taken(late, None)
+    expected, _ = run(None, None, **excluded)
+    assert of(expected) == {n for n in range(count) if len(text(n)["input_ids"])} - {5, 17, 30}
+    begin, states = run(None, rng.randint(1, 20), **excluded)
+    assert begin + run(states, None, **excluded)[0] == expected
+    begin, states = run(None, rng.randint(1, 20))
+    rest, _ = run(states, None, **excluded)  # of a document in progress the rest does not come
     assert len(begin) + len(rest) == 200
     assert not of(rest) & {5, 17, 30}
     assert of(begin) & {5, 17, 30} or len(begin) < 40
-    for loader in [*first, *late, *again]:
-        loader.close()
 
 
 def first_of(stream: Any, **options: Any) -> Any:
@@ -430,9 +368,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: first_of(texts().pack(8), exclude=hr.Exclude(steps=[(3, 4)])),
         "exclude documents by their numbers",
     ),
-    "filter behind": (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
-    "batch behind": (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) cannot follow \.pack"),
-    "shuffle behind": (
+    "filter after": (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
+    "batch after": (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) cannot follow \.pack"),
+    "shuffle after": (
         lambda: texts().pack(8).shuffle().pipeline(),
         r"\.shuffle\(window, samples=2048\) cannot follow \.pack",
     ),
@@ -442,10 +380,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "put together": (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
     "taken": (lambda: texts().filter(is_kept).take(4).pack(8), r"cannot follow \.take\(4\)"),
     "no numbers": (lambda: hr.from_iterable([text(1)]).pack(8), "have no numbers before they are read"),
-    "no such field": (
-        lambda: first_of(hr.from_map([[1]]).pack(8)),
-        "no field 'input_ids'; it has: it is a list",
-    ),
+    "no such field": (lambda: first_of(hr.from_map([[1]]).pack(8)), "no field 'input_ids'; it has: it is a list"),
     "fields": (
         lambda: first_of(hr.from_map([{"input_ids": [1, 2], "mask": [1]}]).pack(8, fields="mask")),
         "the fields of a document have different lengths: {'input_ids': 2, 'mask': 1}",

@@ -1,4 +1,4 @@
-"""Errors say which operators the sample had passed, from its source on."""
+"""Errors name the operators that the sample had passed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ async def later(sample: Any) -> Any:
 
 CASES: dict[str, tuple[Callable[[hr.Stream], Any], str]] = {
     "map": (lambda data: data.shuffle().map(abs).map(fails), "FromMap(…) → shuffle(auto) → map(abs) → map(fails)"),
-    "async": (
-        lambda data: data.map(abs).map(fails_later),
-        "FromMap(…) → map(abs) → map(fails_later)",
-    ),
+    "async": (lambda data: data.map(abs).map(fails_later), "FromMap(…) → map(abs) → map(fails_later)"),
     "async, at the source": (
         lambda data: data.map(later).map(fails_later),
         "FromMap(…) → map(later) → map(fails_later)",
     ),
     "filter": (lambda data: data.take(2).filter(fails), "FromMap(…) → take(2) → filter(fails)"),
     "many": (lambda data: data.flat_map(fails), "FromMap(…) → flat_map(fails)"),
-    "behind many": (
+    "after many": (
         lambda data: data.flat_map(lambda n: [n]).batch(2).unbatch().map(fails),
         "FromMap(…) → flat_map(<lambda>) → batch(2) → unbatch() → map(fails)",
     ),

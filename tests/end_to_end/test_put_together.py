@@ -1,11 +1,10 @@
-"""Operators that put samples together: what goes before and behind them, errors, ranks, and what is refused."""
+"""Operators that group samples: order, errors, ranks and refusals."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,18 +70,15 @@ def got(data: hr.Stream, **options: Any) -> list[Any]:
 STREAMS: dict[str, tuple[Callable[[hr.Stream], hr.Stream], list[Any]]] = {
     "at once": (lambda data: data.apply_op("budget", 9), [[0, 1, 2, 3], [4, 5], [6], [7], [8], [9], [10]]),
     "not measured": (lambda data: data.apply_op("pairs"), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]),
-    "behind a coroutine": (
+    "after a coroutine": (
         lambda data: data.map(as_it_is).apply_op("budget", 9).map(as_it_is).map(sum),
         [6, 9, 6, 7, 8, 9, 10],
     ),
-    "behind a filter": (lambda data: data.filter(odd).apply_op("budget", 9), [[1, 3, 5], [7], [9]]),
+    "after a filter": (lambda data: data.filter(odd).apply_op("budget", 9), [[1, 3, 5], [7], [9]]),
     "taken": (lambda data: data.apply_op("budget", 9).take(2), [[0, 1, 2, 3], [4, 5]]),
     "taken before": (lambda data: data.filter(odd).take(3).apply_op("budget", 9), [[1, 3, 5]]),
     "first ones taken": (lambda data: data.take(5).apply_op("budget", 9), [[0, 1, 2, 3], [4]]),
-    "of groups": (
-        lambda data: data.apply_op("pairs").apply_op("budget", 14).map(len),
-        [2, 1, 1, 1, 1],
-    ),
+    "of groups": (lambda data: data.apply_op("pairs").apply_op("budget", 14).map(len), [2, 1, 1, 1, 1]),
     "apart": (lambda data: data.apply_op("buckets", 3).flat_map(list), [0, 3, 6, 1, 4, 7, 2, 5, 8, 9, 10]),
     "whole ones": (lambda data: data.apply_op("buckets", 3, drop_last=True), [[0, 3, 6], [1, 4, 7], [2, 5, 8]]),
     "of a batch": (
@@ -139,11 +135,6 @@ def test_error_of_a_batcher_has_its_place_and_the_others_go_on() -> None:
     assert told[2:] == [[4, 4], [4]]
 
 
-def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
-    data = hr.from_map(range(30)).flat_map(lambda n: [n] * (n % 3)).map(broken_at_7).apply_op("buckets", 4)
-    resumed_anywhere(lambda: hr.DataLoader(data, batch_size=None, on_error="skip"))
-
-
 @pytest.mark.parametrize("edited", [[], [[1, 3], [1, 3]], [[-5, 2]], [[0, 3]], 3])
 def test_state_is_refused_or_sums_up_when_what_it_says_of_groups_was_edited(edited: Any) -> None:
     data = hr.from_map(range(30)).apply_op("buckets", 4)
@@ -187,19 +178,6 @@ def test_sample_whose_measure_ends_workers_is_left_out_and_no_other() -> None:
         pytest.raises(hr.WorkerDiedError, match="all on sample 7 of the epoch"),
     ):
         list(loader)
-
-
-def test_groups_come_again_when_a_worker_dies_over_a_measure(tmp_path: Path) -> None:
-    def deadly(n: int) -> int:
-        if n == 7 and not (tmp_path / "died").exists():
-            (tmp_path / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return n
-
-    hr.register_operator("deadly", lambda: hr.BatchOp(batcher=lambda: Budget(9), measure=deadly))
-    with hr.DataLoader(hr.from_map(range(11)).apply_op("deadly"), batch_size=None, num_workers=1) as loader:
-        assert list(loader) == [[0, 1, 2, 3], [4, 5], [6], [7], [8], [9], [10]]
-        assert loader.stats().work.deaths == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import loops
 from end_to_end.tars import tar
 
 import headrace as hr
@@ -46,8 +47,7 @@ def padded(numbers: list[int], *, even: bool) -> torch.Tensor:
 
 def loaded(data: hr.Stream, workers: int | str, **more: Any) -> list[Any]:
     options = {"num_workers": 2, "workers": "thread"} if workers == "thread" else {"num_workers": workers}
-    with hr.DataLoader(data, **options, **more) as loader:
-        return list(loader)
+    return loops.loaded(data, **options, **more)
 
 
 @pytest.mark.slow
