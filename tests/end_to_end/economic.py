@@ -17,7 +17,7 @@ KINDS = ["process", "thread"]
 
 
 class Loader(torch.utils.data.DataLoader[Any]):
-    """torch's loader with our engine behind it."""
+    """torch's loader with our engine."""
 
     def __init__(self, data: Any, *, kind: Any = "process", num_batch_workers: int | None = None, **more: Any) -> None:
         super().__init__(data, **more)
@@ -52,7 +52,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Dice(Dataset[list[float]]):
-    """What each generator throws."""
+    """Random numbers of each generator."""
 
     def __len__(self) -> int:
         return 24

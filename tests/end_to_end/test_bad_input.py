@@ -1,4 +1,4 @@
-"""Whatever is wrong with the input is one clear error, in its place in the order, and the rest goes on."""
+"""Bad input is one clear error in its place in the order. The other samples come."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from builders.loops import outcomes_later, outcomes_of, words
+from builders.numbers import Made
 from end_to_end.tars import number_of, numbered_samples, put_shards, tar
 
 import headrace as hr
@@ -20,7 +22,7 @@ from headrace.torch_compat.collate_by_torch import check_fields
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-NO_SAMPLES = pytest.mark.parametrize("on_error", ["raise", "skip"])  # what is nobody's sample is never left out
+NO_SAMPLES = pytest.mark.parametrize("on_error", ["raise", "skip"])  # only samples are skipped
 QUICK = hr.FetchOptions(attempts=2, backoff_s=0.0)
 
 
@@ -142,6 +144,10 @@ async def astumble(n: int) -> int:
     return stumble(n)
 
 
+async def astumble_or_true(n: int) -> bool:
+    return stumble(n) >= 0
+
+
 STUMBLES: dict[str, tuple[Callable[[hr.Stream], hr.Stream], str]] = {
     "map": (lambda s: s.map(stumble), "stage: map(stumble)"),
     "filter": (lambda s: s.filter(lambda n: stumble(n) >= 0), "stage: filter("),
@@ -150,10 +156,6 @@ STUMBLES: dict[str, tuple[Callable[[hr.Stream], hr.Stream], str]] = {
     "async map, map": (lambda s: s.map(astumble).map(abs), "stage: map(astumble)"),
     "async filter": (lambda s: s.filter(astumble_or_true), "stage: filter(astumble_or_true)"),
 }
-
-
-async def astumble_or_true(n: int) -> bool:
-    return stumble(n) >= 0
 
 
 @pytest.mark.slow
@@ -249,111 +251,43 @@ def test_field_that_some_samples_of_a_batch_lack_is_an_error(
     assert caught.value.stage == "collate"
 
 
-class Getting(hr.AsyncDataset):
-    def __init__(self, get: Callable[[int], Any]) -> None:
-        self.get = get
-
-    def __len__(self) -> int:
-        return 8
-
-    async def aget(self, key: int) -> Any:
-        await asyncio.sleep(0)
-        return self.get(key)
-
-
-def stop_async(n: int) -> int:
-    if n == 5:
-        raise StopAsyncIteration
-    return n
-
-
-def cancel(n: int) -> int:
-    if n == 5:
-        raise asyncio.CancelledError
-    return n
-
-
-def stop(n: int) -> int:
-    if n == 5:
-        raise StopIteration
-    return n
-
-
-@pytest.mark.slow
-@WORKERS
-@pytest.mark.parametrize("get", [stumble, stop_async, cancel, stop])
-def test_what_aget_raises_is_an_error_whatever_it_is(get: Callable[[int], Any], num_workers: int) -> None:
-    for way in (run, run_later):
-        got = way(Getting(get), batch_size=2, num_workers=num_workers)
-        assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
-        assert isinstance(got[2], Exception)
-        assert "key 5" in words(got[2])
-        assert "stage: fetch" in words(got[2])
-
-
-@pytest.mark.slow
-@WORKERS
-@pytest.mark.parametrize("fail", [stumble, stop_async, cancel, stop])
-def test_what_an_async_step_raises_is_an_error_whatever_it_is(fail: Callable[[int], Any], num_workers: int) -> None:
-    async def step(n: int) -> int:
-        return fail(n)
-
-    for data in (Getting(abs).map(step), Getting(abs).map(abs).map(step)):
-        for way in (run, run_later):
-            got = way(data, batch_size=2, num_workers=num_workers)
-            assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
-            assert isinstance(got[2], Exception)
-
-
-@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_no_exception_of_a_function_ends_the_thread_that_works(error: type[BaseException]) -> None:
-    def fail(n: int) -> int:
-        if n == 3:
+def raising(error: type[BaseException]) -> Callable[[int], int]:
+    def get(n: int) -> int:
+        if n == 5:
             raise error
         return n
 
-    with hr.DataLoader(Getting(fail_at_none).map(fail), batch_size=1, timeout=20) as loader:
-        batches = iter(loader)
-        assert [int(next(batches)) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises((RuntimeError, error)) as caught:
-            next(batches)
-        assert "timed out" not in str(caught.value)
-        assert [int(b) for b in batches] == [4, 5, 6, 7]
+    return get
 
 
-def fail_at_none(n: int) -> int:
-    return n
+async def step_of(get: Callable[[int], int], n: int) -> int:
+    return get(n)
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_no_exception_of_a_task_that_aget_begins_ends_the_loop(
-    error: type[BaseException], caplog: pytest.LogCaptureFixture
+FAILING: dict[str, Callable[[Callable[[int], int]], Any]] = {
+    "aget": Made,
+    "async step": lambda get: Made(abs).map(partial(step_of, get)),
+    "async step after a plain one": lambda get: Made(abs).map(abs).map(partial(step_of, get)),
+}
+
+
+@pytest.mark.slow
+@WORKERS
+@pytest.mark.parametrize("error", [UsersError, StopAsyncIteration, asyncio.CancelledError, StopIteration])
+@pytest.mark.parametrize("place", FAILING)
+def test_any_exception_of_a_coroutine_is_an_error_in_its_place(
+    place: str, error: type[BaseException], num_workers: int
 ) -> None:
-    async def fail(n: int) -> int:
-        if n in (3, 5):
-            raise error(n)
-        return n
-
-    class Beginning(Getting):
-        async def aget(self, key: int) -> int:
-            return await asyncio.create_task(fail(key))
-
-    got: list[Any] = []
-    with hr.DataLoader(Beginning(abs), batch_size=1, timeout=20) as loader:
-        batches = iter(loader)
-        for _ in range(8):
-            try:
-                got.append(next(batches).tolist())
-            except (SystemExit, KeyboardInterrupt) as raised:
-                got.append(type(raised))
-        assert next(batches, None) is None
-    assert got == [[0], [1], [2], error, [4], error, [6], [7]]
-    caplog.clear()  # the frames of what it tells
+    for way in (run, run_later):
+        got = way(FAILING[place](raising(error)), batch_size=2, num_workers=num_workers)
+        assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
+        assert isinstance(got[2], Exception)
+        assert place != "aget" or ("key 5" in words(got[2]) and "stage: fetch" in words(got[2]))
 
 
 @NO_SAMPLES
 def test_step_behind_the_batch_is_told_in_its_place(on_error: str) -> None:
-    got = run(Getting(abs).batch(2).map(lambda batch: stumble(int(batch[1]))), batch_size=None, on_error=on_error)
+    got = run(Made(abs).batch(2).map(lambda batch: stumble(int(batch[1]))), batch_size=None, on_error=on_error)
     assert [type(g).__name__ for g in got] == ["int", "int", "UsersError", "int"]
 
 
@@ -384,7 +318,7 @@ class Raising(hr.AsyncIterableDataset):
         raise UsersError("at once")
 
 
-class Closed(Getting):
+class Closed(Made):
     async def aopen(self) -> None:
         raise UsersError("closed")
 
@@ -394,7 +328,7 @@ class Lost(list[int]):
         raise UsersError(f"no key {index}")
 
 
-class Keyless(Getting):
+class Keyless(Made):
     def keys(self) -> Any:
         return Lost(range(8))
 
@@ -412,7 +346,7 @@ def test_data_set_that_cannot_be_begun_is_told(data: Any, kind: type[Exception],
 def test_samples_that_cannot_be_sent_or_delivered_are_told(num_workers: int) -> None:
     import threading
 
-    got = run(Getting(lambda n: threading.Lock() if n == 5 else n), batch_size=2, num_workers=num_workers)
+    got = run(Made(lambda n: threading.Lock() if n == 5 else n), batch_size=2, num_workers=num_workers)
     assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
     assert "lock" in words(got[2]).lower()
 
@@ -444,42 +378,18 @@ def test_missing_files_are_told_one_by_one() -> None:
     assert "key 2" in words(got[2])
 
 
-@pytest.mark.slow
-def test_the_first_error_of_a_batch_is_told_and_the_rest_of_it_is_gone() -> None:
-    def fail(n: int) -> int:
-        if n in (2, 3, 5):
-            raise UsersError(str(n))
-        return n
-
-    for workers in (0, 2):
-        got = run(Getting(fail_at_none).map(fail), batch_size=4, num_workers=workers)
-        assert [str(g) for g in got] == ["2", "5"]
-
-
-def test_errors_everywhere_leave_nothing_behind() -> None:
-    urls = with_bad_shard("everywhere", b"no tar")
-
-    def fail(sample: Any) -> Any:
-        raise UsersError
-
-    with hr.DataLoader(hr.stream(urls).map(fail), batch_size=2, fetch=QUICK) as loader:
-        for _ in range(20):
-            assert len([got for got in outcomes_of(loader) if isinstance(got, Exception)]) == 5
-        assert loader.stats().fetch.input_bytes == 0
-
-
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "match"),
     [
         (None, r"field 'a\.b' of sample 1 of the batch \(key 'k1'\) is None\. Fill it by \.map\(\)"),
         ([1, 2], r"field 'a\.b' of sample 0 .* has 1 values, and of sample 1 .* 2\. Pad them by \.padded_batch"),
     ],
 )
-def test_collation_names_the_field_and_the_sample_that_do_not_fit(value: object, says: str) -> None:
+def test_collation_names_the_field_and_the_sample_that_do_not_fit(value: object, match: str) -> None:
     wide = {f"c{number}": list(range(30)) for number in range(30)}
     samples = [{"__key__": f"k{k}", **wide, "a": {"b": value if k == 1 else [1]}} for k in range(3)]
     with hr.DataLoader(hr.from_map(samples), batch_size=3) as loader:
-        with pytest.raises(hr.CollateError, match=says) as caught:
+        with pytest.raises(hr.CollateError, match=match) as caught:
             next(iter(loader))
     assert len(str(caught.value)) < 300
 

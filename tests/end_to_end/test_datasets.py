@@ -1,4 +1,4 @@
-"""Data sets of the user's own: coroutines by key, asynchronous iterators, files, and what loaders promise for them."""
+"""Data sets of the user's own: coroutines by key, asynchronous iterators and files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import anyio.to_thread
 import pytest
 import torch
+from builders.loops import loaded
+from builders.numbers import Made, Named
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -121,28 +123,19 @@ def test_each_loader_has_its_own_session_when_several_use_one_data_set() -> None
             assert self.loop is asyncio.get_running_loop()
             return key
 
-    class Iterated(hr.AsyncIterableDataset):
+    class Sessions(hr.AsyncIterableDataset):
         ranks_by = "position"
-        at = 0
 
         async def aopen(self) -> None:
             self.loop = asyncio.get_running_loop()
 
         async def aiter(self) -> AsyncIterator[int]:
-            while self.at < 6:
+            for number in range(6):
                 assert self.loop is asyncio.get_running_loop()
-                yield self.at
-                self.at += 1
-            self.at = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"at": self.at}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.at = state["at"]
+                yield number
 
     data = Session()
-    streams = [data, data.map(int), hr.mix({"a": data, "b": data}), data.zip(data.map(float)), Iterated().map(int)]
+    streams = [data, data.map(int), hr.mix({"a": data, "b": data}), data.zip(data.map(float)), Sessions().map(int)]
     for stream in streams:
         with hr.DataLoader(stream, batch_size=2) as train:
             batches = iter(train)
@@ -199,39 +192,28 @@ def first_of(data: Any) -> Any:
         return next(iter(loader))
 
 
+NO_COROUTINE = r"Plain\.aget gave a int that cannot be awaited: write `async def aget`"
+
+
 @pytest.mark.parametrize(
-    ("use", "error", "says"),
+    ("use", "error", "match"),
     [
-        (
-            lambda: first_of(Plain()),
-            TypeError,
-            r"Plain\.aget gave a int that cannot be awaited: write `async def aget`",
-        ),
-        (lambda: Plain()[0], TypeError, r"Plain\.aget gave a int that cannot be awaited: write `async def aget`"),
+        (lambda: first_of(Plain()), TypeError, NO_COROUTINE),
+        (lambda: Plain()[0], TypeError, NO_COROUTINE),
         (lambda: first_of(Short()), ValueError, "aget_many gave 0 samples"),
         (lambda: first_of(FewKeys()), hr.OptionError, "10 samples, but its keys"),
     ],
 )
-def test_data_set_that_does_not_what_is_needed_is_told(use: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_data_set_that_breaks_the_protocol_is_an_error(use: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         use()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_keys_may_be_anything(num_workers: int) -> None:
-    class Named(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 4
-
-        def keys(self) -> list[Any]:
-            return ["a", "b", ("c", 1), "d"]
-
-        async def aget(self, key: Any) -> str:
-            return f"got {key}"
-
-    with hr.DataLoader(Named(), batch_size=2, num_workers=num_workers) as loader:
-        assert list(loader) == [["got a", "got b"], ["got ('c', 1)", "got d"]]
-    with hr.DataLoader(Named(), batch_size=4, shuffle=True, seed=3) as loader:
+    data = Named(["a", "b", ("c", 1), "d"], "got {}".format)
+    assert loaded(data, batch_size=2, num_workers=num_workers) == [["got a", "got b"], ["got ('c', 1)", "got d"]]
+    with hr.DataLoader(data, batch_size=4, shuffle=True, seed=3) as loader:
         assert sorted(next(iter(loader))) == ["got ('c', 1)", "got a", "got b", "got d"]
 
 
@@ -245,11 +227,7 @@ def test_a_key_that_cannot_be_had_is_an_error_in_its_place() -> None:
                 raise LookupError("no key there")
             return k
 
-    class Torn(Keys):
-        def keys(self) -> Sequence[int]:
-            return Holes()
-
-    with hr.DataLoader(Torn(8), batch_size=2) as loader:
+    with hr.DataLoader(Named(Holes(), int), batch_size=2) as loader:
         batches = iter(loader)
         assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
         with pytest.raises(LookupError, match="no key there"):
@@ -289,14 +267,6 @@ def test_an_iterable_runs_on_the_engines_loop(num_workers: int) -> None:
         assert [flat(loader), flat(loader)] == [list(range(1, 11))] * 2
     assert data.threads == {"headrace-engine"}
     assert data.ended == 2
-
-
-def test_an_endless_iterable_is_taken_from() -> None:
-    data = Feed()
-    with hr.DataLoader(data.take(10), batch_size=4) as loader:
-        assert flat(loader) == list(range(10))
-    assert data.given == 10
-    assert data.ended == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -406,38 +376,12 @@ def test_files_are_samples() -> None:
 def test_reads_of_a_data_set_go_through_the_loader() -> None:
     for key in range(10):
         memory.put(f"memory://reads/{key}", bytes(range(key, key + 9)))
-
-    class Reads(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 10
-
-        async def aget(self, key: int) -> bytes:
-            return await hr.read(f"memory://reads/{key}", 0, 5)
-
-    with hr.DataLoader(Reads(), batch_size=5) as loader:
+    data = Made(lambda key: hr.read(f"memory://reads/{key}", 0, 5), 10)
+    with hr.DataLoader(data, batch_size=5) as loader:
         assert [b for batch in loader for b in batch] == [bytes(range(k, k + 5)) for k in range(10)]
         assert loader.stats().fetch.requests == 10
         assert loader.stats().fetch.bytes == 50
     assert asyncio.run(hr.read("memory://reads/3", 2, 5)) == bytes([5, 6, 7])
-
-
-class Listed(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 7
-
-    def __getitem__(self, k: int) -> int:
-        assert not threading.current_thread().name.startswith("headrace-engine")
-        return k * k
-
-
-@leaves_threads
-def test_other_data_sets_join_this_regime() -> None:
-    with hr.DataLoader(hr.from_map(Listed()), batch_size=3) as loader:
-        assert loader.regime == "headrace"
-        assert len(loader) == 3
-        assert flat(loader) == [k * k for k in range(7)]
-    with hr.DataLoader(hr.from_iterable(range(7)), batch_size=3) as loader:
-        assert [flat(loader), flat(loader)] == [list(range(7))] * 2
 
 
 class AllAtOnce:
@@ -504,50 +448,21 @@ def test_from_map_makes_one_call_at_a_time_over_all_loaders_when_threads_are_lef
 
 @leaves_threads
 def test_from_map_makes_as_many_calls_at_a_time_as_threads_say() -> None:
-    with hr.DataLoader(hr.from_map(AllAtOnce(60), threads=60), batch_size=60, fetch_concurrency=60) as loader:
-        assert flat(loader) == list(range(120))
+    assert flat(loaded(hr.from_map(AllAtOnce(60), threads=60), batch_size=60, fetch_concurrency=60)) == list(range(120))
     data = AtOnce()
-    with hr.DataLoader(hr.from_map(data, threads=3), batch_size=4) as loader:
-        assert flat(loader) == list(range(60))
+    assert flat(loaded(hr.from_map(data, threads=3), batch_size=4)) == list(range(60))
     assert 0 < data.most <= 3
     with pytest.raises(hr.OptionError, match="threads=0"):
         hr.from_map(data, threads=0)
 
 
-class InThreads(hr.AsyncDataset):
-    """Calls another data set in the threads that decompression has, too."""
-
-    def __init__(self, data: AllAtOnce) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return 5
-
-    async def aget(self, key: int) -> int:
-        return await anyio.to_thread.run_sync(self._data.__getitem__, key)
-
-
 @leaves_threads
-def test_synchronous_samples_that_come_late_leave_the_threads_of_others_alone() -> None:
+def test_slow_synchronous_samples_leave_the_threads_of_others_alone() -> None:
+    """As decompression does, the others run in threads of anyio."""
     data = AllAtOnce(45)
-    late = hr.from_map(data, threads=40).slice(0, 40)
-    with hr.DataLoader(
-        hr.mix({"late": late, "others": InThreads(data)}), batch_size=45, fetch_concurrency=45
-    ) as loader:
-        assert sorted(flat(loader)) == sorted([*range(40), *range(5)])
-
-
-@pytest.mark.parametrize("prefetch_factor", [0, 1])
-@pytest.mark.parametrize("budget", ["1KiB", "auto"])
-def test_an_iterator_that_nobody_reads_does_not_stop_another(prefetch_factor: int, budget: str) -> None:
-    data = Keys(40).map(lambda n: torch.full((3000,), n))
-    options = {"batch_size": 4, "prefetch_factor": prefetch_factor, "memory_budget": budget, "timeout": 20}
-    with hr.DataLoader(data, **options) as loader:
-        unread, half = iter(loader), iter(loader)
-        next(half)
-        assert len(list(loader)) == 10
-        assert len(list(half)) == 9
-        assert len(list(unread)) == 10
+    others = Made(lambda key: anyio.to_thread.run_sync(data.__getitem__, key), 5)
+    sources = {"late": hr.from_map(data, threads=40).slice(0, 40), "others": others}
+    assert sorted(flat(loaded(hr.mix(sources), batch_size=45, fetch_concurrency=45))) == sorted([*range(40), *range(5)])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -566,12 +481,11 @@ def test_nothing_is_made_before_it_is_asked_for(num_workers: int) -> None:
 def test_what_is_not_ready_is_told_and_not_lost() -> None:
     may_go = threading.Event()
 
-    class Gate(Keys):
-        async def aget(self, key: int) -> int:
-            await asyncio.get_running_loop().run_in_executor(None, may_go.wait)
-            return key
+    async def wait(key: int) -> int:
+        await asyncio.get_running_loop().run_in_executor(None, may_go.wait)
+        return key
 
-    with hr.DataLoader(Gate(4), batch_size=2) as loader:
+    with hr.DataLoader(Made(wait, 4), batch_size=2) as loader:
         batches = iter(loader)
         with pytest.raises(hr.NotReady):
             batches.try_next()
@@ -582,23 +496,6 @@ def test_what_is_not_ready_is_told_and_not_lost() -> None:
             while True:
                 with pytest.raises(hr.NotReady):
                     batches.try_next()
-
-
-def test_peeking_consumes_nothing() -> None:
-    with hr.DataLoader(Keys(6), batch_size=2) as loader:
-        assert loader.peek().tolist() == loader.peek().tolist() == [0, 1]
-        assert flat(loader) == list(range(6))
-        batches = iter(loader)
-        assert next(batches).tolist() == [0, 1]
-        assert batches.peek().tolist() == [2, 3]
-        assert batches.try_next().tolist() == [2, 3]
-        assert batches.batches == 2
-
-        async def rest() -> list[int]:
-            return [int(n) async for batch in loader for n in batch]
-
-        assert loader.peek().tolist() == [0, 1]
-        assert asyncio.run(rest()) == list(range(6))
 
 
 def test_closed_iterators_and_loaders_say_so_and_batches_stay() -> None:
@@ -620,55 +517,9 @@ def test_closed_iterators_and_loaders_say_so_and_batches_stay() -> None:
     assert kept[1].eq(1).all()
 
 
-def test_a_loader_closes_with_its_async_block() -> None:
-    async def main() -> hr.DataLoader[Any]:
-        async with hr.DataLoader(Keys(100), batch_size=2) as loader:
-            async for batch in loader:
-                assert batch.tolist() == [0, 1]
-                return loader
-        raise AssertionError
-
-    loader = asyncio.run(main())
-    with pytest.raises(hr.LoaderClosedError):
-        iter(loader)
-
-
-def test_an_ordinary_loop_works_where_a_loop_is_running() -> None:
-    async def cell() -> list[int]:
-        with hr.DataLoader(Keys(10), batch_size=4) as loader:
-            return [*flat(loader), Keys(10)[3]]
-
-    assert asyncio.run(cell()) == [*range(10), 3]
-
-
-def test_concurrent_tasks_share_an_iterator() -> None:
-    async def main() -> list[int]:
-        got: list[int] = []
-        async with hr.DataLoader(Keys(40), batch_size=2) as loader:
-            batches = aiter(loader)
-
-            async def consume() -> None:
-                async for batch in batches:
-                    got.extend(batch.tolist())
-                    await asyncio.sleep(0)
-
-            await asyncio.gather(*(consume() for _ in range(4)))
-        return got
-
-    assert sorted(asyncio.run(main())) == list(range(40))
-
-
 def test_samples_are_changed_once_however_their_batch_is_made() -> None:
     class Odd(dict[str, Any]):
         pass
-
-    class Dicts(Keys):
-        def __init__(self, kind: type[dict[str, Any]]) -> None:
-            super().__init__(8)
-            self.kind = kind
-
-        async def aget(self, key: int) -> dict[str, Any]:
-            return self.kind(n=float(key) if key % 2 else key, t=torch.zeros(2))
 
     def change(sample: dict[str, Any]) -> dict[str, Any]:
         sample["n"] += 1
@@ -676,58 +527,12 @@ def test_samples_are_changed_once_however_their_batch_is_made() -> None:
         return sample
 
     for kind in (dict, Odd):
-        with hr.DataLoader(Dicts(kind).map(change), batch_size=4) as loader:
+        data = Made(lambda key, kind=kind: kind(n=float(key) if key % 2 else key, t=torch.zeros(2)))
+        with hr.DataLoader(data.map(change), batch_size=4) as loader:
             for batch in loader:
                 assert batch["t"].eq(1).all()
                 assert batch["n"].dtype == torch.float32 or batch["n"].dtype == torch.float64
             assert batch["n"].tolist() == [5, 6, 7, 8]
-
-
-def test_delivered_tensors_own_just_their_bytes() -> None:
-    data = Keys(8).map(lambda n: {"image": torch.full((3, 100, 100), float(n)), "n": n})
-    with hr.DataLoader(data, batch_size=4) as loader:
-        for batch in loader:
-            for tensor in batch.values():
-                assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def test_closing_while_a_data_set_opens_ends_the_wait_for_its_first_batch() -> None:
-    opening = threading.Event()
-
-    class NeverOpen(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 4
-
-        async def aopen(self) -> None:
-            opening.set()
-            await asyncio.Event().wait()
-
-    loader = hr.DataLoader(NeverOpen(), batch_size=2)
-    caught: list[BaseException] = []
-
-    def trainer() -> None:
-        try:
-            next(iter(loader))
-        except hr.LoaderClosedError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=trainer)
-    thread.start()
-    assert opening.wait(20)
-    loader.close()
-    thread.join(20)
-    assert len(caught) == 1
-
-
-def test_stages_of_one_sample_draw_different_random_numbers() -> None:
-    async def passed_on(sample: tuple[float, ...]) -> tuple[float, ...]:
-        return sample
-
-    data = hr.from_map(range(8)).map(lambda _: (hr.rng().random(),)).map(passed_on)
-    data = data.map(lambda sample: (*sample, hr.rng().random()))
-    with hr.DataLoader(data, batch_size=8) as loader:
-        ((first, second),) = list(loader)
-    assert not (first == second).any()
 
 
 def test_loader_made_anew_of_its_attributes_has_the_same_order() -> None:
@@ -736,8 +541,7 @@ def test_loader_made_anew_of_its_attributes_has_the_same_order() -> None:
     with hr.DataLoader(Keys(20), batch_size=4, shuffle=True, generator=generator) as loader:
         options = {name: getattr(loader, name) for name in names}
         order = [batch.tolist() for batch in loader]
-    with hr.DataLoader(loader.dataset, **options) as anew:
-        assert [batch.tolist() for batch in anew] == order
+    assert [batch.tolist() for batch in loaded(loader.dataset, **options)] == order
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

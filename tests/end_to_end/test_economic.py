@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.loops import outcomes_of
 from end_to_end.economic import KINDS, AnyKey, Dice, Faulty, Function, Images, Make, Squares, as_list, flat
 from torch.utils.data import Subset, get_worker_info
 from torch.utils.data.dataloader import default_collate
@@ -101,16 +101,9 @@ def test_an_error_of_collate_is_raised_in_its_batchs_place(economic: Make) -> No
             raise LookupError("five")
         return samples
 
-    iterator = iter(economic(list(range(8)), batch_size=2, collate_fn=collate))
-    got: list[Any] = []
-    while True:
-        try:
-            got.append(next(iterator))
-        except StopIteration:
-            break
-        except LookupError as error:
-            got.append(str(error).splitlines()[-2])
-    assert got == [[0, 1], [2, 3], "LookupError: five", [6, 7]]
+    got = outcomes_of(economic(list(range(8)), batch_size=2, collate_fn=collate))
+    assert [*got[:2], got[3]] == [[0, 1], [2, 3], [6, 7]]
+    assert str(got[2]).splitlines()[-2] == "LookupError: five"
 
 
 @pytest.mark.slow
@@ -146,29 +139,6 @@ def test_keys_are_of_any_type_and_random_numbers_go_by_them(economic: Make, kind
     assert len(set(first.values())) == len(KEYS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("collate", [None, as_list])
-def test_random_numbers_do_not_depend_on_workers(economic: Make, collate: Any) -> None:
-    def drawn(kind: str, num_workers: int, num_batch_workers: int | None, size: int) -> list[list[float]]:
-        torch.manual_seed(3)
-        loader = economic(
-            Dice(), kind=kind, batch_size=size, num_workers=num_workers, num_batch_workers=num_batch_workers,
-            collate_fn=collate or as_list_of_tensors,
-        )  # fmt: skip
-        return sorted(flat(loader))
-
-    first = drawn("process", 1, 1, 6)
-    assert len({throw for sample in first for throw in sample[1:]}) == 4 * 24
-    for num_workers, num_batch_workers, size in ((2, None, 6), (4, 2, 6), (2, 1, 5)):
-        assert drawn("process", num_workers, num_batch_workers, size) == first
-    in_threads = drawn("thread", 2, None, 6)
-    assert [sample[4] for sample in in_threads] == [sample[4] for sample in first]
-
-
-def as_list_of_tensors(samples: list[list[float]]) -> list[list[float]]:
-    return torch.tensor(samples, dtype=torch.float64).tolist()
-
-
 def test_random_numbers_of_collate_do_not_depend_on_workers(economic: Make) -> None:
     def drawn(**options: Any) -> list[Any]:
         torch.manual_seed(3)
@@ -177,12 +147,6 @@ def test_random_numbers_of_collate_do_not_depend_on_workers(economic: Make) -> N
     first = drawn(num_workers=1)
     assert drawn(num_workers=4) == drawn(num_batch_workers=1) == first
     assert len({tuple(batch) for batch in first}) == 4
-
-
-def test_random_numbers_differ_from_epoch_to_epoch(economic: Make) -> None:
-    for loader in (economic(Dice(), batch_size=24), economic(Dice(), batch_size=24, persistent_workers=True)):
-        (first,), (second,) = list(loader), list(loader)
-        assert not any(a.equal(b) for a, b in zip(first[1:], second[1:], strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,11 +226,3 @@ def test_several_samples_are_got_at_once_when_the_data_set_can(economic: Make, k
 def test_batches_come_as_they_are_ready_when_order_is_of_no_matter(economic: Make, kind: str) -> None:
     got = [batch.tolist() for batch in economic(Squares(), kind=kind, batch_size=4, in_order=False)]
     assert sorted(got) == [[k * k for k in range(a, min(a + 4, 23))] for a in range(0, 23, 4)]
-
-
-@pytest.mark.slow
-def test_tasks_can_wait_for_batches(economic: Make) -> None:
-    async def main() -> list[Any]:
-        return [batch.tolist() async for batch in iter(economic(Squares(6), batch_size=3))]
-
-    assert asyncio.run(main()) == [[0, 1, 4], [9, 16, 25]]

@@ -1,4 +1,4 @@
-"""Economic mode: what it may take, what it survives, and what it leaves behind."""
+"""Economic mode: memory, deaths of workers and early ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import headrace as hr
 from headrace.delivery.slabs import HELD_SLABS
 from headrace.observe.report import verdict
 from headrace.observe.stats import DeliverStats, FetchStats, Stats, WorkStats
-from headrace.torch_regime.economic import check_benefit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -88,7 +87,7 @@ def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, coll
 
 
 class OpensSlowly:
-    """A batch of which two have come by the time that one is opened."""
+    """A batch that takes longer to open than two batches take to arrive."""
 
     def __init__(self, samples: list[int]) -> None:
         self.samples = samples
@@ -187,16 +186,6 @@ def test_several_iterators_live_beside_one_another(economic: Make) -> None:
 def test_an_iterator_outlives_its_loader() -> None:
     iterator = iter(Loader(Squares(), batch_size=4, num_workers=1))
     assert len(list(iterator)) == 6
-
-
-def test_more_workers_than_can_be_busy_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
-    check_benefit(8, 2, 2, 4)
-    check_benefit(8, None, 2, 4)
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="num_batch_workers=3 brings nothing beyond prefetch_factor=2"):
-        check_benefit(8, 3, 2, 4)
-    with pytest.warns(UserWarning, match="num_workers=9 brings nothing beyond 8"):
-        check_benefit(9, None, 2, 4)
 
 
 def test_the_report_wants_more_batches_under_way_when_collating_is_slow() -> None:

@@ -1,4 +1,4 @@
-"""Epochs are numbered the same way whoever tells their numbers; batches can be skipped in no time."""
+"""Numbers of epochs, skipped batches, and epochs without end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from builders.loops import lists, state_after
+from builders.loops import lists, loaded, state_after
 from builders.numbers import Numbers, is_even
 from end_to_end.tars import put_shards
 
@@ -42,27 +42,6 @@ def test_skipped_batches_are_not_read() -> None:
         loader.skip(100)
         assert lists(loader) == []
         assert loader.epoch == 3
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("by", ["for", "state", "state before"])
-def test_batches_behind_a_filter_can_be_skipped_too(in_order: bool, by: str) -> None:
-    data = Numbers().filter(is_even)
-    with hr.DataLoader(data, batch_size=4, in_order=in_order, prefetch_factor=1) as loader:
-        whole = lists(loader)
-        loader.skip(2)
-        if by == "for":
-            assert lists(loader) == whole[2:]
-            return
-        if by == "state":
-            batches = iter(loader)
-            assert next(batches).tolist() == whole[2]
-            assert loader.position.batch == 3
-        state = loader.state_dict()
-    with hr.DataLoader(data, batch_size=4) as loader:
-        loader.load_state_dict(state)
-        assert lists(loader) == whole[2 + (by == "state") :]
-        assert len(lists(loader)) == 5, "the next one is not whole"
 
 
 def test_positions_tell_how_far_a_trainer_is() -> None:
@@ -144,18 +123,6 @@ def test_loop_that_stops_early_is_followed_by_another_order() -> None:
         assert [lists(loader) for _ in range(2)] == epochs[1:]
 
 
-def test_a_filter_that_draws_drops_the_same_samples_in_each_run() -> None:
-    def is_lucky(number: int) -> bool:
-        return bool(hr.rng().random() < 0.5)
-
-    runs = []
-    for workers in (0, 0, 1):
-        with hr.DataLoader(Numbers().filter(is_lucky), batch_size=4, num_workers=workers) as loader:
-            runs.append(lists(loader))
-    assert runs[0] == runs[1] == runs[2]
-    assert 5 < sum(map(len, runs[0])) < 35
-
-
 def is_none(number: int) -> bool:
     return number < 0
 
@@ -217,8 +184,7 @@ def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, o
 @pytest.mark.slow
 def test_shards_that_end_give_nothing_when_a_filter_keeps_nothing() -> None:
     data = shards("filtered out too").filter(is_none).repeat(4).take(60)
-    with hr.DataLoader(data, batch_size=8, timeout=30) as loader:
-        assert lists(loader) == []
+    assert lists(loaded(data, batch_size=8, timeout=30)) == []
 
 
 def number_of(sample: dict[str, Any]) -> int:
@@ -233,16 +199,14 @@ def is_last(number: int) -> bool:
 def test_mixture_goes_on_when_what_its_filter_keeps_is_of_a_source_that_comes_rarely() -> None:
     """One of 15,000 samples is kept, and both sources together have a tenth of so many."""
     mixed = hr.mix({"rare": Numbers(1500), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever")
-    with hr.DataLoader(mixed.filter(is_last).take(1), batch_size=1, timeout=60) as loader:
-        assert lists(loader) == [[1499]]
+    assert lists(loaded(mixed.filter(is_last).take(1), batch_size=1, timeout=60)) == [[1499]]
 
 
 def test_epoch_goes_on_when_its_filter_keeps_few() -> None:
     def is_lucky(number: int) -> bool:
         return bool(hr.rng().random() < 0.02)
 
-    with hr.DataLoader(Numbers().filter(is_lucky).epoch(samples=30), batch_size=8, timeout=30) as loader:
-        assert sum(map(len, lists(loader))) == 30
+    assert sum(map(len, lists(loaded(Numbers().filter(is_lucky).epoch(samples=30), batch_size=8, timeout=30)))) == 30
 
 
 def test_an_async_trainer_goes_on_while_ranks_compare_their_plans() -> None:
@@ -264,14 +228,6 @@ def test_an_async_trainer_goes_on_while_ranks_compare_their_plans() -> None:
 
     assert asyncio.run(main()) == [20, 20]
     assert beside == [True]
-
-
-def test_peek_within_a_loop_loses_nothing_that_the_next_epoch_begins_with() -> None:
-    with hr.DataLoader(hr.from_map(range(10)), batch_size=4, tail="carry") as loader:
-        for number, _ in enumerate(loader):
-            if number == 0:
-                loader.peek()
-        assert next(batch.tolist() for batch in loader) == [8, 9, 0, 1]
 
 
 @pytest.mark.slow
@@ -301,14 +257,6 @@ def test_epoch_does_not_advance_before_the_last_batch() -> None:
         loader.set_epoch(0)
         assert list(batches) == []
         assert loader.epoch == 0, "it was counted twice"
-
-
-def test_peek_at_the_only_batch_does_not_advance_the_epoch() -> None:
-    with hr.DataLoader(hr.from_map(range(4)), batch_size=4) as loader:
-        loader.peek()
-        assert loader.epoch == 0
-        next(iter(loader))
-        assert loader.epoch == 1
 
 
 def test_epoch_of_unknown_length_advances_when_it_is_used_up() -> None:

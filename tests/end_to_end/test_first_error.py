@@ -1,4 +1,4 @@
-"""The first error of a batch comes as soon as nothing before it can fail, whatever becomes of the samples behind it."""
+"""The first error of a batch is raised as soon as no earlier sample can fail."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from end_to_end.tars import number_of, numbered_samples, tar
+from builders.numbers import Iterated, Made
+from end_to_end.tars import number_of, numbered_samples, put_shards, tar
 
 import headrace as hr
-from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
 WORKERS = [0, 2]
 
 
-class Waiting(hr.AsyncDataset):
-    """Of 160 samples one fails, and some others never come."""
+def waiting(bad: int, missing: range) -> Made:
+    """160 samples. One fails, and some others never come."""
 
-    def __init__(self, bad: int, missing: range) -> None:
-        self.bad, self.missing = bad, missing
-
-    def __len__(self) -> int:
-        return 160
-
-    async def aget(self, index: int) -> int:
-        if index == self.bad:
+    async def get(index: int) -> int:
+        if index == bad:
             raise ValueError(f"sample {index}")
-        if index in self.missing:
+        if index in missing:
             await asyncio.Event().wait()
         return index
+
+    return Made(get, 160)
 
 
 def same(batch: list[Any]) -> list[Any]:
@@ -47,52 +43,38 @@ def is_kept(_: Any) -> bool:
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("collate", [None, same])
 @pytest.mark.parametrize("bad", [0, 5, 40])
-def test_first_error_is_raised_when_the_samples_behind_it_never_come(
+def test_first_error_is_raised_when_later_samples_never_come(
     bad: int, collate: Callable[..., Any] | None, num_workers: int
 ) -> None:
-    data = Waiting(bad, range(bad + 1, 64))
-    with hr.DataLoader(data, batch_size=64, collate_fn=collate, num_workers=num_workers) as loader:
+    options: dict[str, Any] = {"batch_size": 64, "collate_fn": collate, "num_workers": num_workers}
+    with hr.DataLoader(waiting(bad, range(bad + 1, 64)), **options) as loader:
         batches = iter(loader)
         with pytest.raises(ValueError, match=f"^sample {bad}\n"):
             next(batches)
-        rest = [int(k) for batch in batches for k in batch]
-        assert rest == list(range(64, 160))
+        assert [int(k) for batch in batches for k in batch] == list(range(64, 160))
         assert loader.stats().fetch.claimed_bytes == 0
         assert loader.stats().fetch.input_bytes == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", WORKERS)
-@pytest.mark.parametrize("bad", [0, 3])
-def test_first_error_is_raised_behind_a_filter_when_the_samples_behind_it_never_come(
-    bad: int, num_workers: int
-) -> None:
-    data = Waiting(bad, range(bad + 1, 160)).filter(is_kept)
-    with hr.DataLoader(data, batch_size=64, num_workers=num_workers) as loader:
+    with hr.DataLoader(waiting(bad, range(bad + 1, 160)).filter(is_kept), **options) as loader:
         with pytest.raises(ValueError, match=f"^sample {bad}\n"):
             next(iter(loader))
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_error_before_it_is_raised_when_a_later_one_came_first(num_workers: int) -> None:
+def test_earlier_error_is_raised_when_a_later_one_came_first(num_workers: int) -> None:
     is_later_told = threading.Event()
 
-    class Turned(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 64
+    async def get(index: int) -> int:
+        if index == 9:
+            is_later_told.set()
+            raise ValueError("the later one")
+        if index == 4:
+            await asyncio.to_thread(is_later_told.wait)
+            raise ValueError("the earlier one")
+        if index > 9:
+            await asyncio.Event().wait()
+        return index
 
-        async def aget(self, index: int) -> int:
-            if index == 9:
-                is_later_told.set()
-                raise ValueError("the later one")
-            if index == 4:
-                await asyncio.to_thread(is_later_told.wait)
-                raise ValueError("the earlier one")
-            if index > 9:
-                await asyncio.Event().wait()
-            return index
-
-    with hr.DataLoader(Turned(), batch_size=64, num_workers=num_workers) as loader:
+    with hr.DataLoader(Made(get, 64), batch_size=64, num_workers=num_workers) as loader:
         batches = iter(loader)
         with pytest.raises(ValueError, match="the earlier one"):
             next(batches)
@@ -100,19 +82,18 @@ def test_error_before_it_is_raised_when_a_later_one_came_first(num_workers: int)
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_first_error_is_raised_of_an_asynchronous_step_when_the_next_sample_never_comes(num_workers: int) -> None:
-    class Numbers(hr.AsyncIterableDataset):
-        async def aiter(self) -> AsyncIterator[int]:
-            yield 0
-            yield 1
-            await asyncio.Event().wait()
+def test_first_error_of_an_asynchronous_step_is_raised_when_the_next_sample_never_comes(num_workers: int) -> None:
+    async def two_samples() -> AsyncIterator[int]:
+        yield 0
+        yield 1
+        await asyncio.Event().wait()
 
     async def fails(sample: int) -> int:
         if sample:
             raise ValueError("no ones")
         return sample
 
-    with hr.DataLoader(Numbers().map(fails), batch_size=64, num_workers=num_workers) as loader:
+    with hr.DataLoader(Iterated(two_samples).map(fails), batch_size=64, num_workers=num_workers) as loader:
         with pytest.raises(ValueError, match="no ones"):
             next(iter(loader))
 
@@ -212,14 +193,13 @@ def check_states(
             assert [outcome for outcome, _ in failures_too(resumed)] == [outcome for outcome, _ in wanted]
 
 
-def test_states_go_on_exactly_when_shards_fail_behind_an_error_that_came_before_them() -> None:
-    urls = [memory_shard(k) for k in range(96)]
+def test_states_are_exact_when_shards_fail_after_an_earlier_error() -> None:
+    urls = put_shards("first-error", [1] * 96, 10)
     for missing in (0, 20, 40):
         urls[missing] = f"memory://first-error/missing-{missing}.tar"
-    data = hr.stream(urls).map(number_of)
 
     def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=32, collate_fn=same, num_workers=0)
+        return hr.DataLoader(hr.stream(urls).map(number_of), batch_size=32, collate_fn=same, num_workers=0)
 
     with loader() as first:
         told = list(failures_too(first))
@@ -228,21 +208,17 @@ def test_states_go_on_exactly_when_shards_fail_behind_an_error_that_came_before_
     check_states(loader, told)
 
 
-def test_states_go_on_exactly_behind_a_filter_when_an_error_came_first() -> None:
+def test_states_of_a_filter_are_exact_when_an_error_came_first() -> None:
     first_told: Future[None] = Future()
 
-    class Later(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 48
-
-        async def aget(self, index: int) -> int:
-            if index in (0, 17):
-                raise ValueError(f"sample {index}")
-            await asyncio.wrap_future(first_told)
-            return index
+    async def get(index: int) -> int:
+        if index in (0, 17):
+            raise ValueError(f"sample {index}")
+        await asyncio.wrap_future(first_told)
+        return index
 
     def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(Later().filter(is_kept), batch_size=8, collate_fn=same, num_workers=0)
+        return hr.DataLoader(Made(get, 48).filter(is_kept), batch_size=8, collate_fn=same, num_workers=0)
 
     with loader() as first:
         outcomes = failures_too(first)
@@ -252,9 +228,3 @@ def test_states_go_on_exactly_behind_a_filter_when_an_error_came_first() -> None
     batches = [list(range(k, k + 8)) for k in (8, 24, 32, 40)]
     assert [outcome for outcome, _ in told] == ["sample 0", batches[0], "sample 17", *batches[1:]]
     check_states(loader, told)
-
-
-def memory_shard(number: int) -> str:
-    url = f"memory://first-error/{number}.tar"
-    memory.put(url, tar(numbered_samples(number, 1, 10)))
-    return url

@@ -94,7 +94,7 @@ def test_loop_goes_on_with_the_rest_when_a_task_of_another_loop_still_waits(kind
 
 
 class Gate:
-    """Holds up whoever makes number 4, until it is opened."""
+    """Blocks the maker of number 4 until the gate is opened."""
 
     def __init__(self) -> None:
         self.is_reached, self.is_open = threading.Event(), threading.Event()
@@ -114,6 +114,16 @@ class Gated(Numbers):
         if not self.gate.pass_by(index):
             self.gate.is_open.wait()
         return index
+
+
+async def cancel_waiting(batches: Any, gate: Gate) -> None:
+    """Cancel a task that waits for the gate, and open the gate."""
+    waiting = asyncio.ensure_future(anext(batches))
+    await asyncio.to_thread(gate.is_reached.wait)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.is_open.set()
 
 
 class AsyncGated(numbers.Numbers):
@@ -136,12 +146,7 @@ def test_batch_comes_next_when_the_task_that_waited_for_it_was_cancelled(dataset
         async with hr.DataLoader(dataset(gate), 4) as loader:
             batches = aiter(loader)
             got = await take(batches, 1)
-            waiting = asyncio.ensure_future(anext(batches))
-            await asyncio.to_thread(gate.is_reached.wait)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            gate.is_open.set()
+            await cancel_waiting(batches, gate)
             states.append(loader.state_dict())
             return got + await take(batches)
 
@@ -175,10 +180,7 @@ def test_error_is_told_in_its_place_when_the_task_that_waited_was_cancelled() ->
     async def main() -> list[int]:
         batches = aiter(hr.DataLoader(Broken(gate), 4))
         got = await take(batches, 1)
-        waiting = asyncio.ensure_future(anext(batches))
-        await asyncio.to_thread(gate.is_reached.wait)
-        waiting.cancel()
-        gate.is_open.set()
+        await cancel_waiting(batches, gate)
         with pytest.raises(ValueError, match="number 4"):
             await anext(batches)
         return got + await take(batches)
@@ -202,7 +204,7 @@ def test_iterator_in_a_thread_says_its_state_and_can_be_closed() -> None:
 
 
 class OfTheCaller(hr.AsyncIterableDataset):
-    """It belongs to the program's own loop, and is held up there until it is let go on."""
+    """Numbers of the program's own loop, which wait there for an event."""
 
     loop = "caller"
 
@@ -251,23 +253,6 @@ def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(
     assert not caplog.records
 
 
-def test_nothing_is_told_to_a_loop_that_is_closed_when_its_loader_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    data = OfTheCaller()
-    loop = asyncio.new_event_loop()
-    with hr.DataLoader(data, batch_size=4) as loader:
-
-        async def begin() -> Any:
-            batches = aiter(loader)
-            assert await take(batches, 1) == list(range(4))
-            await data.is_reached.wait()
-            return batches
-
-        batches = loop.run_until_complete(begin())
-        close_at_once(loop)
-    del batches
-    assert not caplog.records
-
-
 def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_cancelled() -> None:
     """Ranks compare their plans there: no batch may come without it, and its error is not another one."""
     gate = Gate()
@@ -281,12 +266,7 @@ def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_c
         async with hr.DataLoader(numbers.Numbers(COUNT), 4) as loader:
             batches: Any = aiter(loader)
             batches.before = compare
-            waiting = asyncio.ensure_future(anext(batches))
-            await asyncio.to_thread(gate.is_reached.wait)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            gate.is_open.set()
+            await cancel_waiting(batches, gate)
             with pytest.raises(hr.StateMismatchError, match="plans differ"):
                 await anext(batches)
 

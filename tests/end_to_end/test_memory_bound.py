@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
+from builders.loops import loaded
+from builders.numbers import Made
 from end_to_end.tars import tar
 
 import headrace as hr
@@ -89,14 +91,10 @@ def test_objects_far_larger_than_expected_wait_until_there_is_room(kind: str, nu
     for k, url in enumerate(urls):
         memory.put(url, bytes([k]) * size)
 
-    class Objects(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return count
+    async def get(key: int) -> dict[str, Any]:
+        return {"bin": await hr.read(urls[key])}
 
-        async def aget(self, key: int) -> dict[str, Any]:
-            return {"bin": await hr.read(urls[key])}
-
-    data = (hr.files(urls) if kind == "files" else Objects()).map(lambda sample: sample["bin"][0])
+    data = (hr.files(urls) if kind == "files" else Made(get, count)).map(lambda sample: sample["bin"][0])
     if kind == "filtered":
         data = data.filter(lambda _: True)
     with hr.DataLoader(data, batch_size=1, memory_budget=budget, num_workers=num_workers, timeout=30) as loader:
@@ -104,7 +102,7 @@ def test_objects_far_larger_than_expected_wait_until_there_is_room(kind: str, nu
             got = [int(batch[0]) for batch in loader]
         assert got == list(range(count))
         assert loader.stats().fetch.claimed_bytes == 0
-    segments = (1 + 2 * num_workers) * 16 * MiB  # of which only parts may be used
+    segments = (1 + 2 * num_workers) * 16 * MiB  # partly used segments
     assert 2 * size <= sampler.most <= budget + segments
     for url in urls:
         memory.remove(url)
@@ -117,8 +115,7 @@ def test_a_sample_larger_than_the_budget_gets_through(big: list[str], num_worker
     options = {"memory_budget": "1MiB", "num_workers": num_workers, "timeout": 30}
     for ranges in (512 * 200, 4 * MiB):
         fetch = hr.FetchOptions(range_bytes=ranges)
-        with hr.DataLoader(data, batch_size=3, fetch=fetch, **options) as loader:
-            firsts = [int(row[0]) for batch in loader for row in batch]
+        firsts = [int(row[0]) for batch in loaded(data, batch_size=3, fetch=fetch, **options) for row in batch]
         assert firsts == [10 * k + n for k in range(2) for n in range(12)]
 
 
@@ -135,16 +132,12 @@ def test_a_trainer_that_keeps_every_batch_is_served_to_the_end(big: list[str], n
 def test_a_slow_first_sample_does_not_lock_up_later_batches(budget: int) -> None:
     is_others_turn = threading.Event()
 
-    class Late(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 6
+    async def late(key: int) -> int:
+        if key == 0:
+            await asyncio.get_running_loop().run_in_executor(None, is_others_turn.wait, 20)
+        return key
 
-        async def aget(self, key: int) -> int:
-            if key == 0:
-                await asyncio.get_running_loop().run_in_executor(None, is_others_turn.wait, 20)
-            return key
-
-    data = Late().map(lambda n: torch.full((1_000_000,), float(n)))
+    data = Made(late, 6).map(lambda n: torch.full((1_000_000,), float(n)))
     with hr.DataLoader(data, batch_size=1, in_order=False, memory_budget=budget, timeout=30) as loader:
         got = []
         for batch in loader:
@@ -152,26 +145,6 @@ def test_a_slow_first_sample_does_not_lock_up_later_batches(budget: int) -> None
             is_others_turn.set()
     assert sorted(got) == list(range(6))
     assert got[0] != 0
-
-
-def test_views_of_a_batch_keep_it_as_it_was() -> None:
-    class Rows(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 60
-
-        async def aget(self, key: int) -> torch.Tensor:
-            return torch.full((40_000,), float(key))
-
-    with hr.DataLoader(Rows(), batch_size=4, prefetch_factor=2) as loader:
-        views = []
-        for number, batch in enumerate(loader):
-            view = [batch[1], batch.numpy()[2], batch.view(2, -1).T, torch.from_dlpack(batch)][number % 4]
-            views.append((number, view))
-            if len(views) > 5:
-                views.pop(0)
-            for k, kept in views:
-                flat = np.asarray(kept).ravel()
-                assert set(np.unique(flat).tolist()) <= {4.0 * k + n for n in range(4)}
 
 
 @pytest.mark.slow

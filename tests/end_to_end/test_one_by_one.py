@@ -1,4 +1,4 @@
-"""What a sample costs does not depend on how many others there are."""
+"""The cost of a sample does not depend on the number of samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders.loops import state_after
-from builders.numbers import Numbers
+from builders.numbers import Counting, Numbers
 from tests.end_to_end.tars import numbered_samples, tar
 
 import headrace as hr
@@ -23,22 +23,6 @@ def is_kept(_: Any) -> bool:
 
 async def is_kept_by_the_loop(_: Any) -> bool:
     return True
-
-
-class Feed(hr.AsyncIterableDataset):
-    def __init__(self, count: int) -> None:
-        self.count, self.next = count, 0
-
-    async def aiter(self) -> Any:
-        for number in range(self.next, self.count):
-            self.next = number + 1
-            yield number
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next = state["next"]
 
 
 def shard(count: int) -> list[str]:
@@ -64,7 +48,7 @@ KINDS: dict[str, Any] = {
     "in any order": lambda n: (hr.stream(shard(n)), {"in_order": False}),
     "many shards": lambda n: (hr.stream(shards(n)), {}),
     "by number": lambda n: (Numbers(n), {}),
-    "as they come": lambda n: (Feed(n), {}),
+    "as they come": lambda n: (Counting(n), {}),
 }
 
 

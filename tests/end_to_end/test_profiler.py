@@ -64,15 +64,3 @@ def test_batches_of_torchs_data_sets_are_events_too(workers: int) -> None:
     with hr.DataLoader(torch.arange(8), batch_size=2, num_workers=workers) as loader:
         events = seen(loader)
     assert [count for name, count in events.items() if name.startswith("enumerate(DataLoader)#")] == [5]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterable_that_is_longer_than_it_says_is_warned_of_when_nobody_profiles(workers: int) -> None:
-    with hr.DataLoader(Counted(says=3), batch_size=2, num_workers=workers) as loader:
-        assert len(loader) == 2  # torch compares batches with the number of samples
-        batches = iter(loader)
-        for _ in range(3):
-            next(batches)
-        with pytest.warns(UserWarning, match="reported to be 3.* but 4 samples have been fetched"):
-            next(batches)
-        assert list(batches) == []

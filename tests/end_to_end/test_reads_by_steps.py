@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders.numbers import Numbers
+from builders.numbers import Iterated, Numbers
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -48,14 +48,11 @@ def test_a_step_that_reads_neither_locks_up_nor_leaves_a_claim(
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_an_iterator_of_the_callers_loop_reads_on_that_loop(urls: list[str]) -> None:
-    class Feed(hr.AsyncIterableDataset):
-        loop = "caller"
+    async def feed() -> Any:
+        for url in urls:
+            yield (await hr.read(url))[0]
 
-        async def aiter(self) -> Any:
-            for url in urls:
-                yield (await hr.read(url))[0]
-
-    async with hr.DataLoader(Feed(), batch_size=4, memory_budget=8 * MiB, timeout=30) as loader:
+    async with hr.DataLoader(Iterated(feed, loop="caller"), batch_size=4, memory_budget=8 * MiB, timeout=30) as loader:
         assert [int(n) async for batch in loader for n in batch] == list(range(COUNT))
         stats = loader.stats().fetch
         assert (stats.claimed_bytes, stats.requests) == (0, 0)

@@ -1,16 +1,15 @@
-"""Ranks divide what iterable data sets give, as those say; none gets the samples of another."""
+"""Ranks divide the samples of iterable data sets."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from builders.loops import resumed_anywhere, state_after
-from gloo import ranks_of
 
 import headrace as hr
 
@@ -29,7 +28,7 @@ class Numbers(hr.AsyncIterableDataset):
 
 
 class Stateful(Numbers):
-    """It goes on from its state."""
+    """Numbers without end that continue from a state."""
 
     def __init__(self) -> None:
         self.turn, self.is_told = 0, False
@@ -49,7 +48,7 @@ class Stateful(Numbers):
 
 
 class Same(hr.AsyncIterableDataset):
-    """The same numbers on all ranks, drawn at random; it goes on from its state."""
+    """Equal numbers on all ranks, with random ones. They continue from a state."""
 
     ranks_by = "position"
 
@@ -129,39 +128,34 @@ def test_threads_and_tasks_of_aiter_are_told_its_part_too() -> None:
     assert ranks(Threaded().epoch(samples=8), 2) == [[[0, 2, 4, 6]], [[1, 3, 5, 7]]]
 
 
+class Plain:
+    def __iter__(self) -> Iterator[int]:
+        part = hr.shard_info()
+        return iter(range(part.rank, 10**6, part.world))
+
+
+DIVIDED: dict[str, Callable[[], Any]] = {
+    "asynchronous": Numbers,
+    "plain": lambda: hr.from_iterable(Plain(), ranks_by="shard_info").map(int),
+    "function": lambda: hr.from_iterable(lambda: iter(Plain()), ranks_by="shard_info").map(int),
+}
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
 @pytest.mark.parametrize("world", [2, 3])
-def test_samples_come_once_when_an_iterable_divides_them_itself(world: int) -> None:
-    told = ranks(Numbers().epoch(samples=60), world)
-    assert len({len(batches) for batches in told}) == 1
-    assert sorted(flat([flat(batches) for batches in told])) == list(range(60))
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_samples_come_once_when_a_plain_iterable_divides_them_itself(world: int) -> None:
-    class Plain:
-        def __iter__(self) -> Iterator[int]:
-            part = hr.shard_info()
-            return iter(range(part.rank, 10**6, part.world))
-
-    def make() -> Iterator[int]:
-        return iter(Plain())
-
-    for iterable in (Plain(), make):
-        told = ranks(hr.from_iterable(iterable, ranks_by="shard_info").map(lambda n: n).epoch(samples=60), world)
-        assert sorted(flat([flat(batches) for batches in told])) == list(range(60))
+def test_samples_come_once_when_an_iterable_divides_them_itself(kind: str, world: int) -> None:
+    told = ranks(DIVIDED[kind]().epoch(samples=60), world)
+    assert len(set(map(len, told))) == 1
+    assert sorted(flat(flat(told))) == list(range(60))
+    told = ranks(DIVIDED[kind]().filter(is_some).epoch(samples=48), world)
+    assert len(set(map(len, told))) == 1
+    got = flat(flat(told))
+    assert len(set(got)) == len(got) == 48
+    assert all(map(is_some, got))
 
 
 def is_some(number: int) -> bool:
     return number % 5 != 0
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_samples_come_once_when_a_filter_stands_before_the_epoch_of_an_iterable(world: int) -> None:
-    told = ranks(Numbers().filter(is_some).epoch(samples=48), world)
-    assert len({len(batches) for batches in told}) == 1
-    got = flat([flat(batches) for batches in told])
-    assert len(set(got)) == len(got) == 48
-    assert all(map(is_some, got))
 
 
 @pytest.mark.slow
@@ -183,46 +177,50 @@ def test_samples_come_once_when_a_filter_follows_and_ranks_divide_by_position() 
     assert len(set(got)) == len(got) == 48
 
 
-def test_ranks_are_refused_when_an_iterable_does_not_say_how_they_divide_it() -> None:
-    class Silent(Numbers):
-        ranks_by = None
+class Silent(Numbers):
+    ranks_by = None
 
-    for data in (Silent().epoch(samples=8), hr.from_iterable([1, 2]).epoch(samples=2), Silent(), Silent().filter(bool)):
-        with pytest.raises(hr.OptionError, match=r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*shard=False"):
-            ranks(data, 2)
+
+class Lying(Numbers):
+    async def aiter(self) -> AsyncIterator[int]:
+        for number in range(8):
+            yield number
+
+
+class Wrong(Numbers):
+    ranks_by = "worker"  # type: ignore[assignment]
+
+
+UNSAID = r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*shard=False"
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Silent().epoch(samples=8), UNSAID),
+    (lambda: hr.from_iterable([1, 2]).epoch(samples=2), UNSAID),
+    (Silent, UNSAID),
+    (lambda: Silent().filter(bool), UNSAID),
+    (lambda: Lying().epoch(samples=8), r"Lying .*without asking hr\.shard_info\(\)"),
+    (lambda: Wrong().epoch(samples=8), "ranks_by='worker'"),
+    (lambda: hr.from_iterable(5), "or a function that returns one"),  # type: ignore[arg-type]
+    (Numbers, r"epoch\(samples=N\)"),
+    (lambda: Numbers().take(8), r"epoch\(samples=N\)"),
+    (lambda: Numbers().epoch(samples=8).filter(is_some), r"epoch\(samples=N\)"),
+]
+
+
+@pytest.mark.parametrize(("make", "match"), REFUSED)
+def test_ranks_are_refused_when_it_is_not_known_how_they_divide_an_iterable(
+    make: Callable[[], Any], match: str
+) -> None:
+    with pytest.raises(hr.OptionError, match=match):
+        ranks(make(), 2)
+
+
+def test_iterables_that_do_not_divide_their_samples_serve_one_rank_or_all() -> None:
     with loader_of(Silent().take(8), 1, 2, shard=False) as loader:
         assert flat(list(loader)) == list(range(8))
-
-
-def test_ranks_are_refused_when_an_iterable_does_not_ask_though_it_says_so() -> None:
-    class Lying(Numbers):
-        async def aiter(self) -> AsyncIterator[int]:
-            for number in range(8):
-                yield number
-
-    with pytest.raises(hr.OptionError, match=r"Lying .*without asking hr\.shard_info\(\)"):
-        ranks(Lying().epoch(samples=8), 2)
     assert ranks(Lying().epoch(samples=8), 1, batch_size=8) == [[list(range(8))]]
 
 
-def test_ranks_are_refused_when_an_iterable_says_what_nobody_knows() -> None:
-    class Wrong(Numbers):
-        ranks_by = "worker"  # type: ignore[assignment]
-
-    with pytest.raises(hr.OptionError, match="ranks_by='worker'"):
-        ranks(Wrong().epoch(samples=8), 2)
-    with pytest.raises(hr.OptionError, match="or a function that returns one"):
-        hr.from_iterable(5)  # type: ignore[arg-type]
-
-
-def test_ranks_are_refused_when_it_is_not_said_how_many_samples_an_epoch_has() -> None:
-    for data in (Numbers(), Numbers().take(8), Numbers().epoch(samples=8).filter(is_some)):
-        with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
-            ranks(data, 2)
-
-
 def test_rank_raises_when_its_samples_end_before_the_epoch_does() -> None:
-    """Others go on, and would wait for it."""
     for data in (Same(20), Same(20).filter(bool)):
         got = []
         with (
@@ -284,52 +282,3 @@ def test_iterable_of_the_callers_loop_is_told_its_part() -> None:
             return flat([batch async for batch in loader])
 
     assert [asyncio.run(read(rank)) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-
-
-BODY = """
-import itertools, os
-import torch.distributed as dist
-import headrace as hr
-dist.init_process_group("gloo")
-
-class Numbers(hr.AsyncIterableDataset):
-    ranks_by = "shard_info"
-    async def aiter(self):
-        part = hr.shard_info()
-        for number in itertools.count(part.rank, part.world):
-            yield number
-
-class Same(hr.AsyncIterableDataset):
-    ranks_by = "position"
-    async def aiter(self):
-        for number in itertools.count():
-            yield number
-
-class Silent(Same):
-    ranks_by = None
-
-def main(count):
-    told = {}
-    for data in (Numbers(), Same(), hr.from_iterable(itertools.count, ranks_by="position")):
-        with hr.DataLoader(data.map(lambda n: n).epoch(samples=count), batch_size=4, num_workers=1) as loader:
-            told[type(data).__name__] = [batch.tolist() for batch in loader]
-    try:
-        next(iter(hr.DataLoader(Silent().epoch(samples=count))))
-    except hr.OptionError as error:
-        told["refused"] = str(error)
-    dist.destroy_process_group()
-    return told
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
-def test_samples_come_once_when_ranks_are_processes(world: int) -> None:
-    told = ranks_of(world, BODY, (50,))
-    for name in ("Numbers", "Same", "Stream"):
-        assert len({len(rank[name]) for rank in told}) == 1
-        got = flat([flat(rank[name]) for rank in told])
-        assert len(got) == len(set(got)) == 50
-        if name != "Numbers":  # of which each rank has its own, and another number
-            assert sorted(got) == list(range(50))
-    assert all("hr.shard_info()" in rank["refused"] for rank in told)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.loops import loaded
 from end_to_end.tars import number_of, numbered_samples, put_shards, same, tar, wanted_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,8 +38,7 @@ def wanted(urls: list[str]) -> list[dict[str, Any]]:
 
 
 def all_of(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **options) as loader:
-        return list(loader)
+    return loaded(data, **options)
 
 
 def all_async(data: Any, **options: Any) -> list[Any]:
@@ -82,24 +82,6 @@ def test_http_gives_the_same_bytes(server: FaultServer) -> None:
     ranges = [r.range for r in server.requests_for("0.tar")]
     assert len(ranges) > 4
     assert None not in ranges
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetch_factor", [None, 0, 1, 4])
-@pytest.mark.parametrize("batch_size", [1, 4, 25, 100])
-def test_batches_equal_torchs_whatever_is_made_ahead(
-    urls: list[str], batch_size: int, prefetch_factor: int | None
-) -> None:
-    data = hr.stream(urls).map(as_arrays)
-    samples = [as_arrays(sample) for sample in wanted(urls)]
-    expected = [
-        torch.utils.data.default_collate(samples[k : k + batch_size]) for k in range(0, len(samples), batch_size)
-    ]
-    for batches in (
-        all_of(data, batch_size=batch_size, prefetch_factor=prefetch_factor),
-        all_async(data, batch_size=batch_size, prefetch_factor=prefetch_factor),
-    ):
-        assert same(batches, expected)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -189,15 +171,6 @@ def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
     assert numbers(list(short)) == list(range(24))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_no_batch_size_gives_single_samples(urls: list[str], num_workers: int, warm_server: None) -> None:
-    samples = all_of(hr.stream(urls).map(as_arrays), batch_size=None, num_workers=num_workers)
-    assert [sample["n"] for sample in samples] == list(range(TOTAL))
-    assert isinstance(samples[0]["head"], torch.Tensor)
-    assert samples[0]["head"].shape == (600,)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_collate_function_sees_the_samples_themselves(urls: list[str], num_workers: int, warm_server: None) -> None:
     def collate(samples: list[Any]) -> tuple[list[str], int]:
@@ -213,40 +186,6 @@ def drawn(sample: dict[str, Any]) -> tuple[int, int]:
     return int(sample["cls"]), int(hr.rng().integers(2**40))
 
 
-def drawn_everywhere(sample: dict[str, Any]) -> tuple[int, float, float, float, int]:
-    return (
-        int(sample["cls"]),
-        random.random(),
-        float(np.random.rand()),  # noqa: NPY002
-        float(torch.rand(())),
-        int(hr.rng().integers(2**40)),
-    )
-
-
-@pytest.mark.slow
-def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_server: None) -> None:
-    data = hr.stream(urls).shuffle(seed=2).map(drawn)
-
-    def epochs(num_workers: int, batch_size: int = 4) -> list[list[Any]]:
-        options = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": list, "seed": 11}
-        with hr.DataLoader(data, **options) as loader:
-            return [[pair for batch in loader for pair in batch] for _ in range(2)]
-
-    expected = epochs(0)
-    assert epochs(1) == epochs(2) == expected
-    assert epochs(0, batch_size=7) == expected
-    numbers_drawn = [n for epoch in expected for _, n in epoch]
-    assert len(set(numbers_drawn)) == 2 * TOTAL
-
-
-@pytest.mark.slow
-def test_global_generators_are_the_samples_own_in_workers(urls: list[str], warm_server: None) -> None:
-    data = hr.stream(urls).map(drawn_everywhere)
-    one = all_of(data, batch_size=5, num_workers=1, collate_fn=list)
-    assert all_of(data, batch_size=5, num_workers=2, collate_fn=list) == one
-    assert len({value for batch in one for sample in batch for value in sample[1:]}) == 4 * TOTAL
-
-
 def test_without_workers_the_trainers_generators_are_left_alone(urls: list[str]) -> None:
     random.seed(3)
     torch.manual_seed(3)
@@ -256,55 +195,34 @@ def test_without_workers_the_trainers_generators_are_left_alone(urls: list[str])
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
-@pytest.mark.slow
-def test_random_numbers_behind_a_filter_do_not_depend_on_workers(urls: list[str], warm_server: None) -> None:
-    async def pass_on(sample: Any) -> Any:
-        return sample
-
-    data = hr.stream(urls).filter(is_kept).map(pass_on).map(drawn)
-    draws = [all_of(data, batch_size=8, num_workers=n, collate_fn=list) for n in (0, 2)]
-    assert draws[0] == draws[1]
-    assert len({n for batch in draws[0] for _, n in batch}) == len(KEPT)
+RUNS = {
+    "counts": st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    "size": st.sampled_from([1, 400, 3000]),
+    "range_blocks": st.sampled_from([1, 2, 5, 1000]),
+    "window": st.none() | st.integers(1, 20),
+    "keep": st.sampled_from([None, 2, 3]),
+    "take": st.one_of(st.none(), st.integers(0, 30)),
+    "is_async": st.booleans(),
+}
+OPTIONS = {
+    "batch_size": st.integers(1, 9),
+    "fetch_concurrency": st.sampled_from([1, 3, 64]),
+    "prefetch_factor": st.sampled_from([0, 1, 4]),
+    "drop_last": st.booleans(),
+    "in_order": st.booleans(),
+    "memory_budget": st.sampled_from(["auto", "1KiB", "20MiB"]),
+}
 
 
 @settings(max_examples=60)
-@given(
-    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    size=st.sampled_from([1, 400, 3000]),
-    batch_size=st.integers(1, 9),
-    range_blocks=st.sampled_from([1, 2, 5, 1000]),
-    concurrency=st.sampled_from([1, 3, 64]),
-    prefetch_factor=st.sampled_from([0, 1, 4]),
-    shuffle=st.booleans(),
-    window=st.integers(1, 20),
-    keep=st.sampled_from([None, 2, 3]),
-    take=st.one_of(st.none(), st.integers(0, 30)),
-    drop_last=st.booleans(),
-    in_order=st.booleans(),
-    budget=st.sampled_from(["auto", "1KiB", "20MiB"]),
-    is_async=st.booleans(),
-)
-def test_every_sample_comes_once_in_the_order_of_the_plan(
-    counts: list[int],
-    size: int,
-    batch_size: int,
-    range_blocks: int,
-    concurrency: int,
-    prefetch_factor: int,
-    shuffle: bool,
-    window: int,
-    keep: int | None,
-    take: int | None,
-    drop_last: bool,
-    in_order: bool,
-    budget: str,
-    is_async: bool,
-) -> None:
+@given(run=st.fixed_dictionaries(RUNS), options=st.fixed_dictionaries(OPTIONS))
+def test_every_sample_comes_once_in_the_order_of_the_plan(run: dict[str, Any], options: dict[str, Any]) -> None:
+    counts, size, keep, take, batch_size = run["counts"], run["size"], run["keep"], run["take"], options["batch_size"]
     urls = put_shards(uuid.uuid4().hex, counts, size)
     data = hr.stream(urls)
     plan = [f"{n:06d}" for n in range(sum(counts))]
-    if shuffle:
-        data = data.shuffle(window=window)
+    if run["window"] is not None:
+        data = data.shuffle(window=run["window"])
         plan = [sample["__key__"] for sample in data]
         assert sorted(plan) == [f"{n:06d}" for n in range(sum(counts))]
     if keep is not None:
@@ -312,23 +230,13 @@ def test_every_sample_comes_once_in_the_order_of_the_plan(
         plan = [key for key in plan if int(key) % keep == 0]
     if take is not None:
         data, plan = data.take(take), plan[:take]
-    if drop_last:
+    if options["drop_last"]:
         plan = plan[: len(plan) // batch_size * batch_size]
-    batches = (all_async if is_async else all_of)(
-        data,
-        batch_size=batch_size,
-        collate_fn=list,
-        drop_last=drop_last,
-        in_order=in_order,
-        prefetch_factor=prefetch_factor,
-        memory_budget=budget,
-        fetch_concurrency=concurrency,
-        fetch=hr.FetchOptions(range_bytes=512 * range_blocks),
-        timeout=5,
-    )
+    fetch = hr.FetchOptions(range_bytes=512 * run["range_blocks"])
+    batches = (all_async if run["is_async"] else all_of)(data, collate_fn=list, fetch=fetch, timeout=5, **options)
     expected = [plan[k : k + batch_size] for k in range(0, len(plan), batch_size)]
     got = [[sample["__key__"] for sample in batch] for batch in batches]
-    assert got == expected if in_order else sorted(got) == sorted(expected)
+    assert got == expected if options["in_order"] else sorted(got) == sorted(expected)
     bodies = dict(numbered_samples(0, sum(counts), size))
     for batch in batches:
         for sample in batch:

@@ -1,15 +1,14 @@
-"""What our iterators add to torch's own data sets; tests/drop_in compares the rest with torch's loader."""
+"""Additions of our iterators to torch's own data sets; tests/drop_in compares the rest."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from builders.numbers import Numbers
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, TensorDataset, random_split
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, random_split
 
 import headrace as hr
 
@@ -43,27 +42,10 @@ def test_data_sets_of_ours_alone_are_in_our_regime() -> None:
         assert hr.DataLoader(data).regime == "torch"
 
 
-@pytest.mark.parametrize("economic", [False, True])
-def test_loader_that_is_closed_in_the_middle_leaves_its_batches(economic: bool) -> None:
-    with hr.DataLoader(Squares(), batch_size=4, num_workers=1, economic=economic) as loader:
-        batch = next(iter(loader))
-    assert batch.tolist() == [0, 1, 4, 9]
-
-
 def test_parts_of_a_data_set_of_ours_are_torchs_data_sets() -> None:
     first, second = random_split(Numbers(6), [4, 2], torch.Generator().manual_seed(1))  # type: ignore[arg-type]
     got = [int(n) for part in (first, second) for batch in hr.DataLoader(part, batch_size=2) for n in batch]
     assert sorted(got) == list(range(6))
-
-
-@pytest.mark.may_leave(threads="AnyIO worker thread", reason="threads end with their loop")
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_torchs_data_sets_are_for_async_loops_too(num_workers: int) -> None:
-    async def main() -> list[Any]:
-        async with hr.DataLoader(TensorDataset(torch.arange(6)), batch_size=4, num_workers=num_workers) as loader:
-            return [batch async for batch in loader]
-
-    assert [b[0].tolist() for b in asyncio.run(main())] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_batch_that_was_made_cannot_be_peeked_at() -> None:

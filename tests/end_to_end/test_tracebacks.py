@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.numbers import Made
 
 import headrace as hr
 
@@ -34,16 +35,6 @@ def refuse(status: int) -> None:
     error = RefusedError(status)
     RAISED.append(error)
     raise error
-
-
-class Refusing(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 8
-
-    async def aget(self, key: int) -> int:
-        if key == 3:
-            refuse(503)
-        return key
 
 
 class Stored(torch.utils.data.Dataset[int]):
@@ -87,8 +78,12 @@ def _no_error_stays() -> Any:
     RAISED.clear()
 
 
+async def read(key: int) -> bytes:
+    return await hr.read(f"memory://tracebacks/{key}")
+
+
 DATA: dict[str, Callable[[], Any]] = {
-    "aget": Refusing,
+    "aget": lambda: Made(refusing),
     "map": lambda: hr.from_map([*range(8)]).map(refusing),
     "torch": Stored,
 }
@@ -147,8 +142,8 @@ def test_lines_of_a_notebooks_cell_are_known_to_workers(monkeypatch: pytest.Monk
 def test_documented_error_has_no_frames_of_ours() -> None:
     for act, inner in (
         (lambda: list(hr.stream("memory://tracebacks/none.tar")), None),
-        (lambda: Reading()[0], "aget"),
-        (lambda: list(Reading()), "aget"),
+        (lambda: Made(read, 1)[0], "read"),
+        (lambda: list(Made(read, 1)), "read"),
     ):
         with pytest.raises(hr.ObjectMissingError) as caught:
             act()
@@ -156,25 +151,16 @@ def test_documented_error_has_no_frames_of_ours() -> None:
         assert inner is None or caught.traceback[-1].name == inner
 
 
-class Reading(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 1
-
-    async def aget(self, key: int) -> bytes:
-        return await hr.read(f"memory://tracebacks/{key}")
-
-
 def test_error_is_the_one_that_was_raised_when_on_error_keeps_it() -> None:
     raised = OSError("of the reader")
     raised.lock = threading.Lock()  # type: ignore[attr-defined]
 
-    class Broken(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 2
+    async def get(key: int) -> int:
+        raise raised
 
-        async def aget(self, key: int) -> int:
-            raise raised
-
-    with hr.DataLoader(Broken(), on_error=lambda error: False) as loader, pytest.raises(OSError, match="of") as caught:
+    with (
+        hr.DataLoader(Made(get, 2), on_error=lambda error: False) as loader,
+        pytest.raises(OSError, match="of") as caught,
+    ):
         list(loader)
     assert caught.value is raised

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders.numbers import Made
 
 import headrace as hr
 
@@ -24,23 +25,45 @@ def spin(seconds: float) -> None:
         pass
 
 
-class Samples(hr.AsyncDataset):
-    def __init__(self, count: int, wait_s: float = 0.0) -> None:
-        self.count, self.wait_s = count, wait_s
+def tensor(key: int) -> torch.Tensor:
+    return torch.full((256,), float(key))
 
-    def __len__(self) -> int:
-        return self.count
 
-    async def aget(self, key: int) -> torch.Tensor:
-        if self.wait_s:
-            await asyncio.sleep(self.wait_s)
-        return torch.full((256,), float(key))
+async def waits(key: int) -> torch.Tensor:
+    await asyncio.sleep(0.02)
+    return tensor(key)
+
+
+async def computes(key: int) -> torch.Tensor:
+    await asyncio.sleep(0)
+    spin(0.004)
+    await asyncio.sleep(0)
+    return tensor(key)
+
+
+async def sleeps(key: int) -> torch.Tensor:
+    time.sleep(0.004)  # noqa: ASYNC251 (the mistake that is to be found)
+    return tensor(key)
+
+
+class GetsMany(Made):
+    async def aget_many(self, keys: Sequence[int]) -> list[torch.Tensor]:
+        spin(0.004 * len(keys))
+        return list(map(tensor, keys))
+
+
+class Feed(hr.AsyncIterableDataset):
+    async def aiter(self) -> AsyncIterator[torch.Tensor]:
+        for number in range(200):
+            spin(0.004)
+            await asyncio.sleep(0)
+            yield tensor(number)
 
 
 @pytest.fixture(scope="module")
 def ready_fork_server(warm_server: None) -> None:
     """The start of the fork server is no part of what is measured."""
-    with hr.DataLoader(Samples(4), num_workers=1) as loader:
+    with hr.DataLoader(Made(tensor, 4), num_workers=1) as loader:
         list(loader)
 
 
@@ -52,6 +75,14 @@ def slow_decode(sample: torch.Tensor) -> torch.Tensor:
 def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
     spin(0.02)
     return torch.stack(samples)
+
+
+BOUND: dict[str, tuple[Callable[[int], Any], dict[str, Any], list[str]]] = {
+    "fetch": (lambda _: Made(waits, 160), {"fetch_concurrency": 4}, ["Reading is the limit", "fetch_concurrency"]),
+    "work": (lambda workers: Made(tensor, 200 * workers).map(slow_decode), {}, ["most of it in map(slow_decode)"]),
+    "collate": (lambda workers: Made(tensor, 160 * workers), {"collate_fn": slow_collate}, ["Collating is the limit"]),
+    "trainer": (lambda _: Made(tensor, 120), {"trainer_s": 0.03}, ["The trainer is the limit"]),
+}
 
 
 def run(data: Any, trainer_s: float = 0.0, **options: Any) -> tuple[str, str]:
@@ -68,41 +99,12 @@ def run(data: Any, trainer_s: float = 0.0, **options: Any) -> tuple[str, str]:
 
 @pytest.mark.slow
 @WORKERS
-def test_a_slow_store_is_named(num_workers: int) -> None:
-    bound_by, report = run(Samples(160, wait_s=0.02), fetch_concurrency=4, num_workers=num_workers)
-    assert bound_by == "fetch", report
-    assert "Reading is the limit" in report
-    assert "fetch_concurrency" in report
-
-
-class Computes(Samples):
-    async def aget(self, key: int) -> torch.Tensor:
-        await asyncio.sleep(0)
-        spin(0.004)
-        await asyncio.sleep(0)
-        return torch.full((256,), float(key))
-
-
-class Sleeps(Samples):
-    """Waits without await."""
-
-    async def aget(self, key: int) -> torch.Tensor:
-        time.sleep(0.004)  # noqa: ASYNC251 (the mistake that is to be found)
-        return torch.full((256,), float(key))
-
-
-class GetsMany(Samples):
-    async def aget_many(self, keys: Sequence[int]) -> list[torch.Tensor]:
-        spin(0.004 * len(keys))
-        return [torch.full((256,), float(key)) for key in keys]
-
-
-class Feed(hr.AsyncIterableDataset):
-    async def aiter(self) -> AsyncIterator[torch.Tensor]:
-        for number in range(200):
-            spin(0.004)
-            await asyncio.sleep(0)
-            yield torch.full((256,), float(number))
+@pytest.mark.parametrize("limit", BOUND)
+def test_slow_part_is_named(limit: str, num_workers: int) -> None:
+    data, options, texts = BOUND[limit]
+    bound_by, report = run(data(max(1, num_workers)), num_workers=num_workers, **options)
+    assert bound_by == limit, report
+    assert all(text in report for text in texts), report
 
 
 class Counter:
@@ -136,39 +138,32 @@ def light(sample: torch.Tensor) -> torch.Tensor:
     return sample + 1
 
 
-ON_THE_LOOP = {
-    "Computes.aget": Computes(200).map(light),
-    "Sleeps.aget": Sleeps(200).map(light),
-    "GetsMany.aget_many": GetsMany(200).map(light),
+async def slow_after(sample: torch.Tensor) -> torch.Tensor:
+    return await slow_step(sample)
+
+
+ON_THE_LOOP: dict[str, Any] = {
+    "Made.aget": Made(computes, 200).map(light),
+    "Made.aget, asleep": Made(sleeps, 200).map(light),
+    "GetsMany.aget_many": GetsMany(tensor, 200).map(light),
     "Feed.aiter": Feed(),
     "Counts.aiter": Counts(),
-    "map(slow_step)": Samples(200).map(slow_step).map(light),
+    "map(slow_step)": Made(tensor, 200).map(slow_step).map(light),
+    "map(slow_after)": Made(tensor, 200).map(light).map(slow_after),
 }
 
 
 @pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("name", ON_THE_LOOP)
-def test_a_coroutine_that_holds_the_loop_is_named_with_its_milliseconds(name: str, num_workers: int) -> None:
+def test_coroutine_that_blocks_the_loop_is_named_with_its_milliseconds(name: str, num_workers: int) -> None:
     bound_by, report = run(ON_THE_LOOP[name], num_workers=num_workers)
     assert bound_by == "loop", report
-    start = f"Your coroutine {name} is the limit: it holds the event loop "
-    said = re.search(re.escape(start) + r"([\d.]+) ms a call", report)
-    assert said is not None, report
-    assert float(said[1]) >= 4
+    start = f"Your coroutine {name.partition(',')[0]} is the limit: it holds the event loop "
+    found = re.search(re.escape(start) + r"([\d.]+) ms a call", report)
+    assert found is not None, report
+    assert float(found[1]) >= 4
     assert ".map(a plain function)" in report
-
-
-async def slow_after(sample: torch.Tensor) -> torch.Tensor:
-    return await slow_step(sample)
-
-
-@pytest.mark.slow
-@WORKERS
-def test_a_coroutine_behind_workers_that_holds_the_loop_is_named(num_workers: int) -> None:
-    bound_by, report = run(Samples(200).map(light).map(slow_after), num_workers=num_workers)
-    assert bound_by == "loop", report
-    assert "Your coroutine map(slow_after) is the limit" in report
 
 
 class Plain:
@@ -203,25 +198,18 @@ def test_what_computes_in_the_threads_of_synchronous_data_is_named(name: str, nu
         assert f"Your {name} is the limit: it computes" in report
 
 
-class Reads(Samples):
-    """Reads through the loader: that is ours, and no fault of the coroutine's."""
+@pytest.mark.slow
+def test_time_of_a_coroutine_excludes_its_reads(tmp_path: Path) -> None:
+    (tmp_path / "body").write_bytes(bytes(20_000_000))
 
-    url = ""
-
-    async def aget(self, key: int) -> torch.Tensor:
-        body = await hr.read(self.url)
+    async def reads(key: int) -> torch.Tensor:
+        body = await hr.read(str(tmp_path / "body"))
         spin(0.002)
         return torch.tensor([len(body)])
 
-
-@pytest.mark.slow
-def test_what_is_read_for_a_coroutine_is_not_its_time(tmp_path: Path) -> None:
-    (tmp_path / "body").write_bytes(bytes(20_000_000))
-    data = Reads(60)
-    data.url = str(tmp_path / "body")
-    with hr.DataLoader(data, batch_size=4) as loader:
+    with hr.DataLoader(Made(reads, 60), batch_size=4) as loader:
         list(loader)
-        found = loader.stats().fetch.functions["Reads.aget"]
+        found = loader.stats().fetch.functions["Made.aget"]
     assert (found.where, found.calls) == ("loop", 60)
     assert found.seconds >= 60 * 0.002
 
@@ -232,7 +220,7 @@ def begin_slowly(_: int) -> None:
 
 @pytest.mark.slow
 def test_the_start_of_workers_is_named_when_little_else_has_happened() -> None:
-    data = Samples(40).map(light)
+    data = Made(tensor, 40).map(light)
     with hr.DataLoader(data, batch_size=4, num_workers=2, worker_init_fn=begin_slowly) as loader:
         list(loader)
         stats, report, bound_by = loader.stats(), loader.report(), loader.bound_by()
@@ -242,32 +230,8 @@ def test_the_start_of_workers_is_named_when_little_else_has_happened() -> None:
     assert "The start of the workers is the limit so far" in report
 
 
-@pytest.mark.slow
-@WORKERS
-def test_a_slow_function_in_workers_is_named(num_workers: int) -> None:
-    bound_by, report = run(Samples(200 * max(1, num_workers)).map(slow_decode), num_workers=num_workers)
-    assert bound_by == "work", report
-    assert "most of it in map(slow_decode)" in report
-
-
-@pytest.mark.slow
-@WORKERS
-def test_a_slow_collate_function_is_named(num_workers: int) -> None:
-    bound_by, report = run(Samples(160 * max(1, num_workers)), collate_fn=slow_collate, num_workers=num_workers)
-    assert bound_by == "collate", report
-    assert "Collating is the limit" in report
-
-
-@pytest.mark.slow
-@WORKERS
-def test_a_slow_trainer_is_named(num_workers: int) -> None:
-    bound_by, report = run(Samples(120), trainer_s=0.03, num_workers=num_workers)
-    assert bound_by == "trainer", report
-    assert "The trainer is the limit" in report
-
-
 def test_stages_are_counted() -> None:
-    with hr.DataLoader(Samples(40).map(slow_decode), batch_size=4) as loader:
+    with hr.DataLoader(Made(tensor, 40).map(slow_decode), batch_size=4) as loader:
         batches = list(loader)
         stats = loader.stats()
     assert len(batches) == stats.deliver.batches == 10
