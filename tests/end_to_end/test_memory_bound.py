@@ -1,9 +1,10 @@
-"""Shared memory stays within the budget, and no budget is so small that nothing moves."""
+"""Memory stays within the budget, and no budget is so small that nothing moves."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from builders.loops import loaded
-from builders.numbers import Made
+from builders.numbers import Iterated, Made, Numbers
 from end_to_end.tars import tar
 
 import headrace as hr
@@ -165,3 +166,109 @@ def test_what_is_made_before_a_filter_stays_within_the_budget(num_workers: int) 
 
 def enlarged(sample: dict[str, Any]) -> np.ndarray:
     return np.repeat(np.frombuffer(sample["txt"], np.uint8), 4096)
+
+
+SAMPLES, BUDGET = 160, 8  # of 1 MiB each
+
+
+class Live:
+    """Makes large arrays, and counts those that are alive."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.RLock()
+
+    def make(self, _: Any) -> np.ndarray[Any, Any]:
+        made = np.zeros(MiB, np.uint8)
+        weakref.finalize(made, self._count, -1)
+        self._count(1)
+        return made
+
+    async def make_on_the_loop(self, sample: Any) -> np.ndarray[Any, Any]:
+        return self.make(sample)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self.now += change
+            self.most = max(self.most, self.now)
+
+
+def is_kept(_: Any) -> bool:
+    return True
+
+
+async def is_kept_by_the_loop(_: Any) -> bool:
+    return True
+
+
+def first(sample: Any) -> int:
+    return int(sample[0])
+
+
+KINDS: dict[str, Any] = {
+    "in slots": lambda live: (Numbers(SAMPLES).map(live.make), {}),
+    "collated": lambda live: (Numbers(SAMPLES).map(live.make), {"collate_fn": np.stack}),
+    "filtered": lambda live: (Numbers(SAMPLES).map(live.make).filter(is_kept), {}),
+    "filtered by the loop": lambda live: (Numbers(SAMPLES).map(live.make).filter(is_kept_by_the_loop), {}),
+    "by the loop": lambda live: (Numbers(SAMPLES).map(str).map(live.make_on_the_loop).map(first), {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [{}, {"workers": "thread", "num_workers": 2}])
+def test_results_in_threads_are_as_few_as_the_budget_allows(kind: str, workers: dict[str, Any]) -> None:
+    live = Live()
+    data, options = KINDS[kind](live)
+    count = 0
+    with hr.DataLoader(data, batch_size=8, memory_budget=f"{BUDGET}MiB", **options, **workers) as loader:
+        for batch in loader:
+            count += len(batch)
+    assert count == SAMPLES
+    # The budget, the batch that is always let in, one that is taken, and what each thread has in hand.
+    assert live.most <= BUDGET + 8 + 8 + 2 * 4, live.most
+
+
+SIZE, COUNT = 3 * MiB, 16
+
+
+@pytest.fixture
+def urls() -> Any:
+    made = [f"memory://steps/{k:02d}.bin" for k in range(COUNT)]
+    for k, url in enumerate(made):
+        memory.put(url, bytes([k]) * SIZE)
+    yield made
+    for url in made:
+        memory.remove(url)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("filtered", [False, True], ids=["map", "filter"])
+def test_a_step_that_reads_neither_locks_up_nor_leaves_a_claim(
+    urls: list[str], filtered: bool, num_workers: int
+) -> None:
+    async def load(number: int) -> int:
+        return (await hr.read(urls[number]))[-1]
+
+    async def is_loaded(number: int) -> bool:
+        return len(await hr.read(urls[number])) == SIZE
+
+    data = Numbers(COUNT).filter(is_loaded) if filtered else Numbers(COUNT).map(lambda n: n).map(load)
+    with hr.DataLoader(data, batch_size=4, num_workers=num_workers, memory_budget=8 * MiB, timeout=30) as loader:
+        for _ in range(2):
+            assert [int(n) for batch in loader for n in batch] == list(range(COUNT))
+        assert loader.stats().fetch.claimed_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_an_iterator_of_the_callers_loop_reads_on_that_loop(urls: list[str]) -> None:
+    async def feed() -> Any:
+        for url in urls:
+            yield (await hr.read(url))[0]
+
+    async with hr.DataLoader(Iterated(feed, loop="caller"), batch_size=4, memory_budget=8 * MiB, timeout=30) as loader:
+        assert [int(n) async for batch in loader for n in batch] == list(range(COUNT))
+        stats = loader.stats().fetch
+        assert (stats.claimed_bytes, stats.requests) == (0, 0)
