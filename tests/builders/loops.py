@@ -62,6 +62,13 @@ def state_after(loader: hr.DataLoader[Any], batches: int) -> dict[str, Any]:
         return saved(loader)
 
 
+def rest_of(loader: hr.DataLoader[Any], state: dict[str, Any]) -> list[Any]:
+    """The batches that follow a state."""
+    with loader:
+        loader.load_state_dict(state)
+        return list(loader)
+
+
 def outcomes_of(loader: Any) -> list[Any]:
     got: list[Any] = []
     batches = iter(loader)

@@ -84,22 +84,6 @@ def test_samples_are_got_on_the_engines_loop_and_the_data_set_is_opened_once(num
     assert sorted(data.got) == sorted([*range(10)] * 3)
 
 
-def test_a_loader_that_was_not_used_opens_nothing() -> None:
-    data = Keys()
-    with hr.DataLoader(data):
-        pass
-    assert data.calls == []
-
-
-def test_breaking_off_closes_too() -> None:
-    data = Keys(1000)
-    with hr.DataLoader(data, batch_size=4) as loader:
-        for batch in loader:
-            assert batch.tolist() == [0, 1, 2, 3]
-            break
-    assert data.calls == ["open", "close"]
-
-
 def test_each_loader_has_its_own_session_when_several_use_one_data_set() -> None:
     class Session(hr.AsyncDataset):
         """Fails if another loop's session is used, or one that is closed."""
@@ -542,11 +526,3 @@ def test_loader_made_anew_of_its_attributes_has_the_same_order() -> None:
         options = {name: getattr(loader, name) for name in names}
         order = [batch.tolist() for batch in loader]
     assert [batch.tolist() for batch in loaded(loader.dataset, **options)] == order
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("given", [None, 3])
-def test_prefetch_factor_is_kept_as_it_was_given(num_workers: int, given: int | None) -> None:
-    with hr.DataLoader(Keys(4), num_workers=num_workers, prefetch_factor=given) as loader:
-        assert loader.prefetch_factor == given
-        assert loader.options["prefetch_factor"] == (given or 4)

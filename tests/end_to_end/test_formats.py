@@ -164,14 +164,6 @@ def test_mds_sample_is_got_by_one_request_behind_the_table_of_its_shard() -> Non
         assert len(ranges) == 2
 
 
-def test_folder_with_a_damaged_shard_names_it() -> None:
-    files = mds.folder(COLUMNS, numbered())
-    files["shard.00002.mds"] = files["shard.00002.mds"][:-5]
-    data = hr.stream(mds.put("mds-damaged", files))
-    with pytest.raises(hr.FormatError, match=r"memory://mds-damaged/shard.00002.mds is damaged"):
-        seen(data)
-
-
 @pytest.mark.parametrize("compression", ["zstd", "gz"])
 def test_compressed_shard_with_other_bytes_names_its_hash(compression: str) -> None:
     files = mds.folder(COLUMNS, numbered([30]), compression)

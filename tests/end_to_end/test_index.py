@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import io
 import pickle
 import random
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from builders.loops import loaded
-from end_to_end.tars import Fields, index_file, index_of_archive, numbered_samples, put_index, put_shards, same, tar
+from end_to_end.tars import Fields, index_file, index_of_archive, numbered_samples, put_index, put_shards, tar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -150,40 +148,6 @@ def test_any_sample_is_the_same_by_its_number(shards: list[list[tuple[int | None
         numbers = random.Random(2).choices(range(len(expected)), k=3)
         assert [data[n] for n in numbers] == [expected[n] for n in numbers]
         assert outcome(data.sample(numbers), {}) == [expected[n] for n in numbers]
-
-
-def tables(name: str) -> list[str]:
-    urls = []
-    for k in range(3):
-        samples: list[tuple[str, Fields]] = []
-        for n in range(20):
-            file = io.BytesIO()
-            np.save(file, np.full((3, 4), 20 * k + n, np.float32))
-            samples.append((f"{k}{n:03d}", {"npy": file.getvalue(), "cls": b"%d" % n, "json": b'{"n": %d}' % n}))
-        urls.append(f"memory://{name}/{k}.tar")
-        memory.put(urls[-1], tar(samples))
-    return urls
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("npy", "cls"), ("json", "npy"), ("__key__", "cls")])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_decoded_tuples_are_the_same_with_and_without_an_index(
-    names: tuple[str, ...], workers: int, warm_server: None
-) -> None:
-    urls = tables("tables")
-    index = put_index(urls, "tables")
-    results = []
-    for data in (hr.stream(urls, index=index), hr.stream(urls, index=None)):
-        chosen = data.decode().to_tuple(*names)
-        results.append(all_of(chosen, batch_size=7, num_workers=workers, fetch=hr.FetchOptions(range_bytes=4096)))
-    assert same(*results)
-    shuffled = hr.stream(urls, index=index).shuffle("window", seed=2, window=16).decode().to_tuple(*names)
-    got = samples_of(shuffled, num_workers=workers, fetch=hr.FetchOptions(range_bytes=4096))
-    plain = samples_of(hr.stream(urls, index=None).decode().to_tuple(*names))
-    assert sorted(map(str, got)) == sorted(map(str, plain)) != list(map(str, got))
-    numbered = all_of(hr.stream(urls, index=index).slice(0).decode().to_tuple(*names), batch_size=7)
-    assert same(numbered, all_of(hr.stream(urls, index=None).decode().to_tuple(*names), batch_size=7))
 
 
 @pytest.mark.slow

@@ -112,14 +112,6 @@ def test_inputs_that_are_shards_are_read_in_ranges(left: hr.Stream, right: hr.St
         assert loader.stats().fetch.requests <= len(LEFT) + len(RIGHT) + 2  # and the two indexes
 
 
-def test_each_sample_comes_once_when_inputs_are_shuffled(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
-    wanted = Counter([*range(90), *range(29), *range(1000, 1050)])
-    for made in (left.shuffle().concat(right.shuffle(), rows.shuffle()), left.interleave(right, rows.shuffle())):
-        first, second = samples_of(made.map(number)), samples_of(made.map(number), epoch=1)
-        assert Counter(first) == Counter(second) == wanted
-        assert first != second
-
-
 @pytest.mark.slow
 def test_concat_gives_what_lists_would_when_inputs_are_in_order(left: hr.Stream, right: hr.Stream) -> None:
     inputs = {"take": left.take(40), "slice": right.slice(3, None, 2), "repeat": Words().repeat(2), "all": right}

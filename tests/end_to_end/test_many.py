@@ -204,10 +204,7 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
     def many(n: int) -> list[int]:
         return [n] * counts["each"]
 
-    with hr.DataLoader(source(4).flat_map(many), batch_size=4) as loader:
-        batches = iter(loader)
-        next(batches)
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(source(4).flat_map(many), batch_size=4), 1)
     assert state["parts"] == [4]
     counts["each"] = 3
     with hr.DataLoader(source(4).flat_map(many), batch_size=4) as loader:

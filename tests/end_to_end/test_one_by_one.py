@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from builders.loops import state_after
+from builders.loops import rest_of, state_after
 from builders.numbers import Counting, Numbers
 from tests.end_to_end.tars import numbered_samples, tar
 
@@ -65,9 +65,7 @@ def calls_for(kind: str, count: int, *, is_resumed: bool) -> float:
 
     threading.setprofile(called)
     try:
-        with hr.DataLoader(data, **options) as loader:
-            loader.load_state_dict(state)
-            assert sum(1 for _ in loader) > count // 4
+        assert sum(1 for _ in rest_of(hr.DataLoader(data, **options), state)) > count // 4
     finally:
         threading.setprofile(None)
     return next(calls) / count

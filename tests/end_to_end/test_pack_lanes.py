@@ -257,13 +257,6 @@ def test_a_row_that_gets_the_same_documents_without_tokens_is_told_to_shuffle() 
         assert next(iter(loader))["input_ids"].shape == (2, 2)
 
 
-def test_documents_without_tokens_leave_no_trace() -> None:
-    data = hr.from_map([{"input_ids": [n] * n} for n in (0, 3, 0, 2, 0)])
-    (sequence,) = data.pack(8)
-    assert sequence["input_ids"].tolist() == [3, 3, 3, 2, 2, 0, 0, 0]
-    assert sequence["document_ids"].tolist() == [0, 0, 0, 1, 1, -1, -1, -1]
-
-
 def test_the_first_steps_of_an_epoch_are_those_of_a_longer_one_and_skipped_ones_too() -> None:
     def loader(steps: int) -> hr.DataLoader[Any]:
         stream = texts().shuffle().filter(is_kept).pack(LENGTH).epoch(samples=4 * steps)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from builders.loops import resumed_anywhere, state_after
+from builders.loops import rest_of, resumed_anywhere, state_after
 from end_to_end.packed import seekable
 from end_to_end.tars import numbered_samples, tar
 
@@ -141,9 +141,7 @@ def test_ranks_that_mix_compressed_shards_resume_as_fewer(tmp_path: Path, monkey
     data = hr.mix({"a": hr.stream(urls[:3]), "b": hr.stream(urls[3:])}, {"a": 18, "b": 14}).map(number)
     options: dict[str, Any] = {"global_batch_size": 6, "world_size": 2}
     state = state_after(hr.DataLoader(data, rank=0, **options), 3)
-    with hr.DataLoader(data, global_batch_size=6) as loader:
-        loader.load_state_dict(state)
-        rest = [n for batch in loader for n in batch.tolist()]
+    rest = [n for batch in rest_of(hr.DataLoader(data, global_batch_size=6), state) for n in batch.tolist()]
     whole = [[n for b in hr.DataLoader(data, rank=rank, **options) for n in b.tolist()] for rank in range(2)]
     assert Counter(rest) == Counter(range(TOTAL)) - Counter(n for part in whole for n in part[:9])
 

@@ -94,13 +94,6 @@ def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, war
     assert same(all_async(data, batch_size=4, num_workers=num_workers, **small), expected)
 
 
-def test_left_out_batches_leave_no_memory_behind(urls: list[str]) -> None:
-    with hr.DataLoader(hr.stream(urls).map(as_arrays), batch_size=4, drop_last=True) as loader:
-        for _ in range(30):
-            assert len(list(loader)) == 6
-        assert loader.stats().shared_bytes < 2**24 + 10 * 2**14  # one segment of inputs, and no more slabs than in use
-
-
 def is_kept(sample: dict[str, Any]) -> bool:
     return int(sample["cls"]) % 3 != 1
 
@@ -128,27 +121,6 @@ def test_filter_keeps_batches_full_and_in_order(
     assert all_of(nothing, batch_size=4, num_workers=num_workers) == []
     depths = [numbers(all_of(data, batch_size=4, num_workers=num_workers, prefetch_factor=d)) for d in (0, 1)]
     assert depths == [KEPT, KEPT]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_async_steps_stand_anywhere_between_others(urls: list[str], num_workers: int, warm_server: None) -> None:
-    async def add_one(n: int) -> int:
-        await asyncio.sleep(0)
-        return n + 1
-
-    async def is_even(n: int) -> bool:
-        return n % 2 == 0
-
-    data = hr.stream(urls).map(number_of).map(add_one).map(lambda n: n * 3).filter(is_even).map(lambda n: n + 1)
-    expected = [3 * (n + 1) + 1 for n in range(TOTAL) if 3 * (n + 1) % 2 == 0]
-    assert numbers(all_of(data, batch_size=4, num_workers=num_workers)) == expected
-    first = hr.stream(urls).map(add_one_to_label).map(lambda n: n * 2)
-    assert numbers(all_of(first, batch_size=4, num_workers=num_workers)) == [2 * (n + 1) for n in range(TOTAL)]
-
-
-async def add_one_to_label(sample: dict[str, Any]) -> int:
-    return int(sample["cls"]) + 1
 
 
 def test_alternatives_of_fields_are_taken_in_their_order() -> None:
@@ -243,15 +215,6 @@ def test_every_sample_comes_once_in_the_order_of_the_plan(run: dict[str, Any], o
             assert {"bin": sample["bin"], "cls": sample["cls"]} == bodies[sample["__key__"]]
     for url in urls:
         memory.remove(url)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_take_behind_batch_takes_batches(drop_last: bool) -> None:
-    data = hr.from_map(range(10)).batch(4, drop_last=drop_last)
-    assert [batch.tolist() for batch in hr.DataLoader(data.take(2))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    rest = [] if drop_last else [[8, 9]]
-    assert [batch.tolist() for batch in hr.DataLoader(data.take(9))] == [[0, 1, 2, 3], [4, 5, 6, 7], *rest]
-    assert len(data.take(2)) == 2
 
 
 def _with_json(sample: dict[str, Any]) -> dict[str, Any]:

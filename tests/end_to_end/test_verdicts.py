@@ -214,22 +214,6 @@ def test_time_of_a_coroutine_excludes_its_reads(tmp_path: Path) -> None:
     assert found.seconds >= 60 * 0.002
 
 
-def begin_slowly(_: int) -> None:
-    spin(2.0)
-
-
-@pytest.mark.slow
-def test_the_start_of_workers_is_named_when_little_else_has_happened() -> None:
-    data = Made(tensor, 40).map(light)
-    with hr.DataLoader(data, batch_size=4, num_workers=2, worker_init_fn=begin_slowly) as loader:
-        list(loader)
-        stats, report, bound_by = loader.stats(), loader.report(), loader.bound_by()
-    assert stats.work.busy_s["start"] >= 2.0
-    assert stats.start_s > 0.5 * stats.deliver.active_s, "or the test shows nothing"
-    assert bound_by == "work", report
-    assert "The start of the workers is the limit so far" in report
-
-
 def test_stages_are_counted() -> None:
     with hr.DataLoader(Made(tensor, 40).map(slow_decode), batch_size=4) as loader:
         batches = list(loader)

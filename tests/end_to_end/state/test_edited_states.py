@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from end_to_end.economic import Squares
+from torch.utils.data import IterableDataset
 from unit.test_state_golden import LOADERS
 
 import headrace as hr
@@ -20,14 +21,6 @@ Make = Callable[[], hr.DataLoader[Any]]
 _DELETED = object()
 _VALUES = [_DELETED, None, -1, 10**7, 2**70, 1.5, "x", "", [], [3], {}, True, False]
 _MIB_MOST = 64
-
-
-class Squares(Dataset[int]):
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, k: int) -> int:
-        return k * k
 
 
 class Counting(IterableDataset[int]):
@@ -52,10 +45,10 @@ def generator() -> torch.Generator:
 
 
 TORCH: dict[str, Make] = {
-    "map-style": lambda: hr.DataLoader(Squares(), batch_size=3, shuffle=True, generator=generator()),
+    "map-style": lambda: hr.DataLoader(Squares(23), batch_size=3, shuffle=True, generator=generator()),
     "iterable": lambda: hr.DataLoader(Counting(), batch_size=3),
     "economic": lambda: hr.DataLoader(  # type: ignore[call-arg]
-        Squares(), 3, shuffle=True, generator=generator(), num_workers=2, economic=True, workers="thread"
+        Squares(23), 3, shuffle=True, generator=generator(), num_workers=2, economic=True, workers="thread"
     ),
 }
 

@@ -38,24 +38,6 @@ class Resets(hr.AsyncIterableDataset):
         self.next, self.epoch = state["next"], state["epoch"]
 
 
-class Keeps(Resets):
-    """Numbers as of `Resets`, but the position is kept until the next epoch begins."""
-
-    is_told = False
-
-    async def aiter(self) -> AsyncIterator[dict[str, int]]:
-        if not self.is_told and self.next:
-            self.next, self.epoch = 0, self.epoch + 1
-        self.is_told = False
-        while self.next < self.total:
-            self.next += 1
-            yield {"n": 1000 * self.epoch + self.next - 1, "crc": 0}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        super().load_state_dict(state)
-        self.is_told = True
-
-
 class _Iterator:
     """Numbers from `next` on. The end of the iterator counts an epoch of its data set."""
 
@@ -95,7 +77,7 @@ class Counts(hr.AsyncIterableDataset):
         self.epoch = state["epoch"]
 
 
-KINDS: dict[str, Callable[[int], Any]] = {"resets": Resets, "keeps": Keeps, "resets, with its iterator": Counts}
+KINDS: dict[str, Callable[[int], Any]] = {"resets": Resets, "resets, with its iterator": Counts}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from builders.loops import state_after
+from builders.loops import rest_of, state_after
 from builders.numbers import Numbers
 from end_to_end.state import sources
 from end_to_end.state.runs import QUICK, take
@@ -271,9 +271,7 @@ def test_skip_begins_so_many_batches_further_on(written: Written, kind: str, whi
         iterator = iter(loader)
         assert rows(next(iterator)) == whole[4]
         state = loader.state_dict()
-    with loader_of(written, data=data()) as loader:
-        loader.load_state_dict(state)
-        assert [rows(batch) for batch in loader] == whole[5:]
+    assert [rows(batch) for batch in rest_of(loader_of(written, data=data()), state)] == whole[5:]
 
 
 def test_skip_counts_in_the_state_before_anything_was_read(written: Written) -> None:
@@ -368,7 +366,5 @@ class Kept(hr.AsyncIterableDataset):
 def test_mark_that_a_data_set_gives_is_the_same_when_it_comes_back_from_a_file(kind: type, is_file: bool) -> None:
     state, rest = after(hr.DataLoader(Kept(kind), batch_size=4), 3)
     state = json.loads(json.dumps(state)) if is_file else state
-    with hr.DataLoader(Kept(kind), batch_size=4) as loader:
-        loader.load_state_dict(state)
-        again = [n for batch in loader for n in batch.tolist()]
+    again = [n for batch in rest_of(hr.DataLoader(Kept(kind), batch_size=4), state) for n in batch.tolist()]
     assert again == [n for batch in rest for n in batch.tolist()] == list(range(12, 40))
