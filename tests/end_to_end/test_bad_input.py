@@ -18,7 +18,6 @@ from end_to_end.tars import number_of, numbered_samples, put_shards, tar, wanted
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.testing import FaultServer
 from headrace.torch_compat.collate_by_torch import check_fields
 
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -87,24 +86,6 @@ def test_a_bad_shard_is_not_lost_with_a_short_last_batch() -> None:
     assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
     shuffled = run(hr.stream(urls).shuffle().map(number_of), batch_size=2, drop_last=True)
     assert sum(isinstance(g, hr.ObjectMissingError) for g in shuffled) == 1
-
-
-def test_http_errors_say_status_range_and_attempts(server: FaultServer) -> None:
-    forbidden = server.add("forbidden.tar", GOOD, "s403")
-    busy = server.add("busy.tar", GOOD, "slowdown")
-    good = server.add("good.tar", GOOD)
-    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(number_of), batch_size=8)
-    assert [type(g) for g in got] == [torch.Tensor, hr.AccessDeniedError]
-    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(number_of), batch_size=None)
-    denied, throttled, missing = got[8:]
-    assert (type(denied), denied.attempts, denied.status) == (hr.AccessDeniedError, 1, 403)
-    assert isinstance(throttled, hr.StorageError)
-    assert throttled.attempts == 2
-    assert (type(missing), missing.attempts) == (hr.ObjectMissingError, 1)
-    for error, url in ((denied, forbidden), (throttled, busy), (missing, f"{server.url}/missing.tar")):
-        assert url in str(error)
-        assert "bytes 0 to" in str(error)
-        assert "attempt" in str(error)
 
 
 @WORKERS
@@ -341,15 +322,6 @@ class Keyless(Made):
 )
 def test_data_set_that_cannot_be_begun_is_told(data: Any, kind: type[Exception], on_error: str) -> None:
     assert {type(g) for g in run(data, batch_size=2, on_error=on_error)} == {kind}
-
-
-@WORKERS
-def test_samples_that_cannot_be_sent_or_delivered_are_told(num_workers: int) -> None:
-    import threading
-
-    got = run(Made(lambda n: threading.Lock() if n == 5 else n), batch_size=2, num_workers=num_workers)
-    assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
-    assert "lock" in words(got[2]).lower()
 
 
 @NO_SAMPLES

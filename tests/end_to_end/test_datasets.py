@@ -357,17 +357,6 @@ def test_files_are_samples() -> None:
         assert next(iter(loader)) == [("0", "1", "2", "3", "4")]
 
 
-def test_reads_of_a_data_set_go_through_the_loader() -> None:
-    for key in range(10):
-        memory.put(f"memory://reads/{key}", bytes(range(key, key + 9)))
-    data = Made(lambda key: hr.read(f"memory://reads/{key}", 0, 5), 10)
-    with hr.DataLoader(data, batch_size=5) as loader:
-        assert [b for batch in loader for b in batch] == [bytes(range(k, k + 5)) for k in range(10)]
-        assert loader.stats().fetch.requests == 10
-        assert loader.stats().fetch.bytes == 50
-    assert asyncio.run(hr.read("memory://reads/3", 2, 5)) == bytes([5, 6, 7])
-
-
 class AllAtOnce:
     """Gives no sample before so many are asked for at once."""
 

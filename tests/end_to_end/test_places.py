@@ -154,14 +154,6 @@ def test_tables_beside_shards_and_named_as_these_are_left_out(put: Any) -> None:
     assert "6 objects" in data.describe()
 
 
-def test_names_without_a_format_are_known_by_their_first_bytes(put: Any) -> None:
-    for k in range(2):
-        put(f"parts/part-{k:05d}", b"".join(json.dumps({"n": k * 10 + n}).encode() + b"\n" for n in range(2)))
-    data = hr.stream("memory://place/parts")
-    assert [sample["n"] for sample in data] == [0, 1, 10, 11]
-    assert "by the first bytes of memory://place/parts/part-00000" in data.describe()
-
-
 @pytest.mark.parametrize("name", ["part-000", "part-000.json", "part-000.cls", "part-000.lz4"])
 @pytest.mark.parametrize(("ending", "pack"), [
     ("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstandard.compress)

@@ -454,13 +454,6 @@ class Halves(torch.utils.data.Dataset[dict[str, int]]):
         return {"n": index}
 
 
-def test_files_that_are_missing_are_left_out(tmp_path: Path) -> None:
-    for k in (0, 2):
-        (tmp_path / f"{k}.txt").write_bytes(str(k).encode())
-    data = hr.files(str(tmp_path / "{0..2}.txt")).map(lambda sample: {"n": int(sample["txt"])})
-    assert keys_of(run(data, batch_size=3)) == [[0, 2]]
-
-
 @pytest.mark.slow
 def test_ranks_that_go_on_from_one_state_do_not_count_the_others_skips_again() -> None:
     data = hr.from_map(range(400)).map(_bad_sevenths).filter(_any).epoch(samples=400)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)
 TOTAL = sum(COUNTS)
@@ -68,20 +67,6 @@ def test_a_stream_is_iterated_by_itself(urls: list[str]) -> None:
         return [sample async for sample in hr.stream(urls)]
 
     assert asyncio.run(main()) == wanted(urls)
-
-
-def test_http_gives_the_same_bytes(server: FaultServer) -> None:
-    first, there = 0, []
-    for k, count in enumerate(COUNTS):
-        there.append(server.add(f"{k}.tar", tar(numbered_samples(first, count))))
-        first += count
-    pattern = f"{server.url}/{{0..3}}.tar"
-    options = {"batch_size": None, "fetch": hr.FetchOptions(range_bytes=2048), "fetch_concurrency": 8}
-    assert all_of(hr.stream(pattern), **options) == wanted(there)
-    assert all_async(hr.stream(pattern), **options) == wanted(there)
-    ranges = [r.range for r in server.requests_for("0.tar")]
-    assert len(ranges) > 4
-    assert None not in ranges
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

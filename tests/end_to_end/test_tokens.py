@@ -440,8 +440,3 @@ def test_compressed_file_and_folder_without_catalogue_are_refused_by_name() -> N
         hr.tokens("memory://tokens/x.bin.zst", "uint16", 9)
     with pytest.raises(OptionError, match="is no folder of LitData"):
         hr.tokens("memory://tokens/nothing/index.json", "uint16", 9)
-
-
-def test_stream_says_which_function_reads_tokens() -> None:
-    with pytest.raises(OptionError, match=r"hr\.tokens"):
-        hr.stream("memory://tokens/0.bin")
