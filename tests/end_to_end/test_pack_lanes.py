@@ -367,7 +367,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: texts().pack(8).shuffle().pipeline(),
         r"\.shuffle\(window, samples=2048\) cannot follow \.pack",
     ),
-    "repeat behind": (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) after \.pack"),
+    "repeat after": (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) after \.pack"),
     "packed twice": (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),
     "batched": (lambda: texts().batch(2).pack(8), "takes single samples"),
     "put together": (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
