@@ -47,7 +47,6 @@ class TestInt(OurContract):
     extension = "cls"
     examples = [(b"0", 0), (b"-17\n", -17), (b"+3", 3)]
     damaged = [b"", b"1.5", b"1_0", b"\xff"]
-
     by = staticmethod(decode_int)
 
 
@@ -55,7 +54,6 @@ class TestText(OurContract):
     extension = "txt"
     examples = [(b"", ""), ("grüße\n".encode(), "grüße\n")]
     damaged = [b"\xff", "ü".encode()[:1]]
-
     by = staticmethod(decode_text)
 
 
@@ -63,7 +61,6 @@ class TestJson(OurContract):
     extension = "json"
     examples = [(b"null", None), (b'{"a": [1, 2.5, "x", true]}', {"a": [1, 2.5, "x", True]})]
     damaged = [b"", b"{", b"{} {}", b"[" * 200_000]
-
     by = staticmethod(decode_json)
 
 
@@ -82,7 +79,6 @@ class TestNpy(OurContract):
     values = [np.arange(6, dtype=np.int16).reshape(2, 3), np.zeros((0, 4), np.float32), np.array(2.5)]
     examples = [(saved_array(value), value) for value in values]
     damaged = [b"", saved_array(values[0])[:-1], saved_array(np.array([print], object))]
-
     by = staticmethod(NpyDecoder())
 
 
@@ -91,7 +87,6 @@ class TestNpz(OurContract):
     value = {"x": np.arange(3), "y": np.ones((2, 2), np.float32)}
     examples = [(saved_arrays(**value), value)]
     damaged = [b"", saved_arrays(**value)[:-30], saved_arrays(x=np.array([print], object))]
-
     by = staticmethod(decode_npz)
 
 
@@ -99,7 +94,6 @@ class TestMsgpack(OurContract):
     extension = called = "msgpack"
     examples = [(msgpack.packb(value), value) for value in (None, {"a": [1, b"\0", "ü"], 3: 1.5})]
     damaged = [b"", b"\xdd\xff\xff\xff\xff", b"\x01\x02"]
-
     by = staticmethod(decode_msgpack)
 
 
@@ -118,7 +112,6 @@ class TestTensors(OurContract):
     values = [torch.arange(4), {"t": torch.ones(2, 3, dtype=torch.bfloat16), "n": [1, "x"]}]
     examples = [(saved_tensors(value), value) for value in values]
     damaged = [b"", saved_tensors(values[0])[:200], saved_tensors(Trap()), pickle.dumps(Trap())]
-
     by = staticmethod(loaded_tensors)
 
 
@@ -133,7 +126,6 @@ class TestAudio(OurContract):
     extension, called = "flac", "audio"
     examples = [sound("FLAC"), sound("WAV")]
     damaged = [b"", b"RIFF" + bytes(40), sound("FLAC")[0][:200]]
-
     by = staticmethod(decode_audio)
 
 
@@ -194,7 +186,6 @@ class TestPickle(OurContract):
     values = [None, {"a": [1, (2.5, "x")], "v": np.arange(3)}]
     examples = [(pickle.dumps(value), value) for value in values]
     damaged = [b"", b"(", pickle.dumps(values[1])[:-3], pickle.dumps(1) + b"more", b"cno_such_module\nname\n."]
-
     by = staticmethod(decode_pickle)
 
 
@@ -211,7 +202,6 @@ class TestMessages(OurContract):
     extension, called = "time", timestamp_pb2.Timestamp
     examples = [(TIME.SerializeToString(), TIME), (b"", timestamp_pb2.Timestamp())]
     damaged = [b"\x08", b"\xff" * 5, TIME.SerializeToString()[:-1], b"\x08\x01\x0c"]
-
     by = staticmethod(MessageDecoder(timestamp_pb2.Timestamp))
 
 
@@ -254,18 +244,17 @@ class TestMessagesThatOnlyParse(OurContract):
     extension, called = "plain", Plain
     examples = [(b"abc", plain("abc"))]
     damaged = [b"\xff"]
-
     by = staticmethod(MessageDecoder(Plain))
 
 
 def test_every_decoder_is_here() -> None:
-    told = {case.called for case in _cases()} | {case.options.get("spec") for case in _cases()}
+    called = {case.called for case in _cases()} | {case.options.get("spec") for case in _cases()}
     extensions = {case.extension for case in _cases()}
     for name in decoders.NAMES:
-        covered = name in told or {"int": "cls", "text": "txt"}.get(name, name) in extensions
+        covered = name in called or {"int": "cls", "text": "txt"}.get(name, name) in extensions
         assert covered or name == "bytes", f"{name!r} keeps no contract"
     assert extensions & EXTENSIONS
-    assert set(SPECS) <= told
+    assert set(SPECS) <= called
 
 
 def _cases() -> Sequence[type[DecoderContract]]:
@@ -294,7 +283,7 @@ def test_messages_come_from_workers() -> None:
 
 def test_pickles_are_refused_unless_they_are_allowed() -> None:
     data = hr.from_map([{"__key__": "k", "x": pickle.dumps(1), "pkl": pickle.dumps(2), "a.pickle": pickle.dumps(3)}])
-    with pytest.raises(hr.OptionError, match=r"x='pickle': .* runs what the data say.* give allow_pickle=True"):
+    with pytest.raises(hr.OptionError, match=r"x='pickle': .* runs .* give allow_pickle=True"):
         data.decode(x="pickle")
     assert {type(value) for value in data.decode()[0].values()} == {str, bytes}
     allowed = data.decode(x="pickle", allow_pickle=True)

@@ -39,11 +39,21 @@ class OurContract(FormatContract):
 
 class TestTar(OurContract):
     samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
-
     form = TAR
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.tar": tar([(f"{n:04}", dict(sample)) for n, sample in enumerate(samples)])}
+
+
+class TestZip(TestTar):
+    form = ZIP
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            for n, sample in enumerate(samples):
+                for field, data in sample.items():
+                    archive.writestr(f"{n:04}.{field}", data)
+        return {"0.zip": out.getvalue()}
 
 
 class TestJsonLines(OurContract):
@@ -51,9 +61,7 @@ class TestJsonLines(OurContract):
         {"n": n, "text": "grüße\n\\u2028" * n, "list": [None, True, 1.5, {"a": []}], "": "x" * (40 * n)}
         for n in range(30)
     ]
-
-    def open_format(self) -> Format:
-        return JSON_LINES
+    form = JSON_LINES
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         lines = (json.dumps(sample, ensure_ascii=n % 2 == 0) for n, sample in enumerate(samples))
@@ -78,14 +86,13 @@ class TestTsv(TestCsv):
 
 class TestText(OurContract):
     samples = [{"text": "grüße\u2028 " * (n % 7 * n)} for n in range(30)]
-
     form = TEXT
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.txt": "".join(sample["text"] + "\n" for sample in samples).encode()}
 
     def test_truncated_shard_is_an_error_or_a_part_of_the_samples(self) -> None:
-        """That the last line is not whole nobody can see."""
+        """A line that is cut off cannot be distinguished."""
         (data,) = self.write(self.samples).values()
         for k in range(9):
             got, _ = self._read(data[: len(data) * k // 9])
@@ -98,7 +105,6 @@ COLUMNS = {"x": "int", "s": "str", "a": "ndarray"}
 class TestMds(OurContract):
     samples = [{"a": np.arange(n + 1, dtype=np.float32), "s": "ü" * n, "x": n} for n in range(30)]
     compression: str | None = None
-
     form = MDS
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -127,7 +133,6 @@ class TestLitData(OurContract):
         for n in range(30)
     ]
     level: str | None = None
-
     form = LITDATA
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -147,7 +152,6 @@ class TestLitDataInFrames(TestLitData):
 
 class TestLitDataOfTables(OurContract):
     samples = [{"n": n, "s": "ü" * n, "body": bytes(n)} for n in range(30)]
-
     form = LITDATA
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -157,7 +161,6 @@ class TestLitDataOfTables(OurContract):
 
 class TestEnergon(OurContract):
     samples = [{"bin": bytes([n]) * (90 * n), "cls": str(n).encode()} for n in range(30)]
-
     form = ENERGON
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -169,24 +172,10 @@ class TestTFRecord(OurContract):
         {"b": b"\xff" * n, "f": np.arange(n, dtype=np.float32), "i": np.arange(-n, n), "l": [b"", b"a" * n]}
         for n in range(30)
     ]
-
     form = TFRECORD
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.tfrecord": tfrecords.file_of(samples)}
-
-
-class TestZip(OurContract):
-    samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
-
-    form = ZIP
-
-    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-            for n, sample in enumerate(samples):
-                for field, data in sample.items():
-                    archive.writestr(f"{n:04}.{field}", data)
-        return {"0.zip": out.getvalue()}
 
 
 class TestParquet(OurContract):
@@ -200,7 +189,6 @@ class TestParquet(OurContract):
         }
         for n in range(30)
     ]
-
     form = PARQUET
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:

@@ -269,7 +269,7 @@ class TestFsspecOnTheLoop(TestFsspecInThreads):
 
 
 class RemoteDisk(ShelfFileSystem):
-    """Tells less of objects in a folder than of each by itself; of links, as SFTP does, what they are themselves."""
+    """Lists less about an object than `info` gives. Links are listed as themselves, as by SFTP."""
 
     protocol = "rdisk"
 
@@ -282,16 +282,16 @@ class RemoteDisk(ShelfFileSystem):
         return [one | {"type": "link", "size": 3, "mtime": 2} if "link" in one["name"] else one for one in entries]
 
 
-def test_fsspec_listing_tells_only_what_each_object_tells_by_itself() -> None:
+def test_fsspec_listing_has_only_the_versions_that_info_gives() -> None:
     fsspec.register_implementation("rdisk", RemoteDisk, clobber=True)
     bodies = {f"top/{name}.bin": name.encode() * 9 for name in ("link", "plain", "tagged")}
     _shelf.update(bodies)
     try:
         data = hr.files("rdisk://top/*.bin")
         assert [sample["bin"] for sample in data] == list(bodies.values())
-        told = [data.source.urls.version(k) for k in range(3)]
+        versions = [data.source.urls.version(k) for k in range(3)]
         etag = _about("top/tagged.bin")["ETag"]
-        assert told == [None, Version(45, None, "listed"), Version(54, etag, "listed")]
+        assert versions == [None, Version(45, None, "listed"), Version(54, etag, "listed")]
         _shelf["top/tagged.bin"] = b"changed" * 9
         with pytest.raises(ObjectChangedError, match="tagged"):
             data[2]

@@ -1,4 +1,4 @@
-"""A device whose copies are done when a test says so, and slabs that are written over once they come back."""
+"""A device whose copies end when a test completes them, and slabs that are overwritten once they return."""
 
 from __future__ import annotations
 

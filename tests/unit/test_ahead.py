@@ -1,4 +1,4 @@
-"""What becomes of batches before they are given on: they keep their order, and errors come in their turn."""
+"""Stages before the trainer keep the order of batches and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def complete(ahead: Ahead) -> None:
 
 
 @all_kinds
-def test_batches_are_taken_in_the_order_in_which_they_were_put(kind: str) -> None:
+def test_batches_are_taken_in_the_order_of_put(kind: str) -> None:
     ahead = MADE[kind]()
     for k in range(0, 6, ahead.depth):
         for n in range(k, k + ahead.depth):
@@ -51,7 +51,7 @@ def test_batches_are_taken_in_the_order_in_which_they_were_put(kind: str) -> Non
     ahead.close()
 
 
-def test_copies_of_three_batches_run_at_most() -> None:
+def test_at_most_three_batches_are_copied_at_once() -> None:
     backend = FakeBackend()
     ahead = DeviceStage(Mover(backend))
     for n in range(3):
@@ -63,11 +63,10 @@ def test_copies_of_three_batches_run_at_most() -> None:
 
 
 @all_kinds
-def test_error_is_raised_in_its_turn_and_the_next_batch_comes(kind: str) -> None:
+def test_error_is_raised_in_its_turn(kind: str) -> None:
     ahead = MADE[kind]()
-    puts = [lambda: torch.ones(2), failing, lambda: torch.zeros(2)]
     got: list[Any] = []
-    for put in puts:
+    for put in (lambda: torch.ones(2), failing, lambda: torch.zeros(2)):
         ahead.put(put)
         try:
             got.append(ahead.take(None)())
@@ -78,24 +77,14 @@ def test_error_is_raised_in_its_turn_and_the_next_batch_comes(kind: str) -> None
     assert [g if isinstance(g, tuple) else g.tolist() for g in got] == [[1, 1], ("bad",), [0, 0]]
 
 
-def test_take_does_not_wait_when_it_is_not_to() -> None:
+def test_take_without_waiting_and_close_with_batches_left() -> None:
     gate = threading.Event()
     ahead = PinStage(doubled, None)
-
-    def wait() -> torch.Tensor:
-        gate.wait()
-        return torch.ones(1)
-
-    ahead.put(wait)
+    ahead.put(lambda: torch.ones(int(gate.wait())))
     with pytest.raises(anyio.WouldBlock):
         ahead.take(0)
     gate.set()
     assert ahead.take(None)().item() == 2
-    ahead.close()
-
-
-def test_close_ends_the_thread_when_batches_are_left() -> None:
-    ahead = PinStage(doubled, None)
     ahead.put(lambda: torch.ones(1))
     ahead.put(lambda: torch.ones(1))
     ahead.close()

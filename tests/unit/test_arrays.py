@@ -59,7 +59,7 @@ def test_rows_of_a_single_array_are_called_value() -> None:
 def test_arrays_are_chosen_and_named() -> None:
     place = put(packed(np.savez, **VALUES, classes=np.arange(3)))
     assert set(hr.arrays(place, {"x": "images", "y": "labels"})[7]) == {"__key__", "__url__", "x", "y"}
-    with pytest.raises(hr.OptionError, match=r"classes \[3\].*say which"):
+    with pytest.raises(hr.OptionError, match=r"classes \[3\]"):
         len(hr.arrays(place))
     with pytest.raises(hr.OptionError, match=r"'label' must be one of .*labels"):
         len(hr.arrays(place, ["label"]))
@@ -115,39 +115,38 @@ def test_damage_is_an_error_that_names_the_file(save: Any) -> None:
             list(hr.arrays("memory://arrays/damaged.npz"))
 
 
-def test_packed_array_with_other_bytes_is_an_error() -> None:
-    whole = packed(np.savez_compressed, x=VALUES["images"])
-    memory.put("memory://arrays/damaged.npz", whole[:9000] + b"\xff\0\xff" + whole[9003:])
-    with pytest.raises(hr.FormatError, match=r"damaged\.npz: the array 'x' is damaged"):
-        list(hr.arrays("memory://arrays/damaged.npz"))
+def zipped(**members: bytes) -> bytes:
+    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+COMPRESSED = packed(np.savez_compressed, x=VALUES["images"])
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("ending", "data", "why"),
     [
-        (packed(np.save, VALUES["images"])[:-1], "tells of"),
-        (packed(np.save, VALUES["by_column"]), "by columns"),
-        (packed(np.save, np.array(3)), "single number"),
-        (packed(np.save, np.array([{}], object), allow_pickle=True), "Python objects"),
-        (b"x" * 300, "does not begin as an .npy file"),
-        (b"", "does not begin as an .npy file"),
+        ("npy", packed(np.save, VALUES["images"])[:-1], " is damaged: its header"),
+        ("npy", packed(np.save, VALUES["by_column"]), " is damaged: .*by columns"),
+        ("npy", packed(np.save, np.array(3)), " is damaged: .*single number"),
+        ("npy", packed(np.save, np.array([{}], object), allow_pickle=True), " is damaged: .*Python objects"),
+        ("npy", b"x" * 300, " is damaged: .*does not begin as an .npy file"),
+        ("npy", b"", " is damaged: .*does not begin as an .npy file"),
+        ("npz", zipped(**{"a.txt": b"text"}), "has no arrays"),
+        (
+            "npz",
+            zipped(**{"a.npy": packed(np.save, np.arange(5)) + b"more"}),
+            "the array 'a' cannot be read: its header",
+        ),
+        ("npz", COMPRESSED[:9000] + b"\xff\0\xff" + COMPRESSED[9003:], ": the array 'x' is damaged"),
     ],
 )
-def test_array_that_is_not_read_is_named(data: bytes, why: str) -> None:
-    place = put(data, "npy")
-    with pytest.raises(hr.FormatError, match=rf"{place} is damaged: .*{why}"):
-        len(hr.arrays(place))
-
-
-def test_archive_whose_members_are_others_is_an_error() -> None:
-    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
-        archive.writestr("a.txt", b"text")
-    with pytest.raises(hr.FormatError, match="has no arrays"):
-        len(hr.arrays(put(out.getvalue())))
-    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
-        archive.writestr("a.npy", packed(np.save, np.arange(5)) + b"more")
-    with pytest.raises(hr.FormatError, match="the array 'a' cannot be read: its header tells of"):
-        len(hr.arrays(put(out.getvalue())))
+def test_array_that_is_not_read_is_named(ending: str, data: bytes, why: str) -> None:
+    place = put(data, ending)
+    with pytest.raises(hr.FormatError, match=rf"{place}.*{why}"):
+        list(hr.arrays(place))
 
 
 def test_limits_hold() -> None:

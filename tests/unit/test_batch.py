@@ -1,9 +1,9 @@
-"""A batch in the making knows when it is whole, in whatever order its samples come and fail; its tasks end once."""
+"""Open batches are whole in any order of samples and failures, and their tasks end once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -19,9 +19,7 @@ from headrace.workers.tasks import Finish, Reply, Task
 
 
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sets(st.integers(0, 23), max_size=3))
-def test_batch_is_whole_once_all_is_there_up_to_the_first_that_is_known_to_have_failed(
-    data: st.DataObject, sizes: Sequence[int], failing: set[int]
-) -> None:
+def test_batch_is_whole_up_to_its_first_failure(data: st.DataObject, sizes: Sequence[int], failing: set[int]) -> None:
     size = sum(sizes)
     batch, came = OpenBatch(0, 0, size, size), set[int]()
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
@@ -64,37 +62,43 @@ class OneAnswer:
 
 
 @pytest.fixture
-def arena() -> Arena:
-    return Arena()
+def arena() -> Iterator[Arena]:
+    arena = Arena()
+    yield arena
+    assert arena.leased_bytes == 0
+    arena.close()
 
 
-def test_task_is_let_go_where_there_is_no_place_for_what_was_made(arena: Arena) -> None:
+@pytest.fixture
+def works() -> OneAnswer:
+    return OneAnswer()
+
+
+@pytest.fixture
+def dispatch(works: OneAnswer, arena: Arena) -> Dispatch:
+    return Dispatch(works, Budget(100, lambda: 0, lambda: 0), arena)
+
+
+def test_task_is_abandoned_where_its_result_has_no_place(works: OneAnswer, dispatch: Dispatch) -> None:
     async def nowhere(reply: Reply) -> None:
         return None
 
-    works = OneAnswer()
-    dispatch = Dispatch(works, Budget(100, lambda: 0, lambda: 0), arena)
     task = Task(1, 0, 0, Finish.SLOTS, [])
     assert asyncio.run(dispatch.work(task, nowhere)).kind == "mismatch"
     assert works.abandoned == [task]
     assert dispatch.under_way == 0
 
 
-def test_samples_lie_where_room_was_made_for_them_and_their_time_is_told(arena: Arena) -> None:
-    works = OneAnswer()
-    dispatch = Dispatch(works, Budget(100, lambda: 0, lambda: 0), arena)
+def test_samples_are_written_to_their_lease_and_timed(works: OneAnswer, dispatch: Dispatch) -> None:
     reply, part = asyncio.run(dispatch.samples(Task(1, 0, 0, Finish.SAMPLES, []), lambda: False))
     assert part is not None
     assert (part.count, part.lease, reply.made_s) == (1, works.places[0], 2.0)
     part.release()
     works.places[0].release()
-    assert arena.leased_bytes == 0
-    arena.close()
 
 
-def test_task_is_let_go_when_who_waits_for_it_is_cancelled(arena: Arena) -> None:
+def test_task_of_a_cancelled_request_is_abandoned(works: OneAnswer, arena: Arena) -> None:
     async def main() -> None:
-        works = OneAnswer()
         dispatch = Dispatch(works, Budget(10, lambda: 0, lambda: 0), arena)
         task = Task(1, 0, 0, Finish.SAMPLES, [])
         waiting = asyncio.ensure_future(dispatch.samples(task, lambda: False))

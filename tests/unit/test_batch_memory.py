@@ -1,4 +1,4 @@
-"""Where batches lie: a place stays with its worker, until there are enough; and none is lost."""
+"""Segments for batches: each stays with its worker while there are enough, and none is lost."""
 
 from __future__ import annotations
 
@@ -24,25 +24,30 @@ def places(forgotten: list[int]) -> Iterator[BatchMemory]:
     places.close()
 
 
+def added(places: BatchMemory) -> Segment:
+    segment = Segment.create(4096)
+    places.add(segment)
+    return segment
+
+
 def fill(places: BatchMemory, worker: int) -> int:
-    """A batch of a worker's, in a place that it was given or makes; gives the place's number."""
+    """Fill a free or new segment with a batch of the worker. Returns the number of the segment."""
     segment = places.free_for(worker)
     if segment is None:
         places.settled()
-        segment = Segment.create(4096)
-        places.add(segment)
+        segment = added(places)
     places.filled(segment.number, worker)
     return segment.number
 
 
-def test_place_goes_back_to_the_worker_that_has_filled_it(places: BatchMemory) -> None:
+def test_segment_returns_to_its_worker(places: BatchMemory) -> None:
     number = fill(places, 2)
     places.give_back(number)
     assert fill(places, 1) != number
     assert fill(places, 2) == number
 
 
-def test_no_more_are_made_than_batches_under_way_and_those_of_the_trainer(places: BatchMemory) -> None:
+def test_segments_are_limited_to_batches_in_use(places: BatchMemory) -> None:
     held: list[int] = []
     for k in range(200):
         held.append(fill(places, k % WORKERS))
@@ -51,13 +56,12 @@ def test_no_more_are_made_than_batches_under_way_and_those_of_the_trainer(places
     assert len(places.segments) == LIMIT + 2
 
 
-def test_places_that_workers_may_be_making_count_too(places: BatchMemory) -> None:
+def test_segments_that_workers_may_be_creating_count(places: BatchMemory) -> None:
     given = [places.free_for(k % WORKERS) for k in range(LIMIT + 1)]
     assert given == [None] * (LIMIT + 1)
     for _ in given[1:]:
         places.settled()
-    first = Segment.create(4096)
-    places.add(first)
+    first = added(places)
     places.filled(first.number, 0)
     places.give_back(first.number)
     for _ in range(LIMIT):
@@ -65,26 +69,19 @@ def test_places_that_workers_may_be_making_count_too(places: BatchMemory) -> Non
     assert places.free_for(3) is first, "there are enough: another worker's is taken"
 
 
-def test_place_that_is_too_small_is_gone_and_workers_are_told(places: BatchMemory, forgotten: list[int]) -> None:
-    segment = Segment.create(4096)
-    places.add(segment)
+def test_segment_that_is_too_small_is_unlocked_and_removed(places: BatchMemory, forgotten: list[int]) -> None:
+    unlocked: list[int] = []
+    segment = added(places)
+    places.unlock_pages = lambda number: unlocked.append(len(places.segments[number].view))
     places.unused(segment, 0, is_too_small=True)
+    assert unlocked == [4096], "before the segment is closed"
     assert forgotten == [segment.number]
     assert not places.segments
 
 
-def test_place_that_a_forked_process_may_look_at_is_not_used_again(places: BatchMemory, forgotten: list[int]) -> None:
+def test_segment_that_a_forked_process_may_read_is_not_reused(places: BatchMemory, forgotten: list[int]) -> None:
     number = fill(places, 0)
     places.retire(number)
     places.give_back(number)
     assert fill(places, 0) != number
     assert forgotten == [number]
-
-
-def test_pages_are_unlocked_before_a_segment_is_closed(places: BatchMemory) -> None:
-    unlocked: list[int] = []
-    segment = Segment.create(4096)
-    places.unlock_pages = lambda number: unlocked.append(len(places.segments[number].view))
-    places.add(segment)
-    places.unused(segment, 0, is_too_small=True)
-    assert unlocked == [4096]

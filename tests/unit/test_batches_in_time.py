@@ -1,7 +1,4 @@
-"""A batch is given on when it has all its samples, or the first one has waited for long enough; by a clock of ours.
-
-Nothing waits here: time passes when it is told to.
-"""
+"""A batch is emitted when it is full or its first sample has waited for long enough, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ def timed(**more: Any) -> Iterator[Timed]:
     driven.close()
 
 
-def test_nothing_is_cut_before_it_is_asked_for_when_nothing_is_made_ahead() -> None:
+def test_no_batch_is_emitted_before_a_request_without_look_ahead() -> None:
     with timed(samples=20, depth=0, look_ahead=9) as driven:
         assert driven.receive() is None
         driven.give()
@@ -105,7 +102,7 @@ def test_nothing_is_cut_before_it_is_asked_for_when_nothing_is_made_ahead() -> N
         assert driven.receive() == [0]
 
 
-def test_rest_is_given_at_the_end_without_waiting() -> None:
+def test_rest_is_emitted_at_the_end_without_waiting() -> None:
     with timed(samples=4, look_ahead=9) as driven:
         driven.give(4)
         assert driven.receive() == [0, 1, 2]
@@ -114,7 +111,7 @@ def test_rest_is_given_at_the_end_without_waiting() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_no_time_runs_on_once_as_many_batches_came_as_are_taken(limit: int) -> None:
+def test_timer_stops_at_the_limit_of_batches(limit: int) -> None:
     with timed(samples=20, look_ahead=9, limits=(None, limit)) as driven:
         driven.give(SIZE * limit + 1)
         for _ in range(limit):
@@ -148,14 +145,14 @@ def test_batches_are_those_of_a_plain_program(actions: list[Any], depth: int, lo
 @pytest.mark.slow
 @settings(max_examples=50, derandomize=True, deadline=None)
 @given(actions=ACTIONS, depth=st.integers(0, 3))
-def test_no_sample_is_lost_when_batches_go_to_the_trainer_together(actions: list[Any], depth: int) -> None:
+def test_no_sample_is_lost_when_batches_are_sent_together(actions: list[Any], depth: int) -> None:
     with timed(depth=depth, look_ahead=9, samples=30, together=4) as driven:
         for action in actions:
             driven.give() if action == "give" else driven.receive() if action == "take" else driven.wait(action)
 
 
 class _Plain:
-    """The same without an engine.
+    """A model without an engine.
 
     Args:
         depth: how many batches may be made before they are asked for.

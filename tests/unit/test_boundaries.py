@@ -1,4 +1,4 @@
-"""Where batches are cut, and who may do something next."""
+"""The boundaries of batches, and the order of turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_even_cuts_find_every_sample(size: int, count: int) -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=9))
-def test_told_cuts_find_every_sample_also_beside_empty_batches(sizes: list[int]) -> None:
+def test_given_cuts_find_every_sample_next_to_empty_batches(sizes: list[int]) -> None:
     boundaries = GivenBoundaries()
     assert [boundaries.add(size) for size in sizes] == list(range(len(sizes)))
     check(boundaries, sizes)
@@ -41,7 +41,7 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, None])
-def test_turns_are_taken_by_number_and_no_more_at_once_than_there_may_be(limit: int | None) -> None:
+def test_turns_are_granted_by_number_within_the_limit(limit: int | None) -> None:
     async def main() -> list[int]:
         turns, order = PrioritySemaphore(limit), list[int]()
         inside, most = 0, 0
@@ -67,7 +67,7 @@ def test_turns_are_taken_by_number_and_no_more_at_once_than_there_may_be(limit: 
         assert order == [5, 1, 2, 3, 4]
 
 
-def test_a_turn_is_not_lost_when_who_waits_for_it_is_cancelled() -> None:
+def test_turn_of_a_cancelled_waiter_is_not_lost() -> None:
     async def main() -> None:
         turns = PrioritySemaphore(1)
         end = await turns.take(0)

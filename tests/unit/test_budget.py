@@ -1,10 +1,11 @@
-"""Who is let in, in which order, and that nobody waits for ever."""
+"""Admission by the memory budget: order, urgency, and reading ahead."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,7 +46,7 @@ async def settled() -> None:
 pytestmark = pytest.mark.asyncio
 
 
-async def test_bytes_are_let_in_up_to_the_limit() -> None:
+async def test_bytes_are_admitted_up_to_the_limit() -> None:
     house = House(100)
     asked = [house.ask(k, 40) for k in range(5)]
     await settled()
@@ -58,7 +59,7 @@ async def test_bytes_are_let_in_up_to_the_limit() -> None:
     assert house.let_in == [0, 1, 2, 3, 4]
 
 
-async def test_there_is_room_for_what_was_made_while_reads_ahead_wait_for_theirs() -> None:
+async def test_results_have_room_while_reads_ahead_wait() -> None:
     house = House(4 * RAMP_BYTES)
     asked = [house.ask(k, RAMP_BYTES) for k in range(2)]
     await settled()
@@ -69,10 +70,13 @@ async def test_there_is_room_for_what_was_made_while_reads_ahead_wait_for_theirs
     await asyncio.gather(*asked)
 
 
-async def test_the_lowest_rank_goes_first() -> None:
+async def test_the_lowest_rank_goes_first_and_cancelled_requests_are_skipped() -> None:
     house = House(10)
     await house.ask("first", 10)
     later = [house.ask(rank, 10, (rank,)) for rank in (5, 3, 9, 1)]
+    gone = house.ask("gone", 10, (0,))
+    await settled()
+    gone.cancel()
     for _ in later:
         await settled()
         house.release(10)
@@ -80,7 +84,7 @@ async def test_the_lowest_rank_goes_first() -> None:
     assert house.let_in == ["first", 1, 3, 5, 9]
 
 
-async def test_the_large_one_is_not_passed_by_small_ones() -> None:
+async def test_a_large_request_is_not_passed_by_small_ones() -> None:
     house = House(100)
     await house.ask("begin", 50)
     large, small = house.ask("large", 80, (1,)), house.ask("small", 10, (2,))
@@ -91,61 +95,31 @@ async def test_the_large_one_is_not_passed_by_small_ones() -> None:
     assert house.let_in == ["begin", "large", "small"]
 
 
-async def test_the_urgent_one_is_let_in_over_the_limit() -> None:
-    house = House(100)
-    await house.ask("begin", 100)
-    await house.ask("urgent", 5000, is_urgent=lambda: True)
-    assert house.held == 5100
-
-
-async def test_who_is_early_waits_however_much_room_there_is() -> None:
-    house = House(100)
-    is_early = True
-    asked = house.ask("early", 1, is_early=lambda: is_early)
-    await settled()
-    assert house.let_in == []
-    is_early = False
-    house.budget.changed()
-    await asked
-
-
-async def test_who_is_early_keeps_nobody_else_out() -> None:
-    house = House(100)
-    early = house.ask("early", 1, (0,), is_early=lambda: True)
-    await house.ask("other", 1, (5,))
-    await house.ask("urgent", 1000, (9,), is_urgent=lambda: True)
-    assert house.let_in == ["other", "urgent"]
-    early.cancel()
-
-
-async def test_who_waits_for_room_keeps_no_urgent_one_out() -> None:
+async def test_an_urgent_request_is_admitted_over_the_limit_and_before_others() -> None:
     house = House(100)
     await house.ask("begin", 100)
     waits = house.ask("waits", 50, (0,))
-    await house.ask("urgent", 50, (7,), is_urgent=lambda: True)
+    await house.ask("urgent", 5000, (7,), is_urgent=lambda: True)
     assert house.let_in == ["begin", "urgent"]
-    house.release(100)
+    assert house.held == 5100
+    house.release(5100)
     await waits
 
 
-async def test_one_that_gave_up_is_passed_over() -> None:
-    house = House(10)
-    await house.ask("begin", 10)
-    gone, stays = house.ask("gone", 10, (0,)), house.ask("stays", 10, (1,))
-    await settled()
-    gone.cancel()
-    await settled()
-    house.release(10)
-    await stays
-    assert house.let_in == ["begin", "stays"]
-
-
-async def test_a_lack_of_memory_goes_to_who_asked() -> None:
+async def test_an_early_request_waits_and_delays_no_other() -> None:
     house = House(100)
+    is_early = True
+    early = house.ask("early", 1, (0,), is_early=lambda: is_early)
+    await house.ask("other", 1, (5,))
+    await house.ask("urgent", 1000, (9,), is_urgent=lambda: True)
+    assert house.let_in == ["other", "urgent"]
+    is_early = False
+    house.release(1001)
+    await early
 
-    def grant() -> None:
-        raise MemoryError("none left")
 
+async def test_memory_error_is_raised_in_the_request() -> None:
+    house, grant = House(100), Mock(side_effect=MemoryError("none left"))
     with pytest.raises(MemoryError, match="none left"):
         await house.budget.admit(1, (0,), grant, is_urgent=lambda: False, is_early=lambda: False)
     await house.ask("next", 1)

@@ -1,4 +1,4 @@
-"""What this package sends by value is nobody else's business."""
+"""Modules sent by value do not change the user's own pickles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sent(value: object) -> bytes:
         close_all(descriptors)
 
 
-def test_users_own_pickles_are_as_they_were_before_a_plug_in_was_sent_to_workers(plugin: ModuleType) -> None:
+def test_users_own_pickles_do_not_change_when_a_plugin_is_sent(plugin: ModuleType) -> None:
     before, listed = cloudpickle.dumps(plugin.twice), cloudpickle.list_registry_pickle_by_value()
     assert len(sent(plugin.twice)) > len(before), "it goes by value"
     assert cloudpickle.list_registry_pickle_by_value() == listed
@@ -54,7 +54,7 @@ def test_users_own_pickles_are_as_they_were_before_a_plug_in_was_sent_to_workers
     assert cloudpickle.list_registry_pickle_by_value() == listed
 
 
-def test_what_the_user_sends_by_value_stays_so(plugin: ModuleType) -> None:
+def test_users_own_registration_by_value_stays(plugin: ModuleType) -> None:
     cloudpickle.register_pickle_by_value(plugin)
     try:
         sent(plugin.twice)
@@ -63,7 +63,7 @@ def test_what_the_user_sends_by_value_stays_so(plugin: ModuleType) -> None:
         cloudpickle.unregister_pickle_by_value(plugin)
 
 
-def test_list_is_kept_until_the_last_of_several_threads_has_packed(plugin: ModuleType) -> None:
+def test_registry_is_restored_after_the_last_packing_thread(plugin: ModuleType) -> None:
     sent(plugin.twice)
     is_in, may_end = threading.Event(), threading.Event()
 
@@ -104,7 +104,7 @@ def reduced_as_by(file: str | None) -> Callable[[CodeType], Any]:
 
 @pytest.mark.parametrize("file", [None, "<dynamic-code>"])
 def test_lines_of_a_cell_travel_with_its_functions(monkeypatch: pytest.MonkeyPatch, file: str | None) -> None:
-    """A notebook's cell has a file name, and no file: its lines lie in the trainer's `linecache`."""
+    """The lines of a notebook's cell are in the trainer's `linecache` only."""
     monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, reduced_as_by(file))
     cell = "<ipython-input-7-8a1b>"
     monkeypatch.setitem(linecache.cache, cell, (len(CELL), None, CELL.splitlines(keepends=True), cell))
@@ -121,7 +121,7 @@ def test_lines_of_a_cell_travel_with_its_functions(monkeypatch: pytest.MonkeyPat
     assert 'return x["number"]' in "".join(traceback.format_exception(caught.value))
 
 
-def test_code_says_which_file_it_is_of_when_it_goes_by_value(plugin: ModuleType) -> None:
+def test_code_sent_by_value_keeps_its_file_name(plugin: ModuleType) -> None:
     def outer() -> object:
         return lambda: None
 

@@ -1,4 +1,4 @@
-"""A cache returns what was stored, or nothing, whatever happens to its folder and whoever shares it."""
+"""A cache returns what was stored, or nothing, with any changes to its folder and other users of it."""
 
 from __future__ import annotations
 

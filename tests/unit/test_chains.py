@@ -1,4 +1,4 @@
-"""Workers know the chains that they were told, whenever they start, and are told a changed one alone."""
+"""Workers have all chains, whenever they start, and receive a chain again only after a change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.workers.messages import Message, SpecMessage
 from headrace.workers.tasks import Chain, Step
 
 
-class Told:
-    """A worker that writes down what it is told."""
+class Link:
+    """A worker that records what it receives."""
 
     def __init__(self) -> None:
         self.chains: dict[int, SharedChain] = {}
@@ -33,25 +33,25 @@ def times(factor: list[int]) -> Chain:
 
 
 @pytest.mark.parametrize("shares_objects", [True, False])
-def test_worker_that_starts_later_knows_what_the_others_do(shares_objects: bool) -> None:
-    links, chain = [Told()], times([2])
+def test_worker_that_starts_later_has_the_same_chains(shares_objects: bool) -> None:
+    links, chain = [Link()], times([2])
     with closing(Chains(lambda: links, shares_memory=True, shares_objects=shares_objects, modules={})) as chains:
         chains.learn(1, chains.pack(chain))
         chains.learn(2, chains.pack(chain))
         chains.learn_spec(1, b"form")
-        links.append(Told())
+        links.append(Link())
         chains.tell(links[1])
         assert links[1].chains == links[0].chains
         assert [link.specs for link in links] == [{1: b"form"}] * 2
         assert [link.chains[1].load().steps[0].fn(4) for link in links] == [8, 8]
         chains.learn(1, chains.pack(chain))  # an older one is forgotten, and the form of its samples too
-        links.append(Told())
+        links.append(Link())
         chains.tell(links[2])
         assert [link.specs for link in links] == [{}, {}, {}]
 
 
-def test_chain_is_packed_anew_where_something_in_it_has_changed() -> None:
-    link, factor = Told(), [2]
+def test_changed_chain_is_packed_again() -> None:
+    link, factor = Link(), [2]
     with closing(Chains(lambda: [link], shares_memory=True, shares_objects=False, modules={})) as chains:
         chain = times(factor)
         packed = chains.pack(chain)

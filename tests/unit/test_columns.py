@@ -93,7 +93,7 @@ def test_columns_are_what_samples_one_by_one_are_for_any_bytes(samples, cuts, na
     try:
         expected = one_by_one(samples, decode, names)
     except HeadraceError:
-        assert ColumnDecoder(decode, names)(rows, bodies) is None  # the sample alone says what is wrong with it
+        assert ColumnDecoder(decode, names)(rows, bodies) is None  # decoding one sample names the error
         return
     got = at_once(rows, bodies, decode, names, expected[0])
     if got is not None:

@@ -1,4 +1,4 @@
-"""Whatever is wrong with an archive: the samples that are whole come first, then one error that says where."""
+"""Damaged archives give their whole samples first, and then one error with its place."""
 
 from __future__ import annotations
 

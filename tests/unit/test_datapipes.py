@@ -1,4 +1,4 @@
-"""What torch does to pipes, in several threads."""
+"""Seeding data pipes of torch in several threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Numbers(IterDataPipe[int]):
-    """A pipe that says when torch looks for its parts."""
+    """A pipe that calls `looked` when torch traverses it."""
 
     def __init__(self, looked: Callable[[], object]) -> None:
         self.looked = looked

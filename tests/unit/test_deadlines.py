@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from simulation.loop import simulate
@@ -21,15 +22,8 @@ class Read(Watched):
         return options.total_timeout_s
 
 
-class Elsewhere:
-    """What a read may wait for; it is always getting on, or never."""
-
-    def __init__(self, succeeded_at: float) -> None:
-        self.succeeded_at = succeeded_at
-
-
 async def watched(steps: Callable[[Read], list[tuple[float, int]]]) -> tuple[str | None, float]:
-    """Wait some seconds and receive some bytes, again and again; gives what ended that, and when."""
+    """Wait and receive bytes in steps. Returns the limit that ended the read, and the time."""
     loop = asyncio.get_running_loop()
     watch, read = DeadlineTimer(OPTIONS, loop.time), Read(0)
     read.start_now(loop.time())
@@ -59,16 +53,16 @@ async def watched(steps: Callable[[Read], list[tuple[float, int]]]) -> tuple[str
         ([(1.0, 10**6)] * 200, "not all within 100 seconds", 100.0),
     ],
 )
-def test_limit_that_is_broken_first_ends_the_read(steps: list[tuple[float, int]], why: str | None, at: float) -> None:
+def test_first_broken_limit_ends_the_read(steps: list[tuple[float, int]], why: str | None, at: float) -> None:
     (ended, seconds), _ = simulate(watched(lambda _: steps))
     assert ended == why
     assert at <= seconds <= at + 2.1
 
 
 @pytest.mark.parametrize(("progress", "ends_at"), [(float("inf"), None), (-1.0, 100.0)])
-def test_wait_for_a_turn_counts_only_while_nobody_gets_on(progress: float, ends_at: float | None) -> None:
+def test_wait_for_a_turn_counts_only_without_progress(progress: float, ends_at: float | None) -> None:
     def steps(read: Read) -> list[tuple[float, int]]:
-        read.waits_for = Elsewhere(progress)
+        read.waits_for = SimpleNamespace(succeeded_at=progress)  # type: ignore[assignment]
         return [(500.0, 0)]
 
     (why, seconds), _ = simulate(watched(steps))
@@ -76,7 +70,7 @@ def test_wait_for_a_turn_counts_only_while_nobody_gets_on(progress: float, ends_
     assert seconds == pytest.approx(ends_at or 500.0, abs=1.1)
 
 
-def test_cancellation_from_outside_is_not_taken_for_a_limit() -> None:
+def test_cancellation_is_not_taken_for_a_limit() -> None:
     async def run() -> None:
         task = asyncio.ensure_future(watched(lambda _: [(50.0, 0)]))
         await asyncio.sleep(9.0)
@@ -87,7 +81,7 @@ def test_cancellation_from_outside_is_not_taken_for_a_limit() -> None:
     simulate(run())
 
 
-def test_loop_that_stood_still_is_given_time_to_read_what_has_come() -> None:
+def test_blocked_loop_has_time_to_read_after_it() -> None:
     async def run() -> None:
         clock_ahead = 0.0
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""An epoch gives what its plan says in whatever order workers answer, fail and die, and the trainer asks and leaves."""
+"""Epochs equal their plans in any order of answers, failures and requests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def expected(plan: Plan) -> list[list[int]]:
 @pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS)
-def test_batches_are_those_of_the_plan_in_whatever_order_workers_answer(plan: Plan, seed: int) -> None:
+def test_batches_equal_the_plan_in_any_order_of_answers(plan: Plan, seed: int) -> None:
     result = run(plan, seed)
     assert result.batches == expected(plan)
     assert result.numbers == list(range(len(result.batches)))
@@ -109,9 +109,7 @@ def test_batches_are_those_of_the_plan_in_whatever_order_workers_answer(plan: Pl
 @pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS, lefts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
-def test_run_goes_on_exactly_when_it_is_begun_again_where_a_snapshot_says(
-    plan: Plan, seed: int, lefts: list[int]
-) -> None:
+def test_run_is_resumed_exactly_from_a_snapshot(plan: Plan, seed: int, lefts: list[int]) -> None:
     whole = expected(plan)
     for left in lefts:
         result = run(plan, seed, stop_after=left)
@@ -137,7 +135,7 @@ def resumed(plan: Plan, received: ProgressSnapshot) -> Plan:
 @pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS, rate=st.sampled_from([0.05, 0.3, 1.0]))
-def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int, rate: float) -> None:
+def test_failed_tasks_repeat_and_reorder_nothing(plan: Plan, seed: int, rate: float) -> None:
     chance = random.Random(seed)
     result = run(replace(plan, fails=lambda task: chance.random() < rate), seed)
     assert not result.errors
@@ -153,8 +151,8 @@ def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int,
         assert set(came) <= set(everything)
         assert len(set(came)) == len(came), "a sample came twice"
     is_final = any(task.finish is not Finish.EACH for task in result.failed)  # else each was made again by itself
-    if is_final and not plan.drop_last and not any(limit is not None for limit in plan.limits) and _are_told(plan):
-        assert None in result.batches, "tasks failed, and nobody was told"
+    if is_final and not plan.drop_last and not any(limit is not None for limit in plan.limits) and _raises_all(plan):
+        assert None in result.batches, "tasks failed without an error"
 
 
 def _without_groups_left_out(plan: Plan) -> Iterator[int]:
@@ -167,7 +165,7 @@ def _keeps_order(plan: Plan) -> bool:
     return all(stage.name in IN_ORDER for stage in plan.stages if isinstance(stage, GroupStage))
 
 
-def _are_told(plan: Plan) -> bool:
+def _raises_all(plan: Plan) -> bool:
     return not any(isinstance(stage, GroupStage) and stage.name in LEAVES_OUT for stage in plan.stages)
 
 
@@ -187,7 +185,7 @@ def grouped(kind: str, count: int, step: Step | None = None, **options: Any) -> 
 @example(plan=grouped("budget 20", 2), seed=1)
 @example(plan=grouped("buckets of 4", 9, depth=0), seed=2)
 @example(plan=grouped("even 3", 0), seed=3)
-def test_error_of_the_source_comes_behind_all_that_came_before(plan: Plan, seed: int) -> None:
+def test_error_of_the_source_follows_all_earlier_samples(plan: Plan, seed: int) -> None:
     plan = replace(plan, breaks=True, drop_last=False, limits=())
     result = run(plan, seed)
     before, size = [sample for batch in expected(plan) for sample in batch], plan.batch_size
@@ -195,7 +193,7 @@ def test_error_of_the_source_comes_behind_all_that_came_before(plan: Plan, seed:
     assert result.batches == [*(before[k : k + size] for k in range(0, whole, size)), None]
 
 
-def test_error_of_a_sample_comes_before_its_group_would_be_complete() -> None:
+def test_error_of_a_sample_is_raised_before_its_group_is_complete() -> None:
     """No group is ever complete here: the whole source would be read to find an error."""
     made = []
 
@@ -210,14 +208,14 @@ def test_error_of_a_sample_comes_before_its_group_would_be_complete() -> None:
 
 @shapes
 @given(plan=plans(), seed=SEEDS)
-def test_batches_are_all_there_when_they_may_come_in_any_order(plan: Plan, seed: int) -> None:
+def test_batches_out_of_order_are_complete(plan: Plan, seed: int) -> None:
     if any(stage.gives_many for stage in plan.stages):
         return  # that is refused
     result = run(replace(plan, in_order=False, together=1), seed)
     assert sorted(zip(result.numbers, result.batches, strict=True)) == list(enumerate(expected(plan)))
 
 
-def test_short_last_batch_is_left_out_as_one_whose_samples_are_made_once() -> None:
+def test_short_last_batch_is_dropped_without_repeating_samples() -> None:
     """All workers make those of the others, and then one collates them: it must not make them again to look at them."""
 
     def text(n: Any) -> str:
@@ -248,8 +246,5 @@ def test_each_kind_of_task_was_tried() -> None:
     run(plan, 1)
     run(replace(plan, is_spread=True), 1)
     run(replace(plan, batch_size=1, together=64), 1)
-    assert kinds == {Finish.SAMPLES, Finish.GROUP, Finish.BATCH, Finish.COLLATE, Finish.EACH}
-
-
-def test_run_without_samples_has_no_batches() -> None:
     assert run(Plan(samples=(), chains={1: last()}), 0) == Run()
+    assert kinds == {Finish.SAMPLES, Finish.GROUP, Finish.BATCH, Finish.COLLATE, Finish.EACH}

@@ -1,4 +1,4 @@
-"""Epoch, batches and task queue give together what the plainest of programs gives, whatever becomes of workers."""
+"""Epoch, batches and task queue equal a simple program, with any failures and deaths of workers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ROOMY = 1 << 30
 
 SEEDS, AT = st.integers(0, 1000), st.integers(0, 30)
 
-ENDINGS = ("goes on", "goes on", "stopped", "cancelled")
+ENDINGS = ("complete", "complete", "stopped", "cancelled")
 
 
 @dataclass(frozen=True)
 class Bad:
-    """What stands in the place of a sample, or a batch: an error of this kind, of the sample with this number."""
+    """An error in the place of a sample or a batch: its type, and the number of the sample."""
 
     kind: type[Exception]
     number: int = -1
@@ -63,7 +63,7 @@ class Bad:
 
 @dataclass(kw_only=True)
 class World:
-    """What the user's functions do, and what is asked for."""
+    """The behaviour of the user's functions, and the policy for failures."""
 
     broken: frozenset[int]  # samples whose step raises
     deadly: frozenset[int]  # samples whose step ends the worker, each time
@@ -115,13 +115,13 @@ def grouped(samples: list[Any], groups: Groups, *, skips: bool) -> Iterator[Any]
 
 
 class Ruling:
-    """Which failed samples are left out, as it was asked for."""
+    """A model of the policy that skips failed samples."""
 
     def __init__(self, policy: SkipPolicy) -> None:
         self.policy, self.in_all, self.in_a_row = policy, 0, 0
 
     def of(self, batch: Sequence[Any]) -> Any:
-        """The batch without its failed samples, or the error in its place; None: nothing is left of it."""
+        """The batch without its failed samples, or its error. None if nothing remains."""
         for sample in batch:
             if not isinstance(sample, Bad):
                 self.in_a_row = 0
@@ -186,6 +186,11 @@ SOURCE = "the source"
 KINDS = st.lists(st.sampled_from(["map", "loop", "flat", "some", "limit", 1, 2, 3]), min_size=1, max_size=3)
 
 
+POLICIES = st.builds(
+    SkipPolicy, st.sampled_from([None, is_even]), st.none() | st.integers(0, 6), st.none() | st.integers(0, 3)
+)
+
+
 @st.composite
 def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup, World]:
     """Any stages in any order, samples that fail or end workers, and workers of any kind."""
@@ -198,15 +203,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
         deadly=frozenset() if shares_objects else draw(few | numbers),
         unread=draw(few),
         changed=draw(few),
-        policy=draw(
-            st.none()
-            | st.builds(
-                SkipPolicy,
-                st.sampled_from([None, is_even]),
-                st.none() | st.integers(0, 6),
-                st.none() | st.integers(0, 3),
-            )
-        ),
+        policy=draw(st.none() | POLICIES),
     )
     skips, touch = world.policy is not None, Step("map(touch)", "map", world.touch)
     stages, chains = list[Any](), dict[int, Chain]()
@@ -281,7 +278,7 @@ def cut(draw: Draw, count: int, most: int) -> Iterator[int]:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """One epoch, and everything that may become of it in any order."""
+    """One epoch under any order of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,7 +398,7 @@ class EngineMachine(RuleBasedStateMachine):
         while driven.opened or driven.received < len(driven.trainer.sent):
             self.ask(driven, None)
         assert driven.trainer.is_closed
-        is_over = self.ending == "goes on" or self.left > 0
+        is_over = self.ending == "complete" or self.left > 0
         if is_over:
             assert not driven.trainer.errors
             assert self.came.keys() >= self.expected.keys(), "a batch is missing"
@@ -451,7 +448,7 @@ TestStages = StageMachine.TestCase
 TestBatches.settings = TestStages.settings = MACHINE
 
 
-def test_slab_of_a_batch_that_failed_comes_back_with_the_last_task_that_writes_there() -> None:
+def test_slab_of_a_failed_batch_is_free_after_its_last_task() -> None:
     nothing = frozenset[int]()
     world = World(broken=frozenset([4]), deadly=nothing, unread=nothing, changed=nothing, policy=None)
     steps = Step("map(touch)", "map", world.touch), Step("map(form)", "map", world.form)
@@ -487,7 +484,6 @@ def test_slab_of_a_batch_that_failed_comes_back_with_the_last_task_that_writes_t
 @pytest.mark.parametrize("use_slots", [False, True])
 @pytest.mark.parametrize("is_spread", [False, True])
 def test_sample_that_ends_three_workers_fails_in_its_place(is_skipped: bool, use_slots: bool, is_spread: bool) -> None:
-    """And those that fail are left out one by one, whoever makes the others."""
     some, nothing = frozenset([2, 5]), frozenset[int]()
     policy = SkipPolicy(None, None, None) if is_skipped else None
     world = World(broken=frozenset([9]), deadly=some, unread=nothing, changed=nothing, policy=policy)
@@ -502,7 +498,7 @@ def test_sample_that_ends_three_workers_fails_in_its_place(is_skipped: bool, use
         skips=None if policy is None else skips_of(policy),
     )
     machine = EngineMachine()
-    machine.begin((setup, world), seed=0, ending="goes on", step=0)
+    machine.begin((setup, world), seed=0, ending="complete", step=0)
     machine.teardown()
     died = Bad(WorkerDiedError)
     assert machine.driven is not None

@@ -1,4 +1,4 @@
-"""Groups are those that batchers name, whatever they remember, and a state says what waits for the next one."""
+"""Groups are those that batchers name. A state has the samples that wait for the next group."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def test_groups_are_those_of_a_plain_program(kind: str, measures: list[int]) -> 
 
 @pytest.mark.slow
 @given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES, data=st.data())
-def test_later_groups_are_the_same_when_samples_of_earlier_ones_are_gone(
-    kind: str, measures: list[int], data: st.DataObject
-) -> None:
-    """All that a state has to say is which samples those are."""
+def test_later_groups_do_not_depend_on_earlier_samples(kind: str, measures: list[int], data: st.DataObject) -> None:
     groups, origins = found(_finder(KINDS[kind]), measures, range(len(measures))), GroupOrigins()
     for group in groups:
         origins.formed(group.numbers)
@@ -64,9 +61,7 @@ def test_later_groups_are_the_same_when_samples_of_earlier_ones_are_gone(
 
 
 @given(measures=MEASURES, size=st.sampled_from([None, 1, 3]), drop_last=st.booleans())
-def test_batchers_that_last_are_offered_each_sample_once_and_find_what_new_ones_do(
-    measures: list[int], size: int | None, drop_last: bool
-) -> None:
+def test_lasting_batcher_is_offered_each_sample_once(measures: list[int], size: int | None, drop_last: bool) -> None:
     offered = list[int]()
 
     class Lasting(BucketBatcher):
@@ -74,7 +69,7 @@ def test_batchers_that_last_are_offered_each_sample_once_and_find_what_new_ones_
             offered.append(measure)
             return super().offer(measure)
 
-    class Passing:  # as others are: each group is found by a new one
+    class Passing:  # not a batcher that lasts: each group is found by a new one
         def __init__(self) -> None:
             self._batcher = begin(BucketBatcher)
             self.offer, self.end = self._batcher.offer, self._batcher.end
@@ -88,7 +83,7 @@ def test_batchers_that_last_are_offered_each_sample_once_and_find_what_new_ones_
 
 
 @given(ranges=st.lists(st.integers(0, 60), unique=True))
-def test_numbers_are_held_as_few_ranges_in_whatever_order_they_are_put_in(ranges: list[int]) -> None:
+def test_numbers_added_in_any_order_become_few_ranges(ranges: list[int]) -> None:
     numbers = NumberSet()
     for number in ranges:
         numbers.add([(number, number + 1)])
@@ -98,7 +93,7 @@ def test_numbers_are_held_as_few_ranges_in_whatever_order_they_are_put_in(ranges
     assert edges == sorted(set(edges)), "ranges touch"
 
 
-def test_what_is_remembered_of_groups_is_no_more_than_what_may_come_again() -> None:
+def test_origins_of_groups_that_cannot_be_repeated_are_forgotten() -> None:
     origins = GroupOrigins()
     for number in range(1000):
         origins.formed([2 * number, 2 * number + 1])
@@ -109,7 +104,7 @@ def test_what_is_remembered_of_groups_is_no_more_than_what_may_come_again() -> N
 
 
 @pytest.mark.parametrize("named", [[2], [0, 0], [-1]])
-def test_samples_that_a_batcher_was_not_offered_are_an_error_in_the_place_of_the_last(named: list[int]) -> None:
+def test_samples_that_a_batcher_was_not_offered_are_an_error(named: list[int]) -> None:
     class Wrong(Nine):
         def offer(self, measure: int) -> Sequence[int]:
             super().offer(measure)
@@ -121,43 +116,42 @@ def test_samples_that_a_batcher_was_not_offered_are_an_error_in_the_place_of_the
     assert "wrong(): of 2 samples that it was offered" in str(groups[0].error)
 
 
-def test_error_of_a_batcher_takes_the_place_of_its_sample_and_the_others_wait_on() -> None:
-    class Strict(Nine):
-        def offer(self, measure: int) -> Sequence[int]:
-            if measure > 5:
-                raise ValueError(f"{measure} is too long")
-            return super().offer(measure)
+class Strict(Nine):
+    def offer(self, measure: int) -> Sequence[int]:
+        if measure > 5:
+            raise ValueError(f"{measure} is too long")
+        return super().offer(measure)
 
-    groups = found(GroupFinder(Strict, "strict()"), [3, 9, 3, 3, 8], range(5))
-    assert [(list(group.numbers), str(group.error)) for group in groups] == [
-        ([1], "9 is too long"),
-        ([0, 2, 3], "None"),
-        ([4], "8 is too long"),
-    ]
+
+class Endless(Nine):
+    def end(self) -> Any:
+        raise ValueError("no end")
+
+
+@pytest.mark.parametrize(
+    ("batcher", "measures", "expected"),
+    [
+        (Strict, [3, 9, 3, 3, 8], [([1], "9 is too long"), ([0, 2, 3], "None"), ([4], "8 is too long")]),
+        (Endless, [1, 2], [([0, 1], "no end")]),
+    ],
+)
+def test_error_of_a_batcher_replaces_the_samples_it_concerns(
+    batcher: Any, measures: list[int], expected: list[tuple[list[int], str]]
+) -> None:
+    groups = found(GroupFinder(batcher, "strict()"), measures, range(len(measures)))
+    assert [(list(group.numbers), str(group.error)) for group in groups] == expected
     assert groups[0].error is not None
     assert groups[0].error.__notes__ == ["stage: strict(), while samples were put together"]
-
-
-def test_error_of_the_end_takes_the_place_of_all_that_wait() -> None:
-    class Endless(Nine):
-        def end(self) -> Any:
-            raise ValueError("no end")
-
-    groups = found(GroupFinder(Endless, "endless()"), [1, 2], range(2))
-    assert [(list(group.numbers), str(group.error)) for group in groups] == [([0, 1], "no end")]
 
 
 def test_samples_are_refused_when_too_many_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.engine.scheduler.group_finder._WAITING_MOST", 3)
     groups = found(GroupFinder(Nine, "nine()"), [1] * 5, range(5))
-    assert [(list(group.numbers), type(group.error)) for group in groups] == [
-        ([3], OptionError),
-        ([4], OptionError),
-        ([0, 1, 2], type(None)),
-    ]
+    assert [list(group.numbers) for group in groups] == [[3], [4], [0, 1, 2]]
+    assert [type(group.error) for group in groups] == [OptionError, OptionError, type(None)]
 
 
-def test_samples_wait_for_nothing_more_when_the_batcher_leaves_them_out() -> None:
+def test_samples_that_a_batcher_drops_at_its_end_stay_waiting() -> None:
     class LeavesOut(Nine):
         def end(self) -> Any:
             return None

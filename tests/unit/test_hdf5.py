@@ -72,12 +72,14 @@ def test_types_are_those_that_tensors_can_have() -> None:
         "flags": np.arange(5) % 2 == 0,
         "group/deep": np.arange(10, dtype="<i8").reshape(5, 2),
     }
-    data = hr.hdf5(put(lambda file: [file.__setitem__(name, value) for name, value in values.items()]))
+    data = hr.hdf5(put(lambda file: file.update(values)))
     with hr.DataLoader(data, batch_size=5) as loader:
         (batch,) = loader
     for name, value in values.items():
         assert (batch[name].numpy() == value).all()
         assert batch[name].numpy().dtype == value.dtype.newbyteorder("=")
+    unwritten = hr.hdf5(put(lambda file: file.create_dataset("x", (9, 2), "i4", chunks=(4, 2), fillvalue=7)))
+    assert [row["x"].tolist() for row in rows(unwritten)] == [[7, 7]] * 9
 
 
 def test_datasets_are_chosen_and_named() -> None:
@@ -90,7 +92,7 @@ def test_datasets_are_chosen_and_named() -> None:
     assert set(data[3]) == {"__key__", "__url__", "image", "y"}
     assert data[-1]["y"] == COUNT - 1
     assert set(rows(hr.hdf5(place, ["labels"]))[0]) == {"labels"}
-    with pytest.raises(hr.OptionError, match=r"/classes \[3\].*say which"):
+    with pytest.raises(hr.OptionError, match=r"/classes \[3\]"):
         len(hr.hdf5(place))
     with pytest.raises(hr.OptionError, match=r"'label' must be one of .*labels"):
         len(hr.hdf5(place, ["label"]))
@@ -131,11 +133,6 @@ def test_dataset_whose_name_is_taken_is_named(taken: str) -> None:
     assert (row["__key__"], row["__url__"], row["value"], row["in"]) == ("2", place, 2, 2)
 
 
-def test_rows_that_were_never_written_are_filled() -> None:
-    data = hr.hdf5(put(lambda file: file.create_dataset("x", (9, 2), "i4", chunks=(4, 2), fillvalue=7)))
-    assert [row["x"].tolist() for row in rows(data)] == [[7, 7]] * 9
-
-
 def test_files_follow_one_another() -> None:
     places = [put(lambda file, k=k: file.create_dataset("x", data=np.arange(k, dtype=float))) for k in (3, 0, 4)]
     data = hr.hdf5(places)
@@ -161,20 +158,17 @@ def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "why"),
+    ("name", "options", "why"),
     [
-        (lambda file: file.create_dataset("t", data=["a", "bc"]), "'/t' has values of any length"),
-        (lambda file: file.create_dataset("n", shape=(3, 2), dtype="i4"), "'/n' .*never written"),
-        (lambda file: file.create_dataset("s", data=3), "no datasets with rows"),
-        (
-            lambda file: file.create_dataset("e", (3,), "u1", external=[("elsewhere.bin", 0, 3)]),
-            "'/e' lies in other files",
-        ),
+        ("t", {"data": ["a", "bc"]}, "'/t' has values of any length"),
+        ("n", {"shape": (3, 2), "dtype": "i4"}, "'/n' .*never written"),
+        ("s", {"data": 3}, "no datasets with rows"),
+        ("e", {"shape": (3,), "dtype": "u1", "external": [("elsewhere.bin", 0, 3)]}, "'/e' .* other files"),
     ],
 )
-def test_dataset_that_is_not_read_is_named(write: Callable[[Any], object], why: str) -> None:
+def test_dataset_that_is_not_read_is_named(name: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(hr.FormatError, match=why):
-        len(hr.hdf5(put(write)))
+        len(hr.hdf5(put(lambda file: file.create_dataset(name, **options))))
 
 
 def test_damage_is_an_error_that_names_the_file() -> None:
@@ -205,15 +199,15 @@ def test_limits_hold() -> None:
 
 
 @pytest.mark.parametrize("layout", ["plain", "chunks", "gzip"])
-def test_file_with_a_user_block_is_read_where_its_values_lie(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_a_user_block_is_read_or_refused_by_name(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = put(lambda file: file.create_dataset("x", data=IMAGES, **LAYOUTS[layout]), userblock_size=1024)
-    is_told = h5py.version.hdf5_version_tuple >= (1, 14, 4)
-    if is_told or layout == "plain":
+    is_known = h5py.version.hdf5_version_tuple >= (1, 14, 4)
+    if is_known or layout == "plain":
         assert all((row["x"] == IMAGES[k]).all() for k, row in enumerate(rows(hr.hdf5(place))))
     monkeypatch.setattr(h5py.version, "hdf5_version_tuple", (1, 14, 3))
     if layout == "plain":
         assert len(hr.hdf5(place)) == COUNT
         return
-    with pytest.raises(hr.FormatError, match=rf"{place}: the dataset '/x' lies in chunks behind a user block.* h5py 3"):
+    with pytest.raises(hr.FormatError, match=rf"{place}: the dataset '/x' .* user block.* h5py 3"):
         len(hr.hdf5(place))
     assert len(hr.hdf5(put(lambda file: file.create_dataset("x", data=IMAGES, **LAYOUTS[layout])))) == COUNT

@@ -1,4 +1,4 @@
-"""One step alone is left to be done: what is made is what the general way makes, whatever goes wrong."""
+"""Chains of one step: samples at once equal samples one by one, with any failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHAT = st.sampled_from(["value", "draw", "draw twice", "error", "stop", "exit"])
 
 
 class Steps:
-    """A step, which does to the sample at each place what it is told, and keeps which ones it was called for."""
+    """A step with an action for each of its calls. Records the samples it was called with."""
 
     def __init__(self, what: list[str]) -> None:
         self.what, self.called = what, list[object]()
@@ -47,8 +47,8 @@ class Steps:
         return sample, [int(hr.rng().integers(2**40)) for _ in range(draws)], io.BytesIO if what == "value" else None
 
 
-class Told(list[int]):
-    """Progress of which all is kept."""
+class Record(list[int]):
+    """Progress that keeps all values."""
 
     def __setitem__(self, at: Any, index: Any) -> None:
         self.append(index)
@@ -65,19 +65,19 @@ def lines_of(count: int) -> SentPart:
 def outcome(
     at_once: int, keys: list[object], what: list[str], chain: Callable[[Steps, list[object]], Chain], **order: Any
 ) -> list[object]:
-    steps, told = Steps(what), Told()
-    maker = Maker(Inputs(), everywhere=False, progress=told, number=1)
+    steps, indexes = Steps(what), Record()
+    maker = Maker(Inputs(), everywhere=False, progress=indexes, number=1)
     of = chain(steps, keys)
     maker.begin(5, of)
     part = SentObjects(keys, 0, len(keys)) if of.by_key else lines_of(len(keys))
     message = TaskMessage(1, 5, 77, 4, Finish.SAMPLES, [part], 100, order.get("positions"), 0, 0, None, None, {})
     made = [one for some in maker.make(of, message, {}, at_once) for one in some]
-    shown = [(one.error.origin, str(hr_error(one))) if type(one) is Failure else repr(one) for one in made]
-    numbers = [number for k, number in enumerate(told) if number not in told[:k]]
-    return [shown, repr(steps.called), numbers, told[-1], int(hr.rng().integers(2**40)) if keys else None]
+    shown = [(one.error.origin, str(error_of(one))) if type(one) is Failure else repr(one) for one in made]
+    numbers = [number for k, number in enumerate(indexes) if number not in indexes[:k]]
+    return [shown, repr(steps.called), numbers, indexes[-1], int(hr.rng().integers(2**40)) if keys else None]
 
 
-def hr_error(failure: Failure) -> BaseException:
+def error_of(failure: Failure) -> BaseException:
     from headrace.torch_compat.errors import unpack_error
 
     return unpack_error(failure.error)
@@ -98,7 +98,7 @@ def behind_lines(steps: Steps, keys: list[object]) -> Chain:
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(KEYS, WHAT), max_size=12), st.integers(2, 20), st.sampled_from([by_key, behind_lines]))
-def test_samples_in_turn_are_what_they_are_one_by_one(
+def test_samples_at_once_equal_samples_one_by_one(
     samples: list[tuple[object, str]], at_once: int, chain: Callable[[Steps, list[object]], Chain]
 ) -> None:
     keys, what = [key for key, _ in samples], [what for _, what in samples]

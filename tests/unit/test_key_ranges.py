@@ -1,4 +1,4 @@
-"""A listing in several ranges at once has each key once, whatever keys there are; and reads more pages at once."""
+"""Listing in ranges gives each key once for any keys, and reads pages at once."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Bucket:
                 self.at_once -= 1
             page = self.keys[at : at + self.size]
             if page:
-                yield [self.told(key) for key in page]
+                yield [self.entry(key) for key in page]
             at += self.size
             if at >= len(self.keys):
                 return
 
-    def told(self, key: str) -> Listed:
+    def entry(self, key: str) -> Listed:
         return Listed(key)
 
     def listed(self) -> list[str]:
@@ -53,9 +53,9 @@ class Bucket:
 
 
 class BucketWithFolders(Bucket):
-    """Objects that stand for folders are empty and have lost their slash, as obstore tells them."""
+    """Objects for folders are empty and without their slash, as obstore lists them."""
 
-    def told(self, key: str) -> Listed:
+    def entry(self, key: str) -> Listed:
         return Listed(key.removesuffix("/"), int(not key.endswith("/")))
 
 
@@ -71,27 +71,18 @@ def test_listing_in_ranges_has_each_key_once(keys: list[str], size: int) -> None
     keys=st.lists(st.text("01/-.", min_size=1, max_size=5).map(lambda text: f"{text}1"), unique=True, max_size=99),
     size=st.integers(1, 4),
 )
-def test_objects_that_stand_for_folders_are_left_out(keys: list[str], size: int) -> None:
+def test_objects_for_folders_are_skipped(keys: list[str], size: int) -> None:
     keys = [key for key in keys if "//" not in key and key[0] != "/"]
     folders = {key[: at + 1] for key in keys for at, sign in enumerate(key) if sign == "/"}
     assert sorted(BucketWithFolders(sorted({*keys, *folders}), size).listed()) == sorted(keys)
 
 
-def test_folder_whose_name_goes_on_with_less_than_a_slash_is_listed_in_ranges() -> None:
+def test_folder_names_that_sort_before_a_slash_are_listed_in_ranges() -> None:
     keys = [f"class{k}{end}/{n:02d}" for k in range(90) for n in range(20) for end in ("", "-big", " x")]
     folders = {f"{key.partition('/')[0]}/" for key in keys}
     bucket = BucketWithFolders(sorted({*keys, *folders}), 20)
     assert sorted(bucket.listed()) == sorted(keys)
     assert bucket.most >= 8
-
-
-def test_empty_objects_are_listed() -> None:
-    class Empty(Bucket):
-        def told(self, key: str) -> Listed:
-            return Listed(key, 0)
-
-    bucket = Empty([f"{k:04d}" for k in range(2000)], 10)
-    assert sorted(bucket.listed()) == bucket.keys
 
 
 @pytest.mark.parametrize(
@@ -105,23 +96,24 @@ def test_many_keys_are_listed_by_several_at_once(name: str) -> None:
     assert bucket.requests < 2.5 * len(keys) / 20
 
 
-def test_few_keys_are_listed_without_a_request_more() -> None:
+def test_few_keys_and_empty_objects_are_listed_without_a_request_more() -> None:
+    class Empty(Bucket):
+        def entry(self, key: str) -> Listed:
+            return Listed(key, 0)
+
     bucket = Bucket([f"{k:04d}" for k in range(380)], 100)
     assert bucket.listed() == bucket.keys
     assert bucket.requests == 4
+    empty = Empty([f"{k:04d}" for k in range(2000)], 10)
+    assert sorted(empty.listed()) == empty.keys
 
 
-def test_store_that_knows_no_keys_to_begin_after_is_listed_from_its_start() -> None:
-    bucket = Bucket([f"{k:04d}" for k in range(2000)], 100, knows_after=False)
+@pytest.mark.parametrize(("factor", "requests"), [(1, 21), (7919, 20)], ids=["ordered", "without order"])
+def test_store_without_order_or_start_keys_is_listed_in_one_go(factor: int, requests: int) -> None:
+    bucket = Bucket([f"{k * factor % 2000:04d}" for k in range(2000)], 100, knows_after=False)
     assert bucket.listed() == bucket.keys
     assert bucket.most == 1
-    assert bucket.requests == 21
-
-
-def test_store_without_an_order_is_listed_as_it_is() -> None:
-    keys = [f"{k * 7919 % 2000:04d}" for k in range(2000)]
-    bucket = Bucket(keys, 100, knows_after=False)
-    assert bucket.listed() == keys
+    assert bucket.requests == requests
 
 
 def test_keys_that_are_out_of_order_later_are_an_error() -> None:

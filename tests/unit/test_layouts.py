@@ -1,4 +1,4 @@
-"""Promises of joined orders: as Python's own lists would be joined, whatever part of an epoch is asked for."""
+"""Concatenated and interleaved orders equal joined lists, at any positions of an epoch."""
 
 from __future__ import annotations
 
@@ -35,13 +35,8 @@ def numbered(sizes: Sequence[int]) -> list[Pairs]:
 
 
 def by_hand(lists: list[Pairs], block: int) -> Pairs:
-    cut = [_batched(one, block) for one in lists]
-    rounds = itertools.zip_longest(*cut, fillvalue=())
-    return [pair for one in rounds for part in one for pair in part]
-
-
-def _batched(pairs: Pairs, block: int) -> list[tuple[tuple[int, int], ...]]:
-    return [tuple(pairs[at : at + block]) for at in range(0, len(pairs), block)]
+    starts = range(0, max(map(len, lists)), block)
+    return [pair for start in starts for one in lists for pair in one[start : start + block]]
 
 
 def places(order: Order, positions: Sequence[int]) -> Pairs:
@@ -49,21 +44,13 @@ def places(order: Order, positions: Sequence[int]) -> Pairs:
     return list(zip(shards.tolist(), rows.tolist(), strict=True))
 
 
-@given(SIZES)
-def test_concat_gives_one_after_the_other(sizes: list[int]) -> None:
-    order = concat(sizes)
-    wanted = list(itertools.chain(*numbered(sizes)))
-    assert order.count == len(wanted)
-    assert places(order, range(order.count)) == wanted
-
-
 @settings(max_examples=200)
 @given(SIZES, st.integers(1, 12))
-def test_interleave_gives_blocks_in_turn_until_each_is_used_up(sizes: list[int], block: int) -> None:
-    order = interleave(sizes, block)
-    wanted = by_hand(numbered(sizes), block)
-    assert order.count == len(wanted)
-    assert places(order, range(order.count)) == wanted
+def test_concat_and_interleave_equal_joined_lists(sizes: list[int], block: int) -> None:
+    joined = list(itertools.chain(*numbered(sizes)))
+    for order, wanted in ((concat(sizes), joined), (interleave(sizes, block), by_hand(numbered(sizes), block))):
+        assert order.count == len(wanted)
+        assert places(order, range(order.count)) == wanted
 
 
 @given(SIZES, st.integers(1, 12), st.data())
@@ -76,7 +63,7 @@ def test_any_positions_are_those_of_the_whole(sizes: list[int], block: int, data
 
 
 @given(SIZES, st.integers(1, 12))
-def test_windows_end_behind_each_position_and_go_on(sizes: list[int], block: int) -> None:
+def test_window_of_each_position_ends_after_it(sizes: list[int], block: int) -> None:
     for order in (concat(sizes), interleave(sizes, block)):
         ends = [order.window_end(position) for position in range(order.count)]
         assert all(end > position for position, end in enumerate(ends))
@@ -99,7 +86,7 @@ def test_windows_of_a_concat_are_those_of_its_inputs() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 3])
-def test_inputs_without_end_go_on_where_others_are_used_up(block: int) -> None:
+def test_endless_inputs_continue_after_the_others(block: int) -> None:
     def again(size: int) -> Order:
         return Passes(lambda number: plain(size), None)
 

@@ -1,4 +1,4 @@
-"""Gates, levels and paces: who may ask now, and how that changes with what comes back."""
+"""Semaphores, concurrency limits and rates of requests, and how they follow the answers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ from headrace.fetch.policy.limits import ConcurrencyLimit, RateLimiter, RateMete
 from headrace.fetch.policy.retry import RetryBudget
 
 
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_gate_lets_in_who_was_inside_before_then_first_come_first_served() -> None:
+def test_semaphore_admits_returning_visitors_first() -> None:
     async def run() -> list[str]:
         gate, order = Semaphore(1), []
 
@@ -44,7 +34,7 @@ def test_gate_lets_in_who_was_inside_before_then_first_come_first_served() -> No
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_cancelled_visitors_take_no_place_and_no_turn(seed: int) -> None:
+def test_cancelled_visitors_leave_the_semaphore_free(seed: int) -> None:
     async def run() -> None:
         gate = Semaphore(2)
 
@@ -68,41 +58,37 @@ def test_cancelled_visitors_take_no_place_and_no_turn(seed: int) -> None:
     simulate(run(), seed)
 
 
-def test_level_falls_once_for_each_round_and_climbs_back_by_one_a_round() -> None:
-    clock = Clock()
-    level = ConcurrencyLimit(100, clock)
+def test_limit_falls_once_a_round_and_climbs_by_one_a_round() -> None:
+    now = 0.0
+    level = ConcurrencyLimit(100, lambda: now)
     level.inside = 100
-    clock.now = 1.0
+    now = 1.0
     for _ in range(50):
         level.overloaded(0.5, throttled=False)
     assert (level.limit, level.lowest, level.is_free) == (70.0, 70, False)
     level.overloaded(1.0, throttled=False)
     assert level.limit == pytest.approx(49.0)
     for _ in range(49):
-        level.succeeded(clock.now)
+        level.succeeded(now)
     assert level.limit == pytest.approx(50.0, abs=0.02)
     for _ in range(5000):
-        level.succeeded(clock.now)
+        level.succeeded(now)
     assert level.limit == 100.0
     assert level.is_free
 
 
-def test_level_never_falls_below_one_request() -> None:
-    level = ConcurrencyLimit(4, Clock())
-    level.inside = 1
-    for began in range(50):
+@pytest.mark.parametrize(("limit", "inside", "times", "lowered"), [(4, 1, 50, 1.0), (256, 10, 1, 7.0)])
+def test_limit_falls_from_what_is_in_flight_but_not_below_one(
+    limit: int, inside: int, times: int, lowered: float
+) -> None:
+    level = ConcurrencyLimit(limit, lambda: 0.0)
+    level.inside = inside
+    for began in range(times):
         level.overloaded(float(began), throttled=False)
-    assert level.limit == 1.0
+    assert level.limit == lowered
 
 
-def test_level_falls_from_what_is_under_way_not_from_what_would_be_allowed() -> None:
-    level = ConcurrencyLimit(256, Clock())
-    level.inside = 10
-    level.overloaded(0.0, throttled=False)
-    assert level.limit == 7.0
-
-
-def test_pace_falls_to_a_part_of_what_got_through_and_is_back_in_seconds() -> None:
+def test_rate_falls_to_a_share_of_the_throughput_and_recovers_in_seconds() -> None:
     pace = RateLimiter(100.0, 10.0)
     assert pace.at(10.0) == pytest.approx(70.0)
     assert pace.at(10.0 + 75 ** (1 / 3)) == pytest.approx(100.0)
@@ -111,7 +97,7 @@ def test_pace_falls_to_a_part_of_what_got_through_and_is_back_in_seconds() -> No
     assert rates == sorted(rates)
 
 
-def test_pace_falls_at_most_once_in_half_a_second_and_for_requests_begun_since() -> None:
+def test_rate_falls_once_in_half_a_second_for_requests_begun_since() -> None:
     pace = RateLimiter(100.0, 10.0)
     pace.lower(10.1, 10.4, 100.0)
     pace.lower(9.9, 11.0, 100.0)
@@ -121,7 +107,7 @@ def test_pace_falls_at_most_once_in_half_a_second_and_for_requests_begun_since()
     assert pace.at(14.0) < 50.0  # it does not go for 100 again at once
 
 
-def test_pace_gives_requests_evenly_and_never_stops() -> None:
+def test_rate_limiter_grants_evenly_and_never_stops() -> None:
     pace, now, taken = RateLimiter(0.0, 0.0), 0.0, 0
     for _ in range(10_000):
         pace.lower(now, now, 0.0)
@@ -131,24 +117,19 @@ def test_pace_gives_requests_evenly_and_never_stops() -> None:
     assert taken == pytest.approx(5 * now, rel=0.1)  # five a second, at the least
 
 
-def test_rate_is_that_of_the_last_second() -> None:
-    rate = RateMeter(0.0)
+def test_rate_is_that_of_the_last_second_or_that_before_a_pause() -> None:
+    rate, paused = RateMeter(0.0), RateMeter(0.0)
     for n in range(1000):
         rate.add(n / 100)
+        paused.add(n / 100)
     assert rate.of(10.0) == pytest.approx(100.0, rel=0.05)
     for n in range(20):
         rate.add(10.0 + n / 10)
     assert rate.of(12.0) == pytest.approx(10.0, rel=0.2)
+    assert paused.of(100.0) == pytest.approx(100.0, rel=0.1)
 
 
-def test_rate_after_a_pause_is_that_before_it() -> None:
-    rate = RateMeter(0.0)
-    for n in range(1000):
-        rate.add(n / 100)
-    assert rate.of(100.0) == pytest.approx(100.0, rel=0.1)
-
-
-def test_quota_makes_retries_wait_and_successes_let_them_go() -> None:
+def test_retries_wait_for_the_budget_that_successes_fill() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         retry_budget, went = RetryBudget(loop.time), []

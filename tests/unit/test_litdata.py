@@ -1,4 +1,4 @@
-"""LitData: every leaf gives what was written; what is damaged, hostile or pickled is an error that says where."""
+"""LitData: leaves equal what was written; damaged, hostile and pickled ones are errors with their place."""
 
 from __future__ import annotations
 
@@ -61,6 +61,9 @@ def test_samples_are_what_was_written(level: str | None) -> None:
     found = read(litdata.folder([samples], level))
     assert all(map(same, found, samples))
     assert len(found) == len(samples)
+    for sample in found:
+        sample["matrix"] += 1  # tensors own their memory
+    assert [sample["matrix"].sum() for sample in found] == [6 * n for n in range(11)]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +80,6 @@ def test_items_that_are_no_dicts_of_names_have_fields_too(item: Any, sample: dic
     assert read(litdata.folder([[item]])) == [sample]
 
 
-def test_tensors_own_their_memory() -> None:
-    first, second = read(litdata.folder([[{"t": torch.zeros(4)}] * 2]))
-    first["t"] += 1
-    assert second["t"].sum() == 0
-
-
 def test_images_stay_bytes() -> None:
     jpeg = mds.encoded("jpeg", mds.pictures()[0])
     raw, two = mds.encoded("pil", mds.pictures()[1]), mds.encoded("jpeg_array", [jpeg, jpeg])
@@ -94,10 +91,10 @@ def test_images_stay_bytes() -> None:
 
 class Trap:
     def __reduce__(self) -> Any:
-        return pytest.fail, ("what the data say was run",)
+        return pytest.fail, ("the pickle was run",)
 
 
-def test_pickle_is_refused_but_none_unless_its_field_is_named() -> None:
+def test_pickle_is_refused_unless_its_field_is_named_or_it_is_none() -> None:
     none, text, trap = pickle.dumps(None), pickle.dumps("text"), pickle.dumps(Trap())
     files = litdata.folder([[{"a": none, "b": text}]], names=["pickle", "pickle"])
     with pytest.raises(DecodeError, match=r"leaf 'b' does not decode: it is pickled.*unpickle=\('b',\)"):
@@ -137,7 +134,7 @@ NESTED: list[tuple[bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("data", "value"), NESTED)
-def test_nested_leaf_is_what_was_written_and_any_part_of_it_an_error(data: bytes, value: Any) -> None:
+def test_nested_leaf_decodes_and_any_part_of_it_is_an_error(data: bytes, value: Any) -> None:
     assert same(nested_value(data), value)
     for end in range(len(data)):
         with pytest.raises(ValueError, match=r"."):
@@ -179,16 +176,11 @@ def test_item_whose_sizes_do_not_fit_is_an_error(data: bytes) -> None:
 WHOLE = litdata.folder([[{"x": n, "s": "a" * n} for n in range(10)]])
 
 
-def with_config(**config: Any) -> bytes:
-    said = json.loads(WHOLE["index.json"])
-    said["config"].update(config)
-    return json.dumps(said).encode()
-
-
-def with_chunk(**chunk: Any) -> bytes:
-    said = json.loads(WHOLE["index.json"])
-    said["chunks"][0].update(chunk)
-    return json.dumps(said).encode()
+def with_index(chunk: dict[str, Any] | None = None, **config: Any) -> bytes:
+    index = json.loads(WHOLE["index.json"])
+    index["config"].update(config)
+    index["chunks"][0].update(chunk or {})
+    return json.dumps(index).encode()
 
 
 def spec(kind: Any, context: Any, *children: Any) -> str:
@@ -198,30 +190,30 @@ def spec(kind: Any, context: Any, *children: Any) -> str:
 BARE = {"type": None, "context": None, "children_spec": []}
 
 
-@pytest.mark.parametrize(("said", "why"), [
-    (b"", "no JSON"), (b"[]", "no JSON object"), (b"{}", "no chunks"), (with_config(encryption={"a": 1}), "encrypted"),
-    (with_config(data_format=["int", "rot13"]), "'s' is written by the serializer 'rot13'"),
-    (with_config(data_format=["int"]), "2 leaves, and its data_format 1"), (with_config(data_spec="[2, {}]"), "known"),
-    (with_config(data_spec=None), "what its items are"), (with_config(compression="lz4"), "lz4"),
-    (with_config(compression="zstd", compression_level="row"), "'row'"),
-    (with_config(data_spec=spec("collections.deque", "null", BARE, BARE)), "deque"),
-    (with_config(data_spec=spec("builtins.dict", '["__a", "b"]', BARE, BARE)), "taken"),
-    (with_config(data_spec=spec("builtins.dict", '["a", "a"]', BARE, BARE)), "keys"),
-    (with_config(data_spec=spec("builtins.dict", '["1", 1]', BARE, BARE)), "one name"),
-    (with_config(data_spec=spec("builtins.dict", '["a"]', BARE, BARE)), "keys"),
-    (with_config(data_spec=spec(None, None, BARE, BARE)), "None"),
-    (with_chunk(filename="../x.bin"), "outside"), (with_chunk(filename="s3://x"), "called"),
-    (with_chunk(chunk_size=-1), "items"), (with_chunk(chunk_bytes="9"), "bytes"),
+@pytest.mark.parametrize(("index", "why"), [
+    (b"", "no JSON"), (b"[]", "no JSON object"), (b"{}", "no chunks"), (with_index(encryption={"a": 1}), "encrypted"),
+    (with_index(data_format=["int", "rot13"]), "'s' is written by the serializer 'rot13'"),
+    (with_index(data_format=["int"]), "2 leaves, and its data_format 1"), (with_index(data_spec="[2, {}]"), "known"),
+    (with_index(data_spec=None), "what its items are"), (with_index(compression="lz4"), "lz4"),
+    (with_index(compression="zstd", compression_level="row"), "'row'"),
+    (with_index(data_spec=spec("collections.deque", "null", BARE, BARE)), "deque"),
+    (with_index(data_spec=spec("builtins.dict", '["__a", "b"]', BARE, BARE)), "taken"),
+    (with_index(data_spec=spec("builtins.dict", '["a", "a"]', BARE, BARE)), "keys"),
+    (with_index(data_spec=spec("builtins.dict", '["1", 1]', BARE, BARE)), "one name"),
+    (with_index(data_spec=spec("builtins.dict", '["a"]', BARE, BARE)), "keys"),
+    (with_index(data_spec=spec(None, None, BARE, BARE)), "None"),
+    (with_index({"filename": "../x.bin"}), "outside"), (with_index({"filename": "s3://x"}), "called"),
+    (with_index({"chunk_size": -1}), "items"), (with_index({"chunk_bytes": "9"}), "bytes"),
 ])  # fmt: skip
-def test_catalogue_that_is_damaged_says_where(said: bytes, why: str) -> None:
+def test_damaged_catalogue_is_an_error_with_the_reason(index: bytes, why: str) -> None:
     with pytest.raises(FormatError, match=rf"{URL} is damaged: .*{why}"):
-        LITDATA.listed(URL, said, DEFAULTS)
+        LITDATA.listed(URL, index, DEFAULTS)
 
 
 @pytest.mark.parametrize("loader", ["TokensLoader", "TemporalArrayLoader"])
-def test_catalogue_of_another_loader_says_what_reads_it(loader: str) -> None:
+def test_catalogue_of_another_loader_is_refused(loader: str) -> None:
     with pytest.raises(OptionError, match=loader):
-        LITDATA.listed(URL, with_config(item_loader=loader), DEFAULTS)
+        LITDATA.listed(URL, with_index(item_loader=loader), DEFAULTS)
 
 
 @pytest.mark.parametrize("level", [None, "batch", "sample"])
@@ -238,7 +230,7 @@ def test_table_that_is_changed_anywhere_is_an_error_or_gives_as_many(level: str 
                 rows = indexed(changed, entry).rows
             except FormatError:
                 continue
-            # a sample may begin elsewhere, and then does not open; a frame may not
+            # a sample may begin elsewhere and then does not decode; a frame may not
             assert level != "batch" or 14 <= at < 24 + 44, f"byte {at} is {value}"
             assert len(rows) == 10
     for end in range(0, len(data), 7):
@@ -246,41 +238,37 @@ def test_table_that_is_changed_anywhere_is_an_error_or_gives_as_many(level: str 
             indexed(data[:end], entry)
 
 
-def test_frame_whose_items_are_others_does_not_open() -> None:
+def test_frame_with_other_items_is_an_error() -> None:
     items = [litdata.item({"x": n}, ["int"]) for n in range(8)]
     files = litdata.folder([[{"x": n} for n in range(8)]], "batch")
     wrong = litdata.framed([items[0] + items[1], *items[2:8], b""])
     wrong = wrong[:12] + struct.pack("<I", 8) + wrong[16:]
-    said = json.loads(files["index.json"])
-    said["chunks"][0]["chunk_bytes"] = len(wrong)
+    index = json.loads(files["index.json"])
+    index["chunks"][0]["chunk_bytes"] = len(wrong)
     with pytest.raises(DecodeError, match="items of a frame"):
-        read({"chunk-0-0.bin": wrong, "index.json": json.dumps(said).encode()})
+        read({"chunk-0-0.bin": wrong, "index.json": json.dumps(index).encode()})
 
 
 @pytest.mark.parametrize("level", ["chunk", "batch", "sample"])
 def test_bomb_is_a_limit_error(level: str) -> None:
-    files = litdata.folder([[{"x": b"\0" * 300_000}] * 2], level)
-    low = Limits(unpacked_free_bytes=1000, unpacked_ratio=10, member_bytes=10**7)
-    with pytest.raises(LimitError):
-        list(hr.stream(litdata.put("litdata-bomb", files), limits=low))
-    low = Limits(member_bytes=10_000)
-    with pytest.raises(LimitError):
-        list(hr.stream(litdata.put("litdata-bomb", files), limits=low))
+    place = litdata.put("litdata-bomb", litdata.folder([[{"x": b"\0" * 300_000}] * 2], level))
+    unpacked = Limits(unpacked_free_bytes=1000, unpacked_ratio=10, member_bytes=10**7)
+    for low in (unpacked, Limits(member_bytes=10_000)):
+        with pytest.raises(LimitError):
+            list(hr.stream(place, limits=low))
 
 
-def test_long_table_is_read_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.formats.litdata.format._AT_FIRST", 10)
-    assert len(indexed(WHOLE["chunk-0-0.bin"], entry_of(WHOLE)).rows) == 10
-
-
-def test_catalogues_of_one_name_are_told_apart() -> None:
+def test_catalogues_of_one_name_are_distinguished() -> None:
     one, other = litdata.put("litdata-told", WHOLE), mds.put("mds-told", mds.folder({"x": "int"}, [[{"x": 5}]]))
     assert (len(hr.stream(one)), len(hr.stream(other))) == (10, 1)
     with pytest.raises(FormatError, match=r"memory://mds-told/index\.json"):
         hr.stream([one, other])
 
 
-def test_sample_is_got_by_its_own_bytes_alone() -> None:
-    reads = OneObject(WHOLE["chunk-0-0.bin"])
-    index = asyncio.run(LITDATA.index(reads, entry_of(WHOLE), DEFAULTS))
-    assert (reads.reads, index.rows.size.tolist()) == (1, [16 + n for n in range(10)])
+def test_table_is_read_at_once_or_in_two_where_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for reads, at_first in ((1, None), (2, 10)):
+        if at_first:
+            monkeypatch.setattr("headrace.formats.litdata.format._AT_FIRST", at_first)
+        source = OneObject(WHOLE["chunk-0-0.bin"])
+        index = asyncio.run(LITDATA.index(source, entry_of(WHOLE), DEFAULTS))
+        assert (source.reads, index.rows.size.tolist()) == (reads, [16 + n for n in range(10)])
