@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -72,14 +73,14 @@ def test_registry_is_restored_after_the_last_packing_thread(plugin: ModuleType) 
             is_in.set()
             may_end.wait()
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    is_in.wait()
-    with packing():
-        pass
-    assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value(), "the other one still packs"
-    may_end.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        packs = pool.submit(other)
+        is_in.wait()
+        with packing():
+            pass
+        assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value(), "the other one still packs"
+        may_end.set()
+        packs.result()
     assert "plugin_of_a_user" not in cloudpickle.list_registry_pickle_by_value()
 
 

@@ -50,12 +50,6 @@ def test_widened_error_differs_in_its_scope_only() -> None:
     assert pickle.loads(pickle.dumps(packed.widened())) == packed.widened()
 
 
-def test_bytes_of_a_users_exception_are_never_taken_for_a_mark() -> None:
-    """Marks in front of the bytes once were; a user's own text may be anything."""
-    error = unpack_error(pack_error(ValueError(b"nobody's caught failed ")))
-    assert error.args == (b"nobody's caught failed ",)
-
-
 def test_error_of_a_worker_is_raised_as_by_torchs_loader() -> None:
     raised = ValueError("x")
     raised.code = 7  # type: ignore[attr-defined]

@@ -146,24 +146,16 @@ def test_unpack_gives_the_frames_when_the_archive_is_compressed() -> None:
 
 def test_pack_is_readable_again_when_it_compresses_like_a_bomb() -> None:
     count = 400_000
-    many = np.zeros(count, np.int64)
-    rows = Rows(
-        np.full(count, b"key"), np.zeros(count + 1, np.int64), many[:0].astype(np.int32), many[:0], many[:0], ()
-    )
+    starts, none = np.zeros(count + 1, np.int64), np.zeros(0, np.int64)
+    rows = Rows(np.full(count, b"key"), starts, none.astype(np.int32), none, none, ())
     assert len(ShardIndex.unpack(ShardIndex(rows, None, -1, None).pack(), WHAT).rows) == count
 
 
 def test_pack_takes_few_bytes_a_field_when_the_shard_is_regular() -> None:
-    count = 1000
-    rng = np.random.default_rng(1)
-    row = Rows(
-        np.array([b"%08d" % k for k in range(count)]),
-        np.arange(0, 2 * count + 1, 2),
-        np.tile(np.array([0, 1], np.int32), count),
-        np.arange(2 * count) * 2560 + 512,
-        rng.integers(1, 2000, 2 * count),
-        ("npy", "cls"),
-    )
+    count, rng = 1000, np.random.default_rng(1)
+    keys, starts = np.array([b"%08d" % k for k in range(count)]), np.arange(0, 2 * count + 1, 2)
+    field, offset = np.tile(np.array([0, 1], np.int32), count), np.arange(2 * count) * 2560 + 512
+    row = Rows(keys, starts, field, offset, rng.integers(1, 2000, 2 * count), ("npy", "cls"))
     packed = ShardIndex(row, rng.integers(0, 2**32, 2 * count).astype(np.uint32), -1, None).pack()
     (unpacked,) = struct.unpack_from("<I", packed, 4)
     assert unpacked <= 16 * 2 * count

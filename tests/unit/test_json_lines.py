@@ -71,13 +71,12 @@ def put(name: str, data: bytes) -> str:
     return url
 
 
-def test_damaged_line_names_its_place_and_is_skipped_alone() -> None:
+def test_damaged_line_is_an_error_with_its_place_or_is_skipped() -> None:
     url = put("damaged.jsonl", b'{"n": 1}\n\n{"n": 2\n{"__n": 3}\n{"n": 4}')
     data = hr.stream(url, index=None)
     with pytest.raises(hr.DecodeError, match=r"sample '3' of memory://jsonl/damaged.jsonl does not open as jsonl"):
         list(data)
-    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=None, on_error="skip")
-    with loader:
+    with hr.DataLoader(data, batch_size=None, on_error="skip") as loader:
         assert [sample["n"] for sample in loader] == [1, 4]
         assert loader.stats().skipped == 2
 

@@ -32,12 +32,8 @@ def outcome(loads: Any, text: bytes) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def by_json(text: bytes) -> object:
-    return json.loads(str(text, "utf-8"))
-
-
 def check(texts: list[bytes]) -> None:
-    expected = [outcome(by_json, text) for text in texts]
+    expected = [outcome(lambda text: json.loads(str(text, "utf-8")), text) for text in texts]
     assert [outcome(loads, text) for text in texts] == expected
     for value, one in zip(loads_many(texts), expected, strict=False):
         assert value is None or repr(value) == one
