@@ -18,7 +18,7 @@ from unit.scripted import Broken, Trainer
 
 from headrace._util.shared_memory import Arena, Claim, Segment
 from headrace.delivery.arrival import Arrived, BatchOpener
-from headrace.delivery.messages import ChunkDelivery, Delivery
+from headrace.delivery.messages import ChunkDelivery, Delivery, ProgressDelta
 from headrace.delivery.slabs import Slabs, Views
 from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries, GivenBoundaries
 from headrace.engine.scheduler.batch_spec import (
@@ -261,7 +261,7 @@ class ByHand:
         self.workers = Workers(shares_memory=setup.shares_memory, shares_objects=setup.shares_objects)
         self.gates: list[asyncio.Future[None]] = []
         self.taken: list[Delivery] = []
-        self.opened: deque[Arrived] = deque()  # of samples that came together, those that the trainer has not asked for
+        self.opened: deque[Arrived] = deque()  # of batches that came together, those that the trainer has not asked for
         self.received = self.used = 0
         self.meters, self.arena, self.trainer = LoaderMeters(), Arena(), Trainer(setup.depth)
         self.slabs = Slabs(self._forget, lambda _: True)
@@ -378,7 +378,7 @@ class ByHand:
             self.opened.extend(self._opener.arrived(delivery))
             self.settle(partial(self.slabs.returned, delivery.segment))  # all of it was copied
             return self._next_of_chunk()
-        self.used += 0 if delivery.after is None else delivery.after.used
+        self._count(delivery.late, delivery.after)
         try:
             batch = self._opener.open(delivery)
         except Exception as error:
@@ -387,15 +387,18 @@ class ByHand:
         return delivery.batch, batch
 
     def _next_of_chunk(self) -> tuple[int, Any]:
-        """(its number, a sample of those that came together, or the exception in its place)."""
+        """(its number, a batch of those that came together, or the exception in its place)."""
         arrived = self.opened.popleft()
         assert arrived.after is not None
-        (said,) = arrived.after.said(arrived.number, arrived.number + 1)
-        self.used += said.used  # with those before it that were left out
+        self._count(arrived.late, *arrived.after.said(arrived.number, arrived.number + 1))
+        number = self.spec.boundaries.find(self.used - 1)[0]  # those before it may have been left out
         try:
-            return self.used - 1, arrived.open()
+            return number, arrived.open()
         except Exception as error:
-            return self.used - 1, error
+            return number, error
+
+    def _count(self, *said: ProgressDelta | None) -> None:
+        self.used += sum(change.used for change in said if change is not None)
 
     def let_go(self, which: int) -> None:
         self.settle(partial(self.slabs.returned, self.taken.pop(which).segment))

@@ -218,7 +218,7 @@ class Plan:
         passed: which of those that come again are of groups that do not.
         limits: how many samples each level gives at most; empty: all do.
         given: how many each but the last gave before those that come again.
-        together: of batches of one sample, how many are made by one task at most.
+        together: how many batches are made by one task at most.
     """
 
     samples: Sequence[Any]

@@ -59,7 +59,7 @@ def plans(draw: st.DrawFn) -> Plan:
         chains[number] = Chain(collate=list, after=(APART,))
         stages.append(GroupStage(number, KINDS[kind].begin, kind, is_measured=True))
     batch_size = draw(st.sampled_from([1, 1, 2, 3, 7]))
-    depth, together = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 5, 64])) if batch_size == 1 else 1
+    depth, together = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 5, 64]))
     return Plan(
         samples=range(draw(st.sampled_from([0, 1, 9, 25, 40]))),
         together=together if depth else 1,

@@ -261,7 +261,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
         setup.in_order = draw(st.booleans())
     if world.policy is not None:
         setup.skips = skips_of(world.policy)
-    if batch_size == 1 and setup.in_order and setup.depth and setup.cuts is None and not use_slots:
+    if setup.in_order and setup.depth:
         setup.together = draw(st.sampled_from([1, 2, 5, 64]))
     return setup, world
 

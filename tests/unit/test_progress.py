@@ -39,7 +39,7 @@ def remembered(steps: Sequence[ProgressSnapshot], last: int) -> list[object]:
 def told(first: int, count: int, *, is_run: bool) -> Afters:
     marks = [("mark", first + k + 1) for k in range(count)]
     if is_run:
-        return AfterEach(first, count, (0, 0), marks)
+        return AfterEach(first, count, 1, (0, 0), marks)
     return AfterThese(ProgressDelta(((first + k, first + k + 1),), marks[k], (0, 0), 1) for k in range(count))
 
 
@@ -99,7 +99,7 @@ def test_what_is_said_after_each_of_some_samples_is_what_is_said_after_one_at_a_
     boundaries = EvenBoundaries(1)
     for one in (together, alone):
         one.put(8)
-    after = together.after_each(0, 5, (1, 0))
+    after = together.after_each(0, 5, 0, 1, (1, 0))
     assert after is not None
     each = list[ProgressDelta]()
     for number in range(5):
@@ -107,5 +107,7 @@ def test_what_is_said_after_each_of_some_samples_is_what_is_said_after_one_at_a_
         each.append(alone.after(boundaries, (1, 0)))
     assert [delta for k in range(5) for delta in after.said(k, k + 1)] == each
     assert asked == [1, 2, 3, 4, 5] * 2 * marks, "a source forgets what lies before the marks that it was asked for"
-    assert together.after_each(6, 1, (0, 0)) is None, "one before it was not delivered"
-    assert (together.after_each(5, 4, (0, 0)) is None) == marks, "it is not known whether the source goes on as far"
+    assert together.after_each(6, 1, 6, 1, (0, 0)) is None, "one before it was not delivered"
+    assert (together.after_each(5, 4, 5, 1, (0, 0)) is None) == marks, (
+        "it is not known whether the source goes on as far"
+    )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, NoReturn
 
+import numpy as np
+
 from headrace.delivery.messages import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.delivery.slabs import Views
 from headrace.errors import LoaderClosedError
@@ -53,21 +55,43 @@ class BatchOpener:
                     partial(self.open, message), message.count, after, 0, message.late, message.batch, message.error
                 ),
             )
-        sizes = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
-        samples: Iterator[Callable[[], object]]
-        try:  # copy now, so that single samples do not keep the whole slab leased
-            samples = unpack_each(self._views.copied(message.segment, each_size(sizes)) if sizes else b"", sizes)
+        batches: Iterator[Callable[[], object]]
+        try:  # copy now, so that no batch keeps the whole slab leased
+            batches = self._each(message)
         except LoaderClosedError as error:
-            samples = itertools.repeat(partial(_raise_again, error))
-        assert len(message.after) == len(message.outcomes)
+            batches = itertools.repeat(partial(_raise_again, error))
+        assert len(message.after) == len(message.outcomes) == len(message.counts)
         late, arrived = message.late, list[Arrived]()
-        for number, outcome in enumerate(message.outcomes):
+        for number, (outcome, count) in enumerate(zip(message.outcomes, message.counts, strict=True)):
             raised = outcome if type(outcome) is RaisedError else None
-            open_one = next(samples) if raised is None else partial(_raise, raised)
+            open_one = next(batches) if raised is None else partial(_raise, raised)
             packed = None if raised is None else raised.error
-            arrived.append(Arrived(open_one, 1, message.after, number, late, error=packed))
+            arrived.append(Arrived(open_one, count, message.after, number, late, error=packed))
             late = None
         return arrived
+
+    def _each(self, message: ChunkDelivery) -> Iterator[Callable[[], object]]:
+        """Copy the batches of a message. Returns functions that open them."""
+        places = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
+        if not places:
+            return iter(())
+        whole = message.slots
+        if whole is None:
+            return unpack_each(self._views.copied(message.segment, each_size(places)), places)
+        spec = self._spec(whole.blob)
+        slab = np.frombuffer(self._views.copied(message.segment, spec.nbytes(whole.capacity)), np.uint8)
+        return (
+            partial(
+                spec.read,
+                slab,
+                stop - start,
+                whole.capacity,
+                [column[start:stop] for column in whole.columns],
+                copy=True,
+                first=start,
+            )
+            for start, stop in places
+        )
 
     def open(self, delivery: Delivery) -> object:
         if delivery.kind == "error":

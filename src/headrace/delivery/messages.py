@@ -53,18 +53,23 @@ class RaisedError:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDelivery:
-    """Finished samples that the trainer receives one by one, each as a batch of its own.
+    """Finished batches in one slab.
 
     Attributes:
-        outcomes: For each sample the bytes of its pickle and buffers, or the error that replaces it.
-        after: Change of the state after each sample.
-        late: Change of the state before the first sample.
+        outcomes: For each batch the bytes of its pickle and buffers, or the error that replaces the batch. With
+            `slots`: the (first, last + 1) slots of the batch.
+        counts: Samples of each batch.
+        after: Change of the state after each batch.
+        late: Change of the state before the first batch.
+        slots: Describes the slots of all batches. None: the batches are pickles.
     """
 
     segment: int
     outcomes: Sequence[tuple[int, ...] | RaisedError]
+    counts: Sequence[int]
     after: Afters
     late: ProgressDelta | None = None
+    slots: Delivery | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +121,16 @@ class AfterThese(tuple[ProgressDelta, ...]):
 
 @dataclass(frozen=True, slots=True)
 class AfterEach:
-    """Changes of `count` consecutive single-sample batches, none skipped.
+    """Changes of `count` consecutive batches of `size` samples, none skipped.
 
     Attributes:
-        marks: Resume mark after each sample. Empty if there are none.
+        first: Position of the first sample.
+        marks: Resume mark after each batch. Empty if there are none.
     """
 
     first: int
     count: int
+    size: int
     skipped: tuple[int, int]
     marks: Sequence[object] = ()
 
@@ -134,4 +141,5 @@ class AfterEach:
         if start == stop:
             return ()
         mark = self.marks[stop - 1] if self.marks else None
-        return (ProgressDelta(((self.first + start, self.first + stop),), mark, self.skipped, stop - start),)
+        begin, end = self.first + start * self.size, self.first + stop * self.size
+        return (ProgressDelta(((begin, end),), mark, self.skipped, end - begin),)

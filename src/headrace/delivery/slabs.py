@@ -214,11 +214,11 @@ class Views:
         """True if the trainer has views of so many slabs that one more would stall the epoch."""
         return len(self._out) >= self._most
 
-    def copied(self, number: int, nbytes: int) -> bytes:
+    def copied(self, number: int, nbytes: int) -> bytearray:
         """Return the first bytes of a slab, and give it back."""
         view = self._view(number)
         try:
-            return bytes(view[:nbytes])
+            return bytearray(view[:nbytes])
         finally:
             self._give_back(number)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of fetch_concurrency="auto"
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
-_TOGETHER = 64  # single samples per message
+_TOGETHER = 64  # batches per message
 _WORKERS = "has workers of the loader's"
 _FOR_OURS: dict[str, tuple[tuple[str, ...], str]] = {  # name: values if unset, and why others have no such option
     "fetch": ((), "does its own reading"),
@@ -157,9 +157,9 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     if pipeline.separate is not None and (loader.workers == "thread" or not loader.num_workers):
         raise check.lacking(f".{pipeline.separate} has is_separate_process=True, and it", "processes: give num_workers")
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
-    is_single = pipeline.group is None and batch_size is None and loader.in_order
+    has_several = loader.in_order and (pipeline.group is None or pipeline.group.size is not None)
     most = _prefetch(loader.prefetch_factor, pipeline.prefetch)
-    prefetch_factor, together = _ahead(loader, most, use_slots=use_slots, is_single=is_single)
+    prefetch_factor, together = _ahead(loader, most, use_slots=use_slots, has_several=has_several)
     tail = _tail(loader, drop_last)
     if loader.global_batch_size is not None:
         if pipeline.group is not None or batch_size != 1:
@@ -201,17 +201,17 @@ def _prefetch(factor: int | None, of_stream: int | None) -> int | None:
     return of_stream if factor is None else factor
 
 
-def _ahead(loader: Any, most: int | None, *, use_slots: bool, is_single: bool) -> tuple[int, int]:
-    """Return (messages made ahead, maximum samples per message).
+def _ahead(loader: Any, most: int | None, *, use_slots: bool, has_several: bool) -> tuple[int, int]:
+    """Return (messages made ahead, maximum batches per message).
 
-    Single samples are sent several per message. If the user limits how many are made ahead, the limit covers all
+    Cheap batches are sent several per message. If the user limits how many are made ahead, the limit covers all
     messages, the one that the trainer has opened included.
     """
     messages = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
     if most is None:
-        return messages, _TOGETHER if is_single else 1
+        return messages, _TOGETHER if has_several else 1
     together = min(_TOGETHER, (most + 1) // (messages + 1))
-    return (messages, together) if is_single and together > 1 else (most, 1)
+    return (messages, together) if has_several and together > 1 else (most, 1)
 
 
 def _seed(seed: SupportsIndex | None) -> int:

@@ -489,6 +489,7 @@ class Spec:
         *,
         copy: bool,
         holes: Collection[int] = (),
+        first: int = 0,
     ) -> object:
         """Return the batch as torch's default_collate would make it.
 
@@ -498,6 +499,7 @@ class Spec:
             columns: Return values of `write`, concatenated over the batch's tasks.
             copy: True to copy all tensors.
             holes: Slots among them without a sample.
+            first: First slot to read.
         """
         import torch
 
@@ -513,7 +515,8 @@ class Spec:
             if not size:
                 values.append(torch.empty((count - len(holes), *leaf.shape), dtype=leaf.torch_dtype))
                 continue
-            tensor = torch.from_numpy(slab[offset : offset + size]).view(leaf.torch_dtype).view(count, *leaf.shape)
+            begin = offset + first * leaf.nbytes
+            tensor = torch.from_numpy(slab[begin : begin + size]).view(leaf.torch_dtype).view(count, *leaf.shape)
             offset += aligned(leaf.nbytes * capacity)
             if holes:
                 values.append(tensor[kept])

@@ -263,17 +263,17 @@ class Maker:
         whole, left_out = self.collate(chain, told, own, busy), [(k, failure.error) for k, failure in failed]
         return Failure(whole.error.widened()) if isinstance(whole, Failure) else whole, left_out
 
-    def alone(self, chain: Chain, sample: object, order: TaskMessage, index: int, busy: Busy) -> object:
-        """Collate one sample as a batch of its own. The result may be a Failure."""
-        if type(sample) is Failure:
-            return sample
-        is_unchanged = chain.collate is None or (chain.unchanged is not None and chain.unchanged(sample))
-        if is_unchanged and not chain.after:
-            return sample
+    def alone(self, chain: Chain, made: Sequence[object], order: TaskMessage, number: int, busy: Busy) -> object:
+        """Collate the batch `number` of a task of several. The result may be a Failure."""
+        if order.each == 1:
+            (sample,) = made
+            is_unchanged = chain.collate is None or (chain.unchanged is not None and chain.unchanged(sample))
+            if is_unchanged and not chain.after:
+                return sample
         self._progress[0] = -1  # as for other batches
-        position = order.position_of(index)
-        own = replace(order, batch=order.batch + index, position=position, positions=None)
-        batch = self.collate(chain, [sample], own, busy)
+        position = order.position_of(number * order.each)
+        own = replace(order, batch=order.batch + number, position=position, positions=None)
+        batch = self.collate(chain, made, own, busy)
         return Failure(batch.error.widened()) if type(batch) is Failure else batch
 
     def collate(self, chain: Chain, made: Sequence[object], order: TaskMessage, busy: Busy) -> object:

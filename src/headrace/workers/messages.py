@@ -56,6 +56,7 @@ class TaskMessage:
     one_by_one: bool = False
     notes: Sequence[tuple[int, ...]] = ()
     first_number: int | None = None
+    each: int = 0
 
     is_answered: ClassVar[Literal[True]] = True
 
@@ -78,6 +79,7 @@ class TaskMessage:
             bool(task.deaths),
             task.notes,
             task.first_number,
+            task.each,
         )
 
     @property
@@ -188,7 +190,7 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
     from headrace.state.sub_position import divided
 
     key, url = _origin(task, sample)
-    batch = task.batch + max(sample, 0) if task.finish is Finish.EACH else task.batch
+    batch = task.batch + max(sample, 0) // task.each if task.each else task.batch
     if task.scan is not None:
         url, which = task.scan[0].url, "the search for the samples"
     elif sample >= 0:

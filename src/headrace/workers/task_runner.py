@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from headrace.workers.task_inputs import Inputs
 from headrace.workers.tasks import Chain, Finish, Reply
 from headrace.workers.wire_chunks import MemberBytes, Place, SentPart, size_of
 
-_EACH_BYTES, _EACH_S = 2**18, 0.02  # limits of tasks of single samples: the sample that exceeds one is the last
+_EACH_BYTES, _EACH_S = 2**18, 0.02  # limits of tasks of several batches: the batch that exceeds one is the last
 _ANY_NUMBER = 2**31  # no limit: all samples are held until the last is made
 _STARTED_S = 0.001  # minimum start time to report: loading functions and their imports
 
@@ -53,6 +52,7 @@ class _Result:
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
     left_out: Sequence[tuple[int, PackedError]] = ()
     sizes: Sequence[tuple[int, ...]] = ()
+    batches: int = 0
     pieces: Sequence[tuple[int, ...]] = ()
     is_table: bool = False
     took_s: float = 0.0
@@ -121,6 +121,8 @@ class TaskRunner:
             began = time.perf_counter()
             reply = self._make(chain, result, busy)
             result.took_s = time.perf_counter() - began
+            if reply is not None:
+                reply.took_s = result.took_s
         except BaseException as error:  # a SystemExit of user functions must not end the worker
             self._progress[0] = -1  # only a crash leaves it at the sample
             return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
@@ -142,12 +144,14 @@ class TaskRunner:
         elif (rows := decoded(chain, order, self._inputs, busy)) is not None:
             made = rows
         else:
-            made = list(itertools.chain.from_iterable(self._maker.make(chain, order, busy, _ANY_NUMBER)))
+            made = self._make_in_time(chain, order, busy)
             if self._had_large:
                 give_back_freed_memory()  # memory of the inputs; the next step needs as much
             if order.finish is Finish.SLOTS and not chain.by_key:
-                (part,) = order.parts
-                part.remember(made)
+                _remember(order.parts, made)
+            if order.each:
+                result.batches = len(made) // order.each
+                made = made[: result.batches * order.each]
         if order.finish in (Finish.BATCH, Finish.COLLATE):
             if chain.skips:
                 result.errors = _failed(made, order)
@@ -181,29 +185,61 @@ class TaskRunner:
             result.made = made
         return None
 
-    def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
-        """Make single samples, until a limit of bytes or time is reached."""
-        order, began, packed = result.order, time.perf_counter(), PackedEach()
-        samples = self._maker.make(chain, order, busy)
-        for index, (sample,) in enumerate(samples):
-            alone = self._maker.alone(chain, sample, order, index, busy)
-            if type(alone) is not Failure:
-                try:
-                    packed.add(alone)
-                except Exception as error:
-                    error.add_note(_unsent(alone, order.batch + index))
-                    alone = Failure(self._maker.pack(chain, error).widened())
-            if type(alone) is Failure:
-                packed.skip()
-                result.errors.append((order.slot + index, alone.error))
-            if packed.nbytes > _EACH_BYTES or time.perf_counter() - began > _EACH_S:
+    def _make_in_time(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> list[object]:
+        """Make all samples. If the task has several batches, stop after a long time, with a batch or more."""
+        began, made = time.perf_counter(), list[object]()
+        lots = self._maker.make(chain, order, busy, order.each or _ANY_NUMBER)
+        for lot in lots:
+            made += lot
+            if order.each and len(made) >= order.each and time.perf_counter() - began > _EACH_S:
+                lots.close()
+                self._progress[0] = -1
                 break
-        samples.close()
+        return made
+
+    def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
+        """Make batches, until a limit of bytes or time is reached."""
+        order, began, packed, waiting = result.order, time.perf_counter(), PackedEach(), list[object]()
+        lots, each, is_over = self._maker.make(chain, order, busy, order.each), order.each, False
+        for lot in lots:
+            waiting += lot
+            while len(waiting) >= each and not is_over:
+                made, waiting = waiting[:each], waiting[each:]
+                self._pack_batch(chain, made, result, packed, busy)
+                is_over = packed.nbytes > _EACH_BYTES or time.perf_counter() - began > _EACH_S
+            if is_over:
+                break
+        lots.close()
         self._progress[0] = -1
         if self._had_large:
             give_back_freed_memory()
-        result.made, result.sizes = packed.parts, packed.sizes
-        return None if result.made else Reply("written", errors=result.errors, sizes=result.sizes, busy_s=busy)
+        result.made, result.sizes, result.batches = packed.parts, packed.sizes, len(packed.sizes)
+        if result.made:
+            return None
+        return Reply("written", errors=result.errors, sizes=result.sizes, batches=result.batches, busy_s=busy)
+
+    def _pack_batch(
+        self, chain: Chain, made: Sequence[object], result: _Result, packed: PackedEach, busy: dict[str, float]
+    ) -> None:
+        """Collate and pickle the next batch of a task of several."""
+        order, number = result.order, len(packed.sizes)
+        first = number * order.each
+        failed = [(order.slot + first + k, failure.error) for k, failure in failures_among(made)]
+        if failed and (not chain.skips or len(failed) == len(made)):
+            packed.skip()
+            result.errors += failed
+            return
+        batch = self._maker.alone(chain, without_failures(made) if failed else made, order, number, busy)
+        if type(batch) is not Failure:
+            try:
+                packed.add(batch)
+            except Exception as error:
+                error.add_note(_unsent(batch, order.batch + number))
+                batch = Failure(self._maker.pack(chain, error).widened())
+        if type(batch) is Failure:  # belongs to no single sample
+            packed.skip()
+            failed = [(order.slot + first, batch.error)]
+        result.errors += failed
 
     def place(self, task: int, place: Place) -> Reply:
         result = self._held.pop(task)
@@ -223,7 +259,9 @@ class TaskRunner:
         began = time.perf_counter()
         try:
             write = self._write_slots if result.order.finish is Finish.SLOTS else self._write_packed
-            return write(result, busy)
+            reply = write(result, busy)
+            reply.took_s = result.took_s
+            return reply
         except Exception as error:
             return Reply("failed", errors=[(result.order.slot, serialize.pack_error(error))], busy_s=busy)
         finally:
@@ -239,8 +277,8 @@ class TaskRunner:
         copies = self._copies(place, [(0, size)])
         reply = Reply("written", size=size, lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
         reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
-        reply.sizes, reply.pieces, reply.took_s = result.sizes, result.pieces, result.took_s
-        reply.left_out, reply.is_table = result.left_out, result.is_table
+        reply.sizes, reply.pieces = result.sizes, result.pieces
+        reply.left_out, reply.is_table, reply.batches = result.left_out, result.is_table, result.batches
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
@@ -248,10 +286,10 @@ class TaskRunner:
         return self._inputs.taken(ranges) if isinstance(place, int) else []
 
     def _write_slots(self, result: _Result, busy: dict[str, float]) -> Reply:
-        order, made = result.order, result.made
+        order, made, batches = result.order, result.made, result.batches
         errors = _failed(made, order)
         if len(errors) == len(made):
-            return Reply("written", errors=errors, busy_s=busy)
+            return Reply("written", errors=errors, batches=batches, busy_s=busy)
         (spec, known), place = self._specs.get(order.chain, (None, b"")), order.place
         if spec is None or place is None:
             self._held[order.task] = result
@@ -260,7 +298,7 @@ class TaskRunner:
             if form is None or (spec is None and self._are_too_large(form.columns(first))):
                 return Reply("held", busy_s=busy)
             return Reply("held", spec=known or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
-        if errors and not result.skips:
+        if errors and not (result.skips or order.each):
             # The batch raises, so its slots are never read.
             return Reply("written", errors=errors, busy_s=busy)
         whole = without_failures(made) if errors else made
@@ -271,7 +309,7 @@ class TaskRunner:
         if self._are_too_large(columns):
             return Reply("mismatch", busy_s=busy)
         copies = self._copies(place, _ranges(spec, order.slot, len(whole), order.capacity))
-        return Reply("written", columns=columns, errors=errors, busy_s=busy, copies=copies)
+        return Reply("written", columns=columns, errors=errors, batches=batches, busy_s=busy, copies=copies)
 
     def _are_too_large(self, columns: list[list[Any]]) -> bool:
         """True if values without slots are too large for a message, which is copied several times."""
@@ -297,16 +335,22 @@ class TaskRunner:
         slots = Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
         if chain.columns is not None and not order.one_by_one and self._fill_columns(chain, slots, order, busy):
             copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
-            return Reply("written", columns=slots.columns, busy_s=busy, copies=copies)
+            batches = slots.count // order.each if order.each else 0
+            return Reply("written", columns=slots.columns, batches=batches, busy_s=busy, copies=copies)
         errors: list[tuple[int, PackedError]] = []
         began, made_s, first = time.perf_counter(), sum(busy.values()), order.slot
         try:
-            for some in self._maker.make(chain, order, busy, slots.at_once):
+            lots = self._maker.make(chain, order, busy, order.each or slots.at_once)
+            for some in lots:
                 errors += [(first + k, failure.error) for k, failure in failures_among(some)]
-                if not errors or chain.skips:  # an error makes the batch raise: its slots are never read
+                if not errors or chain.skips or order.each:  # an error makes a batch raise: its slots are never read
                     slots.add(without_failures(some) if errors else some)
                 first += len(some)
                 del some  # lets the next samples reuse the memory
+                if order.each and first >= order.each and time.perf_counter() - began > _EACH_S:
+                    lots.close()
+                    self._progress[0] = -1
+                    break
             slots.flush()
         except Mismatch:
             return Reply("mismatch", busy_s=busy)
@@ -315,10 +359,14 @@ class TaskRunner:
         made_s = sum(busy.values()) - made_s
         busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began - made_s
         copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
-        return Reply("written", columns=slots.columns, errors=errors, busy_s=busy, copies=copies)
+        batches = first // order.each if order.each else 0
+        errors = [(slot, error) for slot, error in errors if not order.each or slot < batches * order.each]
+        return Reply("written", columns=slots.columns, errors=errors, batches=batches, busy_s=busy, copies=copies)
 
     def _fill_columns(self, chain: Chain, slots: Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
         """Write all samples into slots by columns. False if that is not possible."""
+        if len(order.parts) > 1:
+            return False
         (part,) = order.parts
         found = columns_of(chain, part, self._inputs, busy)
         if found is None:
@@ -331,6 +379,16 @@ class TaskRunner:
 
 def _failed(made: Sequence[object], order: TaskMessage) -> list[tuple[int, PackedError]]:
     return [(order.slot + k, failure.error) for k, failure in failures_among(made)]
+
+
+def _remember(parts: Sequence[SentPart], made: Sequence[object]) -> None:
+    """Store the results of samples that are objects. The last ones may be missing."""
+    start = 0
+    for part in parts:
+        count = part.count
+        stop = len(made) if count is None else min(start + count, len(made))
+        part.remember(made[start:stop])
+        start = stop
 
 
 def _packed_batch(batch: object, number: int) -> list[serialize.PickledPart]:

@@ -73,7 +73,7 @@ class Finish(Enum):
 
     SLOTS = "slots"  # write each into its slot in the batch's slab
     BATCH = "batch"  # collate them and write the batch into the slab
-    EACH = "each"  # collate and write each sample alone, possibly not all: see `Reply.sizes`
+    EACH = "each"  # collate and write several batches, possibly not all: see `Task.each`
     COLLATE = "collate"  # as BATCH, for samples that have passed the chain already
     SAMPLES = "samples"  # write them as a list for the next stage
     GROUP = "group"  # as SAMPLES, for the result of the chain on all of them together
@@ -102,6 +102,7 @@ class Task:
         first_number: Number of the first sample among those that the stages before have made in the epoch. None: it is
             the position.
         slot: Slot of the first sample in its batch.
+        each: For SLOTS and EACH: samples per batch, if the task has several whole batches. Else 0.
         place: Memory for the result, if already known.
         scan: (the shard's scanner, offset of the buffer in the shard, True if it is the last buffer) for Finish.SCAN,
             whose buffer is at `place`.
@@ -120,6 +121,7 @@ class Task:
     first_number: int | None = None
     slot: int = 0
     capacity: int = 0
+    each: int = 0
     place: Lease | None = None
     scan: tuple[Any, int, bool] | None = None
     notes: Sequence[tuple[int, ...]] = ()
@@ -152,8 +154,9 @@ class Reply:
         columns: Values that are not written into slots: a list per leaf.
         pieces: SAMPLES that are pickled one by one: see `headrace.workers.sample_chunks.ApartPart`.
         is_table: True if SAMPLES are a table: see `headrace.workers.sample_chunks.TablePart`.
-        sizes: EACH: bytes of the pickle and buffers of each sample, empty if it has failed. May be shorter than the
-            task: the worker stopped after many bytes or a long time.
+        sizes: EACH: bytes of the pickle and buffers of each batch. Empty if the batch has failed.
+        batches: Number of finished batches, if the task has several. May be lower than in the task: the worker stopped
+            after many bytes or a long time.
         copies: "written" without shared memory: (offset, bytes) for the task's place.
         busy_s: Seconds per step of the chain. Collation and writing come last.
         made_s: Seconds for the samples, earlier replies to this task included.
@@ -172,6 +175,7 @@ class Reply:
     columns: list[list[object]] = field(default_factory=list)
     value: Any = None
     sizes: Sequence[tuple[int, ...]] = ()
+    batches: int = 0
     pieces: Sequence[tuple[int, ...]] = ()
     is_table: bool = False
     copies: list[tuple[int, bytes]] = field(default_factory=list)

@@ -110,7 +110,7 @@ class SentPart(Protocol):
         ...
 
     def remember(self, made: Sequence[object]) -> None:
-        """Store the results of samples that are objects."""
+        """Store the results of the first samples, if they are objects."""
         ...
 
 
@@ -258,7 +258,7 @@ class SentObjects(_Whole):
         yield self.samples[self.start : self.stop]
 
     def remember(self, made: Sequence[object]) -> None:
-        self.samples[self.start : self.stop] = [m if isinstance(m, Failure) else Made(m) for m in made]
+        self.samples[self.start : self.start + len(made)] = [m if isinstance(m, Failure) else Made(m) for m in made]
 
 
 @dataclass(slots=True)

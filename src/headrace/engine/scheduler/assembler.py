@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from anyio.abc import TaskGroup
 
-from headrace.delivery.messages import Delivery
+from headrace.delivery.messages import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.engine.scheduler.batch_work import BatchWork
+from headrace.engine.scheduler.chunk_sizer import Pace
 from headrace.engine.scheduler.epoch_context import Outlet
 from headrace.engine.scheduler.pending_batch import BatchState, OpenBatch
 from headrace.engine.scheduler.reorder_buffer import Pile
 from headrace.engine.scheduler.task_pool import TaskPool
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import Part
+from headrace.workers.tasks import Reply
 
 
 class Assembly:
@@ -32,7 +35,12 @@ class Assembly:
         self._admitted = 0  # batches with lower numbers may start
         self._missing: dict[int, int] = {}  # samples to come of batches that ended early
         self._next_delivery = 0
-        self._not_sent = 0  # batches that were due and had no sample left
+        self._sent = 0  # messages
+        self._pace = Pace(spec.batches.together, is_awaited=True)
+        self._use_slots = True  # in tasks of several batches
+        self._alone_before = 0  # batches before this one are made alone
+        # The channel grants messages. Batches that need no message: several open ones need one, empty ones none.
+        self._without_message = 0
         self._count: int | None = None  # samples of the epoch, once all were added
         self._work = BatchWork(spec, resources, outlet.dispatch, self)
         outlet.sender.on_credit(self._on_credit)
@@ -40,13 +48,9 @@ class Assembly:
 
     @property
     def granted(self) -> int:
-        """Batches with lower numbers may start.
-
-        The channel grants messages, and an empty batch sends none. Each empty batch therefore grants one more batch, or
-        the trainer would wait for a message that is never made. `_next_delivery == sent + _not_sent` always holds, so
-        `_next_delivery` is below this number exactly if another message may be sent.
-        """
-        return self._sender.granted + self._not_sent
+        """Samples of batches with lower numbers may be read, at the current number of batches per message."""
+        messages = self._sender.granted - self._sent
+        return max(self._sender.granted + self._without_message, self._next_delivery + messages * self._pace.size)
 
     def begin(self, number: int) -> None:
         if not self._boundaries.size(number):
@@ -91,14 +95,47 @@ class Assembly:
         self._work.pool = TaskPool(group)
 
     def _begin_admitted(self) -> None:
-        for position, part in self._pile.below(self._boundaries.start(self._admitted)):
-            done = 0
-            while done < part.count:
-                number, slot = self._boundaries.find(position + done)
-                count = min(part.count - done, self._boundaries.size(number) - slot)
-                self._add(number, slot, part.cut(done, done + count))
-                done += count
-            part.release()
+        while self._pile and self._pile.start < self._boundaries.start(self._admitted):
+            number, slot = self._boundaries.find(self._pile.start)
+            size = self._boundaries.size(number)
+            if slot or number < self._alone_before or self._pace.size == 1:
+                self._add(number, slot, self._pile.take(size - slot)[1])
+            else:
+                self._begin_several(number, size)
+
+    def _begin_several(self, number: int, size: int) -> None:
+        """Start as many batches as are worth a task and are complete, or the samples of the first one."""
+        position, most, parts, count = self._boundaries.start(number), self._pace.size, dict[int, Part](), 0
+        while count < most * size and self._pile and self._pile.start == position + count:
+            _, parts[count] = self._pile.take(most * size - count)
+            count += parts[count].count
+        several = 1
+        while (several + 1) * size <= count and self._boundaries.size(number + several) == size:
+            several += 1
+        self._put_back(position, parts, several * size)
+        if several == 1:
+            for slot, part in parts.items():
+                self._add(number, slot, part)
+            return
+        batch = self._batches[number] = OpenBatch(number, position, several * size, several * size)
+        batch.count, batch.state, batch.parts = several, BatchState.COLLATING, parts
+        batch.arrived = batch.seen = batch.expected
+        batch.use_slots = self._use_slots and self._learned.use_slots and self._learned.form is not None
+        self._pace.begin()
+        self._without_message += several - 1
+        self._admitted = max(self._admitted, self._sender.granted + self._without_message)
+        self._work.make_several(batch)
+
+    def _put_back(self, position: int, parts: dict[int, Part], count: int) -> None:
+        """Wait again with the samples after the first `count`."""
+        for slot, part in list(parts.items()):
+            kept = max(0, count - slot)
+            if kept < part.count:
+                self._pile.add(position + slot + kept, part.cut(kept, part.count))
+                del parts[slot]
+                if kept:
+                    parts[slot] = part.cut(0, kept)
+                part.release()
 
     def _begin_empty(self) -> None:
         for number in sorted(number for number in self._empty if number < self._admitted):
@@ -113,6 +150,7 @@ class Assembly:
             capacity = max(size, self._learned.form_capacity)  # one slab size for all batches if possible
             batch = self._batches[number] = OpenBatch(number, self._boundaries.start(number), size, capacity)
             batch.use_slots = self._learned.use_slots
+            self._pace.begin()
             if self._count is not None:
                 self._shorten(batch, self._count - batch.position)
         return self._batches[number]
@@ -157,7 +195,8 @@ class Assembly:
         if batch.use_slots and batch.is_left_out and not batch.errors:
             self._leave_out(batch)
         elif batch.use_slots:
-            self._finish(batch, self._work.slots_delivery(batch))
+            has_failed = self._skips is None and bool(batch.errors)
+            self._finish(batch, None if has_failed else self._work.slots_delivery(batch))
         elif self._is_to_spread(batch):
             batch.is_spread = True
             batch.errors.clear()
@@ -176,13 +215,46 @@ class Assembly:
         else:
             self._finish(batch, delivery)
 
+    def made_several(self, batch: OpenBatch, reply: Reply) -> None:
+        done = reply.batches
+        if reply.kind == "mismatch":
+            self._use_slots = False
+        elif reply.kind == "failed":
+            self._alone_before = max(self._alone_before, batch.number + batch.count)
+        else:
+            self._pace.learn(done, batch.made_s, batch.nbytes)
+        if done < batch.count:
+            self._put_back(batch.position, batch.parts, done * batch.size)
+            self._without_message -= batch.count - max(1, done)
+            batch.expected, batch.count = done * batch.size, max(1, done)
+        if done:
+            batch.errors = dict(reply.errors)
+            batch.places = self._places(batch, reply)
+            batch.state = BatchState.READY
+            if batch.use_slots:
+                batch.columns = {0: reply.columns}
+                batch.delivery = self._work.slots_delivery(batch)
+            batch.release_parts()
+        else:
+            self._drop_batch(self._batches.pop(batch.number))
+        self._admit()
+        self._deliver()
+
+    @staticmethod
+    def _places(batch: OpenBatch, reply: Reply) -> Sequence[tuple[int, ...]]:
+        """Return where the result of each batch is; empty for a batch without one."""
+        if not batch.use_slots:
+            return reply.sizes
+        places, stop = list[tuple[int, ...]](), 0
+        for first in range(0, batch.expected, batch.size):
+            start, stop = stop, stop + batch.size - sum(first + k in batch.errors for k in range(batch.size))
+            places.append((start, stop) if start < stop else ())
+        return places
+
     def _is_to_spread(self, batch: OpenBatch) -> bool:
         """True if all workers should make the samples. A dropped batch is only checked for errors."""
         is_wanted = self._spec.is_spread and not batch.is_left_out
         return is_wanted and not batch.is_spread and not self._work.is_quick(batch)
-
-    def _error_delivery(self, batch: OpenBatch, error: PackedError, note: str = "") -> Delivery:
-        return Delivery(batch.number, batch.expected, batch.position, "error", error=error, note=note)
 
     def _finish(self, batch: OpenBatch, delivery: Delivery | None) -> None:
         """Finish the batch, as its first error if failed samples are not skipped."""
@@ -191,59 +263,116 @@ class Assembly:
                 assert batch.ended_by is not None
                 batch.errors[batch.wanted - 1] = batch.ended_by
             if batch.errors:
-                delivery = self._error_delivery(batch, batch.errors[min(batch.errors)])
+                delivery = None
         assert delivery is not None or batch.errors  # nothing is dropped silently
+        if batch.made_s and not batch.errors:
+            self._pace.learn(1, batch.made_s, batch.nbytes)
         batch.delivery = delivery
         batch.state = BatchState.READY
         batch.release_parts()
-        if (delivery is None or delivery.kind == "error") and not batch.under_way:
+        if delivery is None and not batch.under_way:
             batch.release_slab()
         self._deliver()
 
-    def _ruled(self, batch: OpenBatch) -> Delivery | None:
-        """Return the message for a batch that is due. None if none of its samples is left."""
-        raised = None
-        if self._skips is not None:
-            positions = partial(self._position_map.in_batches, batch.position, batch.position + batch.expected)
-            left_out = self._position_map.left_out(batch.position, batch.position + batch.expected)
-            raised = self._skips.rule(positions, batch.expected, batch.errors, left_out)
-        if raised is None:
-            return batch.delivery
-        batch.release_slab()
-        return self._error_delivery(batch, raised.error, raised.note)
+    def _ruled(self, position: int, count: int, errors: dict[int, PackedError]) -> RaisedError | None:
+        """Return the error that replaces a batch that is due, if any."""
+        if self._skips is None:
+            return RaisedError(errors[min(errors)]) if errors else None
+        positions = partial(self._position_map.in_batches, position, position + count)
+        return self._skips.rule(positions, count, errors, self._position_map.left_out(position, position + count))
+
+    @property
+    def _skipped(self) -> tuple[int, int]:
+        return (0, 0) if self._skips is None else self._skips.counts
 
     def _deliver(self) -> None:
-        while True:
+        while self._sent < self._sender.granted:
             if self._spec.in_order:
                 batch = self._batches.get(self._next_delivery)
             else:
                 batch = next((b for b in self._batches.values() if b.state is BatchState.READY), None)
-            if batch is None or batch.state is not BatchState.READY or self._next_delivery >= self.granted:
+            if batch is None or batch.state is not BatchState.READY:
                 break
-            delivery = self._ruled(batch)
             del self._batches[batch.number]
             if batch.arrived < batch.expected:
                 self._missing[batch.number] = batch.expected - batch.arrived
-            self._next_delivery += 1
+            self._next_delivery += batch.count
             batch.state = BatchState.DELIVERED
-            skipped = (0, 0) if self._skips is None else self._skips.counts
-            late = self._position_map.late(self._boundaries, skipped)
-            self._position_map.cover(batch.number, batch.position, batch.position + batch.expected, self._boundaries)
-            if delivery is None:
-                self._not_sent += 1
+            message = self._message(batch) if batch.count == 1 and not batch.places else self._messages(batch)
+            if message is None:
+                self._without_message += 1
                 self._admit()
                 continue
-            if batch.slab is not None and delivery.kind != "error":
-                self._slabs.hand_out(batch.slab)
-            delivery.after, delivery.late = self._position_map.after(self._boundaries, skipped), late
-            self._sender.send(delivery)
+            self._sent += 1
+            self._sender.send(message)
             self._dispatch.has_begun = True
-        states = [batch.state for batch in self._batches.values()]
+        states = [state for batch in self._batches.values() for state in [batch.state] * batch.count]
         self._meters.set_depths(ready=states.count(BatchState.READY), open_batches=len(states))
         self._moved()
         self._budget.changed()
         self._slabs.changed()
         self._end_if_done()
+
+    def _message(self, batch: OpenBatch) -> Delivery | None:
+        """Return the message for a batch that is due. None if none of its samples is left."""
+        delivery, raised = batch.delivery, self._ruled(batch.position, batch.expected, batch.errors)
+        if raised is not None:
+            if not batch.under_way:
+                batch.release_slab()
+            delivery = Delivery(
+                batch.number, batch.expected, batch.position, "error", error=raised.error, note=raised.note
+            )
+        late = self._position_map.late(self._boundaries, self._skipped)
+        self._position_map.cover(batch.number, batch.position, batch.position + batch.expected, self._boundaries)
+        if delivery is None:
+            return None
+        if batch.slab is not None and raised is None:
+            self._slabs.hand_out(batch.slab)
+        delivery.after, delivery.late = self._position_map.after(self._boundaries, self._skipped), late
+        return delivery
+
+    def _messages(self, batch: OpenBatch) -> ChunkDelivery | None:
+        """Return the message for several batches that are due. None if none of their samples is left."""
+        late = self._position_map.late(self._boundaries, self._skipped)
+        after: Afters | None = None
+        outcomes: Sequence[tuple[int, ...] | RaisedError] = batch.places
+        counts: Sequence[int] = [batch.size] * batch.count
+        if not batch.errors:
+            skipped = self._skipped[0], 0
+            after = self._position_map.after_each(batch.number, batch.count, batch.position, batch.size, skipped)
+        if after is None:
+            outcomes, counts, after = self._each(batch)
+        elif self._skips is not None:
+            self._skips.rule(tuple, batch.expected, {})
+        slab, segment = batch.slab, 0
+        if slab is not None and any(type(outcome) is tuple for outcome in outcomes):
+            segment = slab.segment.number
+            self._slabs.hand_out(slab)
+        else:
+            batch.release_slab()
+        if not outcomes:
+            return None
+        return ChunkDelivery(segment, outcomes, counts, after, late, batch.delivery)
+
+    def _each(self, batch: OpenBatch) -> tuple[list[tuple[int, ...] | RaisedError], list[int], Afters]:
+        """Return the results of batches that are not empty, their samples, and the state change after each."""
+        outcomes, counts, after, size = (
+            list[tuple[int, ...] | RaisedError](),
+            list[int](),
+            list[ProgressDelta](),
+            batch.size,
+        )
+        for index, place in enumerate(batch.places):
+            number, start = batch.number + index, batch.position + index * size
+            slots = range(index * size, (index + 1) * size)
+            errors = {slot - slots.start: batch.errors[slot] for slot in slots if slot in batch.errors}
+            raised = self._ruled(start, size, errors)
+            self._position_map.cover(number, start, start + size, self._boundaries)
+            if place or raised is not None:
+                outcomes.append(place if raised is None else raised)
+                counts.append(size if raised is not None else size - len(errors))
+                after.append(self._position_map.after(self._boundaries, self._skipped))
+        return outcomes, counts, AfterThese(after)
 
     def _end_if_done(self) -> None:
         if self._count is not None and not self._batches and not self._pile and not self._empty:
@@ -262,6 +391,6 @@ class Assembly:
         self._deliver()
 
     def _admit(self) -> None:
-        self._admitted = max(self._admitted, self.granted)
+        self._admitted = max(self._admitted, self._sender.granted + self._without_message)
         self._begin_empty()
         self._begin_admitted()

@@ -103,7 +103,7 @@ class BatchSpec:
         collations: Maximum number of batches collated at once, if spread. None: no limit.
         is_adaptive: True if tasks grow for fast samples. False: their size is fixed.
         depth: Maximum number of batches under way. 0: not known.
-        together: For single samples: maximum number per task and message. 1: each is a separate batch.
+        together: Maximum number of batches per task and message.
     """
 
     chain: int
@@ -137,7 +137,9 @@ class BatchSpec:
     @property
     def together_before(self) -> int:
         """Maximum number of samples per task before the last stage."""
-        return min(_MAX_CHUNK, self.look_ahead) if self.has_groups and self.depth else self.together
+        if self.has_groups and self.depth:
+            return min(_MAX_CHUNK, self.look_ahead)
+        return self.together if self.batch_size == 1 else 1
 
     def gathered(self, batch_size: int) -> int:
         """Estimate the source samples made for a batch, limited by `look_ahead`."""

@@ -35,6 +35,10 @@ class BatchHost(Protocol):
         """Report that a worker has finished the batch. None: without a result, or dropped."""
         ...
 
+    def made_several(self, batch: OpenBatch, reply: Reply) -> None:
+        """Report that a worker has finished several batches, or the first ones."""
+        ...
+
 
 class BatchWork:
     """The tasks of the batches of one epoch."""
@@ -60,12 +64,19 @@ class BatchWork:
         assert self.pool is not None
         self.pool.start_soon(self._collate, batch)
 
+    def make_several(self, batch: OpenBatch) -> None:
+        """Make several batches by one task."""
+        assert self.pool is not None
+        self.pool.start_soon(self._make_several, batch)
+
     def slots_delivery(self, batch: OpenBatch) -> Delivery | None:
-        """Return the message for a batch in slots. None if it is empty, dropped or failed."""
-        if batch.is_left_out or not batch.columns or (batch.errors and self._raises):
+        """Return the message for a batch in slots. None if it is empty or dropped."""
+        if batch.is_left_out or not batch.columns:
             return None
+        learned = self._learned
         assert batch.slab is not None
-        assert self._learned.form is not None
+        assert learned.form is not None
+        batch.nbytes = learned.form_size * batch.expected // learned.form_capacity
         chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
         columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
         return Delivery(
@@ -77,7 +88,7 @@ class BatchWork:
             columns=columns,
             capacity=batch.capacity,
             holes=tuple(sorted(batch.holes)),
-            blob=self._learned.form,
+            blob=learned.form,
         )
 
     def _hand_out(
@@ -129,6 +140,7 @@ class BatchWork:
                 batch.columns[slot] = reply.columns
             batch.holes += range(slot + whole, slot + count)
             learned.learn_time(reply.made_s, count)
+            batch.made_s += reply.took_s
         self._host.worked(batch)
 
     def _end_task(self, batch: OpenBatch, slot: int) -> None:
@@ -215,6 +227,7 @@ class BatchWork:
             end_turn()
         if finish is Finish.BATCH:
             learned.learn_time(reply.made_s, batch.wanted)
+        batch.made_s, batch.nbytes = reply.took_s, sum(reply.lengths)
         self._add_errors(batch, reply)
         delivery = None
         if reply.lengths:
@@ -222,6 +235,31 @@ class BatchWork:
             place, count = batch.slab.segment.number, batch.expected - len(batch.errors)
             delivery = Delivery(batch.number, count, batch.position, "packed", place, lengths=reply.lengths)
         self._host.collated(batch, delivery)
+
+    async def _make_several(self, batch: OpenBatch) -> None:
+        spec, learned = self._spec, self._learned
+        if batch.use_slots:
+            batch.nbytes = learned.form_size * -(-batch.capacity // learned.form_capacity)  # or a little less
+            learned.batch_bytes = max(learned.batch_bytes, batch.nbytes)
+        if learned.batch_bytes:
+            await self._slab(batch, learned.batch_bytes)
+        parts = [part.cut(0, part.count) for part in batch.parts.values()]
+        finish = Finish.SLOTS if batch.use_slots else Finish.EACH
+        task = Task(spec.chain, self._key, batch.number, finish, parts, each=batch.size, capacity=batch.capacity)
+        self._position_map.place(task, batch.position, batch.expected)
+        if batch.slab is not None:
+            task.place = batch.slab.retain()
+
+        async def find_slab(reply: Reply) -> Lease | None:
+            if batch.use_slots:  # the worker does not know the spec yet
+                return None
+            if spec.wants_place(reply.size, batch.expected):
+                learned.batch_bytes = max(learned.batch_bytes, reply.size)
+            return (await self._slab(batch, reply.size)).retain()
+
+        reply = await self._dispatch.work(task, find_slab)
+        batch.made_s, batch.nbytes = reply.took_s, batch.nbytes or sum(reply.lengths)
+        self._host.made_several(batch, reply)
 
     def _add_errors(self, batch: OpenBatch, reply: Reply) -> None:
         """Add the errors of a reply. If the task failed as a whole, they count for no single sample."""

@@ -18,13 +18,14 @@ class Pace:
 
     def __init__(self, most: int, *, is_awaited: bool = False) -> None:
         self._most, self._grown, self._begun = most, 1, 0
+        self._is_awaited = is_awaited
         self._worth_s = _WORTH_AT_ONCE_S if is_awaited else _WORTH_S
         self._worth_bytes = _WORTH_AT_ONCE_BYTES if is_awaited else _WORTH_BYTES
         self._sample_s = self._sample_bytes = 0.0
 
     @property
     def size(self) -> int:
-        if self._sample_bytes > _LARGE_BYTES:
+        if self._sample_bytes > _LARGE_BYTES or (self._is_awaited and not self._sample_s):
             return 1
         size = self._grown
         if self._sample_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,9 +26,6 @@ from headrace.workers.failures import Failure, first_of
 from headrace.workers.sample_chunks import ListPart, Part
 from headrace.workers.tasks import Finish, Task
 
-if TYPE_CHECKING:
-    from headrace.engine.scheduler.single_samples import OneByOne
-
 
 class Epoch:
     """One run through a plan, for one iterator."""
@@ -43,13 +40,7 @@ class Epoch:
         self._pass_count = spec.pass_count
         self._raises = spec.skips is None
         outlet = Outlet(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
-        self._assembly: Assembly | OneByOne
-        if spec.batches.together > 1:
-            from headrace.engine.scheduler.single_samples import OneByOne
-
-            self._assembly = OneByOne(outlet)
-        else:
-            self._assembly = Assembly(outlet)
+        self._assembly = Assembly(outlet)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = levels_of(spec, self._dispatch, resources.budget, self)
         self._of_use = [0] * len(self._levels)  # per level: source samples before this one gave something
@@ -197,7 +188,6 @@ class Epoch:
 
     def cut(self, count: int) -> None:
         assert isinstance(self._boundaries, GivenBoundaries)
-        assert isinstance(self._assembly, Assembly)
         self._assembly.begin(self._boundaries.add(count))
 
     def put(self, start: int, part: Part) -> None:

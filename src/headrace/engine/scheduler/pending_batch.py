@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from enum import Enum
 
 from headrace._util.shared_memory import Lease
@@ -22,7 +23,7 @@ class BatchState(Enum):
 
 
 class OpenBatch:
-    """One batch, from its first sample to its delivery."""
+    """One batch, from its first sample to its delivery; or several whole ones, made by one task."""
 
     def __init__(self, number: int, position: int, size: int, capacity: int) -> None:
         self.number = number
@@ -30,6 +31,7 @@ class OpenBatch:
         self.expected = size  # samples; lower once the epoch's end is known to be in the batch
         self.wanted = size  # samples needed: those up to the first known failure
         self.capacity = capacity
+        self.count = 1  # batches
         self.state = BatchState.OPEN
         self.parts: dict[int, Part] = {}  # by slot; kept until the batch is made, for a retry
         self.made: dict[int, Part] = {}  # by slot; results for parts that another worker collates
@@ -40,12 +42,20 @@ class OpenBatch:
         self.is_spread = False  # all workers make its samples, one collates them
         self.is_left_out = False  # dropped as a short last batch: only its errors are reported
         self.slab: Lease | None = None
+        self.made_s = 0.0
+        self.nbytes = 0  # of the result
         self.slab_lock = asyncio.Lock()
         self.columns: dict[int, list[list[object]]] = {}
         self.holes: list[int] = []  # empty slots: the last ones of tasks with errors
         self.errors: dict[int, PackedError] = {}
         self.ended_by: PackedError | None = None
         self.delivery: Delivery | None = None  # of the samples that have not failed; None without such
+        self.places: Sequence[tuple[int, ...]] = ()  # of each of several batches: see `ChunkDelivery.outcomes`
+
+    @property
+    def size(self) -> int:
+        """Number of samples per batch."""
+        return self.expected // self.count
 
     @property
     def is_over(self) -> bool:

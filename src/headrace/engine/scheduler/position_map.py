@@ -172,20 +172,21 @@ class PositionMap:
             origins.forget(oldest)
             oldest = origins.begin(origins.needed(oldest)[0])
 
-    def after_each(self, number: int, count: int, skipped: tuple[int, int]) -> AfterEach | None:
-        """Run `cover` and `after` for `count` batches of one sample, from `number` on.
+    def after_each(self, number: int, count: int, start: int, size: int, skipped: tuple[int, int]) -> AfterEach | None:
+        """Run `cover` and `after` for `count` batches of `size` samples, from batch `number` at position `start` on.
 
         Returns None without any effect if the batches do not simply follow each other.
         """
         if self._kept_from is not None or self._covers or self._delivered or self._first_not != number:
             return None
-        stop, mark = number + count, self._mark
-        if self._count_repeated(number, stop):
+        stop, mark = start + count * size, self._mark
+        if self._count_repeated(start, stop):
             return None
         if mark is not None and stop > self._known:
             return None
-        self._first_not = stop
-        return AfterEach(number, count, skipped, () if mark is None else [mark(at + 1) for at in range(number, stop)])
+        self._first_not = number + count
+        marks = () if mark is None else [mark(end) for end in range(start + size, stop + 1, size)]
+        return AfterEach(start, count, size, skipped, marks)
 
     def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta | None:
         """Return the state change for earlier batches that have become known, if any."""
