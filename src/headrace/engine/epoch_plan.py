@@ -140,7 +140,7 @@ class EpochPlan:
             )
             if self.counts is not None:
                 why = (
-                    "shards have fewer samples than their index says, or failed and were skipped (stats().skipped); "
+                    "shards have fewer samples than in their index, or failed and were skipped (stats().skipped); "
                     "leave these shards out, or take tail='uneven'"
                 )
             raise OptionError(

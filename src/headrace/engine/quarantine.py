@@ -78,8 +78,8 @@ def _number(line: str, data: str, where: str) -> int:
         raise OptionError(f"{where}: this is no line that quarantine= has written: {line!r:.100}") from error
     if not isinstance(number, int) or not 0 <= number < 2**63:
         raise OptionError(
-            f"{where}: that sample has no number, as it was counted while it was read: only samples of data sets that "
-            "have numbers, such as shards with an index, can be left out"
+            f"{where}: that sample has no number, as it was counted while it was read: only samples with numbers, "
+            "such as those of shards with an index, can be excluded"
         )
     if of_data != data:
         raise OptionError(

@@ -114,7 +114,7 @@ async def from_caller(source: AsyncIterableDataset, loop: asyncio.AbstractEventL
             if is_lost:
                 raise LoaderClosedError(
                     f"{type(source).__name__}.loop is 'caller', and the event loop of the `async for` has ended before "
-                    "its samples have: iterate in one loop to their end, or begin anew in another one"
+                    "its samples have: iterate in one loop to their end, or start a new iteration in another one"
                 )
             if sample is _END:
                 return

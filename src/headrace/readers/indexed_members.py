@@ -184,7 +184,7 @@ class MemberReads:
         members = slice(rows.starts[block], rows.starts[block + 1])
         start, stop = rows.offset[members], rows.offset[members] + rows.size[members]
         error = ChecksumError(
-            f"sample {key!r} has other bytes than its index says",
+            f"the bytes of sample {key!r} differ from the checksum in its index",
             url=self._url,
             start=int(start.min()),
             stop=int(stop.max()),

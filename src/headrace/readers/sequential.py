@@ -193,7 +193,7 @@ class ShardProducer:
             count = self._read - self._read_before
             if not count and self._is_endless:
                 raise OptionError(
-                    f".repeat() and .epoch(): {self._in_round} shards, {masked(url)} and those behind it, have no "
+                    f".repeat() and .epoch(): {self._in_round} shards, from {masked(url)} on, have no "
                     "samples to begin again with"
                 )
             if self._is_endless:
@@ -247,7 +247,7 @@ class ShardProducer:
         if position not in self._failed_before and self._is_begun:
             # If failures are raised, this is the first one.
             flow.put(next((end for start, end in self._done if start <= self._position < end), self._position), failure)
-            raise _changed(f"{masked(url)} fails {position} samples behind the mark of the state, and did not")
+            raise _changed(f"{masked(url)} fails {position} samples after the mark of the state, and did not")
         self._flush(flow)
         self._failures.append(position)
         self._put(flow, failure)
@@ -263,7 +263,7 @@ class ShardProducer:
         failed = self._failed_before.intersection(range(self._position, self._position + count))
         if failed and self._is_begun:
             part.release()
-            raise _changed(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
+            raise _changed(f"no shard fails {min(failed)} samples after the mark of the state, and one did")
 
     def _shuffle(self, flow: Flow, window: ShuffleWindow) -> None:
         self._pending = [RawPart.concat(self._pending)]
@@ -325,8 +325,8 @@ def _first(part: RawPart, count: int) -> tuple[int, RawPart]:
 def _changed(why: str) -> StateMismatchError:
     """Make the error for samples after a mark that have changed, so that their numbers differ."""
     return StateMismatchError(
-        f"{why} when that was saved: samples that were in use then have other numbers now; go on from an "
-        "earlier state, or from the begin of an epoch",
+        f"{why} when that was saved: samples that were in use then have other numbers now; resume from an "
+        "earlier state, or from the start of an epoch",
         field="mark",
     )
 

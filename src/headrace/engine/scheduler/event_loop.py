@@ -219,7 +219,7 @@ class _Lasting:
             try:
                 loop.run_forever()
             except _ENDINGS as error:
-                message = f"{error!r} in a task or callback of a loader's event loop, which goes on"
+                message = f"{error!r} in a task or callback of a loader's event loop, which continues"
                 loop.call_exception_handler({"message": message, "exception": error})
             else:
                 return
