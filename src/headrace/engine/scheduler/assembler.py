@@ -184,12 +184,14 @@ class Assembly:
             del self._missing[number]
         part.release()
 
-    # BatchHost
+    # Called by `BatchWork`.
 
     def is_oldest(self, batch: OpenBatch) -> bool:
+        """True if no other batch is delivered before this one, so that it must get memory."""
         return batch.number <= self._next_delivery
 
     def worked(self, batch: OpenBatch) -> None:
+        """Continue a batch after a worker has finished some of its samples."""
         if not batch.is_whole or batch.state is not BatchState.FILLING:
             return
         if batch.use_slots and batch.is_left_out and not batch.errors:
@@ -210,12 +212,14 @@ class Assembly:
             self._work.collate(batch)
 
     def collated(self, batch: OpenBatch, delivery: Delivery | None) -> None:
+        """Finish a batch that a worker has made. The delivery is None without a result, or if it is dropped."""
         if batch.is_left_out and not batch.errors:
             self._leave_out(batch)
         else:
             self._finish(batch, delivery)
 
     def made_several(self, batch: OpenBatch, reply: Reply) -> None:
+        """Finish several batches. Those that the worker has not made wait again."""
         done = reply.batches
         if reply.kind == "mismatch":
             self._use_slots = False

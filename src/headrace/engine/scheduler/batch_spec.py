@@ -5,41 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from headrace._util.shared_memory import LARGE_BYTES, Lease
+from headrace._util.shared_memory import LARGE_BYTES
 from headrace.types import Batcher
 from headrace.workers.sample_chunks import Part
-from headrace.workers.tasks import Reply, Task
 
 _MAX_CHUNK = 256
 _WORTH_S = 1e-3  # minimum work per task
 _QUICK_S = 0.05  # work of a batch that is not divided
 _GROUPED = 64  # samples assumed per group
-
-
-class Works(Protocol):
-    """The work stage as the scheduler uses it."""
-
-    def learn_spec(self, number: int, spec: bytes) -> None: ...
-
-    async def run(self, task: Task) -> Reply: ...
-
-    async def place(self, task: Task, place: Lease) -> Reply: ...
-
-    def abandon(self, task: Task) -> None: ...
-
-
-class SlabAllocator(Protocol):
-    """Allocates slabs for whole batches."""
-
-    async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease: ...
-
-    def hand_out(self, lease: Lease) -> None: ...
-
-    def returned(self, number: int) -> None: ...
-
-    def changed(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace._util.shared_memory import Lease
 from headrace.delivery.messages import Delivery
@@ -19,31 +19,14 @@ from headrace.workers.failures import Failure
 from headrace.workers.sample_chunks import ListPart, Part
 from headrace.workers.tasks import Finish, Reply, Task
 
-
-class BatchHost(Protocol):
-    """Owner of the batches that are worked on."""
-
-    def is_oldest(self, batch: OpenBatch) -> bool:
-        """True if no other batch is delivered before this one, so that it must get memory."""
-        ...
-
-    def worked(self, batch: OpenBatch) -> None:
-        """Report that a worker has finished some of a batch's samples."""
-        ...
-
-    def collated(self, batch: OpenBatch, delivery: Delivery | None) -> None:
-        """Report that a worker has finished the batch. None: without a result, or dropped."""
-        ...
-
-    def made_several(self, batch: OpenBatch, reply: Reply) -> None:
-        """Report that a worker has finished several batches, or the first ones."""
-        ...
+if TYPE_CHECKING:
+    from headrace.engine.scheduler.assembler import Assembly
 
 
 class BatchWork:
     """The tasks of the batches of one epoch."""
 
-    def __init__(self, spec: EpochSpec, resources: Resources, dispatch: Dispatch, host: BatchHost) -> None:
+    def __init__(self, spec: EpochSpec, resources: Resources, dispatch: Dispatch, host: Assembly) -> None:
         self._spec, self._learned, self._boundaries, self._key = spec.batches, spec.learned, spec.boundaries, spec.key
         self._dispatch, self._slabs, self._host = dispatch, resources.slabs, host
         self._position_map, self._raises = spec.position_map, spec.skips is None

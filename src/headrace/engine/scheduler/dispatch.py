@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from headrace._util.shared_memory import Arena, Lease
-from headrace.engine.scheduler.batch_spec import Works
 from headrace.engine.scheduler.budget import Budget
 from headrace.workers.sample_chunks import ApartPart, PackedPart, TablePart
 from headrace.workers.tasks import Finish, Reply, Task
+
+if TYPE_CHECKING:
+    from headrace.workers.queue import TaskQueue
 
 _MORE = 1.1  # factor of memory reserved over the recent sizes
 _ALIKE = 0.02  # share: sizes closer than this differ by their pickles only
@@ -18,7 +21,7 @@ _ALIKE = 0.02  # share: sizes closer than this differ by their pickles only
 class Dispatch:
     """The tasks of one epoch that workers have."""
 
-    def __init__(self, works: Works, budget: Budget, arena: Arena) -> None:
+    def __init__(self, works: TaskQueue, budget: Budget, arena: Arena) -> None:
         self._works, self._budget, self._arena = works, budget, arena
         self._sizes: dict[int, float] = {}  # by chain: bytes of the result per sample or group
         self.under_way = 0

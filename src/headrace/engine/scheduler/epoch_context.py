@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace._util.shared_memory import Arena
 from headrace.delivery.channel import Sender
 from headrace.engine.scheduler.batch_bounds import BatchBoundaries
-from headrace.engine.scheduler.batch_spec import BatchSpec, Learned, SlabAllocator, Works
+from headrace.engine.scheduler.batch_spec import BatchSpec, Learned
 from headrace.engine.scheduler.budget import Budget
 from headrace.engine.scheduler.dispatch import Dispatch
 from headrace.engine.scheduler.position_map import PositionMap
@@ -19,7 +19,9 @@ from headrace.workers.failures import ErrorPacker
 from headrace.workers.sample_chunks import Part
 
 if TYPE_CHECKING:
+    from headrace.delivery.slabs import Slabs
     from headrace.readers.protocol import Producer
+    from headrace.workers.queue import TaskQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class Resources:
     `copies` is the number of copies of the objects' bytes during `wrap`, which makes a part of Python objects.
     """
 
-    works: Works
-    slabs: SlabAllocator
+    works: TaskQueue
+    slabs: Slabs
     arena: Arena
     budget: Budget
     meters: LoaderMeters

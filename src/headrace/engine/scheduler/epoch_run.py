@@ -20,7 +20,7 @@ from headrace.engine.scheduler.budget import Budget
 from headrace.engine.scheduler.dispatch import Dispatch
 from headrace.engine.scheduler.epoch_context import EpochSpec, Outlet, Resources
 from headrace.engine.scheduler.event_loop import is_exiting
-from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, InnerHost, Level, Outcome
+from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Level, Outcome
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.workers.failures import Failure, first_of
 from headrace.workers.sample_chunks import ListPart, Part
@@ -268,29 +268,35 @@ class Epoch:
         for level in self._levels:
             level.begin()
 
-    # InnerHost
+    # Called by levels.
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         return self._position_map.positions(start, stop)
 
     def batch_of(self, level: Level, start: int) -> int:
+        """Estimate the batch that a unit is for, which is the priority of tasks. Never decreases."""
         # Complete groups go first, before new ones start.
         return self._boundaries.find(start)[0] if level is self._levels[0] else 0
 
     def is_awaited(self, level: Level, start: int) -> bool:
+        """True if the oldest batch waits for units that have not started."""
         return self._assembly.lacks(start) if self._batches.keeps_count else start <= level.frontier
 
     def is_urgent(self, level: Level, start: int) -> bool:
+        """True if the results of these units must get memory, as nothing would move otherwise."""
         return self._is_urgent(start if level is self._levels[0] else None)
 
     @property
     def lacks(self) -> bool:
+        """True if a batch may be sent and none is ready."""
         return self._assembly.lacks(None)
 
     def came_through(self, start: int, part: Part) -> None:
+        """Take results of the source samples from `start` on, one each, in any order."""
         self._arrive(start, part)
 
     def left(self, level: Level, outcome: Outcome) -> None:
+        """Take the next samples of a level, the last ones of their units included."""
         self._position_map.arrived(level.number, outcome.units)
         if level is self._levels[-1]:
             self._arrive(self._cut, outcome.part)
@@ -328,6 +334,7 @@ class Epoch:
         self.filled(len(self._levels) - 1)
 
     def moved(self) -> None:
+        """Report progress: more units may start, or all are finished."""
         self._budget.changed()  # the next request is urgent now
         self._check_end()
 
@@ -380,7 +387,7 @@ class Epoch:
         return position is None or position >= lacking
 
 
-def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: InnerHost) -> list[Level]:
+def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: Epoch) -> list[Level]:
     """Split the inner stages into levels. A new level starts at each group stage and each limit."""
     levels: list[list[InnerStage]] = [[]]
     for stage in spec.batches.inner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -21,6 +21,9 @@ from headrace.errors import StateMismatchError
 from headrace.workers.failures import Failure
 from headrace.workers.sample_chunks import ListPart, Part
 from headrace.workers.tasks import Finish, Reply, Task
+
+if TYPE_CHECKING:
+    from headrace.engine.scheduler.epoch_run import Epoch
 
 SKIPPED_LEAST = 10_000  # skipped samples before an epoch is aborted
 _INNER_TASKS = 4  # for each worker
@@ -52,51 +55,6 @@ class Outcome(NamedTuple):
     measures: Sequence[int]
 
 
-class InnerHost(Protocol):
-    """The epoch that a level belongs to."""
-
-    def positions(self, start: int, stop: int) -> Sequence[int]: ...
-
-    def batch_of(self, level: Level, start: int) -> int:
-        """Estimate the batch that a unit is for, which is the priority of tasks. Never decreases."""
-        ...
-
-    def is_awaited(self, level: Level, start: int) -> bool:
-        """True if the oldest batch waits for units that have not started."""
-        ...
-
-    def is_urgent(self, level: Level, start: int) -> bool:
-        """True if the results of these units must get memory, as nothing would move otherwise."""
-        ...
-
-    @property
-    def lacks(self) -> bool:
-        """True if a batch may be sent and none is ready."""
-        ...
-
-    def came_through(self, start: int, part: Part) -> None:
-        """Take results of the source samples from `start` on, one each, in any order."""
-        ...
-
-    def left(self, level: Level, outcome: Outcome) -> None:
-        """Take the next samples of a level, the last ones of their units included."""
-        ...
-
-    def filled(self, number: int) -> None:
-        """Report that a level has reached its limit of samples."""
-        ...
-
-    def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
-        """Report that all units up to `unit` are finished, and whether the last gave samples."""
-        ...
-
-    def moved(self) -> None:
-        """Report progress: more units may start, or all are finished."""
-        ...
-
-    def failure(self, error: BaseException) -> Failure: ...
-
-
 class Level:
     """Runs units through stages, many at once, and emits their results in order.
 
@@ -110,7 +68,7 @@ class Level:
         spec: EpochSpec,
         dispatch: Dispatch,
         budget: Budget,
-        host: InnerHost,
+        host: Epoch,
     ) -> None:
         self.number = number
         self._stages = tuple(stage for stage in stages if not isinstance(stage, LimitStage))
