@@ -17,7 +17,6 @@ MADE_BY = {  # what one of these makes is driven with it
     "GroupLevel": "Epoch",
     "Level": "Epoch",
     "MemberReads": "IndexedShardProducer",
-    "Outlet": "Epoch",
     "Outcome": "Epoch",
     "PackedChain": "Chains",
     "PackedFailureError": "IndexedShardProducer",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from anyio.abc import TaskGroup
 
+from headrace.delivery.channel import Sender
 from headrace.delivery.messages import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.engine.scheduler.batch_work import BatchWork
 from headrace.engine.scheduler.chunk_sizer import Pace
-from headrace.engine.scheduler.epoch_context import Outlet
+from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
 from headrace.engine.scheduler.pending_batch import BatchState, OpenBatch
 from headrace.engine.scheduler.reorder_buffer import Pile
 from headrace.engine.scheduler.task_pool import TaskPool
@@ -20,14 +22,26 @@ from headrace.workers.tasks import Reply
 
 
 class Assembly:
-    """The batches of one epoch."""
+    """The batches of one epoch.
 
-    def __init__(self, outlet: Outlet) -> None:
-        spec, resources = outlet.spec, outlet.resources
+    Args:
+        moved: Called when another batch becomes the oldest.
+        finished: Called when the last batch of the epoch was delivered.
+    """
+
+    def __init__(
+        self,
+        spec: EpochSpec,
+        resources: Resources,
+        dispatch: Dispatch,
+        sender: Sender,
+        moved: Callable[[], None],
+        finished: Callable[[], None],
+    ) -> None:
         self._spec, self._learned, self._boundaries = spec.batches, spec.learned, spec.boundaries
-        self._dispatch, self._slabs, self._budget = outlet.dispatch, resources.slabs, resources.budget
-        self._sender, self._meters = outlet.sender, resources.meters
-        self._moved, self._finished = outlet.moved, outlet.finished
+        self._dispatch, self._slabs, self._budget = dispatch, resources.slabs, resources.budget
+        self._sender, self._meters = sender, resources.meters
+        self._moved, self._finished = moved, finished
         self._position_map, self._skips = spec.position_map, spec.skips
         self._batches: dict[int, OpenBatch] = {}
         self._pile = Pile()  # samples of batches that may not start yet
@@ -42,8 +56,8 @@ class Assembly:
         # The channel grants messages. Batches that need no message: several open ones need one, empty ones none.
         self._without_message = 0
         self._count: int | None = None  # samples of the epoch, once all were added
-        self._work = BatchWork(spec, resources, outlet.dispatch, self)
-        outlet.sender.on_credit(self._on_credit)
+        self._work = BatchWork(spec, resources, dispatch, self)
+        sender.on_credit(self._on_credit)
         self._admit()
 
     @property

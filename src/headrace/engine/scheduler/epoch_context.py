@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace._util.shared_memory import Arena
-from headrace.delivery.channel import Sender
 from headrace.engine.scheduler.batch_bounds import BatchBoundaries
 from headrace.engine.scheduler.batch_spec import BatchSpec, Learned
 from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.dispatch import Dispatch
 from headrace.engine.scheduler.position_map import PositionMap
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe.stats import LoaderMeters
@@ -63,20 +61,3 @@ class Resources:
     wrap: Callable[[list[Any]], Part]
     copies: int
     pack_error: ErrorPacker
-
-
-@dataclass(frozen=True, slots=True)
-class Outlet:
-    """Connections between an epoch and its batches.
-
-    Attributes:
-        moved: Called when another batch becomes the oldest.
-        finished: Called when the last batch of the epoch was delivered.
-    """
-
-    spec: EpochSpec
-    resources: Resources
-    dispatch: Dispatch
-    sender: Sender
-    moved: Callable[[], None]
-    finished: Callable[[], None]

@@ -18,7 +18,7 @@ from headrace.engine.scheduler.batch_bounds import GivenBoundaries
 from headrace.engine.scheduler.batch_spec import GroupStage, InnerStage, LimitStage
 from headrace.engine.scheduler.budget import Budget
 from headrace.engine.scheduler.dispatch import Dispatch
-from headrace.engine.scheduler.epoch_context import EpochSpec, Outlet, Resources
+from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
 from headrace.engine.scheduler.event_loop import is_exiting
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Level, Outcome
 from headrace.errors import LoaderClosedError, OptionError
@@ -39,8 +39,7 @@ class Epoch:
         self._boundaries, self._position_map = spec.boundaries, spec.position_map
         self._pass_count = spec.pass_count
         self._raises = spec.skips is None
-        outlet = Outlet(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
-        self._assembly = Assembly(outlet)
+        self._assembly = Assembly(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = levels_of(spec, self._dispatch, resources.budget, self)
         self._of_use = [0] * len(self._levels)  # per level: source samples before this one gave something
