@@ -1,9 +1,8 @@
-"""The pin thread: order, bound, errors in their turn, and an end that nobody waits for in vain."""
+"""The pin thread: order, errors in their turn, and an end that nobody waits for in vain."""
 
 from __future__ import annotations
 
 import gc
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from headrace._util.wakeup import Wakeup, is_readable
-from headrace.delivery.pinning import PinThread
+from headrace.delivery.staging import PinStage
 from headrace.errors import LoaderClosedError
 
 DEADLINE_S = 20.0
@@ -25,119 +24,64 @@ class Batch:
     """Can be referred to weakly."""
 
 
-class Batches:
-    """A `take` whose batches come when the test puts them."""
-
-    def __init__(self, *batches: Any) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.taken = 0
-        for batch in batches:
-            self.put(batch)
-
-    def put(self, batch: Any) -> None:
-        self._queue.put(batch)
-
-    def end(self) -> None:
-        self.put(StopIteration())
-
-    def __call__(self) -> Any:
-        batch = self._queue.get(timeout=DEADLINE_S)
-        if isinstance(batch, BaseException):
-            raise batch
-        self.taken += 1
-        return batch
-
-
 def same(batch: Any) -> Any:
     return batch
 
 
 @contextmanager
-def pinning(
-    take: Batches, pin: Callable[[Any], Any] = same, depth: int = 2, device_index: int | None = None
-) -> Iterator[PinThread]:
-    thread = PinThread(take, pin, depth, device_index)
+def pinning(*batches: Any, pin: Callable[[Any], Any] = same, device_index: int | None = None) -> Iterator[PinStage]:
+    stage = PinStage(pin, device_index)
+    put(stage, *batches)
     try:
-        yield thread
+        yield stage
     finally:
-        take.end()
-        thread.close()
+        stage.close()
 
 
-def wait_until_ready(thread: PinThread) -> None:
-    assert is_readable(thread.fileno(), DEADLINE_S)
+def put(stage: PinStage, *batches: Any) -> None:
+    for batch in batches:
+        stage.put(lambda batch=batch: opened(batch))
 
 
-def rest(thread: PinThread) -> list[Any]:
-    return list(iter_of(thread))
+def opened(batch: Any) -> Any:
+    if isinstance(batch, BaseException):
+        raise batch
+    return batch
 
 
-def iter_of(thread: PinThread) -> Iterator[Any]:
-    while True:
-        try:
-            batch = thread.next(DEADLINE_S)
-        except StopIteration:
-            return
-        yield batch
+def taken(stage: PinStage) -> Any:
+    return stage.take(DEADLINE_S)()
+
+
+def wait_until_ready(stage: PinStage) -> None:
+    assert is_readable(stage.fileno(), DEADLINE_S)
 
 
 def test_batches_come_pinned_and_in_order() -> None:
-    take = Batches(*range(20), StopIteration())
-    with pinning(take, lambda batch: batch * 10) as thread:
-        assert rest(thread) == [number * 10 for number in range(20)]
-
-
-def test_end_stays_the_end() -> None:
-    with pinning(Batches(StopIteration())) as thread:
-        for _ in range(3):
-            with pytest.raises(StopIteration):
-                thread.next(DEADLINE_S)
-            with pytest.raises(StopIteration):
-                thread.try_next()
+    with pinning(*range(20), pin=lambda batch: batch * 10) as stage:
+        assert [taken(stage) for _ in range(20)] == [number * 10 for number in range(20)]
 
 
 def test_batches_run_in_the_thread_with_one_core() -> None:
-    seen = []
+    def pin(_: Any) -> Any:
+        return threading.current_thread() is threading.main_thread(), torch.get_num_threads()
 
-    def pin(batch: Any) -> Any:
-        seen.append((threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
-        return batch
-
-    with pinning(Batches(1), pin) as thread:
-        thread.next(DEADLINE_S)
-    assert seen == [(False, 1)]
+    with pinning(1, pin=pin) as stage:
+        assert taken(stage) == (False, 1)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_no_more_is_taken_than_the_depth_when_nobody_asks(depth: int) -> None:
-    take = Batches(*range(10), StopIteration())
-    with pinning(take, depth=depth) as thread:
-        for number in range(10 - depth):
-            assert thread.next(DEADLINE_S) == number
-            assert take.taken <= number + 1 + depth
-        assert len(rest(thread)) == depth
-
-
-def test_try_next_would_block_when_nothing_is_ready() -> None:
-    take = Batches()
-    with pinning(take) as thread:
+def test_take_would_block_when_nothing_is_ready() -> None:
+    gate = threading.Event()
+    with pinning("late", pin=lambda batch: gate.wait() and batch) as stage:
+        for timeout_s in (0, 0.001):
+            with pytest.raises(anyio.WouldBlock):
+                stage.take(timeout_s)
+        gate.set()
+        wait_until_ready(stage)
+        assert stage.take(0)() == "late"
         with pytest.raises(anyio.WouldBlock):
-            thread.try_next()
-        take.put("late")
-        wait_until_ready(thread)
-        assert thread.try_next() == "late"
-        with pytest.raises(anyio.WouldBlock):
-            thread.try_next()
-        assert not is_readable(thread.fileno(), 0)
-
-
-def test_next_would_block_when_its_time_has_passed() -> None:
-    take = Batches()
-    with pinning(take) as thread:
-        with pytest.raises(anyio.WouldBlock):
-            thread.next(0.001)
-        take.put("late")
-        assert thread.next(DEADLINE_S) == "late"
+            stage.take(0)
+        assert not is_readable(stage.fileno(), 0)
 
 
 def test_error_of_the_pinning_is_raised_in_its_turn_as_torch_words_it() -> None:
@@ -149,11 +93,11 @@ def test_error_of_the_pinning_is_raised_in_its_turn_as_torch_words_it() -> None:
             raise Odd("one is odd")
         return batch
 
-    with pinning(Batches(0, 1, 2, StopIteration()), pin, device_index=None) as thread:
-        assert thread.next(DEADLINE_S) == 0
+    with pinning(0, 1, 2, pin=pin) as stage:
+        assert taken(stage) == 0
         with pytest.raises(Odd) as caught:
-            thread.next(DEADLINE_S)
-        assert rest(thread) == [2]
+            taken(stage)
+        assert taken(stage) == 2
     text = str(caught.value)
     assert text.startswith(
         "Caught Odd in pin memory thread for device None.\nOriginal Traceback (most recent call last)"
@@ -171,11 +115,8 @@ def test_error_of_another_constructor_keeps_its_type_with_torchs_text() -> None:
     def pin(_: Any) -> None:
         raise Picky(1, 2)
 
-    with (
-        pinning(Batches(0), pin) as thread,
-        pytest.raises(Picky, match=r"^Caught Picky in pin memory") as caught,
-    ):
-        thread.next(DEADLINE_S)
+    with pinning(0, pin=pin) as stage, pytest.raises(Picky, match=r"^Caught Picky in pin memory") as caught:
+        taken(stage)
     assert isinstance(caught.value.__cause__, Picky)
     assert caught.value.__cause__.args == (1, 2)
 
@@ -184,192 +125,112 @@ def test_stop_iteration_of_the_pinning_does_not_end_the_loop_in_silence() -> Non
     def pin(_: Any) -> None:
         raise StopIteration
 
-    with pinning(Batches(0), pin) as thread, pytest.raises(RuntimeError, match="Caught StopIteration in pin memory"):
-        thread.next(DEADLINE_S)
+    with pinning(0, pin=pin) as stage, pytest.raises(RuntimeError, match="Caught StopIteration in pin memory"):
+        taken(stage)
 
 
-def test_error_of_the_take_is_raised_as_it_is_in_its_turn() -> None:
+def test_error_of_a_batch_is_raised_as_it_is_in_its_turn() -> None:
     error = KeyError("of a worker")
-    with pinning(Batches("first", error, "third", StopIteration())) as thread:
-        assert thread.next(DEADLINE_S) == "first"
+    with pinning("first", error, "third") as stage:
+        assert taken(stage) == "first"
         with pytest.raises(KeyError) as caught:
-            thread.next(DEADLINE_S)
+            taken(stage)
         assert caught.value is error
-        assert rest(thread) == ["third"]
+        assert taken(stage) == "third"
 
 
-def test_death_of_the_thread_is_told_after_what_was_ready() -> None:
+def test_death_of_the_thread_is_raised_after_the_ready_batches() -> None:
     def pin(batch: int) -> int:
         if batch == 1:
             raise SystemExit(3)
         return batch
 
-    with pinning(Batches(0, 1), pin) as thread:
-        assert thread.next(DEADLINE_S) == 0
+    with pinning(0, 1, 2, pin=pin) as stage:
+        assert taken(stage) == 0
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"^Pin memory thread exited unexpectedly$") as caught:
-                thread.next(DEADLINE_S)
+                taken(stage)
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-def test_device_that_cannot_be_chosen_is_told() -> None:
+def test_device_that_cannot_be_chosen_is_an_error() -> None:
     if torch.accelerator.is_available():
         pytest.skip("every index may be right")
-    with pinning(Batches(0), device_index=0) as thread:
+    with pinning(0, device_index=0) as stage:
         with pytest.raises(RuntimeError, match=r"^Pin memory thread exited unexpectedly$"):
-            thread.next(DEADLINE_S)
+            taken(stage)
 
 
-def test_close_ends_the_thread_when_it_waits_for_room() -> None:
-    take = Batches(0, 1, 2)
-    thread = PinThread(take, same, 1, None)
-    wait_until_ready(thread)
-    thread.close()
-    assert not thread._thread.is_alive()
-    assert take.taken == 1
+def test_close_wakes_the_thread_that_waits() -> None:
+    raised: list[str] = []
 
-
-def test_close_ends_the_thread_when_take_is_made_to_return() -> None:
-    take = Batches()
-    thread = PinThread(take, same, 1, None)
-    take.put(LoaderClosedError("by the owner"))
-    thread.close()
-    assert not thread._thread.is_alive()
-
-
-def test_close_tells_those_who_wait() -> None:
-    take = Batches()
-    told: list[str] = []
-
-    def wait(thread: PinThread) -> None:
+    def wait() -> None:
         try:
-            thread.next()
+            stage.take(None)()
         except LoaderClosedError as error:
-            told.append(str(error))
+            raised.append(str(error))
 
-    thread = PinThread(take, same, 1, None)
-    waiting = [threading.Thread(target=wait, args=(thread,)) for _ in range(3)]
-    closing = threading.Thread(target=thread.close)
-    for each in (*waiting, closing):
-        each.start()
-    for each in waiting:
-        each.join(DEADLINE_S / 4)
-    are_waiting = any(each.is_alive() for each in waiting)
-    take.end()  # only now: the close itself has told them
-    closing.join(DEADLINE_S)
-    assert not are_waiting
-    assert told == ["this iterator was closed; make a new one with iter(loader)"] * 3
+    stage = PinStage(same, None)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    stage.close()
+    waiting.join(DEADLINE_S)
+    assert raised == ["this iterator was closed; make a new one with iter(loader)"]
 
 
-def test_close_drops_what_is_ready() -> None:
-    batch = Batch()
-    gone = weakref.ref(batch)
-    take = Batches(batch)
-    thread = PinThread(take, same, 1, None)
-    wait_until_ready(thread)
-    del batch
-    take.end()
-    thread.close()
-    assert gone() is None
+@pytest.mark.parametrize("are_ready", [True, False])
+def test_close_ends_the_thread_and_drops_its_batches(are_ready: bool) -> None:
+    batches = [Batch(), Batch()]
+    gone = [weakref.ref(batch) for batch in batches]
+    with pinning(*batches) as stage:
+        if are_ready:
+            wait_until_ready(stage)
+    del batches
+    assert not stage._thread.is_alive()
+    assert [batch() for batch in gone] == [None, None]
 
 
-def test_close_drops_what_is_taken_meanwhile() -> None:
-    batch = Batch()
-    gone = weakref.ref(batch)
-    take = Batches()
-    thread = PinThread(take, same, 1, None)
-    closing = threading.Thread(target=thread.close)
-    closing.start()
-    wait_until_ready(thread)  # it says that it is closed
-    take.put(batch)
-    closing.join(DEADLINE_S)
-    del batch
-    assert gone() is None
-
-
-def test_closed_thread_says_so_however_often_it_is_closed() -> None:
-    take = Batches()
-    take.end()
-    thread = PinThread(take, same, 1, None)
+def test_closed_stage_raises_however_often_it_is_closed() -> None:
+    stage = PinStage(same, None)
     for _ in range(2):
-        thread.close()
+        stage.close()
         with pytest.raises(LoaderClosedError, match="this iterator was closed"):
-            thread.next()
+            taken(stage)
 
 
 def test_close_does_not_wait_for_itself_when_the_thread_calls_it() -> None:
-    threads: queue.SimpleQueue[PinThread] = queue.SimpleQueue()
-    take = Batches(0)
-    thread = PinThread(take, lambda _: threads.get(timeout=DEADLINE_S).close(), 1, None)
-    threads.put(thread)
-    thread._thread.join(DEADLINE_S)
-    assert not thread._thread.is_alive()
+    stage = PinStage(lambda _: stage.close(), None)
+    put(stage, 0)
+    stage._thread.join(DEADLINE_S)
+    assert not stage._thread.is_alive()
 
 
 def test_batch_is_not_kept_by_the_thread_when_it_was_handed_over() -> None:
     batch = Batch()
     unpinned = weakref.ref(batch)
-    take = Batches(batch)
-    with pinning(take, lambda _: "pinned", depth=2) as thread:
+    with pinning(pin=lambda _: "pinned") as stage:
+        put(stage, batch)
         del batch
-        assert thread.next(DEADLINE_S) == "pinned"
-        take.put("next")
-        assert thread.next(DEADLINE_S) == "pinned"
+        assert taken(stage) == "pinned"
+        put(stage, "next")
+        assert taken(stage) == "pinned"
         assert unpinned() is None
 
 
-def test_every_batch_goes_to_one_of_several_consumers() -> None:
-    count, consumers = 300, 4
-    take = Batches(*range(count), StopIteration())
-    got: list[list[int]] = [[] for _ in range(consumers)]
-    with pinning(take) as thread:
-
-        def consume(mine: list[int]) -> None:
-            mine.extend(iter_of(thread))
-
-        running = [threading.Thread(target=consume, args=(mine,)) for mine in got]
-        for each in running:
-            each.start()
-        for each in running:
-            each.join(DEADLINE_S)
-        assert not any(each.is_alive() for each in running)
-    assert sorted(number for mine in got for number in mine) == list(range(count))
-    assert all(mine == sorted(mine) for mine in got)
-
-
-def test_batch_that_comes_while_one_looks_is_announced_to_the_others() -> None:
+def test_batch_that_arrives_while_one_looks_is_announced_again() -> None:
     class Hooked(Wakeup):
         def clear(self) -> None:
-            if not are_ready.is_set():
-                take.put(1)
-                take.put(2)
-                assert are_ready.wait(DEADLINE_S)
+            put(stage, 1)
+            assert pinned.wait(DEADLINE_S)
             super().clear()
 
-    are_ready = threading.Event()
-    take = Batches()
-    calls = 0
-
-    def counted() -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            are_ready.set()
-        return take()
-
-    started = threading.Event()
-    thread = PinThread(lambda: (started.wait(DEADLINE_S), counted())[1], same, 3, None)
-    try:
-        thread._arrived = Hooked()
-        started.set()
-        assert thread.try_next() == 1
-        assert is_readable(thread.fileno(), 0)
-    finally:
-        take.end()
-        thread.close()
+    pinned = threading.Event()
+    with pinning(pin=lambda batch: pinned.set() or batch) as stage:
+        stage._arrived = Hooked()
+        assert stage.take(DEADLINE_S)() == 1
 
 
-def test_error_of_a_batch_goes_when_it_is_let_go_of() -> None:
+def test_error_of_a_batch_is_freed_when_it_was_raised() -> None:
     gone: list[weakref.ref[Batch]] = []
 
     def pin(batch: Any) -> Any:
@@ -378,14 +239,14 @@ def test_error_of_a_batch_goes_when_it_is_let_go_of() -> None:
             raise ValueError("cannot be pinned")
         return batch
 
-    take = Batches(Batch())
-    with pinning(take, pin) as thread:
+    with pinning(pin=pin) as stage:
         gc.disable()
         try:
+            put(stage, Batch())
             with suppress(ValueError):
-                thread.next(DEADLINE_S)
-            take.put("next")
-            assert thread.next(DEADLINE_S) == "next"  # the thread is done with the one before
+                taken(stage)
+            put(stage, "next")
+            assert taken(stage) == "next"  # the thread is done with the one before
             assert gone[0]() is None
         finally:
             gc.enable()

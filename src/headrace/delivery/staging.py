@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio
 import torch
 
+from headrace._util.wakeup import Wakeup
+from headrace.errors import LoaderClosedError
+
 if TYPE_CHECKING:
     from headrace.delivery.device import Mover, Moving
-    from headrace.delivery.pinning import PinThread
 
+_JOIN_S = 10.0  # pinning a batch takes far less
 _DEPTH_BATCHES = 2  # one is pinned or copied while the trainer works on the previous one
 
 Open = Callable[[], Any]
@@ -63,42 +68,107 @@ class Ahead:
 
 
 class PinStage(Ahead):
-    """Copies batches into page-locked memory, in a thread that starts with the first batch."""
+    """Copies batches into page-locked memory, in a thread that starts with the first batch.
+
+    Copies release the GIL and use one core.
+
+    Args:
+        pin: Applied to each batch. Its errors are worded as torch does.
+        device_index: Device to pin memory for. None: selects none.
+    """
 
     depth = _DEPTH_BATCHES
 
     def __init__(self, pin: Callable[[object], object], device_index: int | None) -> None:
         super().__init__()
-        self._pin, self._device_index = pin, device_index
-        self._arrived: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
-        self._thread: PinThread | None = None
+        self._is_closed = False
+        self._jobs: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
+        # A wakeup and no lock: `close` may run inside a garbage collection, in any of the threads.
+        self._arrived = Wakeup()
+        # The thread must not refer to this object, which could not be collected then.
+        arguments = self._jobs, pin, device_index, self._waiting, self._arrived
+        self._thread = threading.Thread(target=_pin_all, args=arguments, name="headrace-pin", daemon=True)
 
     def put(self, batch: Open) -> None:
-        if self._thread is None:
-            from headrace.delivery.pinning import PinThread
-
-            take = partial(_opened, self._arrived)
-            self._thread = PinThread(take, self._pin, self.depth, self._device_index)
-        self._arrived.put(batch)
+        self._jobs.put(batch)
+        if self._thread.ident is None:
+            self._thread.start()
 
     def take(self, timeout_s: float | None) -> Open:
-        assert self._thread is not None
-        try:
-            batch = self._thread.try_next() if timeout_s == 0 else self._thread.next(timeout_s)
-        except anyio.WouldBlock:
-            raise
-        except Exception as error:
-            return partial(_raise, error)
-        return lambda: batch
+        while True:
+            if self._is_closed:
+                return partial(_raise, LoaderClosedError("this iterator was closed; make a new one with iter(loader)"))
+            with contextlib.suppress(IndexError):
+                return self._waiting.popleft()
+            self._arrived.clear()  # check again: a batch may have come in between
+            if self._waiting or self._is_closed:
+                self._arrived.set()
+            elif not self._arrived.wait(timeout_s):
+                raise anyio.WouldBlock
 
     def fileno(self) -> int:
-        assert self._thread is not None
-        return self._thread.fileno()
+        return self._arrived.fileno()
 
     def close(self) -> None:
-        self._arrived.put(None)
-        if self._thread is not None:
-            self._thread.close()
+        self._is_closed = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        self._jobs.put(None)
+        self._arrived.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        self._waiting.clear()
+
+
+def _pin_all(
+    jobs: queue.SimpleQueue[Open | None],
+    pin: Callable[[object], object],
+    device_index: int | None,
+    pinned: deque[Open],
+    arrived: Wakeup,
+) -> None:
+    finish: Callable[[Open], Open] = partial(_pinned, pin, device_index)
+    try:
+        # Per thread in torch: a copy on all cores would take them from the workers.
+        torch.set_num_threads(1)
+        if device_index is not None:
+            torch.accelerator.set_device_index(device_index)
+    except BaseException as error:
+        finish = _death(error)
+    while (job := jobs.get()) is not None:
+        try:
+            pinned.append(finish(job))
+        except BaseException as error:  # a SystemExit from a batch's own pin_memory
+            finish = _death(error)
+            pinned.append(finish(job))
+        del job  # it may hold a slab
+        arrived.set()
+
+
+def _pinned(pin: Callable[[object], object], device_index: int | None, job: Open) -> Open:
+    try:
+        batch = job()
+    except BaseException as error:
+        return partial(_raise, error)
+    try:
+        made = pin(batch)
+    except Exception as error:
+        from headrace.torch_compat.errors import caught
+
+        return partial(_raise, caught(error, f"in pin memory thread for device {device_index}"))
+    return lambda: made
+
+
+def _death(cause: BaseException) -> Callable[[Open], Open]:
+    """Return what the thread answers to all further jobs. torch's thread would have ended."""
+
+    def finish(_: Open) -> Open:
+        error = RuntimeError("Pin memory thread exited unexpectedly")
+        error.__cause__ = cause
+        return partial(_raise, error)
+
+    return finish
 
 
 class DeviceStage(Ahead):
@@ -145,13 +215,6 @@ def ahead_of(mover: Mover | None, *, pin_memory: bool) -> Ahead:
     from torch.utils.data._utils.pin_memory import pin_memory as pin
 
     return PinStage(partial(pin, device=device.type), torch.accelerator.current_device_index())
-
-
-def _opened(arrived: queue.SimpleQueue[Open | None]) -> object:
-    batch = arrived.get()
-    if batch is None:
-        raise StopIteration
-    return batch()
 
 
 def _raise(error: BaseException) -> NoReturn:

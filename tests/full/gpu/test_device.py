@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from unit.fake_device import Slabs, is_full_of
 
 from headrace.delivery.device import CudaBackend, Mover, mover_to
-from headrace.delivery.pinning import PinThread
+from headrace.delivery.staging import PinStage
 
 pytestmark = [
     pytest.mark.gpu,
@@ -178,28 +179,22 @@ def test_values_that_move_themselves_arrive(mover: Mover) -> None:
 
 
 def test_batches_may_be_begun_in_a_thread_and_finished_here(slabs: Slabs, mover: Mover) -> None:
-    values = iter(range(1, 6))
-
-    def take() -> Any:
-        return in_slab(slabs, mover, value := next(values), value)
-
-    thread = PinThread(take, mover.start, 2, torch.accelerator.current_device_index())
+    stage = PinStage(mover.start, torch.accelerator.current_device_index())
     try:
         for value in range(1, 6):
-            assert is_full_of(mover.finish(thread.next(DEADLINE_S)), value)
-        with pytest.raises(StopIteration):
-            thread.next(DEADLINE_S)
+            stage.put(partial(in_slab, slabs, mover, value, value))
+            assert is_full_of(mover.finish(stage.take(DEADLINE_S)()), value)
     finally:
-        thread.close()
+        stage.close()
 
 
 def test_pin_thread_pins_as_torch_does() -> None:
-    batches = iter([{"x": torch.arange(1000)}])
-    thread = PinThread(lambda: next(batches), pin_memory, 2, torch.accelerator.current_device_index())
+    stage = PinStage(pin_memory, torch.accelerator.current_device_index())
+    stage.put(lambda: {"x": torch.arange(1000)})
     try:
-        batch = thread.next(DEADLINE_S)
+        batch = stage.take(DEADLINE_S)()
     finally:
-        thread.close()
+        stage.close()
     assert batch["x"].is_pinned()
     assert torch.equal(batch["x"], torch.arange(1000))
 
@@ -210,15 +205,15 @@ def test_pin_threads_error_names_the_device() -> None:
             raise ValueError("odd")
 
     index = torch.accelerator.current_device_index()
-    batches = iter([Odd()])
-    thread = PinThread(lambda: next(batches), pin_memory, 2, index)
+    stage = PinStage(pin_memory, index)
+    stage.put(Odd)
     try:
         with pytest.raises(
             ValueError, match=rf"^Caught ValueError in pin memory thread for device {index}\.\nOriginal"
         ):
-            thread.next(DEADLINE_S)
+            stage.take(DEADLINE_S)()
     finally:
-        thread.close()
+        stage.close()
 
 
 @pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda", 0)], ids=str)
