@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 from unit.fake_device import SIZE, FakeBackend, FakeEvent, Slabs, address_of, is_full_of
 
-from headrace.delivery.device import BlockingBackend, Mover, Moving, mover_to
+from headrace.delivery.device import Backend, Mover, Moving, mover_to
 from headrace.errors import OptionError
 
 
@@ -238,7 +238,7 @@ def test_cpu_gives_the_batch_itself_and_keeps_nothing(slabs: Slabs) -> None:
 
 
 def test_device_without_streams_is_copied_to_at_once(slabs: Slabs) -> None:
-    mover = Mover(BlockingBackend(torch.device("meta")))
+    mover = Mover(Backend(torch.device("meta")))
     batch = mover.finish(mover.start(slabs.batch(7)))
     assert batch["x"].device.type == "meta"
     assert slabs.returned == [1]
@@ -246,7 +246,7 @@ def test_device_without_streams_is_copied_to_at_once(slabs: Slabs) -> None:
 
 def test_copy_wants_gradients_when_the_original_does() -> None:
     leaf = torch.ones(2, requires_grad=True)
-    copy = BlockingBackend(torch.device("meta")).copy(leaf)
+    copy = Backend(torch.device("meta")).copy(leaf)
     assert copy.requires_grad
     assert copy.is_leaf
 

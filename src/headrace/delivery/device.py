@@ -39,43 +39,54 @@ class Movable(Protocol):
     def to(self, device: torch.device, /) -> object: ...
 
 
-class Backend(Protocol):
-    """Operations of a device that a mover needs: a separate stream, and page-locking."""
+class _Done:
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Backend:
+    """Operations of a device that a mover needs.
+
+    This base class is for devices of torch without streams: a copy is done when the call returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def copying(self) -> AbstractContextManager[object]:
         """Return a context in which copies go to headrace's stream."""
-        ...
+        return contextlib.nullcontext()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to copy a host tensor. Its memory is read until an event recorded later is done."""
-        ...
+        return tensor.detach().to(self.device).requires_grad_(tensor.requires_grad)
 
     def record(self) -> Event:
         """Return an event that follows all copies started so far."""
-        ...
+        return _Done()
 
     def receive(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
         """Make this thread's current stream wait for `event`, without blocking the thread.
 
         The memory of `tensors` is not reused before that stream is done with them.
         """
-        ...
 
     def move(self, value: Movable) -> object:
         """Return `value.to(device)` on this thread's current stream. No copy is pending on return."""
-        ...
+        return value.to(self.device)
 
-    def register(self, memory: memoryview) -> bool:
+    def register(self, memory: memoryview) -> bool:  # noqa: ARG002
         """Page-lock host memory, for asynchronous copies. Return True if that succeeded."""
-        ...
+        return False
 
     def unregister(self, memory: memoryview) -> None:
         """Undo `register`. No copy from this memory may be running."""
-        ...
 
     def synchronize(self) -> None:
         """Block until all copies started so far are done."""
-        ...
 
 
 class Moving:
@@ -330,17 +341,17 @@ def mover_to(device: torch.device | str | int) -> Mover:
     try:
         target = torch.device(device)
         if target.type == "cpu":
-            return StillMover(BlockingBackend(target))
+            return StillMover(Backend(target))
         if target.type == "cuda":
             return Mover(CudaBackend(target))
         torch.empty(0, device=target)
     except (RuntimeError, TypeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).partition("\n")[0]
         raise OptionError(f"device={device!r} cannot be used here: {reason}") from error
-    return Mover(BlockingBackend(target))
+    return Mover(Backend(target))
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """An NVIDIA GPU, or an AMD GPU by the same API. Without an index, the current device.
 
     Raises:
@@ -348,7 +359,7 @@ class CudaBackend:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = torch.empty(0, device=device).device  # with its index
+        super().__init__(torch.empty(0, device=device).device)  # with its index
         self._stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def copying(self) -> contextlib.AbstractContextManager[object]:
@@ -371,9 +382,6 @@ class CudaBackend:
         for tensor in tensors:
             tensor.record_stream(stream)
 
-    def move(self, value: Movable) -> object:
-        return value.to(self.device)
-
     def register(self, memory: memoryview) -> bool:
         with torch.cuda.device(self.device):
             if int(_cudart().cudaHostRegister(_address(memory), memory.nbytes, _PORTABLE)) == 0:
@@ -393,45 +401,6 @@ class CudaBackend:
         """Clear a failed registration's error. CUDA would report it with this thread's next kernel."""
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=self.device).add_(1)
-
-
-class BlockingBackend:
-    """Any device of torch without streams: a copy is done when the call returns."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def copying(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(self.device).requires_grad_(tensor.requires_grad)
-
-    def record(self) -> Event:
-        return _Done()
-
-    def receive(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
-        pass
-
-    def move(self, value: Movable) -> object:
-        return value.to(self.device)
-
-    def register(self, memory: memoryview) -> bool:  # noqa: ARG002
-        return False
-
-    def unregister(self, memory: memoryview) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-class _Done:
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
 
 
 def _cudart() -> Any:

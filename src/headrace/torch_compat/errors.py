@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import traceback
 from dataclasses import replace
@@ -28,19 +27,13 @@ def is_death(error: BaseException) -> bool:
     return not isinstance(error, Exception)
 
 
-@functools.singledispatch
 def _exit_code(error: BaseException) -> int:
-    del error
+    match error:
+        case SystemExit():
+            return exit_code(error)
+        case KeyboardInterrupt():
+            return 0
     return 1
-
-
-_exit_code.register(SystemExit, exit_code)
-
-
-@_exit_code.register(KeyboardInterrupt)
-def _code_of_interrupt(error: KeyboardInterrupt) -> int:
-    del error
-    return 0
 
 
 def _end(error: BaseException) -> WorkerDiedError:

@@ -20,19 +20,14 @@ from torch.utils.data.dataloader import _DatasetKind
 from headrace.errors import StateMismatchError
 from headrace.state.state import VERSION, check_kind, is_as_saved, whole_check
 from headrace.torch_compat.draws import decoded
+from headrace.torch_compat.indices import SamplerState
 from headrace.torch_compat.stateful import chain_of, parts_of
 from headrace.torch_compat.torch_loader import TorchLoader
-from headrace.torch_regime.state import LoaderState, StateDict
+from headrace.torch_regime.state import CopyState, LoaderState, StateDict
 
-_FIELDS = (
-    *("is_map", "economic", "num_workers", "batch_size", "epoch", "count", "sampler_type", "sampler_length"),
-    *("sampler_replacement", "num_replicas", "sampler_seed", "sampler_shuffle", "sampler_drop_last", "generator"),
-    *("base_seed", "shared_seed", "is_finished", "batches", "due", "beyond", "turn", "generators", "sampler", "copies"),
-)
-_FIELDS_OF = {
-    "sampler": ("batches", "samples", "is_over", "start", "states"),
-    "copies": ("batches", "known", "is_over", "states"),
-}
+_OF_ECONOMIC = ("epoch_of_samples", "run")
+_FIELDS = tuple(name for name in StateDict.__annotations__ if name not in ("version", "regime", "check", *_OF_ECONOMIC))
+_FIELDS_OF = {"sampler": tuple(SamplerState.__annotations__), "copies": tuple(CopyState.__annotations__)}
 _OPTIONAL = frozenset(("batch_size", "shared_seed", "samples"))
 _NUMBERS = _OPTIONAL | {"num_workers", "base_seed", "batches", "known", "due", "turn", "epoch_of_samples", "run"}
 _NUMBER_MOST = 2**64
@@ -43,7 +38,7 @@ _DATA = {
     "num_replicas": "the sampler divides its indices among another number of ranks",
     "sampler_seed": "the sampler has another seed",
     "sampler_shuffle": "only one of the samplers shuffles",
-    "sampler_drop_last": "only one of the samplers leaves out what ranks cannot share evenly",
+    "sampler_drop_last": "only one of the samplers drops indices that ranks cannot share evenly",
     "sampler_length": "the sampler gives another number of indices",
     "sampler_replacement": "only one of the samplers draws with replacement",
 }
@@ -90,7 +85,7 @@ def _loadable(loader: TorchLoader[object], state: dict[str, Any], *, force: bool
         raise StateMismatchError(text, field="copies")
     if loaded["generator"] != ours["generator"]:
         raise StateMismatchError(
-            f"generator: whether the loader has one, and its sampler: {loaded['generator']} in the state, "
+            f"generator: True if the loader has one, and its sampler: {loaded['generator']} in the state, "
             f"{ours['generator']} in the loader",
             field="generator",
         )
@@ -107,8 +102,8 @@ def _loadable(loader: TorchLoader[object], state: dict[str, Any], *, force: bool
     if loaded["batch_size"] != batch_size:
         if not _fits(loaded, loader, batch_size, force=force):
             raise StateMismatchError(
-                f"batch_size: {loaded['batch_size']} in the state, {batch_size} in the loader; what is left of "
-                "this epoch cannot be told in such batches: end it with the same ones",
+                f"batch_size: {loaded['batch_size']} in the state, {batch_size} in the loader; the rest of "
+                "this epoch cannot be divided into such batches: end it with the same ones",
                 field="batch_size",
             )
         if batch_size is not None and loaded["is_map"] and not loaded["is_finished"]:
@@ -163,7 +158,7 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     """Check that a state is complete, or raise StateMismatchError. Values may still be wrong."""
     parts: list[tuple[str, object, tuple[str, ...]]] = [("", state, _FIELDS)]
     if is_economic and state.get("economic"):
-        parts.append(("", state, ("epoch_of_samples", "run")))
+        parts.append(("", state, _OF_ECONOMIC))
     if state.get("sampler") is not None:
         parts.append(("sampler", state["sampler"], _FIELDS_OF["sampler"]))
     copies = state.get("copies", ())

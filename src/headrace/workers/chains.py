@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from headrace.errors import CannotCarryError, LoaderClosedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import packed_size
 from headrace.types import Buffer
-from headrace.workers.messages import ChainMessage, Message, SpecMessage
+from headrace.workers.messages import ChainMessage, SpecMessage
 from headrace.workers.tasks import Chain
+
+if TYPE_CHECKING:
+    from headrace.workers.executor import WorkerLink
 
 
 class SharedChain(Protocol):
@@ -80,23 +83,15 @@ class KnownChain:
         return found
 
     def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (other chains need it)
-        raise TypeError("threads are told chains as they are")
+        raise TypeError("threads receive chains as they are")
 
     def is_it(self, chain: Chain) -> bool:
         return self._chain() is chain
 
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (other chains need it)
-        raise TypeError("threads are told chains as they are")
+        raise TypeError("threads receive chains as they are")
 
     def close(self) -> None: ...
-
-
-class Taught(Protocol):
-    """A worker that receives chains."""
-
-    def send(self, message: Message) -> None: ...
-
-    def learn(self, number: int, chain: SharedChain) -> None: ...
 
 
 class Chains:
@@ -108,7 +103,7 @@ class Chains:
 
     def __init__(
         self,
-        links: Callable[[], Iterable[Taught]],
+        links: Callable[[], Iterable[WorkerLink]],
         *,
         shares_memory: bool,
         shares_objects: bool,
@@ -179,7 +174,7 @@ class Chains:
         for link in self._links():
             link.send(SpecMessage(number, spec))
 
-    def tell(self, link: Taught) -> None:
+    def tell(self, link: WorkerLink) -> None:
         """Send all chains and specs to a new worker."""
         for number, chain in self._chains.items():
             link.learn(number, chain)
@@ -229,10 +224,5 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _are_equal(one: memoryview, other: memoryview) -> bool:
-    a, b = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
-    words = len(a) // 8 * 8
-    wide_a, wide_b = a[:words].view(np.uint64), b[:words].view(np.uint64)
-    step = _STEP_BYTES // 8
-    return bool((a[words:] == b[words:]).all()) and all(
-        (wide_a[at : at + step] == wide_b[at : at + step]).all() for at in range(0, len(wide_a), step)
-    )
+    a, b, step = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8), _STEP_BYTES
+    return all(np.array_equal(a[at : at + step], b[at : at + step]) for at in range(0, len(a), step))
