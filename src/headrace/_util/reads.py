@@ -11,11 +11,7 @@ from headrace.types import Buffer
 
 
 class Told(NamedTuple):
-    """Version of an object as an HTTP response reports it.
-
-    Attributes:
-        modified: The Last-Modified header, unparsed.
-    """
+    """Version of an object as an HTTP response reports it. `modified`: The Last-Modified header, unparsed."""
 
     etag: str | None = None
     modified: str | None = None
@@ -118,10 +114,7 @@ class Reads(Protocol):
 
 
 class ObjectReads(Protocol):
-    """One object, read in the version seen by its first read.
-
-    `size` and `etag` are -1 and None before that.
-    """
+    """One object, read in the version seen by its first read. `size` and `etag` are -1 and None before that."""
 
     url: str
     size: int

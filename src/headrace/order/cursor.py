@@ -126,11 +126,7 @@ def pack_ranges(ranges: Ints) -> list[int] | str:
 
 
 def unpack_ranges(packed: Sequence[int] | str) -> Ints:
-    """Decode the result of `pack_ranges`.
-
-    Raises:
-        ValueError: The input is invalid.
-    """
+    """Decode the result of `pack_ranges`. Raises ValueError if the input is invalid."""
     if isinstance(packed, str):
         return _unpack_bits(packed)
     if len(packed) % 2 or not all(type(number) is int and abs(number) < _FAR for number in packed):

@@ -93,11 +93,7 @@ class RowProgress(NamedTuple):
 
     @staticmethod
     def from_json(packed: Mapping[str, Any]) -> RowProgress:
-        """Decode the result of `to_json`.
-
-        Raises:
-            ValueError: The input is invalid.
-        """
+        """Decode the result of `to_json`. Raises ValueError if the input is invalid."""
         turn, count, lowest = (int(packed[name]) for name in ("turn", "lanes", "round"))
         if not 1 <= count <= _ROWS_MOST or min(turn, lowest) < 0:
             raise ValueError("lanes must be some, and not be before the begin")
@@ -150,11 +146,7 @@ class RowProgress(NamedTuple):
         return RowProgress(step * len(cursors), cursors, tokens)
 
     def part(self, rows: range) -> RowProgress:
-        """Return the progress of some rows.
-
-        Raises:
-            ValueError: Rows are within a step, or there are fewer.
-        """
+        """Return the progress of some rows. Raises ValueError if rows are within a step, or there are fewer."""
         step, rest = divmod(self.turn, len(self.cursors))
         if len(rows) == len(self.cursors):
             return self

@@ -162,11 +162,7 @@ class InThread:
             del error  # break the cycle of error, traceback and this frame
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Return the state after the batches returned so far.
-
-        Raises:
-            OptionError: no batch was requested so far.
-        """
+        """Return the state after the batches returned so far. Raises OptionError if no batch was requested so far."""
         if self._iterator is None:
             raise OptionError("no batch of this iterator has been asked for; ask its loader for a state")
         return self._iterator.state_dict(batches)

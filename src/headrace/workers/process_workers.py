@@ -121,11 +121,7 @@ class ProcessExecutor:
         self._is_closed = False
 
     async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> _Process:
-        """Start a worker as soon as the fork server is ready.
-
-        Raises:
-            WorkerDiedError: the fork server has ended.
-        """
+        """Start a worker as soon as the fork server is ready. Raises WorkerDiedError if the fork server has ended."""
         self._starting += 1
         self.look_later()
         try:

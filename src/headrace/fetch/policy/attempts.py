@@ -47,11 +47,7 @@ class Attempts:
         self._hosts: dict[str | int, Endpoint] = {}
 
     async def fetch(self, store: Store, path: str, request: RangeRequest) -> None:
-        """Complete `request`, with all attempts.
-
-        Raises:
-            StorageError: no further attempt is left, or would help.
-        """
+        """Complete `request`, with all attempts. Raises StorageError if no further attempt is left, or would help."""
         endpoint = self._endpoint(store)
         if not endpoint.try_enter():
             await endpoint.enter()

@@ -329,11 +329,7 @@ class RangeRequest(Watched):
         return memoryview(self._room)[: self.position - self._first]
 
     def span(self) -> Span:
-        """Return the span that was read.
-
-        Raises:
-            BadResponseError: the store did not report the object's size.
-        """
+        """Return the span that was read. Raises BadResponseError if the store did not report the object's size."""
         if self.size is None:
             raise BadResponseError("the answer does not say how long the object is", url=self.url)
         return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order, self.told)

@@ -23,11 +23,7 @@ _PATIENT = FetchOptions(stall_timeout_s=600, first_byte_timeout_s=600)
 
 
 def check_writable(url: str) -> None:
-    """Check that objects like `url` can be written at all.
-
-    Raises:
-        OptionError: the address is not writable.
-    """
+    """Check that objects like `url` can be written at all. Raises OptionError if the address is not writable."""
     scheme = split(url)[0]
     if scheme in WEB_SCHEMES or scheme == "pipe" or registered(scheme) is not None:
         raise OptionError(f"{masked(url)} cannot be written to; give a path, or an address in an object store")
@@ -55,11 +51,7 @@ async def write_object(url: str, source: Path, storage_options: Mapping[str, obj
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Replace `target` by the file `source` of the same file system, durably.
-
-    Raises:
-        OSError: the disk refused it.
-    """
+    """Replace `target` by the file `source` of the same file system, durably. Raises OSError if the disk refused it."""
     with source.open("rb") as file:
         os.fsync(file.fileno())
     source.replace(target)

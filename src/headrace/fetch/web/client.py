@@ -44,11 +44,7 @@ class _WantedAnswer:
             self.fields["If-Match"] = if_match
 
     def begin(self, size: int | None) -> int:
-        """First byte of the range in an object of `size` bytes.
-
-        Raises:
-            ValueError: the size must be known.
-        """
+        """First byte of the range in an object of `size` bytes. Raises ValueError if `size` is needed and not known."""
         start = self.start or 0
         if start < 0 and size is None:
             raise ValueError("it does not say how long the object is")

@@ -83,11 +83,7 @@ async def _pages(ask: Asks, base: str, folders: Sequence[str], *, is_first: bool
 
 
 def page_of(url: str, body: bytes) -> IndexPage:
-    """Parse the index page of the folder at `url`.
-
-    Raises:
-        OptionError: the page is no index of a folder.
-    """
+    """Parse the index page of the folder at `url`. Raises OptionError if the page is no index of a folder."""
     if body.lstrip()[:1] == b"[":
         return _of_json(url, body)
     parser = _Links()
