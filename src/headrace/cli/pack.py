@@ -9,16 +9,19 @@ import math
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.cli.settings import add_command, add_storage_to, count, say, storage_options
 from headrace.errors import OptionError, masked, printable
+
+if TYPE_CHECKING:
+    from headrace.delivery.iterator import BatchIterator
 
 _DESCRIPTION = """\
 Write the samples of a place, of any format, in their order as shards: WebDataset's tar, each with its index beside it,
@@ -64,20 +67,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
-class _ShardWriter(Protocol):
-    """Writes one shard. `nbytes` is its approximate size."""
-
-    nbytes: int
-
-    def add(self, sample: Mapping[str, Any], number: int) -> None: ...
-
-    def close(self) -> None: ...
-
-    def drop(self) -> None: ...
-
-
 class _TarShard:
-    def __init__(self, path: Path, journal: _PackJournal) -> None:  # noqa: ARG002 (as in the other class)
+    def __init__(self, path: Path) -> None:
         self._tar = tarfile.open(path, "x", format=tarfile.PAX_FORMAT)  # noqa: SIM115 (closed by close)
         self._taken: set[str] = set()
         self.nbytes = 0
@@ -95,8 +86,7 @@ class _TarShard:
     def close(self) -> None:
         self._tar.close()
 
-    def drop(self) -> None:
-        self._tar.close()
+    drop = close
 
 
 class _ParquetShard:
@@ -219,10 +209,6 @@ class _PackJournal:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-class _SampleIterator(Iterator[Any], Protocol):
-    def state_dict(self) -> Any: ...
-
-
 def run(given: argparse.Namespace) -> int:
     from headrace.fetch.stores.addresses import split
     from headrace.fetch.stores.writing import check_writable
@@ -248,7 +234,7 @@ def run(given: argparse.Namespace) -> int:
     began, first = time.monotonic(), journal.samples
     try:
         if not journal.is_done:
-            _write(given, cast("_SampleIterator", iter(loader)), journal, output, options)
+            _write(given, cast("BatchIterator[object]", iter(loader)), journal, output, options)
     finally:
         loader.close()
         shutil.rmtree(journal.parts, ignore_errors=True)
@@ -264,17 +250,16 @@ def run(given: argparse.Namespace) -> int:
 
 def _write(
     given: argparse.Namespace,
-    samples: _SampleIterator,
+    samples: BatchIterator[object],
     journal: _PackJournal,
     output: str,
     options: Mapping[str, object],
 ) -> None:
-    kind = _TarShard if given.format == "tar" else _ParquetShard
     waiting = next(samples, None)
     journal.parts.mkdir(parents=True, exist_ok=True)
     while waiting is not None:
         part = journal.parts / f"{journal.shards:06d}.{given.format}"
-        writer: _ShardWriter = kind(part, journal)
+        writer = _TarShard(part) if given.format == "tar" else _ParquetShard(part, journal)
         with ExitStack() as closing:
             closing.callback(writer.drop)
             written, waiting, state = _fill(given, writer, waiting, samples, journal)
@@ -287,7 +272,11 @@ def _write(
 
 
 def _fill(
-    given: argparse.Namespace, writer: _ShardWriter, waiting: object, samples: _SampleIterator, journal: _PackJournal
+    given: argparse.Namespace,
+    writer: _TarShard | _ParquetShard,
+    waiting: object,
+    samples: BatchIterator[object],
+    journal: _PackJournal,
 ) -> tuple[int, object, object]:
     """Write one shard. Return its number of samples, the next sample, and the state between."""
     written = 0

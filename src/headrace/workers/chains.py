@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,30 +21,11 @@ if TYPE_CHECKING:
     from headrace.workers.executor import WorkerLink
 
 
-class SharedChain(Protocol):
-    """A chain in a form that workers can receive."""
-
-    def load(self) -> Chain:
-        """Return the chain, for threads of this process."""
-        ...
-
-    def message(self, number: int) -> ChainMessage:
-        """Return the chain as bytes, for workers without shared memory."""
-        ...
-
-    def is_it(self, chain: Chain) -> bool:
-        """True if workers use this very object."""
-        ...
-
-    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
-        """True if a chain that was pickled again is equal to this one."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class PackedChain:
-    """A chain in shared memory, for all workers, with the descriptors that they need."""
+    """A chain in shared memory, for all workers, with the descriptors that they need.
+
+    Workers without shared memory receive the bytes of `message`.
+    """
 
     def __init__(self, parts: list[Buffer], descriptors: list[int]) -> None:
         self.segment = Segment.create(serialize.packed_size(parts))
@@ -57,10 +38,8 @@ class PackedChain:
     def message(self, number: int) -> ChainMessage:
         return ChainMessage(number, bytes(self.segment.view), self.lengths)
 
-    def is_it(self, chain: Chain) -> bool:  # noqa: ARG002 (other chains need it)
-        return False
-
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
+        """True if a chain that was pickled again is equal to this one."""
         return are_same(descriptors, self.descriptors) and is_written(parts, self.lengths, self.segment.view)
 
     def close(self) -> None:
@@ -71,7 +50,7 @@ class PackedChain:
 
 
 class KnownChain:
-    """A weak reference to a chain, whose functions may refer to the loader."""
+    """A weak reference to a chain, for threads of this process. Its functions may refer to the loader."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = weakref.ref(chain)
@@ -85,13 +64,14 @@ class KnownChain:
     def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (other chains need it)
         raise TypeError("threads receive chains as they are")
 
-    def is_it(self, chain: Chain) -> bool:
+    def is_of(self, chain: Chain) -> bool:
         return self._chain() is chain
 
-    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (other chains need it)
-        raise TypeError("threads receive chains as they are")
-
     def close(self) -> None: ...
+
+
+SharedChain = PackedChain | KnownChain
+"""A chain in the form that an executor's workers can receive."""
 
 
 class Chains:
@@ -123,14 +103,16 @@ class Chains:
 
         Large arrays are not copied for this, only compared.
         """
-        known = self._chains.get(number)
-        if self._shares_objects:  # the functions are shared with the trainer
-            return None if known is not None and known.is_it(chain) else KnownChain(chain)
-        parts, descriptors = self._parts(chain)
-        if known is not None and known.is_of(parts, descriptors):
-            close_all(descriptors)
-            return None
-        return PackedChain(parts, descriptors)
+        match self._chains.get(number):
+            case KnownChain() as known:  # the functions are shared with the trainer
+                return None if known.is_of(chain) else KnownChain(chain)
+            case PackedChain() as known:
+                parts, descriptors = self._parts(chain)
+                if known.is_of(parts, descriptors):
+                    close_all(descriptors)
+                    return None
+                return PackedChain(parts, descriptors)
+        return self.pack(chain)
 
     def _parts(self, chain: Chain) -> tuple[list[Buffer], list[int]]:
         descriptors: list[int] = []

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
-from typing import Any, Protocol
+from typing import Any
 
 from headrace._util import file_limits as descriptors
 from headrace._util.shared_memory import Segment, close_all
@@ -40,30 +40,6 @@ from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch
 _STATUS_S = 1.0  # longest wait for the fork server to report a worker's exit code
 
 log = logging.getLogger("headrace")
-
-
-class WorkerHandle(Protocol):
-    """A worker in `iterator._workers`, with multiprocessing's names.
-
-    `sentinel` is a descriptor that is readable once the worker has ended. -1 if there is none.
-    """
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    @property
-    def sentinel(self) -> int: ...
-
-    def is_alive(self) -> bool: ...
-
-    def join(self, timeout: float | None = None) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 def starter(loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:
@@ -361,6 +337,9 @@ class _ForkServerStarter:
         self._segment.close()
         close_all(self._descriptors)
 
+
+WorkerHandle = BaseProcess | _ThreadHandle | _ForkServerHandle
+"""A worker in `iterator._workers`, with multiprocessing's names. `sentinel` is -1 if there is no such descriptor."""
 
 WorkerStarter = _ContextStarter | _ThreadStarter | _ForkServerStarter
 """`start` starts a worker. Its argument `start` counts earlier workers with this number. `greeting` has the first
