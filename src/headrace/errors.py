@@ -186,7 +186,6 @@ class StorageError(StageError):
         status: int | None = None,
         retry_after_s: float | None = None,
         key: object = None,
-        batch: int | None = None,
     ) -> None:
         text, where = message, masked(url)
         if start is not None and start < 0:
@@ -196,7 +195,7 @@ class StorageError(StageError):
         tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
         if url:
             text = f"{message} ({where}; {tries})"
-        super().__init__(text, stage="fetch", url=url or None, key=key, batch=batch)
+        super().__init__(text, stage="fetch", url=url or None, key=key)
         self.reason = message
         self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
         self.retry_after_s = retry_after_s
@@ -247,13 +246,13 @@ def not_as_known(url: str, why: str, known_by: str) -> ObjectChangedError:
 
 def not_as_listed(url: str, why: str) -> ObjectChangedError:
     """Return the error for an object that differs from its listing."""
-    mend = "make the stream anew, with listing='new', and leave objects alone while they are read"
+    mend = "make a new stream with listing='new', and leave objects alone while they are read"
     return ObjectChangedError(f"the object is another than was listed: {why}; {mend}", url=url)
 
 
 def not_as_indexed(url: str, why: str, key: str | None = None) -> ObjectChangedError:
     """Return the error for a shard that differs from the indexed one."""
-    mend = "make the index anew (headrace index URL…), or read without one (index=None)"
+    mend = "make a new index (headrace index URL…), or read without one (index=None)"
     return ObjectChangedError(f"the object is another than was indexed: {why}; {mend}", url=url, key=key)
 
 
@@ -271,10 +270,9 @@ class FormatError(StageError):
         stage: str | None = "scan",
         url: str | None = None,
         key: object = None,
-        batch: int | None = None,
         offset: int | None = None,
     ) -> None:
-        super().__init__(message, stage=stage, url=url, key=key, batch=batch)
+        super().__init__(message, stage=stage, url=url, key=key)
         self.offset = offset
 
 
@@ -291,17 +289,8 @@ class DecodeError(StageError):
             samples have no offset.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        field: str | None = None,
-        stage: str | None = "decode",
-        url: str | None = None,
-        key: object = None,
-        batch: int | None = None,
-    ) -> None:
-        super().__init__(message, stage=stage, url=url, key=key, batch=batch)
+    def __init__(self, message: str, *, field: str | None = None, url: str | None = None, key: object = None) -> None:
+        super().__init__(message, stage="decode", url=url, key=key)
         self.field = field
         self.offset: int | None = None
 
@@ -330,12 +319,11 @@ class WorkerDiedError(StageError, RuntimeError):
         *,
         pid: int = 0,
         exitcode: int | None = None,
-        stage: str | None = "work",
         url: str | None = None,
         key: object = None,
         batch: int | None = None,
     ) -> None:
-        super().__init__(message, stage=stage, url=url, key=key, batch=batch)
+        super().__init__(message, stage="work", url=url, key=key, batch=batch)
         self.pid, self.exitcode = pid, exitcode
 
 

@@ -15,7 +15,7 @@ from headrace._util.functions import as_it_is
 from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.delivery.loop_locks import Closing, asyncio_loop
-from headrace.delivery.loop_lookahead import Holder, goes_on_from, holder_of
+from headrace.delivery.loop_lookahead import TrainingLoop, find_training_loop, sync_fabric_epoch
 from headrace.observe.stats import Reports, Stats
 from headrace.options import Balance, Exclude, FetchOptions
 from headrace.options.error_policy import MAX_SKIPS
@@ -121,7 +121,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
     Raises:
         OptionError: a headrace option has a value that cannot be used.
-        ValueError, TypeError: torch's checks of torch's options.
+        ValueError, TypeError: checks of options by torch.
         CannotCarryError: the data set or a function cannot be sent to another process, and workers are not forked from
             this one. Raised when the loader is iterated over.
 
@@ -191,7 +191,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self.global_batch_size, self.tail, self.rank, self.world_size = global_batch_size, tail, rank, world_size
         self.device_mesh, self.data_dims, self.ranks = device_mesh, data_dims, ranks
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._holder = Holder()
+        self._loop = TrainingLoop()
         self._instead: Stateful | None = None  # a loader of Accelerate that is iterated over instead
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"
         common: dict[str, Any] = {
@@ -263,16 +263,16 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         return f"{type(self).__name__}({text}, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        self._holder = holder_of()
-        if self._holder.epoch is not None and not self._behind.goes_on:
-            self.set_epoch(self._holder.epoch)
+        self._loop = find_training_loop()
+        if self._loop.epoch is not None and not self._behind.goes_on:
+            self.set_epoch(self._loop.epoch)
         kept: Any = self._iterator
         if kept is not None and kept.is_over:  # the workers were closed
             self._iterator = None
         return super().__iter__() if self.regime == "torch" else self._behind.iterate(self, None)
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        self._holder = Holder()
+        self._loop = TrainingLoop()
         if self.regime == "torch" and self.num_workers == 0:
             from headrace.torch_regime.inline_iterator import InThread
 
@@ -304,7 +304,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     def __setstate__(self, state: dict[str, Any]) -> None:
         from headrace.torch_regime.regime import Torch
 
-        vars(self).update(state, _iterator=None, _holder=Holder(), _instead=None)
+        vars(self).update(state, _iterator=None, _loop=TrainingLoop(), _instead=None)
         self._behind = Torch(self)
 
     @property
@@ -327,9 +327,9 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
         torch's samplers that have `set_epoch` get the number too.
         """
-        if self._behind.goes_on and epoch != self.epoch and goes_on_from(self.epoch):
+        if self._behind.goes_on and epoch != self.epoch and sync_fabric_epoch(self.epoch):
             return
-        if self._holder.epoch is None or not self._behind.is_in(epoch):  # else the loop has set it
+        if self._loop.epoch is None or not self._behind.is_in(epoch):  # else the loop has set it
             self._behind.set_epoch(epoch)
 
     @property
@@ -364,7 +364,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         """
         if self._instead is not None and batches is None:
             return self._instead.state_dict()
-        return self._behind.state_dict(self, batches, self._holder)
+        return self._behind.state_dict(self, batches, self._loop)
 
     def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
         """Make the next `iter` resume from a state, with other workers, batch sizes and ranks too.
@@ -383,7 +383,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             self._instead.load_state_dict(state)
             return
         self._behind.load_state_dict(self, state, force)
-        self._holder = Holder()
+        self._loop = TrainingLoop()
 
     def peek(self) -> T_co:
         """Return the first batch of the next `iter` without consuming it."""
@@ -407,4 +407,4 @@ def single_samples(stream: Stream, **options: Any) -> DataLoader[Any]:
     return DataLoader(stream, batch_size=None, collate_fn=collate, **options)
 
 
-_OWN = ("_holder", "_instead")  # not copied by pickle
+_OWN = ("_loop", "_instead")  # not copied by pickle

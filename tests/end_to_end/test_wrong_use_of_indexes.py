@@ -125,7 +125,7 @@ def test_a_shard_that_was_rewritten_says_how_to_go_on(tmp_path: Path, monkeypatc
     assert len(data) == 5
     memory.put(url, tar(numbered_samples(0, 9)))
     for read in (lambda: data[0], lambda: list(hr.stream(url))):
-        with pytest.raises(hr.ObjectChangedError, match=r"make the index .*index=None"):
+        with pytest.raises(hr.ObjectChangedError, match=r"make a new index .*index=None"):
             read()
 
 

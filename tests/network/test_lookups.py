@@ -237,6 +237,6 @@ async def test_public_server_leads_only_to_the_public_ones_of_the_addresses_that
             assert [head.split()[1] for head in public.requests] == ["/", "/there"]
         public.answers[:] = [move]
         async with client(names, is_public="127.0.0.2".__eq__) as web:
-            with pytest.raises(BadResponseError, match="redirected to name, which lies in a private network"):
+            with pytest.raises(BadResponseError, match="redirected to name, which is in a private network"):
                 await web.get(public.url)
         assert (private.connections, len(names.asked)) == (0, 2)

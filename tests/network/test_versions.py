@@ -14,7 +14,7 @@ from network.bodies import numbered
 from network.scripted import Says, part, serving
 
 import headrace as hr
-from headrace._util.reads import Told, lasting
+from headrace._util.reads import ReportedVersion, lasting
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
@@ -162,5 +162,5 @@ async def test_next_read_of_an_object_is_of_the_version_that_the_first_was(
 
 
 def test_indexes_keep_no_version_that_is_made_of_a_date() -> None:
-    assert lasting(Told(modified="x").version) is None
-    assert lasting(Told(etag="x").version) == "x"
+    assert lasting(ReportedVersion(modified="x").version) is None
+    assert lasting(ReportedVersion(etag="x").version) == "x"

@@ -149,10 +149,10 @@ async def test_empty_object_is_an_answer(answers: list[Says | bytes], stop: int 
         (ok(BODY[10:20], f"Content-Range: bytes */{SIZE}", status="206 Part"), 10, "no single range"),
         (part(BODY[10:20], 10, SIZE, "Content-Type: multipart/byteranges; boundary=x"), 10, "no single range"),
         (ok(BODY[10:19], PART.strip(), status="206 Part"), 10, "it has 9 bytes"),
-        (chunked(BODY[10:21], status="206 Part", fields=PART), 10, "longer than it says"),
+        (chunked(BODY[10:21], status="206 Part", fields=PART), 10, "longer than announced"),
         (ok(BODY, "Content-Encoding: gzip"), None, "without this header"),
         (part(BODY[10:20], 10, SIZE, "Content-Encoding: br"), 10, "without this header"),
-        (Says(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing tells where its body ends"),
+        (Says(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing marks the end of its body"),
         (ok(LONG), 300_000, "ignores byte ranges"),
         (chunked(LONG), 300_000, "ignores byte ranges"),
         (ok(BODY), SIZE, "ignores byte ranges"),  # it may be a page that says: please log in

@@ -138,7 +138,7 @@ def test_whole_is_taken_in_parts_in_every_framing(how: str) -> None:
         urls = [server.add(f"train-{k}.tar", shard(k), "no_ranges", how) for k in range(SHARDS)]
         loader = hr.DataLoader(hr.stream(urls).to_tuple("__key__"), batch_size=7, fetch=SMALL)
         if how == "chunked":
-            with loader, pytest.raises(BadResponseError, match="does not say how long"):
+            with loader, pytest.raises(BadResponseError, match="does not report the size"):
                 keys_of(loader)
             return
         with loader:

@@ -37,14 +37,14 @@ SCRIPT = """
 
     {change}
     all_told = [told(Hashes(), economic=True)]
-    ForkServer.end_idle()
+    ForkServer.shut_down(only_if_idle=True)
     all_told += [told(hr.from_map(range(4)).map(lambda index: Hashes()[index]))]
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "threaded.py").write_text(__import__("textwrap").dedent(CODE))
         sys.path.insert(0, folder)
         from threaded import Threaded
         all_told.append(told(Threaded(), economic=True))
-    ForkServer.end_idle()
+    ForkServer.shut_down(only_if_idle=True)
     print(json.dumps([hash("text"), all_told]))
 """
 

@@ -108,7 +108,7 @@ async def test_what_was_read_is_kept_and_checked_again(tmp_path: Path) -> None:
         assert await reader.read("http://h/x", 0, 50) == BODY[:50]
         again = bytearray(70)
         kept = await reader.read_into("http://h/x", 5, memoryview(again), etag='"v"')
-        assert kept == span._replace(told=None)  # not part of the cache
+        assert kept == span._replace(reported=None)  # not part of the cache
         assert again == target == BODY[5:75]
         assert store.asked == 0
         assert await reader.read("http://h/x", 0, 50, check=lambda data: bytes(data) != BODY[:50]) == FLIPPED[:50]

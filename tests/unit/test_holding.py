@@ -144,7 +144,7 @@ def test_lightnings_loop_is_known_in_an_inner_loop(data: Any, monkeypatch: pytes
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             state = loader.state_dict()
-        assert loader._holder.epoch == 3
+        assert loader._loop.epoch == 3
     with hr.DataLoader(data(), batch_size=4) as loader:
         loader.load_state_dict(state)
         assert next(iter(loader)).tolist() == [4, 5, 6, 7]

@@ -10,23 +10,23 @@ from headrace.errors import ObjectChangedError
 from headrace.types import Buffer
 
 
-class Told(NamedTuple):
+class ReportedVersion(NamedTuple):
     """Version of an object as an HTTP response reports it. `modified`: The Last-Modified header, unparsed."""
 
     etag: str | None = None
     modified: str | None = None
 
     @staticmethod
-    def of(version: str) -> Told:
+    def of(version: str) -> ReportedVersion:
         date = version.removeprefix(_DATED)
-        return Told(version) if date == version else Told(None, date[:-1])
+        return ReportedVersion(version) if date == version else ReportedVersion(None, date[:-1])
 
     @property
     def version(self) -> str | None:
         """The ETag, or a weak one made from the date. None without both."""
         return self.etag if self.etag is not None or self.modified is None else f'{_DATED}{self.modified}"'
 
-    def check(self, later: Told, url: str) -> None:
+    def check(self, later: ReportedVersion, url: str) -> None:
         """Check that a later response, whose bytes will be joined, has the same version.
 
         Dates are not compared if the ETags are equal.
@@ -58,7 +58,7 @@ def lasting(version: str | None) -> str | None:
 class Span(NamedTuple):
     """Bytes [start, stop) of an object of `size` bytes, read by a ranged request.
 
-    `in_order` is described in `Answer`. `told` is the version in the response, None if not known, as for cached bytes.
+    `in_order` is described in `Answer`. `reported` is the version in the response; None if not known, as in a cache.
     """
 
     start: int
@@ -66,7 +66,7 @@ class Span(NamedTuple):
     size: int
     etag: str | None
     in_order: bool = False
-    told: Told | None = None
+    reported: ReportedVersion | None = None
 
 
 Check = Callable[[Buffer], bool]

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 
-class HeldBatches(NamedTuple):
+class PrefetchedBatches(NamedTuple):
     """Batches taken by a loop and not yet trained on.
 
     Attributes:
@@ -23,7 +23,7 @@ class HeldBatches(NamedTuple):
     is_over: bool = False
 
 
-class Holder:
+class TrainingLoop:
     """A loop that trains on each batch before it takes the next one.
 
     Attributes:
@@ -32,32 +32,32 @@ class Holder:
 
     epoch: int | None = None
 
-    def held(self, *, knows_end: bool) -> HeldBatches:  # noqa: ARG002
+    def prefetched(self, *, knows_end: bool) -> PrefetchedBatches:  # noqa: ARG002
         """Return the batches that the loop holds. `knows_end`: it has reached the epoch's end."""
-        return HeldBatches()
+        return PrefetchedBatches()
 
     def next_epoch(self, counted: object) -> object:
         """Return the epoch of a resumed run, as Accelerate counts. `counted` is its current count."""
         return counted
 
 
-class Unknown(Holder):
-    """A loop of a prefetching framework, in a release for which `held` is not known."""
+class UnknownLoop(TrainingLoop):
+    """A loop of a prefetching framework, in a release for which `prefetched` is not known."""
 
     def __init__(self, framework: str) -> None:
         self._framework, self._has_warned = framework, False
 
-    def held(self, *, knows_end: bool) -> HeldBatches:
+    def prefetched(self, *, knows_end: bool) -> PrefetchedBatches:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"{self._framework} iterates over this loader in a way that is not known here. If it takes batches "
-                "before it trains on them, this state counts them as trained on, and who goes on from it never gets "
-                "them: ask for state_dict(batches=n), n being how many batches of the epoch were trained on",
+                "before it trains on them, this state counts them as trained on, and a run that resumes from it "
+                "never gets them: ask for state_dict(batches=n), n being how many batches of the epoch were trained on",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return super().held(knows_end=knows_end)
+        return super().prefetched(knows_end=knows_end)
 
 
 class _Fetcher(Protocol):
@@ -72,7 +72,7 @@ class _Shard(Protocol):
     end_of_dataloader: bool
 
 
-class OfLightning(Holder):
+class LightningLoop(TrainingLoop):
     """Lightning's loop. It prefetches one batch from loaders without a length."""
 
     def __init__(self, fetcher: _Fetcher, loaders: Sized, *, epoch: int | None) -> None:
@@ -86,24 +86,24 @@ class OfLightning(Holder):
         has_batches = hasattr(fetcher, "batches") or not hasattr(fetcher, "prefetch_batches")
         return loaders is not None and has_batches and hasattr(fetcher, "iterator") and hasattr(fetcher, "done")
 
-    def held(self, *, knows_end: bool) -> HeldBatches:
+    def prefetched(self, *, knows_end: bool) -> PrefetchedBatches:
         fetcher = self._fetcher()
         if fetcher is None or fetcher.iterator is None:  # the loop has ended and dropped its batches
-            return HeldBatches(0 if knows_end else self._ahead, knows_end)
-        return HeldBatches(len(getattr(fetcher, "batches", ())), bool(fetcher.done))
+            return PrefetchedBatches(0 if knows_end else self._ahead, knows_end)
+        return PrefetchedBatches(len(getattr(fetcher, "batches", ())), bool(fetcher.done))
 
 
-class OfAccelerate(Holder):
+class AccelerateLoop(TrainingLoop):
     """Loop over a loader prepared by Accelerate. It prefetches one batch, except after the last."""
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = weakref.ref(shard)
         self.begun = int(shard.iteration)
 
-    def held(self, *, knows_end: bool) -> HeldBatches:
+    def prefetched(self, *, knows_end: bool) -> PrefetchedBatches:
         shard = self._shard()
         is_last = knows_end if shard is None else bool(shard.end_of_dataloader)
-        return HeldBatches(0 if is_last else 1, is_last and knows_end)
+        return PrefetchedBatches(0 if is_last else 1, is_last and knows_end)
 
     @staticmethod
     def is_known(shard: object) -> bool:
@@ -116,7 +116,7 @@ class OfAccelerate(Holder):
         return self.begun + (shard is not None and bool(shard.end_of_dataloader))
 
 
-def holder_of() -> Holder:
+def find_training_loop() -> TrainingLoop:
     """Return the loop that requests an iterator now, found on the call stack."""
     framework = _framework()
     fetchers = _known("loops.fetchers", "_DataFetcher")
@@ -139,15 +139,15 @@ def holder_of() -> Holder:
         ):  # the loop that owns the fetcher
             progress = getattr(found, "epoch_progress", None)  # training loops only
             epoch = None if progress is None else int(progress.current.processed)
-            is_known = OfLightning.is_known(fetcher, loaders)
-            return OfLightning(fetcher, loaders, epoch=epoch) if is_known else Unknown("lightning.pytorch")
+            is_known = LightningLoop.is_known(fetcher, loaders)
+            return LightningLoop(fetcher, loaders, epoch=epoch) if is_known else UnknownLoop("lightning.pytorch")
         elif issubclass(type(found), shards):  # isinstance fails: it overrides `__class__`
-            return OfAccelerate(found) if OfAccelerate.is_known(found) else Unknown("accelerate")
+            return AccelerateLoop(found) if AccelerateLoop.is_known(found) else UnknownLoop("accelerate")
         frame = frame.f_back
-    return Holder() if framework is None else Unknown(framework)
+    return TrainingLoop() if framework is None else UnknownLoop(framework)
 
 
-def goes_on_from(epoch: int) -> bool:
+def sync_fabric_epoch(epoch: int) -> bool:
     """Make Fabric count epochs from `epoch`, if Fabric calls `set_epoch` now. Return True if so.
 
     Fabric counts the loops over a loader, from 0 in each process.
@@ -166,8 +166,8 @@ def goes_on_from(epoch: int) -> bool:
         frame = frame.f_back
     if tells is not None and str(tells.f_globals.get("__name__")).startswith(_FABRIC):
         warnings.warn(
-            f"Fabric counts epochs in a way that is not known here, and has begun another one than epoch {epoch}, with "
-            f"which the loaded state goes on: that state is not gone on from. Iterate over the loader itself, not over "
+            f"Fabric counts epochs in a way that is not known here, and has started another one than epoch {epoch}, in "
+            f"which the loaded state resumes: that state is ignored. Iterate over the loader itself, not over "
             "what `setup_dataloaders` gives",
             RuntimeWarning,
             stacklevel=2,

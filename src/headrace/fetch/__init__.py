@@ -1,7 +1,7 @@
 """Stage 2 of 4: reads byte ranges of objects in any store.
 
     reader.py     the interface: reads, checks of the bytes, the cache
-    coalescer.py  merges and splits reads into requests              ranges.py      which requests (pure)
+    coalescer.py  merges and splits reads into requests
     policy/       attempts, waits, hedged requests, time limits, concurrency
     stores/       S3, files, any scheme                              web/           HTTP(S)
     cache.py cache_folder.py    the disk cache

@@ -212,7 +212,9 @@ class Coalescer:
         async def fill_parts() -> None:
             for start, stop in todo:
                 begin, end = first.position + start, first.position + stop
-                request = RangeRequest(first.url, begin, end, target=room[start:stop], etag=first.etag, told=first.told)
+                request = RangeRequest(
+                    first.url, begin, end, target=room[start:stop], etag=first.etag, reported=first.reported
+                )
                 await self._fetch(request)
                 if request.size != first.size:
                     reason = f"the object changed: its size was {first.size}, now {request.size}"

@@ -267,7 +267,7 @@ class Reader:
         store, prefix = self._stores.of(url)
         if not isinstance(store, Lists):
             raise OptionError(
-                f"{masked(url)} cannot be listed: {split(url)[0]}: does not say what it has; give the addresses as a "
+                f"{masked(url)} cannot be listed: {split(url)[0]}: does not list its objects; give the addresses as a "
                 "list, as a pattern in braces like 'a-{000..012}.tar', or as the rows of a table (hr.table)"
             )
         scheme = split(url)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace._util.reads import Told
+from headrace._util.reads import ReportedVersion
 from headrace.errors import BadResponseError
 from headrace.fetch.web.body import Body
 from headrace.types import Answer, Buffer
@@ -21,7 +21,7 @@ class Rest:
         self._body: Body | None = None
         self._at = 0
         self._size: int | None = None
-        self._told: Told | None = None  # version of the first answer
+        self._reported: ReportedVersion | None = None  # version of the first answer
 
     def go_on(self, start: int, stop: int, name: str) -> Answer | None:
         """Return bytes [start, stop) of the open answer; None without one or if it is past `start`."""
@@ -33,16 +33,18 @@ class Rest:
             return None
         return self._part(body, start, stop, name)
 
-    def begin(self, body: Body, start: int, stop: int, name: str, *, size: int | None, told: Told) -> Answer:
+    def begin(
+        self, body: Body, start: int, stop: int, name: str, *, size: int | None, reported: ReportedVersion
+    ) -> Answer:
         """Return bytes [start, stop) of a new answer.
 
         Raises:
             ObjectChangedError: the previous answer had another version.
             BadResponseError: the versions cannot be compared.
         """
-        if self._told is not None:
-            self._told.check(told, name)
-        self._at, self._size, self._told = 0, size, told
+        if self._reported is not None:
+            self._reported.check(reported, name)
+        self._at, self._size, self._reported = 0, size, reported
         return self._part(body, start, stop, name)
 
     def keep(self, body: Body, at: int) -> None:
@@ -58,7 +60,7 @@ class Rest:
     def _part(self, body: Body, start: int, stop: int, name: str) -> Answer:
         end = stop if self._size is None else min(stop, self._size)
         part = _Part(self, body, start - self._at, start, end, name)
-        known, (etag, modified) = None if self._size is None else end, self._told or Told()
+        known, (etag, modified) = None if self._size is None else end, self._reported or ReportedVersion()
         return Answer(start, known, self._size, etag, part, in_order=True, modified=modified)
 
 

@@ -1,6 +1,6 @@
 """Support for training frameworks that would rebuild the loader with another engine.
 
-Lightning, Fabric and torchtitan use a loader as it is. Accelerate's `prepare` makes a loader of torch's class from any
+Lightning, Fabric and torchtitan use a loader as it is. Accelerate's `prepare` makes a plain torch loader of any
 loader. `prepare` of this module does the same and keeps headrace's engine.
 """
 
@@ -92,7 +92,7 @@ class TitanState:
         if packed is None and state:
             raise StateMismatchError(
                 f"the checkpoint has states of the loaders of {', '.join(sorted(state))}, and none of {self._own}: "
-                "where samples are left out on the way each rank has its own, and as many ranks must go on",
+                "with operators that skip samples each rank has its own state, and as many ranks must resume",
                 field="world",
             )
         self._loader.load_state_dict({} if packed is None else json.loads(packed))
@@ -218,7 +218,7 @@ def _state_of_shard(place: weakref.ref[_Prepared], base: DataLoader[object]) -> 
     if _processes_of_accelerate() > 1 and type(prepared).__name__ == "DataLoaderDispatcher":
         return _no_state("one process reads for all, by dispatch_batches, and the others know nothing of its place")
     state = _state_of(base)
-    return {**state, "iteration": base._holder.next_epoch(prepared.iteration)}
+    return {**state, "iteration": base._loop.next_epoch(prepared.iteration)}
 
 
 def _have_shard_go_on(place: weakref.ref[_Prepared], base: DataLoader[object], state: Mapping[str, object]) -> None:
@@ -243,7 +243,7 @@ def _no_state(why: str) -> dict[str, object]:
 
 def _go_on(loader: DataLoader[object], state: Mapping[str, object]) -> None:
     if "no_state" in state:
-        log.warning("the loader begins an epoch anew: %s", printable(str(state["no_state"])))
+        log.warning("the loader starts a new epoch: %s", printable(str(state["no_state"])))
     else:
         loader.load_state_dict(state)
 

@@ -17,7 +17,7 @@ _IDLE_SHARE = 0.5  # if workers are busy less than this, they are not the limit
 _READ_SHARE = 0.4  # if reads take more than this share of the time, they are the limit
 _HELD_SHARE = 0.4  # if the user's coroutines or threads take more than this share, they are the limit
 _START_SHARE = 0.5  # if the workers' start takes more than this share, nothing else can be concluded
-_TOO_FEW = "Too few batches have come to tell what bounds the loader."
+_TOO_FEW = "Too few batches have come to find the limit of the loader."
 _NAMED = 3  # skipped samples shown
 _LINE = 100  # characters of an error
 
@@ -173,8 +173,8 @@ def _waiting_calls(stats: Stats) -> str | None:
 def _start(stats: Stats) -> str:
     loaded_s = stats.start_s - (stats.started_s or 0.0)
     return (
-        f"The start of the workers is the limit so far: {stats.start_s:.1f} s of {stats.deliver.active_s:.1f} s, of "
-        f"which {loaded_s:.1f} s went into loading your functions, with all that they import, and worker_init_fn. It "
+        f"The start of the workers is the limit so far: {stats.start_s:.1f} s of {stats.deliver.active_s:.1f} s; "
+        f"{loaded_s:.1f} s of it went into loading your functions, with all that they import, and worker_init_fn. It "
         "comes once for a loader: keep the loader for further epochs, and ask again after more batches."
     )
 
@@ -223,7 +223,7 @@ def report(stats: Stats) -> str:
         lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
     if stats.repeated or stats.left_out or stats.unread:
         unread = f", {stats.unread:,} were not looked at" if stats.unread else ""
-        lines.append(f"  tail     {stats.repeated:,} samples came twice, {stats.left_out:,} were left out{unread}")
+        lines.append(f"  tail     {stats.repeated:,} samples came twice, {stats.left_out:,} were dropped{unread}")
     if stats.tokens:
         whole = max(1, sum(stats.tokens.values()))
         shares = ", ".join(f"{name} {count / whole:.2%}" for name, count in stats.tokens.items())

@@ -141,16 +141,16 @@ class Settings:
     drop_last: bool
     num_workers: int
     prefetch_factor: int
-    collate: Callable[[list[Any]], object] | None
-    use_slots: bool
-    init: Callable[[int], object] | None
-    seed: int
+    collate: Callable[[list[Any]], object] | None = None
+    use_slots: bool = False
+    init: Callable[[int], object] | None = None
+    seed: int = 0
     in_order: bool
     timeout_s: float
-    fetch_concurrency: int
-    first_reads: int
+    fetch_concurrency: int = 1
+    first_reads: int = 1
     memory_budget: int
-    fetch: FetchOptions
+    fetch: FetchOptions = FetchOptions()
     skips: SkipPolicy | None = None
     exclude: Exclude | None = None
     balance: Balance | None = None

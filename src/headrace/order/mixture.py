@@ -166,7 +166,6 @@ class MixLayout:
     """Counts of each source's samples before each block of an epoch, and the end of the epoch.
 
     Args:
-        sizes: Samples of each source, until it repeats.
         until: "first": the epoch ends before the first sample that would repeat. "all": it ends when each source has
             been used in full. "forever": it is endless.
 
@@ -230,7 +229,7 @@ class MixLayout:
             if block > most:
                 raise OptionError(
                     f"some sources have not come in full after {block} steps: with until='forever', "
-                    ".epoch(samples=N) says where epochs end"
+                    ".epoch(samples=N) sets the length of epochs"
                 )
             # Never skip the end, as later weights may be undefined: a step has at most `step` samples of a source.
             left = [size - count for size, count in zip(self.sizes, self._counts(block), strict=True)]

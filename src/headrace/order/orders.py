@@ -30,7 +30,6 @@ class Order(Protocol):
     """One pass over the samples of an epoch.
 
     Attributes:
-        count: Number of positions.
         lanes: Ranks divide the positions of a step by their remainders modulo `lanes`.
     """
 
@@ -53,10 +52,8 @@ class ShardOrder:
     """Shards in order, or shuffled: by shards, within each, or by windows.
 
     Args:
-        sizes: Samples of each shard.
         by: "none", "shards" (permute whole shards), "within" (permute the samples of each shard), "windows".
         key: Key of the pass's pseudo-random numbers, such as (seed, epoch).
-        windows: Parameters for "windows".
     """
 
     def __init__(self, sizes: Ints, by: str, key: tuple[int, ...], windows: Windows | None = None) -> None:

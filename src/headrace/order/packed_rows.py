@@ -308,10 +308,7 @@ class PackedRows:
     epoch more and more documents would wait.
 
     Args:
-        packing: How documents become sequences.
-        rows: This rank's rows.
         size: Number of rows on all ranks.
-        end: End of the epoch.
         begin: Progress of the rows. None: at the start.
         is_skipped: True for the positions of skipped documents. These are read, too, because states count all documents
             read. None: none are skipped.
@@ -319,7 +316,6 @@ class PackedRows:
     Attributes:
         count: Number of documents to read.
         size: Number of rows on all ranks.
-        batch: Number of rows on this rank.
     """
 
     def __init__(
@@ -547,7 +543,7 @@ class _Draws:
         """Return the progress of inputs before a round was drawn. Rounds must not decrease."""
         while self._before[0][0] < round_:
             self._before.popleft()
-        assert self._before[0][0] == round_, "a row is behind a position that it has not drawn"
+        assert self._before[0][0] == round_, "a row is after a position that it has not drawn"
         return self._before[0][1]
 
     @property

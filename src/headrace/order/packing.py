@@ -83,7 +83,6 @@ class BestFitPlan:
     Takes some 20 bytes of memory per document, and three times as much during planning.
 
     Args:
-        lengths: Lengths of the documents.
         size: Tokens of a sequence.
         bins: Combinations of these lengths.
         key: Seed of the order of sequences. Without it, the longest documents would come first.

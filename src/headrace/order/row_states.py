@@ -139,7 +139,7 @@ class RowProgress(NamedTuple):
         if not steps:
             return None
         if len(known) < len(ranks) or len(steps) > 1 or any(rest for _, rest in steps):
-            raise ValueError(f"they are behind different steps: {sorted(steps)}")
+            raise ValueError(f"they are after different steps: {sorted(steps)}")
         ((step, _),) = steps
         cursors = tuple(cursor for one in known for cursor in one.cursors)
         tokens = tuple(map(sum, zip(*(one.tokens for one in known), strict=True)))

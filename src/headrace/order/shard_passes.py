@@ -36,7 +36,7 @@ class Rounds:
     ) -> None:
         if world > len(urls) and not may_be_empty:
             raise OptionError(
-                f"{len(urls)} shards for {world} ranks, each of which reads shards of its own: make an index, "
+                f"{len(urls)} shards for {world} ranks, and each rank reads shards of its own: make an index, "
                 "then they share shards (headrace index URL…)"
             )
         self._urls, self._seed, self._epoch, self._times = urls, seed, epoch, times

@@ -24,15 +24,10 @@ class Steps:
     for any number of ranks, their concatenated batches are the batch of a single rank.
 
     Args:
-        begin: Remaining positions.
-        end: End of the epoch.
-        size: Samples in a step.
         tail: Treatment of a short last step. "short": it is delivered; if it has fewer samples than there are ranks,
             the last two steps share their samples. "drop": it is dropped. "pad": it is filled with the epoch's first
             samples. "carry": its samples move to the next epoch. "uneven": it is delivered, and some ranks may have no
             sample of it.
-        rank: This rank.
-        world: Number of ranks.
         lanes: Positions of a step are sorted by the lane of their remainder modulo this; see `lane_turns`.
         done: [k, 2]: ascending ranges of this rank's samples, counted from `begin`, that have been delivered.
         deal: Assigns the positions of a step to ranks, instead of stretches. Counts per rank and the order stay the

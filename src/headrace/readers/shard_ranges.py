@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 
 from anyio.abc import TaskGroup
 
-from headrace._util.reads import Reads, Span, Told, Version
+from headrace._util.reads import Reads, ReportedVersion, Span, Version
 from headrace._util.shared_memory import Lease
 from headrace.errors import ObjectChangedError, not_as_known, not_as_listed
 from headrace.fetch.rest import Rest
@@ -38,7 +38,7 @@ class ShardRanges:
         self._ordinal, self._url, self._are_packed = ordinal, url, are_packed
         self._version = version or Version()
         self._etag = self._version.etag
-        self._told: Told | None = None  # version in the first response
+        self._reported: ReportedVersion | None = None  # version in the first response
         self.size = 0
         self._got: dict[int, Lease | BaseException] = {}
         self._arrived = asyncio.Event()
@@ -146,9 +146,9 @@ class ShardRanges:
         self._in_order = self._in_order or span.in_order
         if self._version.size not in (None, span.size):
             raise self._another(f"it had {self._version.size} bytes then, and has {span.size}")
-        if span.told is not None and self._told is not None:
-            self._told.check(span.told, self._url)
-        self._told = self._told or span.told
+        if span.reported is not None and self._reported is not None:
+            self._reported.check(span.reported, self._url)
+        self._reported = self._reported or span.reported
         self._etag = self._etag or span.etag
         if span.etag not in (None, self._etag):  # both were requested before either version was known
             raise ObjectChangedError(f"the object changed: its ETag was {self._etag}, now {span.etag}", url=self._url)

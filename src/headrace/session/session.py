@@ -15,7 +15,7 @@ from headrace._util import check
 from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.delivery.iterator import BatchIterator, Watcher
-from headrace.delivery.loop_lookahead import Holder
+from headrace.delivery.loop_lookahead import TrainingLoop
 from headrace.delivery.progress import Progress
 from headrace.engine.epoch_builder import EpochBuilder
 from headrace.engine.epoch_plan import EpochPlan
@@ -181,7 +181,7 @@ class Streaming:
         received = plan.received()
         return Position(received.batches, received.samples, plan.begin.samples)
 
-    def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> dict[str, object]:
+    def state_dict(self, loader: Any, batches: int | None, loop: TrainingLoop) -> dict[str, object]:
         """Return the state after the batches that the trainer has received, or after `batches`."""
         del loader
         with self._lock:
@@ -192,7 +192,7 @@ class Streaming:
         if batches is not None:
             return progress.state(batches)
         received = progress.received
-        held = holder.held(knows_end=received.is_over)
+        held = loop.prefetched(knows_end=received.is_over)
         return progress.state(received.batches - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Mapping[str, object], force: bool = False) -> None:

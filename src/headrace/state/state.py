@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -20,15 +23,13 @@ from headrace.types import Ints, Ranges, Tail
 
 if TYPE_CHECKING:
     from headrace.order.row_states import RowProgress
-import hashlib
-import json
-from collections.abc import Set as AbstractSet
 
 VERSION = 1
 _OLDEST = 1
 _CHECKED_MOST, _LANES_MOST = 1024, 2**16
 _FACTS = ("seed", "data", "count", "order", "steps")
 _ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world", "skip")
+_AS_THEY_ARE = ("end", "step", "batch_size", "lanes", "tail", "world", "batches", "samples")
 _NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", "batches", "samples")
 
 
@@ -50,13 +51,8 @@ class Fingerprint:
     steps: tuple[str, ...]
 
     def pack(self) -> dict[str, object]:
-        return {
-            "seed": self.seed,
-            "data": self.data,
-            "count": self.count,
-            "order": list(self.order),
-            "steps": list(self.steps),
-        }
+        lists = {"order": list(self.order), "steps": list(self.steps)}
+        return {"seed": self.seed, "data": self.data, "count": self.count, **lists}
 
     def compare(self, state: Mapping[str, object]) -> None:
         """Raise StateMismatchError, which names the property, if a state has another fingerprint."""
@@ -150,14 +146,7 @@ class State:
             **facts.pack(),
             "epoch": self.epoch,
             "position": self.cursor.position,
-            "end": self.end,
-            "step": self.step,
-            "batch_size": self.batch_size,
-            "lanes": self.lanes,
-            "tail": self.tail,
-            "world": self.world,
-            "batches": self.batches,
-            "samples": self.samples,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
         }
         if self.carried:
             packed["carried"] = pack_ranges(np.array(self.carried, np.int64))
@@ -359,8 +348,8 @@ def _some_have_ended(parts: Sequence[State]) -> StateMismatchError:
     return StateMismatchError(
         f"of epoch {epoch} the ranks {ended} have received all, and the ranks {others} have not: with tail='uneven' "
         "ranks end after different numbers of steps, and such states cannot be merged.\n"
-        "Merge the states of a step of which every rank has received a batch, or of the end of the epoch on all ranks; "
-        "or go on with as many ranks, each from its own state",
+        "Merge the states of a step that gave every rank a batch, or of the end of the epoch on all ranks; "
+        "or resume with as many ranks, each from its own state",
         field="epoch",
     )
 

@@ -70,7 +70,7 @@ class DecoderContract:
             assert same(decode({"__key__": "k", name: data})[name], value), f"register_decoder({self.extension!r}, …)"
         for data in self.damaged:
             error = _raised(decode, {"__key__": "k", "__url__": "u", name: data})
-            assert isinstance(error, DecodeError), f"{data[:80]!r} is damaged, and no DecodeError says so"
+            assert isinstance(error, DecodeError), f"{data[:80]!r} is damaged, and no DecodeError reports it"
             assert (error.field, error.key) == (name, "k")
 
     def test_stream_decodes_the_field_in_gzip(self) -> None:

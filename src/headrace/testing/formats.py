@@ -62,7 +62,7 @@ class FormatContract:
         form = self.open_format()
         (name, data), *_ = self.write(self.samples).items()
         assert 0 <= form.sniff(name, data[:SNIFFED_BYTES]) <= 1
-        assert form.sniff("x", b"") == form.sniff("x", bytes(600)) == 0, "nothing says that it is of this format"
+        assert form.sniff("x", b"") == form.sniff("x", bytes(600)) == 0, "nothing shows that it is of this format"
 
     def test_samples_are_those_that_were_written(self) -> None:
         self._same(hr.stream(self._put(), format=self.open_format().name, index=None), self.samples)
@@ -217,7 +217,7 @@ def scanned(form: Format, data: bytes, piece: int, *, carry: bool = False) -> tu
     while not scanner.done:
         stop, low = min(start + piece, len(data)), scanner.low
         rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))
-        assert not len(rows) or int(rows.offset.min(initial=low)) >= low, "what lies before `low` may be gone"
+        assert not len(rows) or int(rows.offset.min(initial=low)) >= low, "the bytes before `low` may be gone"
         found += _listed(rows)
         start = stop
         if carry:

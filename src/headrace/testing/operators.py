@@ -84,7 +84,9 @@ class OperatorContract:
                 state = loader.state_dict()
             with self._loader(stream, num_workers=max(self.workers) - workers) as loader:
                 loader.load_state_dict(state)
-                assert same([*given, *loader], self._given(stream)), f"begun with {workers} workers, others follow"
+                assert same([*given, *loader], self._given(stream)), (
+                    f"started with {workers} workers, other samples follow"
+                )
 
     def test_state_belongs_to_the_operator(self) -> None:
         """A state must not load without an operator that changes the number or order of samples."""

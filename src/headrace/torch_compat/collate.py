@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.utils.data import default_convert
@@ -49,7 +50,7 @@ def _stack(
 class Single:
     """Applies a function to the only sample, in place of collation."""
 
-    def __init__(self, function: Callable[[object], object]) -> None:
+    def __init__(self, function: Callable[[Any], object]) -> None:
         self.function = function
 
     def __call__(self, samples: list[object]) -> object:

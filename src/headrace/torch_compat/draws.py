@@ -15,7 +15,7 @@ from headrace.torch_compat.stateful import chain_of
 
 
 def encoded(state: torch.Tensor) -> str:
-    return base64.b64encode(zlib.compress(state.numpy().tobytes())).decode("ascii")  # half of torch's bytes are zero
+    return base64.b64encode(zlib.compress(state.numpy().tobytes())).decode("ascii")  # half of the bytes are zero
 
 
 def decoded(text: str) -> torch.Tensor:

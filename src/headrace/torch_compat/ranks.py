@@ -100,14 +100,11 @@ def find_ranks(
     WORLD_SIZE, as torchrun sets them; Open MPI's variables; a task of Slurm's `srun`. Otherwise there is one share.
 
     Args:
-        rank: Number of this process's share.
-        world_size: Number of shares.
-        device_mesh: A torch DeviceMesh that contains this process.
         data_dims: Dimensions of the mesh whose members read different samples. None: those with usual names.
         ranks: "local": plans are never compared, as not all ranks iterate.
 
     Raises:
-        OptionError: an argument or a variable cannot be used, or two sources disagree. The message says what to give.
+        OptionError: an argument or a variable cannot be used, or two sources disagree. The message names what to give.
     """
     check.one_of("ranks", ranks, ("all", "local"))
     if data_dims is not None and device_mesh is None:
@@ -175,8 +172,8 @@ def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence
     if not names:
         if data_dims is not None or len(sizes) > 1:
             raise OptionError(
-                f"the dimensions of the device_mesh, {sizes}, have no names to say by data_dims= which are data "
-                f"parallel: make it with mesh_dim_names=, or {_GIVE}"
+                f"the dimensions of the device_mesh, {sizes}, have no names by which data_dims= could select "
+                f"those that are data parallel: make it with mesh_dim_names=, or {_GIVE}"
             )
         return [True]
     shape = dict(zip(names, sizes, strict=True))
@@ -204,7 +201,7 @@ def _of_group() -> tuple[int, int] | None:
     for name, number in (("RANK", rank), ("WORLD_SIZE", world)):
         if _number(name) not in (None, number):
             raise OptionError(
-                f"torch.distributed says that this is rank {rank} of {world}, but the environment says "
+                f"for torch.distributed this is rank {rank} of {world}, but the environment has "
                 f"{name}={_number(name)}: unset RANK and WORLD_SIZE, or {_GIVE}"
             )
     return rank, world
@@ -229,7 +226,7 @@ def _of_environment(rank_name: str, world_name: str) -> tuple[int, int] | None:
         return None
     if rank is None or world is None or rank >= world:
         raise OptionError(
-            f"the environment says {rank_name}={'(unset)' if rank is None else rank} and "
+            f"the environment has {rank_name}={'(unset)' if rank is None else rank} and "
             f"{world_name}={'(unset)' if world is None else world}, which do not go together: mend both, or {_GIVE}"
         )
     return rank, world
@@ -238,7 +235,7 @@ def _of_environment(rank_name: str, world_name: str) -> tuple[int, int] | None:
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "").strip()
     if text and not (text.isascii() and text.isdecimal()):
-        raise OptionError(f"the environment says {name}={text!r}, which is no rank or size: unset it, or {_GIVE}")
+        raise OptionError(f"the environment has {name}={text!r}, which is no rank or size: unset it, or {_GIVE}")
     return int(text) if text else None
 
 

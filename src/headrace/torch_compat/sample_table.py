@@ -30,7 +30,6 @@ class ArrayColumn:
     Attributes:
         numbers: [arrays, …] if all have one shape. Otherwise the flattened arrays, concatenated.
         shapes: Shape of each array. None if all have one shape.
-        are_tensors: True for torch tensors.
     """
 
     numbers: NDArray[Any]
@@ -59,9 +58,7 @@ class SampleTable:
     """Samples that are dicts, tuples or single values.
 
     Attributes:
-        count: Number of samples.
         names: Field names of dicts, or the length of tuples. None if each sample is a single value.
-        columns: For each field the values of all samples.
     """
 
     count: int

@@ -166,7 +166,6 @@ def unpack(source: memoryview | NDArray[np.uint8], lengths: Sequence[int], *, co
 
     Args:
         source: Without `copy` the value's arrays are views of it and keep it alive.
-        lengths: Return value of `write`.
         copy: True to give the arrays their own memory.
     """
     data, *pieces = _pieces(source, lengths)
@@ -387,7 +386,6 @@ class PackedEach:
 
     Attributes:
         sizes: For each value the bytes of its pickle and of its buffers.
-        nbytes: Total size of the values.
     """
 
     def __init__(self) -> None:

@@ -15,12 +15,10 @@ class Slots:
 
     Args:
         first: First slot of the task.
-        capacity: Number of slots in the slab.
 
     Attributes:
         at_once: Number of samples written together, which fit the processor's cache.
         waiting: Samples made and not written.
-        count: Number of samples written.
         columns: Values of the leaves that have no slots.
     """
 

@@ -40,7 +40,6 @@ class Leaf(abc.ABC):
 
     Attributes:
         dtype: torch's name of the dtype in a batch. None if a batch has a list of the values instead of slots.
-        shape: Shape of one value.
     """
 
     dtype: str | None = None
@@ -495,9 +494,7 @@ class Spec:
 
         Args:
             slab: The slab's bytes. Large tensors are views of it and keep it alive; small ones are copies.
-            count: Number of slots to read.
             columns: Return values of `write`, concatenated over the batch's tasks.
-            copy: True to copy all tensors.
             holes: Slots among them without a sample.
             first: First slot to read.
         """

@@ -51,4 +51,4 @@ def set_in_thread(number: int, count: int, base_seed: int, dataset: Any) -> None
 
 
 def _get_worker_info() -> object:
-    return _headrace_of_thread.info or _worker_info  # type: ignore[name-defined]  # noqa: F821 (names of torch's module)
+    return _headrace_of_thread.info or _worker_info  # type: ignore[name-defined]  # noqa: F821 (names in the module of torch)

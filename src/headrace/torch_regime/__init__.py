@@ -1,1 +1,1 @@
-"""Runs a loader of torch's data sets, with torch's semantics, or in economic mode."""
+"""Runs a loader for data sets made for torch, with torch's semantics, or in economic mode."""

@@ -11,6 +11,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -22,16 +23,16 @@ from headrace.delivery.progress import Progress
 from headrace.engine.scheduler.batch_bounds import GivenBoundaries
 from headrace.engine.scheduler.batch_spec import BatchSpec, Learned
 from headrace.engine.scheduler.epoch_context import EpochSpec
-from headrace.options import FetchOptions, Settings
+from headrace.options import Settings
 from headrace.order import sample_seed
 from headrace.readers.by_key import KeyFeed
 from headrace.session.runtime import Runtime
-from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.collate import Single, is_extended, plain_collate
 from headrace.torch_compat.datapipes import with_sharding
 from headrace.torch_compat.tracebacks import trimming
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import RunProgress, SnapshotBook, is_among
-from headrace.workers.map_dataset_steps import Begin, OfOne, get_many, getter, pack_in_process, pack_in_thread
+from headrace.workers.map_dataset_steps import Begin, get_many, getter, pack_in
 from headrace.workers.tasks import Chain, Step
 
 
@@ -40,7 +41,6 @@ class Economy:
 
     Args:
         loader: A torch loader with a map-style data set and workers. Not kept.
-        num_batch_workers: Number of batches collated at once. None: `prefetch_factor`.
         memory_budget: Limit of shared memory in bytes. Only the oldest batch may exceed it.
         seed: Seed of the samples' random numbers. None: torch's base seed of each iterator.
     """
@@ -66,16 +66,9 @@ class Economy:
             drop_last=loader.drop_last,
             num_workers=loader.num_workers,
             prefetch_factor=self.prefetch_factor,
-            collate=None,
-            use_slots=False,
-            init=None,
-            seed=0,
             in_order=loader.in_order,
             timeout_s=loader.timeout,
-            fetch_concurrency=1,
-            first_reads=1,
             memory_budget=memory_budget,
-            fetch=FetchOptions(),
             pin_memory=loader.pin_memory,
             device=device,
         )
@@ -264,7 +257,7 @@ def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[objec
     dataset, collate = iterator._dataset, iterator._collate_fn
     init = with_sharding(loader.worker_init_fn, dataset, iterator._world_size, iterator._rank)
     if not iterator._auto_collation:
-        collate = OfOne(collate)
+        collate = Single(collate)
     elif collate is default_collate:
         collate = plain_collate
     many = get_many(dataset) if iterator._auto_collation else None
@@ -274,5 +267,5 @@ def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[objec
         by_key=True,
         many=many,
         begin=Begin(dataset, loader.num_workers, int(iterator._base_seed), init, economy.in_threads),
-        pack_error=pack_in_thread if economy.in_threads else pack_in_process,
+        pack_error=partial(pack_in, "thread" if economy.in_threads else "process"),
     )

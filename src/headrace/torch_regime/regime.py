@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.delivery.loop_lookahead import Holder
+from headrace.delivery.loop_lookahead import TrainingLoop
 from headrace.errors import OptionError
 from headrace.observe.stats import Stats
 from headrace.session.resolve import budget_bytes
@@ -91,7 +91,7 @@ class Torch:
         if self._made is not None and epoch_of(loader) != self._made_epoch:
             self._made = self._snapshots.run = None
 
-    def state_dict(self, loader: TorchLoader[object], batches: int | None, holder: Holder) -> dict[str, Any]:
+    def state_dict(self, loader: TorchLoader[object], batches: int | None, loop: TrainingLoop) -> dict[str, Any]:
         """Return the state of the newest iterator, or make the first one, for the next `iter`.
 
         While `iter` makes the first iterator, the state is empty, which is the start.
@@ -116,7 +116,7 @@ class Torch:
         assert run is not None
         if batches is not None:
             return {**run.state(batches)}
-        held = holder.held(knows_end=run.is_finished)
+        held = loop.prefetched(knows_end=run.is_finished)
         return {**run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)}
 
     def load_state_dict(self, loader: TorchLoader[object], state: Mapping[str, Any], force: bool = False) -> None:
@@ -163,14 +163,14 @@ class Torch:
 
     @property
     def position(self) -> NoReturn:
-        raise OptionError("position is for headrace's data sets: of torch's, the sampler knows it")
+        raise OptionError("position is for headrace's data sets: with torch's data sets, the sampler knows it")
 
     def skip(self, batches: int) -> NoReturn:
         del batches
-        raise OptionError("skip is for headrace's data sets; of torch's, take batches and leave them")
+        raise OptionError("skip is for headrace's data sets: with torch's data sets, take batches and drop them")
 
     def peek(self) -> NoReturn:
-        raise OptionError("peek is for headrace's data sets: of torch's, a batch that was made is consumed")
+        raise OptionError("peek is for headrace's data sets: with torch's data sets, a batch that was made is consumed")
 
     def stats(self) -> Stats:
         if self._economy is None:

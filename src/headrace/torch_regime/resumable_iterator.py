@@ -137,9 +137,8 @@ def _check_epoch(loaded: StateDict, epoch: int | None) -> None:
     """Raise StateMismatchError if samplers left the epoch of a partly received state."""
     if loaded["batches"] and None not in (loaded["epoch"], epoch) and loaded["epoch"] != epoch:
         raise StateMismatchError(
-            f"epoch: {loaded['epoch']} in the state, of which {loaded['batches']} batches were received, and the "
-            f"sampler was told {epoch} since: call set_epoch({loaded['epoch']}), or load_state_dict({{}}) to begin "
-            "anew",
+            f"epoch: {loaded['epoch']} in the state, with {loaded['batches']} received batches, and the sampler's was "
+            f"set to {epoch} since: call set_epoch({loaded['epoch']}), or load_state_dict({{}}) for a new start",
             field="epoch",
         )
 

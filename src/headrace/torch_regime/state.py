@@ -117,8 +117,8 @@ class RunProgress:
         self.is_finished = False
         self.held: int | None = None  # number of batches (0 for an error) made and not yet returned
         self.lock = threading.RLock()  # replaced by the iterator's lock, which it holds during changes
-        self.begun: Answers = []  # initial states of the workers' copies
-        self.ask_begun: weakref.WeakMethod[Callable[[], None]] | None = None  # completes `begun`
+        self.initial: Answers = []  # initial states of the workers' copies
+        self.ask_initial: weakref.WeakMethod[Callable[[], None]] | None = None  # completes `initial`
         self.ask_now: weakref.WeakMethod[Callable[[], Answers]] | None = None  # gets current states
         self.copy_now: Callable[[WorkerSnapshot], WorkerSnapshot] | None = None  # of the trainer's own data set
 
@@ -226,7 +226,7 @@ class RunProgress:
             point = found[0]
         elif self.copy_now is not None and (batches is None or not self.is_finished):
             point = point._replace(copies=(self.copy_now(point.copies[0]),))
-        if self.ask_begun is not None and (ask := self.ask_begun()) is not None:
+        if self.ask_initial is not None and (ask := self.ask_initial()) is not None:
             ask()
         if self.ask_now is not None and self.is_finished and batches is None:
             point = self._at_the_end(point)
@@ -264,8 +264,8 @@ class RunProgress:
 
     def _describe(self, worker: int, known: WorkerSnapshot) -> CopyState:
         blob = known.blob
-        if blob is None and worker < len(self.begun):
-            (blob,) = self.begun[worker] or (None,)
+        if blob is None and worker < len(self.initial):
+            (blob,) = self.initial[worker] or (None,)
         return {
             "batches": known.batches,
             "known": known.known,
@@ -308,7 +308,7 @@ class SnapshotBook:
             if again and not self._has_warned:
                 self._has_warned = True
                 log.warning(
-                    "neither the data set nor its iterator has state_dict and load_state_dict: to go on, %d batches "
+                    "neither the data set nor its iterator has state_dict and load_state_dict: to resume, %d batches "
                     "are read once more, and dropped",
                     again,
                 )

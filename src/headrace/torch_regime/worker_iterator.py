@@ -126,8 +126,8 @@ class WorkerIterator(ResumableIterator):
         if point.copies and self._persistent_workers:
             self._run.ask_now = weakref.WeakMethod(self._pool.ask_now)
         if point.copies and not self._goes_on:
-            self._run.begun = self._pool.begun
-            self._run.ask_begun = weakref.WeakMethod(self._pool.ask_begun)
+            self._run.initial = self._pool.initial
+            self._run.ask_initial = weakref.WeakMethod(self._pool.ask_initial)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 

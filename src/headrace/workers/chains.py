@@ -122,7 +122,7 @@ class Chains:
             if descriptors and not self._shares_memory:
                 close_all(descriptors)
                 raise CannotCarryError(
-                    "what they refer to lies in memory, files or connections that workers are to share with this "
+                    "they refer to memory, files or connections that workers are to share with this "
                     "process, and these workers share nothing with it"
                 )
         except Exception as error:

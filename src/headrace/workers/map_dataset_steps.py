@@ -15,12 +15,8 @@ from headrace.torch_compat.errors import pack_worker_error
 from headrace.workers.failures import Origin, PackedError
 
 
-def pack_in_process(error: BaseException, origin: Origin, worker: int) -> PackedError:
-    return pack_worker_error(error, f"in DataLoader worker process {worker}", origin)
-
-
-def pack_in_thread(error: BaseException, origin: Origin, worker: int) -> PackedError:
-    return pack_worker_error(error, f"in DataLoader worker thread {worker}", origin)
+def pack_in(kind: str, error: BaseException, origin: Origin, worker: int) -> PackedError:
+    return pack_worker_error(error, f"in DataLoader worker {kind} {worker}", origin)
 
 
 def getter(dataset: Any) -> Callable[[object], object]:
@@ -34,14 +30,6 @@ def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
     while type(inner) is Subset:
         inner = inner.dataset
     return dataset.__getitems__ if getattr(inner, "__getitems__", None) else None
-
-
-class OfOne:
-    def __init__(self, function: Callable[[Any], object]) -> None:
-        self._function = function
-
-    def __call__(self, samples: list[object]) -> object:
-        return self._function(samples[0])
 
 
 class Begin:

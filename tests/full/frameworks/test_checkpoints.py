@@ -243,7 +243,7 @@ def test_accelerate_saves_the_rest_of_a_run_when_a_loader_has_no_state_and_says_
     with hr.DataLoader(Silent(), batch_size=2) as loader:
         prepared = prepare(accelerator, loader)
         accelerator.load_state(str(tmp_path))
-        assert "begins an epoch anew" in caplog.text
+        assert "starts a new epoch" in caplog.text
         assert len(list(prepared)) == STEPS
 
 

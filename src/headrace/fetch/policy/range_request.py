@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from headrace._util.context import Charges
-from headrace._util.reads import Span, Told
+from headrace._util.reads import ReportedVersion, Span
 from headrace.errors import BadResponseError, ObjectChangedError, ShortReadError, StorageError
 from headrace.fetch.meter import Meter
 from headrace.options import FetchOptions
@@ -183,7 +183,7 @@ class RangeRequest(Watched):
         charge: Called and awaited once, with the number of bytes.
         most: Maximum bytes of a longer object, if the store supports ranges for the rest.
         rest: Holds the open answer between requests, for a store without ranges.
-        told: Version in an earlier answer to other requests of the same read.
+        reported: Version in an earlier answer to other requests of the same read.
 
     Attributes:
         asked_stop: End of the range. Known after the first answer, unless the store does not report it.
@@ -193,9 +193,8 @@ class RangeRequest(Watched):
     """
 
     __slots__ = (
-        "_back", "_buffer", "_first", "_is_open", "_most", "_pieces", "_room",
-        "asked_stop", "charge", "etag", "in_order", "is_inside", "ranged", "rest", "size", "skipped",
-        "start", "stop", "told", "url",
+        "_back", "_buffer", "_first", "_is_open", "_most", "_pieces", "_room", "asked_stop", "charge", "etag",
+        "in_order", "is_inside", "ranged", "reported", "rest", "size", "skipped", "start", "stop", "url",
     )  # fmt: skip
 
     def __init__(
@@ -209,14 +208,14 @@ class RangeRequest(Watched):
         charge: Charges | None = None,
         most: int | None = None,
         rest: Rest | None = None,
-        told: Told | None = None,
+        reported: ReportedVersion | None = None,
     ) -> None:
         super().__init__(max(start or 0, 0))
         self._back = max(-(start or 0), 0)  # number of last bytes, until their position is known
         self.rest, self.in_order, self.skipped = rest, False, 0
         self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
         self._most = most
-        self.told = told
+        self.reported = reported
         self.ranged = start is not None or stop is not None
         self.asked_stop = stop
         self.size: int | None = None
@@ -246,12 +245,12 @@ class RangeRequest(Watched):
         return options.total_timeout_s * max(1.0, (wanted + skipped) / options.range_bytes)
 
     def accept(self, answer: Answer) -> None:
-        size, told = answer.size, Told(answer.etag, answer.modified)
+        size, reported = answer.size, ReportedVersion(answer.etag, answer.modified)
         is_empty = answer.start == answer.stop  # such as an error page, without the object's ETag
         is_checked = answer.etag is not None or not is_empty
-        known = self.told or (None if self.etag is None else Told.of(self.etag))
+        known = self.reported or (None if self.etag is None else ReportedVersion.of(self.etag))
         if is_checked and known is not None:
-            known.check(told, self.url)
+            known.check(reported, self.url)
         if self.size is not None and size is not None and size != self.size:
             # With If-Match the store reports a change of the object, so one of the sizes is wrong.
             kind = ObjectChangedError if self.if_match is None else BadResponseError
@@ -259,7 +258,7 @@ class RangeRequest(Watched):
         first, last = self.position, self.asked_stop
         if self._back:
             if size is None:
-                raise BadResponseError("the answer does not say how long the object is", url=self.url)
+                raise BadResponseError("the answer does not report the size of the object", url=self.url)
             first = size if answer.start == size else max(0, size - self._back)  # or only the size, and no bytes
         elif size is not None:
             first = min(first, size)
@@ -275,7 +274,7 @@ class RangeRequest(Watched):
         if self._back:
             self.start, self._first, self._back = first, first, 0
         if is_checked:
-            self.etag, self.told = self.etag or told.version, known or told
+            self.etag, self.reported = self.etag or reported.version, known or reported
         self.in_order = answer.in_order
         self.size = size if self.size is None else self.size
         self.position, self.asked_stop = first, answer.stop if last is None else last
@@ -305,9 +304,7 @@ class RangeRequest(Watched):
             self.position += size
             meter.bytes += size
             if self.asked_stop is None and self.position > _MOST_UNTOLD_BYTES:
-                raise BadResponseError(
-                    "more than 1 GiB came, and the store does not say how much there is", url=self.url
-                )
+                raise BadResponseError("more than 1 GiB came, and the store does not report the size", url=self.url)
             if self.position == self.asked_stop == self._most:
                 return
 
@@ -331,8 +328,8 @@ class RangeRequest(Watched):
     def span(self) -> Span:
         """Return the span that was read. Raises BadResponseError if the store did not report the object's size."""
         if self.size is None:
-            raise BadResponseError("the answer does not say how long the object is", url=self.url)
-        return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order, self.told)
+            raise BadResponseError("the answer does not report the size of the object", url=self.url)
+        return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order, self.reported)
 
     def _open_room(self) -> bool:
         if self._room is None and not self._pieces and self.asked_stop is not None:

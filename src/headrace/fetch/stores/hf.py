@@ -114,7 +114,7 @@ class HuggingFaceStore:
             except (ValueError, KeyError, TypeError):
                 revision = ""
             if not _COMMIT.fullmatch(revision):
-                raise BadResponseError("the hub does not say which commit the revision is", url=f"hf://{prefix}")
+                raise BadResponseError("the hub does not report the commit of the revision", url=f"hf://{prefix}")
         return f"{f'{kind}/' if kind else ''}{repository}@{revision}/{file.removesuffix('.')}"
 
     async def aclose(self) -> None:

@@ -140,5 +140,5 @@ class Body:
                 if not is_last:
                     return False
                 if connection.buffered():
-                    raise ValueError("its body is longer than it says")
+                    raise ValueError("its body is longer than announced")
             await connection.more()

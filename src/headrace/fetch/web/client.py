@@ -10,7 +10,7 @@ from contextlib import suppress
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from headrace._util.reads import Told
+from headrace._util.reads import ReportedVersion
 from headrace.errors import BadResponseError, ObjectChangedError, OptionError, StorageError, masked
 from headrace.fetch.rest import Rest
 from headrace.fetch.web.body import Body
@@ -47,7 +47,7 @@ class _WantedAnswer:
         """First byte of the range in an object of `size` bytes. Raises ValueError if `size` is needed and not known."""
         start = self.start or 0
         if start < 0 and size is None:
-            raise ValueError("it does not say how long the object is")
+            raise ValueError("it does not report the size of the object")
         return start if start >= 0 else max(0, start + (size or 0))
 
     def end(self, size: int) -> int:
@@ -166,7 +166,7 @@ class Web:
             code_in(text),
             url=wanted.name,
             retry_after_s=retry_after_s(head.headers.get("retry-after", ""), self._wall_clock()),
-            hint=f"; the bucket lies in the region {region}" if elsewhere else "",
+            hint=f"; the bucket is in the region {region}" if elsewhere else "",
         )
 
 
@@ -234,7 +234,7 @@ def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, T
         if len(passed) > _HOPS:
             raise ValueError(f"it is redirected more than {_HOPS} times")
         if target.origin.scheme == "http" and url.lower().startswith("https:"):
-            raise ValueError("it would go on without encryption")
+            raise ValueError("it would continue without encryption")
     except ValueError as error:
         raise BadResponseError(f"redirected to {masked(there)}, which is refused: {error}", url=name) from error
     passed.append(there)
@@ -267,10 +267,12 @@ async def _whole(
     size = head.length
     start = wanted.begin(size)
     if size is None and not head.is_chunked:
-        raise ValueError("nothing tells where its body ends: a cut would not be noticed")
+        raise ValueError("nothing marks the end of its body: a cut would not be noticed")
     body = Body(connection, head, wanted.name)
     if rest is not None and wanted.stop is not None and (size is None or start < size):
-        return rest.begin(body, start, wanted.stop, wanted.name, size=size, told=Told(etag, _modified(head)))
+        return rest.begin(
+            body, start, wanted.stop, wanted.name, size=size, reported=ReportedVersion(etag, _modified(head))
+        )
     if start:
         if is_beyond and size is not None and size <= start:
             body.cut(0)

@@ -157,7 +157,7 @@ class Connections:
         if public_only:
             addresses = [address for address in addresses if self.is_public(str(address.sockaddr[0]))]
             if not addresses:
-                where = f"{origin.host}, which lies in a private network"
+                where = f"{origin.host}, which is in a private network"
                 raise BadResponseError(f"redirected to {where}; from a public server that is refused", url=name)
         tls = self._context() if origin.scheme == "https" else None
         sock, number = await dial(addresses)

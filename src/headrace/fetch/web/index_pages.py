@@ -41,9 +41,7 @@ async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> A
     folders, level = [prefix], 1
     while folders:
         if level > _DEEPEST:
-            raise BadResponseError(
-                f"its folders lie in one another more than {_DEEPEST} deep", url=f"{base}/{folders[0]}"
-            )
+            raise BadResponseError(f"its folders are nested more than {_DEEPEST} deep", url=f"{base}/{folders[0]}")
         below: list[str] = []
         for at in range(0, len(folders), _AT_ONCE):
             for folder, page in await _pages(ask, base, folders[at : at + _AT_ONCE], is_first=level == 1):

@@ -123,7 +123,7 @@ class BatchBuilder:
     def _begin(self, start: Start | None) -> None:
         config = self._config
         with self._kept_error():
-            if self._in_thread and _needs_a_copy(self._dataset):
+            if self._in_thread and (is_pipe(self._dataset) or is_stateful(self._dataset)):
                 self._copy_dataset()
             set_info = worker_info.set_in_thread if self._in_thread else worker_info.set_in_process
             set_info(self._number, config.num_workers, config.base_seed, self._dataset)
@@ -304,10 +304,6 @@ class BatchBuilder:
             return "inline", [bytes(part) for part in parts]
         segment, view = self._place(size)
         return "packed", segment, serialize.write(parts, view)
-
-
-def _needs_a_copy(dataset: object) -> bool:
-    return is_pipe(dataset) or is_stateful(dataset)
 
 
 def _item(dataset: Any, key: object) -> object:

@@ -133,7 +133,7 @@ class WorkerRecord:
             self.known.discard(number)
             self.tell(("forget", number))
 
-    def goes_on_from(self, blob: PackedStates | None, is_over: bool = False) -> None:
+    def resume_from(self, blob: PackedStates | None, is_over: bool = False) -> None:
         if is_known(blob):
             self.start = Start(blob, is_over)
 
@@ -158,7 +158,7 @@ class TorchWorkerPool:
 
     Attributes:
         every: Workers send states after this number of batches. 0: never.
-        begun: State of each worker's copy of the data set at the start of this epoch, once known.
+        initial: State of each worker's copy of the data set at the start of this epoch, once known.
     """
 
     def __init__(self, config: WorkerConfig, starter: WorkerStarter, limit: int) -> None:
@@ -175,7 +175,7 @@ class TorchWorkerPool:
         self._watcher = Watch()
         self._serials = itertools.count(1)
         self._workers = [WorkerRecord(number, self._selector) for number in range(config.num_workers)]
-        self.begun: Answers = [None] * config.num_workers
+        self.initial: Answers = [None] * config.num_workers
         self.closing: Callable[[TorchWorkerPool], None] | None = None
         self._deaths = 0
         self._states: Answers = []  # answers of `ask_now`
@@ -236,9 +236,9 @@ class TorchWorkerPool:
                 worker.start = start
                 worker.tell(("start", self._epoch, start))
 
-    def ask_begun(self) -> None:
-        """Wait until `begun` is complete for all workers that can still answer."""
-        self._ask("begin", self.begun)
+    def ask_initial(self) -> None:
+        """Wait until `initial` is complete for all workers that can still answer."""
+        self._ask("begin", self.initial)
 
     def ask_now(self) -> Answers:
         """Return the states of all workers once they have made all batches sent."""
@@ -268,7 +268,7 @@ class TorchWorkerPool:
             pass
         with self._lock:
             self._epoch += 1
-            self.begun = [None] * len(self._workers)
+            self.initial = [None] * len(self._workers)
             while self._inbox:
                 self.drop(self._inbox.popleft())
             for worker in self._workers:
@@ -290,7 +290,7 @@ class TorchWorkerPool:
             if self._is_closed:
                 return
             self._is_closed = True
-            _answer_for_lost(self._workers, self.begun)
+            _answer_for_lost(self._workers, self.initial)
         if self._pid == os.getpid():
             self._progress.have_all_end()
         if self.closing is not None:
@@ -398,22 +398,22 @@ class TorchWorkerPool:
                 self._on_made(worker, *rest)
             elif kind == "spec":
                 (worker.spec,) = rest
-            elif kind == "begun":
-                self._on_begun(worker, *rest)
+            elif kind == "started":
+                self._on_started(worker, *rest)
             elif kind == "states":
                 (blob,) = rest
                 self._states[worker.number] = (blob,)
-                worker.goes_on_from(blob)
+                worker.resume_from(blob)
             else:
                 number, size = rest
                 worker.made = Segment(number, worker.wire.take_descriptor(), size)
                 self.places.add(worker.made)
                 worker.known.add(number)
 
-    def _on_begun(self, worker: WorkerRecord, epoch: int, blob: PackedStates | None) -> None:
+    def _on_started(self, worker: WorkerRecord, epoch: int, blob: PackedStates | None) -> None:
         if epoch == self._epoch:
-            self.begun[worker.number] = self.begun[worker.number] or (blob,)
-        worker.goes_on_from(blob)
+            self.initial[worker.number] = self.initial[worker.number] or (blob,)
+        worker.resume_from(blob)
 
     def _on_made(self, worker: WorkerRecord, serial: int, result: Result, state: StateAfter = UNTOLD) -> None:
         task = worker.tasks.pop(serial, None)
@@ -424,7 +424,7 @@ class TorchWorkerPool:
         if task is None:
             log.warning("worker %d has answered task %d a second time, which is ignored", worker.number, serial)
             return
-        worker.goes_on_from(*state)
+        worker.resume_from(*state)
         worker.idle_deaths = 0
         if task.place is None or task.place.number != used:
             self._leave_place(worker, task, is_too_small=used is not None)

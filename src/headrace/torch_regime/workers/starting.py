@@ -123,25 +123,18 @@ def _run(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> 
 # Threads of the trainer's process. Their data set is the trainer's own object.
 
 
-class _ThreadHandle:
+class _WorkerThread(threading.Thread):
+    """A thread with the interface of a worker process."""
+
     sentinel = -1
 
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
-
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         return os.getpid()
 
     @property
     def exitcode(self) -> int | None:
         return None if self.is_alive() else 0
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
 
     def terminate(self) -> None:
         """Do nothing: a thread ends after its task, once its socket is closed."""
@@ -161,10 +154,10 @@ class _ThreadStarter:
         codec = ObjectCodec()
         self._codecs.append(codec)
         arguments = (theirs, number, start, self._config, codec)
-        thread = threading.Thread(target=main_of_thread, args=arguments, name=f"headrace-worker-{number}", daemon=True)
+        thread = _WorkerThread(target=main_of_thread, args=arguments, name=f"headrace-worker-{number}", daemon=True)
         thread.start()
         _ends_of_threads[thread] = ours
-        return _ThreadHandle(thread), PolledWire(ours, codec)
+        return thread, PolledWire(ours, codec)
 
     def close(self) -> None:
         for codec in self._codecs:
@@ -338,7 +331,7 @@ class _ForkServerStarter:
         close_all(self._descriptors)
 
 
-WorkerHandle = BaseProcess | _ThreadHandle | _ForkServerHandle
+WorkerHandle = BaseProcess | _WorkerThread | _ForkServerHandle
 """A worker in `iterator._workers`, with multiprocessing's names. `sentinel` is -1 if there is no such descriptor."""
 
 WorkerStarter = _ContextStarter | _ThreadStarter | _ForkServerStarter

@@ -108,7 +108,7 @@ class BatchServer(WorkerEnd):
     def on_begin(self) -> None:
         self._begin_once()
         if not self._has_reported_start:
-            self.wire.send(("begun", self._epoch, None))
+            self.wire.send(("started", self._epoch, None))
 
     def on_segment(self, number: int, size: int) -> None:
         self._segments[number] = self.map(size)
@@ -158,7 +158,7 @@ class BatchServer(WorkerEnd):
         assert self._builder is not None
         assert self._config is not None
         if self._builder.is_stateful or self._config.is_iterable:
-            self.wire.send(("begun", self._epoch, self._builder.state()))
+            self.wire.send(("started", self._epoch, self._builder.state()))
             self._has_reported_start = True
 
     def _place(self, size: int) -> tuple[int, memoryview]:

@@ -89,7 +89,7 @@ class ForkServer:
             while True:
                 shared = cls._shared
                 if shared is None or not shared._serves(modules or {}):
-                    if shared is not None and not shared.users and shared.owner == os.getpid():
+                    if shared is not None and shared._is_idle:
                         shared._end()
                     shared = cls._shared = cls(with_torch=with_torch)
                 if with_torch and not shared._has_torch:
@@ -103,27 +103,25 @@ class ForkServer:
         """Undo `acquire`. Without users the process ends some time later."""
         with self._lock:
             self.users -= 1
-            if self.users or self.owner != os.getpid():
-                return
-            if ForkServer._shared is self:
-                self._control.send({"idle": True})
-            else:
-                self._end()
+            if self._is_idle:
+                if ForkServer._shared is self:
+                    self._control.send({"idle": True})
+                else:
+                    self._end()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self.users and self.owner == os.getpid()
 
     @classmethod
-    def end_idle(cls) -> None:
-        with cls._lock:
-            shared = cls._shared
-            if shared is not None and not shared.users and shared.owner == os.getpid():
-                cls._shared = None
-                shared._end()
-
-    @classmethod
-    def shut_down(cls) -> None:
+    def shut_down(cls, *, only_if_idle: bool = False) -> None:
         """End the process now, or with its last user. Later users get a new one."""
         with cls._lock:
-            shared, cls._shared = cls._shared, None
-            if shared is not None and not shared.users and shared.owner == os.getpid():
+            shared = cls._shared
+            if shared is None or (only_if_idle and not shared._is_idle):
+                return
+            cls._shared = None
+            if shared._is_idle:
                 shared._end()
 
     def give_up(self) -> None:
@@ -181,7 +179,7 @@ class ForkServer:
             self.process.wait()
 
 
-atexit.register(ForkServer.end_idle)
+atexit.register(ForkServer.shut_down, only_if_idle=True)
 
 
 def shutdown() -> None:

@@ -60,7 +60,7 @@ def capture() -> Captured:
     """Return the settings for a worker that starts now. Takes some tenths of a millisecond.
 
     Raises:
-        CannotCarryError: an entry of torch's `default_collate_fn_map` cannot be pickled. The message names its type.
+        CannotCarryError: an entry of `default_collate_fn_map` in torch cannot be pickled. The message names its type.
     """
     return {
         "warnings": [kept for kept in map(_described_filter, list(warnings.filters)) if kept is not None],
