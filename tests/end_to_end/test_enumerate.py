@@ -114,7 +114,7 @@ def test_samples_made_of_others_are_counted_as_they_come(make: Any, expected: li
     [
         (lambda data: next(iter(two_ranks(data.filter(bool).enumerate()))), r"enumerate\(\) has is_shardable=False"),
         (lambda data: next(iter(two_ranks(data.filter(bool).skip(1)))), r"skip\(1\) has is_shardable=False"),
-        (lambda data: data.enumerate().pack(4, lengths=[1, 2]), r"\.enumerate\(\): that is about what a loader gives"),
+        (lambda data: data.enumerate().pack(4, lengths=[1, 2]), r"\.enumerate\(\): it is about a whole epoch"),
     ],
 )
 def test_enumerate_is_refused_where_numbers_would_be_others_than_one_thinks(make: Any, match: str) -> None:

@@ -142,8 +142,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "taken": (lambda: mixture().take(5), r"\.take\(5\) of a mixture by tokens"),
     "an epoch": (lambda: mixture().epoch(samples=5), r"\.epoch\(5\) of a mixture by tokens|of a mixture by tokens"),
     "shuffled": (lambda: first_of(mixture().shuffle(), batch_size=1), r"put \.pack\(length\)"),
-    "numbered": (lambda: mixture().enumerate().pack(8), "no places in the epoch"),
-    "lengths": (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its sources"),
+    "numbered": (lambda: mixture().enumerate().pack(8), "other positions in the epoch"),
+    "lengths": (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its inputs"),
     "empty": (
         lambda: first_of(hr.mix({"a": hr.from_map([])}, {"a": 1}, by="tokens").pack(8), batch_size=1),
         "has no samples",

@@ -90,7 +90,7 @@ def _check_rows(pipeline: Pipeline, packing: Packing, call: str) -> None:
         before = pipeline.regroups[0].name if pipeline.regroups else f"take({pipeline.limit})"
         raise refusal("documents of this rank", call, f".{before}")
     if packing.mixing is not None and pipeline.numbered is not None:
-        raise refusal("positions", call, f".{pipeline.numbered.name} of a mixture by tokens")
+        raise refusal("positions", call, f".{pipeline.numbered.name}", of="a mixture by tokens")
 
 
 def _check_planned(pipeline: Pipeline, call: str) -> None:
