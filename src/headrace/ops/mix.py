@@ -16,7 +16,7 @@ from headrace.dataset.source import SampleSource
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.combined import CombinedSpec, check_apart, check_input, combined, input_stream
-from headrace.ops.nested_loader import AsTheyCome, check_within, has_no_numbers
+from headrace.ops.nested_loader import TurnsDataset, check_within, has_no_numbers
 from headrace.ops.pack import checked_lengths
 from headrace.order import Order, Places, draw
 from headrace.order.combined import InterleaveLayout, InterleaveOrder
@@ -130,7 +130,7 @@ def _as_they_come(
     names = list(pipelines)
     turn, again = partial(by_weight, shares), partial(_mixed, names, weights)
     arguments = [":".join(f"{share:.12g}" for share in shares)]
-    return Stream(AsTheyCome("mix", streams, turn, again, arguments=arguments, names=names))
+    return Stream(TurnsDataset("mix", streams, turn, again, arguments=arguments, names=names))
 
 
 def _mixed(names: Sequence[str], weights: Weights, streams: Sequence[Stream]) -> Stream:

@@ -140,10 +140,10 @@ def in_turns(
         return None
     for number, pipeline in enumerate(pipelines):
         check_within(f"input {number} of .{name}()", pipeline)
-    return Stream(AsTheyCome(name, streams, turn, again, arguments=arguments, is_tuple=is_tuple, strict=strict))
+    return Stream(TurnsDataset(name, streams, turn, again, arguments=arguments, is_tuple=is_tuple, strict=strict))
 
 
-class AsTheyCome(WithinDataset):
+class TurnsDataset(WithinDataset):
     """Samples of several streams in turns.
 
     Args:
@@ -203,9 +203,9 @@ class AsTheyCome(WithinDataset):
 
 
 class _Turns:
-    """One epoch of an `AsTheyCome`, whose state is that of the inputs' loaders."""
+    """One epoch of an `TurnsDataset`, whose state is that of the inputs' loaders."""
 
-    def __init__(self, data: AsTheyCome) -> None:
+    def __init__(self, data: TurnsDataset) -> None:
         self._data, self._pass = data, 0
         self._begin()
 

@@ -91,9 +91,9 @@ def _in_passes(inputs: Sequence[Stream], *, operator: EpochOperator) -> Stream:
     if pipeline.packing is not None:
         raise OptionError(f".{operator.text} after .pack() of documents that are read first: put it before that, alone")
     from headrace.dataset.stream import Stream
-    from headrace.ops.nested_loader import AsTheyCome, check_within, one_after_the_other
+    from headrace.ops.nested_loader import TurnsDataset, check_within, one_after_the_other
 
     check_within("what is repeated", pipeline)
     again = partial(_in_passes, operator=operator)
-    passes = Stream(AsTheyCome("repeat", [stream], one_after_the_other, again, arguments=(str(times),), times=times))
+    passes = Stream(TurnsDataset("repeat", [stream], one_after_the_other, again, arguments=(str(times),), times=times))
     return passes if samples is None else passes._with(operator)

@@ -75,7 +75,7 @@ class ZipSpec(CombinedSpec):
 
     @property
     def is_paired(self) -> bool:
-        return self.is_endless or not all(map(_comes_as_it_lies, self.pipelines))
+        return self.is_endless or not all(map(_is_by_position, self.pipelines))
 
     @functools.cached_property
     def count(self) -> int:
@@ -99,7 +99,7 @@ class ZipSpec(CombinedSpec):
     def _alone(self) -> tuple[int, ...]:
         if self.count == ENDLESS:
             return tuple(range(len(self.names)))
-        return tuple(k for k, pipeline in enumerate(self.pipelines) if not _comes_as_it_lies(pipeline))
+        return tuple(k for k, pipeline in enumerate(self.pipelines) if not _is_by_position(pipeline))
 
     @functools.cached_property
     def radices(self) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class ZipSpec(CombinedSpec):
         return ZipOrder(self.count, list(zip(self.radices, [*of_position, *numbers], strict=True)))
 
 
-def _comes_as_it_lies(pipeline: Pipeline) -> bool:
+def _is_by_position(pipeline: Pipeline) -> bool:
     """True if the position, and the order named in states, determine the sample."""
     order, source = pipeline.order, pipeline.source
     return order.is_steady and order.by_numbers is None and not pipeline.keeps and source.is_in_order

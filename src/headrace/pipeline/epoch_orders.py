@@ -146,14 +146,14 @@ class Planning:
             ahead = max(1, math.ceil((order.window_end(max(0, first)) - first) / steps.size))
             stop = min(steps.count, start + ahead * steps.batch)
             places = [self.locate(order, steps.positions(start, stop))]
-            if self._reads_on:
-                places += self._to_the_end_of_its_block(order, steps, stop, places[0])
+            if self._completes_blocks:
+                places += self._rest_of_block(order, steps, stop, places[0])
             shards, rows = (np.concatenate(some) for some in zip(*places, strict=True))
             yield _window(start, urls, shards, rows)
             start += len(rows)
 
     @property
-    def _reads_on(self) -> bool:
+    def _completes_blocks(self) -> bool:
         """True if a block's samples are consecutive.
 
         A window that ends within a block would then repeat its read.
@@ -161,7 +161,7 @@ class Planning:
         shuffle = self._first_shuffle
         return self._source.blocks is not None and (shuffle is None or self._by(shuffle) == "shards")
 
-    def _to_the_end_of_its_block(self, order: Order, steps: ReadSteps, stop: int, last: Places) -> Iterator[Places]:
+    def _rest_of_block(self, order: Order, steps: ReadSteps, stop: int, last: Places) -> Iterator[Places]:
         """Yield the samples from `stop` on that share the last sample's block, in whole batches."""
         blocks = self._source.blocks
         assert blocks is not None

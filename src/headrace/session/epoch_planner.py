@@ -43,7 +43,7 @@ from headrace.types import Ints
 
 if TYPE_CHECKING:
     from headrace.order.balance import Work
-    from headrace.session.exclusion import Excluding
+    from headrace.session.exclusion import ExclusionFilter
 
 log = logging.getLogger("headrace")
 
@@ -100,7 +100,7 @@ class NextEpoch:
         self._facts: Fingerprint | None = None
         self._loaded: _Loaded | None = None
         self._kept_step: int | None = None  # samples per global batch in the loaded state
-        self._excluded: Excluding | None = None
+        self._excluded: ExclusionFilter | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -111,7 +111,7 @@ class NextEpoch:
         """True if the next epoch resumes from a loaded state."""
         return self._loaded is not None
 
-    def tell(self, epoch: int, *, is_in_use: bool) -> bool:
+    def set_epoch(self, epoch: int, *, is_in_use: bool) -> bool:
         """Set the epoch. True if it has changed. A loaded state is kept for its own epoch only."""
         self.turn.is_announced |= is_in_use
         self.turn.is_told = True
@@ -123,7 +123,7 @@ class NextEpoch:
         self.turn.number, self.turn.carried, self.turn.is_announced = epoch, Cursor.at(), True
         return True
 
-    def begun(self, progress: Progress) -> None:
+    def started(self, progress: Progress) -> None:
         """Register an iterator over the epoch. The next epoch starts without loaded state and skip."""
         self._loaded, self.skip = None, 0
         self.turn.begin(progress)
@@ -142,7 +142,7 @@ class NextEpoch:
             self.turn.carried,
         )
         if self._settings.exclude is not None:
-            cursor = self._excluding(planning).left(cursor, self.turn.number, size)
+            cursor = self._excluding(planning).remaining(cursor, self.turn.number, size)
         return Steps(cursor, planning.count(), size, self._settings.tail, ranks.rank, ranks.world).batches
 
     def state(self, batches: int | None) -> dict[str, object]:
@@ -244,10 +244,10 @@ class NextEpoch:
         if len(begin.parts) not in (0, len(levels)) or len(begin.given) not in (0, len(levels) - 1):
             raise StateMismatchError("the state is of other batches on the way than this loader's", field="parts")
         if self._loaded is not None:
-            begin, size = self._gone_on(begin, ranks, size, is_shared, order)
+            begin, size = self._resharded(begin, ranks, size, is_shared, order)
         excluding = None if settings.exclude is None else self._excluding()
         if excluding is not None and pipeline.packing is None:
-            begin = excluding.begun(begin, size, order)
+            begin = excluding.start_of(begin, size, order)
         steps = Steps(
             begin.cursor,
             ENDLESS if order is None else order.count,
@@ -300,15 +300,15 @@ class NextEpoch:
         )
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
 
-    def _excluding(self, planning: Planning | None = None) -> Excluding:
-        from headrace.session.exclusion import Excluding
+    def _excluding(self, planning: Planning | None = None) -> ExclusionFilter:
+        from headrace.session.exclusion import ExclusionFilter
 
         planning = planning or self.planning
         if planning is None:
             raise refusal("numbers", "exclude=", repr(self.stream))
         if self._excluded is None or self._excluded.planning is not planning:
             assert self._settings.exclude is not None
-            self._excluded = Excluding(self._settings.exclude, planning)
+            self._excluded = ExclusionFilter(self._settings.exclude, planning)
         return self._excluded
 
     def _deal(self, order: Order | None, *, is_shared: bool) -> Deal | None:
@@ -321,7 +321,7 @@ class NextEpoch:
                 "balance= needs samples whose work is known before they are read: they must have numbers, no operator "
                 "such as a filter may drop them, and batches must come in order"
             )
-        return Balancing(balance, self.planning, order)
+        return RankBalancer(balance, self.planning, order)
 
     def _begin(self, ranks: Ranks) -> State:
         turn = self.turn
@@ -357,7 +357,7 @@ class NextEpoch:
                 field="step",
             )
 
-    def _gone_on(
+    def _resharded(
         self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
     ) -> tuple[State, int]:
         """Return (start state, samples per step) for a state of other ranks or batch sizes."""
@@ -453,7 +453,7 @@ def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001
 _POWERS = {"tokens": 1, "tokens^2": 2}
 
 
-class Balancing:
+class RankBalancer:
     """Assigns the samples of a step to ranks. The number per rank does not change."""
 
     def __init__(self, balance: Balance, planning: Planning, order: Order) -> None:

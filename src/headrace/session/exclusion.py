@@ -22,16 +22,16 @@ from headrace.types import Ints
 _AT_ONCE = 2**18  # positions searched at once
 
 
-class Excluding:
+class ExclusionFilter:
     """Applies `headrace.Exclude` to epochs whose samples have numbers."""
 
     def __init__(self, exclude: Exclude, planning: Planning) -> None:
         self._exclude, self.planning = exclude, planning
         self._found: tuple[int, Ints] | None = None  # of the last requested epoch
 
-    def begun(self, begin: State, step: int, order: Order | None) -> State:
+    def start_of(self, begin: State, step: int, order: Order | None) -> State:
         """Remove excluded samples from a start state, so that states of the epoch record it."""
-        cursor = self.left(begin.cursor, begin.epoch, step, order)
+        cursor = self.remaining(begin.cursor, begin.epoch, step, order)
         if cursor.position == begin.cursor.position and np.array_equal(cursor.holes, begin.cursor.holes):
             return begin
         if begin.done:
@@ -42,7 +42,7 @@ class Excluding:
             )
         return replace(begin, cursor=cursor)
 
-    def left(self, cursor: Cursor, epoch: int, step: int, order: Order | None = None) -> Cursor:
+    def remaining(self, cursor: Cursor, epoch: int, step: int, order: Order | None = None) -> Cursor:
         order = order or self.planning.order(epoch)
         ranges = [(a * step, b * step) for a, b in self._exclude.steps] if epoch == self._exclude.epoch else []
         end = order.count

@@ -110,7 +110,7 @@ class Streaming:
                 opened = self._open(caller)
             iterator, self._current, self._progress = opened
             self._iterators.add(iterator)
-            self._next.begun(self._progress)
+            self._next.started(self._progress)
         return iterator
 
     def length(self) -> int:
@@ -143,7 +143,7 @@ class Streaming:
         """Make the next `iterate` start this epoch, or resume it if its state was loaded."""
         with self._lock:
             self._hear()
-            if self._next.tell(epoch, is_in_use=self._is_in_use):
+            if self._next.set_epoch(epoch, is_in_use=self._is_in_use):
                 self._peeked = None
 
     def _hear(self) -> None:
