@@ -21,9 +21,7 @@ def settle(growth: AdaptiveConcurrency, latency_s: float, most_per_s: float, *, 
     ("latency_s", "most_per_s", "level"),
     [(0.02, 5000.0, 128), (0.02, 1e9, 1024), (0.1, 4000.0, 512), (0.1, 1e9, 1024), (0.001, 300.0, 128)],
 )
-def test_the_level_ends_where_twice_as_many_are_not_worth_while(
-    latency_s: float, most_per_s: float, level: int
-) -> None:
+def test_concurrency_grows_while_doubling_it_helps(latency_s: float, most_per_s: float, level: int) -> None:
     growth = AdaptiveConcurrency(128, 1024)
     settle(growth, latency_s, most_per_s)
     assert level <= growth.level <= 2 * level
@@ -33,13 +31,13 @@ def test_the_level_ends_where_twice_as_many_are_not_worth_while(
     assert growth.level == before
 
 
-def test_what_is_asked_for_does_not_change() -> None:
+def test_fixed_concurrency_does_not_change() -> None:
     growth = AdaptiveConcurrency(300, 300)
     settle(growth, 0.1, 1e9)
     assert growth.level == 300
 
 
-def test_rounds_in_which_fewer_were_wanted_say_nothing() -> None:
+def test_rounds_with_fewer_requests_do_not_count() -> None:
     growth = AdaptiveConcurrency(64, 1024)
     growth.begin(0.0)
     for number in range(10_000):

@@ -126,9 +126,7 @@ async def test_ranges_of_one_turn_are_coalesced_within_the_bounds(ranges: list[R
         (0, (None, None), True, [(None, None)]),
     ],
 )
-async def test_long_read_is_split_after_its_first_bytes(
-    size: int, range_: Range, gives_ranges: bool, requests: list[Range]
-) -> None:
+async def test_long_read_is_split(size: int, range_: Range, gives_ranges: bool, requests: list[Range]) -> None:
     shelf = Shelf((BODY * 2)[:size], gives_ranges=gives_ranges)
     async with reader_of(shelf) as reader:
         assert await reader.read(URL, *range_) == shelf.body[slice(*range_)]

@@ -112,7 +112,7 @@ pieces = st.one_of(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("feed", "room"), [(10**9, 10**7), (100_003, 70_001), (10**9, 300_000)])
-def test_decompressor_gives_what_was_packed_when_it_takes_many_steps(kind: str, feed: int, room: int) -> None:
+def test_many_steps_give_what_was_packed(kind: str, feed: int, room: int) -> None:
     data = mixed(3_000_000)
     packed = pack(kind, data)
     archive = Decompressor(kind, URL)
@@ -149,7 +149,7 @@ def test_an_array_of_another_type_is_filled_when_it_is_the_target(kind: str) -> 
     ("kind", "between", "after"),
     [("gzip", bytes(7), bytes(1000)), ("xz", bytes(4), bytes(1000)), ("gzip", b"", bytes(600_001))],
 )
-def test_padding_is_passed_over_when_the_format_has_it(kind: str, between: bytes, after: bytes) -> None:
+def test_padding_is_skipped_where_the_format_has_it(kind: str, between: bytes, after: bytes) -> None:
     assert unpack(kind, pack(kind, b"one") + between + pack(kind, b"two") + after) == b"onetwo"
 
 
@@ -229,7 +229,7 @@ def test_data_before_the_cut_is_given_when_truncated(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_flipped_bit_gives_other_bytes_in_silence_when_content_is_checked(kind: str) -> None:
+def test_no_flipped_bit_gives_other_bytes_silently(kind: str) -> None:
     data = b"headrace " * 9 + bytes(range(40))
     packed = pack(kind, data[:50]) + pack(kind, data[50:])
     found = 0
@@ -359,9 +359,7 @@ def test_finishing_is_refused_when_not_all_was_read() -> None:
 
 
 @pytest.mark.parametrize(("kind", "module"), [("zstd", "zstandard"), ("lz4", "lz4.frame")])
-def test_missing_library_is_an_option_error_that_names_the_extra(
-    kind: str, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_library_is_refused_with_the_extra(kind: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(OptionError, match=rf"pip install 'headrace\[{kind}\]'"):
         Decompressor(kind, URL)
@@ -402,9 +400,7 @@ def frame_of(data: bytes, frames: Frames, i: int, limits: Limits = ROOM) -> byte
 
 @given(parts=st.lists(pieces, max_size=5), checksums=st.booleans(), own=st.booleans())
 @settings(max_examples=100)
-def test_each_frame_is_given_by_itself_when_the_archive_is_seekable(
-    parts: list[bytes], checksums: bool, own: bool
-) -> None:
+def test_frames_of_seekable_archives_decode_alone(parts: list[bytes], checksums: bool, own: bool) -> None:
     data = seekable(parts, checksums, own)
     frames = table(data)
     assert frames.packed.dtype == frames.unpacked.dtype == np.int64

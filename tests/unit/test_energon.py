@@ -85,37 +85,35 @@ def split_with(**changes: Any) -> bytes:
     return json.dumps({**json.loads(ONE[SPLIT]), **changes}).encode()
 
 
+def only(name: str) -> dict[str, bytes]:
+    return {INFO: json.dumps({"shard_counts": {name: 1}}).encode(), SPLIT: split_with(split_parts={"train": [name]})}
+
+
 @pytest.mark.parametrize(
-    ("name", "data", "why"),
+    ("files", "why"),
     [
+        ({SPLIT: split_with(split_parts={"train": ["shard_007.tar"]})}, "'shard_007.tar', which .*info.json does not"),
         (
-            SPLIT,
-            split_with(split_parts={"train": ["shard_007.tar"]}),
-            "'shard_007.tar', which .*info.json does not count",
+            {SPLIT: split_with(split_parts={"train": ["shard_000.tar"] * 2})},
+            "entries 0 and 1 both name .*shard_000.tar",
         ),
-        (SPLIT, split_with(split_parts={"train": ["shard_000.tar"] * 2}), "entries 0 and 1 both name .*shard_000.tar"),
-        (SPLIT, split_with(split_parts={"train": ["x{"]}), "which .*info.json does not count|braces"),
-        (SPLIT, split_with(split_parts={"train": "shard_000.tar"}), "not lists"),
-        (SPLIT, split_with(split_parts=[]), "not lists"),
-        (SPLIT, split_with(exclude=["shard_000.tar/3"]), "single samples are not"),
-        (SPLIT, b"split_parts: [", "split.yaml is damaged: it is no YAML"),
-        (SPLIT, b"split_parts", "split.yaml is damaged: it is no object"),
-        (SPLIT, b"!!python/object/apply:os.getcwd []\nsplit_parts: {}", "no YAML"),
-        (INFO, b"{", "info.json is damaged: it cannot be parsed"),
-        (INFO, b"{}", "info.json is damaged: it has no shard_counts"),
-        (INFO, b'{"shard_counts": {"shard_000.tar": -1}}', "counts no samples of 'shard_000.tar'"),
+        ({SPLIT: split_with(split_parts={"train": ["x{"]})}, "which .*info.json does not count|braces"),
+        ({SPLIT: split_with(split_parts={"train": "shard_000.tar"})}, "not lists"),
+        ({SPLIT: split_with(split_parts=[])}, "not lists"),
+        ({SPLIT: split_with(exclude=["shard_000.tar/3"])}, "single samples are not"),
+        ({SPLIT: b"split_parts: ["}, "split.yaml is damaged: it is no YAML"),
+        ({SPLIT: b"split_parts"}, "split.yaml is damaged: it is no object"),
+        ({SPLIT: b"!!python/object/apply:os.getcwd []\nsplit_parts: {}"}, "no YAML"),
+        ({INFO: b"{"}, "info.json is damaged: it cannot be parsed"),
+        ({INFO: b"{}"}, "info.json is damaged: it has no shard_counts"),
+        ({INFO: b'{"shard_counts": {"shard_000.tar": -1}}'}, "counts no samples of 'shard_000.tar'"),
+        (only("../x.tar"), "outside"),
+        (only("x.tar.gz"), "plain archives"),
     ],
 )
-def test_damage_of_what_lies_beside_the_shards_is_named(name: str, data: bytes, why: str) -> None:
+def test_damaged_metadata_is_an_error_that_names_it(files: dict[str, bytes], why: str) -> None:
     with pytest.raises(hr.FormatError, match=why):
-        hr.energon(put({**ONE, name: data}))
-
-
-@pytest.mark.parametrize(("name", "why"), [("../x.tar", "outside"), ("x.tar.gz", "plain archives")])
-def test_shard_elsewhere_or_compressed_is_refused(name: str, why: str) -> None:
-    info = json.dumps({"shard_counts": {name: 1}}).encode()
-    with pytest.raises(hr.FormatError, match=why):
-        hr.energon(put({**ONE, INFO: info, SPLIT: split_with(split_parts={"train": [name]})}))
+        hr.energon(put({**ONE, **files}))
 
 
 def test_missing_split_folder_and_files_are_named() -> None:

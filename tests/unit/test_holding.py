@@ -130,7 +130,7 @@ class Outer:
 
 
 @DATA
-def test_lightnings_loop_is_known_in_an_inner_loop(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightnings_inner_loop_is_known(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {}
     for name, code in {"loops.fetchers": FETCHER, "utilities.combined_loader": TOGETHER, "loops.newer": LOOPS}.items():
         made[name] = types.ModuleType(f"lightning.pytorch.{name}")

@@ -60,7 +60,7 @@ def test_arrays_are_contiguous_writable_and_no_view_of_the_data(kind: str, size:
 @pytest.mark.parametrize("options", [
     {"quality": 95}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}, {"restart_marker_blocks": 1},
 ], ids=str)  # fmt: skip
-def test_jpegs_decode_alike_by_both_libraries(options: dict[str, Any], mode: str, size: tuple[int, int] | None) -> None:
+def test_jpegs_decode_alike(options: dict[str, Any], mode: str, size: tuple[int, int] | None) -> None:
     pytest.importorskip("simplejpeg")
     for wanted in ("RGB", "L"):
         for source in ("RGB", mode):
