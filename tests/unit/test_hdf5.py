@@ -125,7 +125,7 @@ def test_datasets_are_found_by_any_of_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", ["__key__", "__url__", "__xarray_dataarray_variable__"])
-def test_dataset_whose_name_is_taken_is_named(taken: str) -> None:
+def test_reserved_name_of_a_dataset_is_refused(taken: str) -> None:
     place = put(lambda file: file.update({taken: np.arange(3), "x": np.arange(3), "in/__key__": np.arange(3)}))
     with pytest.raises(hr.OptionError, match=rf"{place} has '{taken}', and names .* such as {{'value': '{taken}'}}"):
         len(hr.hdf5(place))
