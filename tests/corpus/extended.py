@@ -117,9 +117,9 @@ BAD = [
     bad("pax/a path, and GNU's long name is another", pax(_path("x.jpg")) + long_name(b"y.jpg") + PLAIN,
         "has two names", at=2 * BLOCK),
     Case("pax/no member behind it, but the end", BEFORE + pax(_path("x.jpg")) + END, S[:1],
-         Damage("has no member behind it", len(BEFORE) + 2 * BLOCK)),
+         Damage("no member follows an extended", len(BEFORE) + 2 * BLOCK)),
     Case("pax/no member behind it, but nothing", BEFORE + pax(_path("x.jpg")), S[:1],
-         Damage("ends behind an extended header", len(BEFORE) + 2 * BLOCK)),
+         Damage("ends after an extended header", len(BEFORE) + 2 * BLOCK)),
 ]  # fmt: skip
 
 GLOBAL = member("pax_global_header", record(b"comment", b"a" * 40), b"g")
@@ -169,7 +169,7 @@ GNUS = [
     bad("gnu/a chain of long names", long_name(b"x.jpg") * 40 + PLAIN, "more than 16 extended headers", at=32 * BLOCK,
         error="LimitError", otherwise=(X,)),
     Case("gnu/a long name with no member behind it", BEFORE + long_name(b"x.jpg") + END, S[:1],
-         Damage("has no member behind it", len(BEFORE) + 2 * BLOCK)),
+         Damage("no member follows an extended", len(BEFORE) + 2 * BLOCK)),
 ]  # fmt: skip
 
 CASES = [*GOOD, *BAD, *GLOBALS, *GNUS]

@@ -65,7 +65,7 @@ def _extended(what: str, head: bytes) -> list[Case]:
         ("behind its header", body, inside, None),
         ("inside its body", body + size // 2, inside, None),
         ("inside its padding", body + size + 1, inside, None),
-        ("behind it", at + len(head), "ends behind an extended header", None),
+        ("behind it", at + len(head), "ends after an extended header", None),
         ("inside the header behind it", at + len(head) + 99, f"inside the header at byte {at + len(head)}", None),
         ("behind the header behind it", at + len(head) + BLOCK, "inside the member 'deep/deep", LONG[0]),
     ]

@@ -71,7 +71,7 @@ def test_windows_are_those_of_each_document(
     given = put(kind, documents) | {"window": window, "stride": stride, "tail": tail, "documents": "separate"}
     wanted = cut(documents, window, stride, tail)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.indexes.pinned_object.PIECE_BYTES", piece)
+        patch.setattr("headrace.formats.pinned_object.PIECE_BYTES", piece)
         data = hr.tokens(**given)
         if not wanted:
             with pytest.raises(FormatError, match=f"none of|none fits|a window {window}"):

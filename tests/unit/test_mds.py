@@ -140,11 +140,11 @@ def _with_number(data: bytes, at: int, number: int) -> bytes:
 
 
 @pytest.mark.parametrize(("data", "says"), [
-    (b"", "cut off"), (WHOLE[:3], "cut off"), (WHOLE[:20], "cut off"), (WHOLE[:-1], "samples lie from byte"),
-    (WHOLE + b"x", "samples lie from byte"), (_with_number(WHOLE, 0, 2**32 - 1), "over the limit"),
-    (_with_number(WHOLE, 0, 400), "cut off"), (_with_number(WHOLE, 4, 0), "samples lie from byte"),
-    (_with_number(WHOLE, 12, 2**32 - 1), "ends before it begins"), (_with_number(WHOLE, 0, 4), "samples lie|columns"),
-    (b"\x1f\x8b" + bytes(600), "cut off|samples lie|limit"),
+    (b"", "cut off"), (WHOLE[:3], "cut off"), (WHOLE[:20], "cut off"), (WHOLE[:-1], "samples are from byte"),
+    (WHOLE + b"x", "samples are from byte"), (_with_number(WHOLE, 0, 2**32 - 1), "over the limit"),
+    (_with_number(WHOLE, 0, 400), "cut off"), (_with_number(WHOLE, 4, 0), "samples are from byte"),
+    (_with_number(WHOLE, 12, 2**32 - 1), "ends before it begins"), (_with_number(WHOLE, 0, 4), "samples are|columns"),
+    (b"\x1f\x8b" + bytes(600), "cut off|samples are|limit"),
 ])  # fmt: skip
 def test_table_that_is_damaged_is_an_error_that_names_the_shard(data: bytes, says: str) -> None:
     with pytest.raises(hr.FormatError, match=says) as caught:
@@ -191,7 +191,7 @@ def test_compressed_shard_of_another_size_or_over_the_limit_is_refused_before_it
     files = mds.folder({"x": "int"}, [[{"x": n} for n in range(50)]], "zstd")
     (entry,) = MDS.listed("memory://d/index.json", files["index.json"], Limits())
     data = files[entry.url.rpartition("/")[2]]
-    with pytest.raises(hr.FormatError, match="its catalogue says"):
+    with pytest.raises(hr.FormatError, match=r"its catalogue (lists|has)"):
         indexed(data + b"x", entry, Limits())
     with pytest.raises(hr.LimitError, match="bytes unpacked, over the limit of 100"):
         indexed(data, entry, Limits(member_bytes=100))

@@ -197,7 +197,7 @@ DAMAGE: list[tuple[str, bytes, str]] = [
     ("one frame more", changed(b"trun", 4, 7), "7 rows"),
     ("frame without bytes", changed(b"trun", 16, 0), "frame 0 has no bytes"),
     ("frame beyond the end", changed(b"trun", 16, 2**32 - 1), "cut off"),
-    ("begins before the file", changed(b"trun", 8, 2**32 - 2**20), "lie at bytes -"),
+    ("begins before the file", changed(b"trun", 8, 2**32 - 2**20), "be at bytes -"),
     ("begins behind the file", changed(b"trun", 8, 2**31 - 1), "cut off"),
     ("no key frame at first", changed(b"trun", 20, OTHER), "first frame"),
     ("another description", changed(b"trex", 8, 9), "descriptions"),
@@ -380,7 +380,7 @@ def test_index_of_fragments_that_is_damaged_is_an_error() -> None:
                 "moof_ends": np.array(ends, np.int64),
             },
         )
-        with pytest.raises(FormatError, match="not where it says"):
+        with pytest.raises(FormatError, match="not where its table"):
             unpack_tables(block, "the index")
 
 

@@ -70,7 +70,7 @@ def test_npy_is_refused_when_its_length_is_not_its_headers(change: Any) -> None:
     decode = decoder()
     whole = npy(np.arange(9))
     for _ in range(2):
-        with pytest.raises(DecodeError, match="the header tells of 72 bytes"):
+        with pytest.raises(DecodeError, match="the header describes 72 bytes"):
             decode({**WHERE, "npy": change(whole)})
         decode({**WHERE, "npy": whole})
 

@@ -163,7 +163,7 @@ def test_other_files_are_named() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"x" * 15, RECORDS[3] + b"x", RECORDS[3][:-1]])
 def test_record_of_another_length_does_not_open(body: bytes) -> None:
-    with pytest.raises(ValueError, match="says otherwise"):
+    with pytest.raises(ValueError, match="states another size"):
         TFRECORD.open_block(Block("u", ("record",)), [body])
 
 

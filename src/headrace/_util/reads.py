@@ -113,18 +113,6 @@ class Reads(Protocol):
         ...
 
 
-class ObjectReads(Protocol):
-    """One object, read in the version seen by its first read. `size` and `etag` are -1 and None before that."""
-
-    url: str
-    size: int
-    etag: str | None
-
-    async def read(self, start: int, length: int) -> memoryview:
-        """Read `length` bytes from `start` on, fewer at the end of the object."""
-        ...
-
-
 class LoaderReads(Reads, Protocol):
     """The reader of a loader, as used by its data sets."""
 

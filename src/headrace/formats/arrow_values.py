@@ -365,7 +365,7 @@ def _of_feature(array: Arrow, feature: object) -> Getter | None:
         def body(row: int) -> object:
             found = bodies(row)
             if found is None:
-                raise ValueError(f"an {kind.lower()} has a path and no bytes: it lies in a file of its own")
+                raise ValueError(f"an {kind.lower()} has a path and no bytes: it is in a file of its own")
             return found
 
         return body

@@ -207,7 +207,7 @@ class _Zstd:
         self._given += len(out)
         if self.ended and self._content_size not in (self._given, self._library.CONTENTSIZE_UNKNOWN):
             # the library misses this if the last block is empty and fed separately
-            raise FormatError(f"the frame says that it holds {self._content_size} bytes, {self._given} came out")
+            raise FormatError(f"the frame claims to hold {self._content_size} bytes, {self._given} came out")
         return out, used
 
     def _whole(self, packed: memoryview, most: int) -> int:
@@ -305,7 +305,7 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
         return None
     start = size - need
     if start < 0:
-        raise _bad_table(f"it says that it has {need} bytes; the object has {size}", url, size - FOOTER_BYTES)
+        raise _bad_table(f"it claims to have {need} bytes; the object has {size}", url, size - FOOTER_BYTES)
     if len(tail) < need:
         raise ValueError(f"the table is {need} bytes long; {len(tail)} were given")
     table = memoryview(tail).cast("B")[-need:]
@@ -320,7 +320,7 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
     ends = np.zeros((2, frames + 1), np.int64)
     np.cumsum(body[:, :2].T, axis=1, out=ends[:, 1:])
     if ends[0, -1] != start:
-        raise _bad_table(f"its frames are {ends[0, -1]} bytes together; {start} lie before it", url, start)
+        raise _bad_table(f"its frames are {ends[0, -1]} bytes together; {start} are before it", url, start)
     _check_ratio(int(ends[1, -1]), start, url, limits)
     return Frames(ends[0], ends[1], body[:, 2] if columns == 3 else None)
 
@@ -347,7 +347,7 @@ def unpack_frame(
     try:
         header = zstd_header(library, data, limits.window_bytes)
         if header.content_size not in (size, library.CONTENTSIZE_UNKNOWN):
-            raise FormatError(f"the frame says that it holds {header.content_size} bytes, its table {size}")
+            raise FormatError(f"the frame claims to hold {header.content_size} bytes, its table {size}")
         if checksum is not None:
             data = _with_checksum(bytes(data), checksum, has_one=header.has_checksum)
         # never 0: the library would allocate any size that the frame states
@@ -357,7 +357,7 @@ def unpack_frame(
     except FormatError as error:
         raise _located(error, url) from None
     if len(out) != size:
-        raise _located(FormatError(f"{len(out)} bytes come out of the frame; its table says {size}"), url)
+        raise _located(FormatError(f"{len(out)} bytes come out of the frame; its table has {size}"), url)
     return bytes(out)
 
 
@@ -658,9 +658,9 @@ def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -
     got = decompressor.read_into(memoryview(out))
     if got < nbytes:
         decompressor.finish()  # raises an error with the offset if the data are truncated
-        raise ValueError(f"it unpacks to {got} bytes, and its catalogue says {nbytes}")
+        raise ValueError(f"it unpacks to {got} bytes, and its catalogue lists {nbytes}")
     if decompressor.read_into(memoryview(bytearray(1))):
-        raise ValueError(f"it unpacks to more than the {nbytes} bytes that its catalogue says")
+        raise ValueError(f"it unpacks to more than the {nbytes} bytes that its catalogue lists")
     decompressor.finish()
     return out
 

@@ -222,12 +222,12 @@ class Decoder:
             check.one_of("spec", spec, IMAGE_SPECS)
         for field, what in by_field.items():
             if field.startswith("__"):
-                raise OptionError(f"{field}={what!r}: what begins with '__' says where a sample is from, and stays")
+                raise OptionError(f"{field}={what!r}: names that begin with '__' are reserved")
             if not callable(what):
                 check.one_of(field, what, (*NAMES, *sorted(self._registered)), ", or a function")
             if what == "pickle" and "pickle" not in self._registered and not allow_pickle:
                 raise OptionError(
-                    f"{field}='pickle': to read a pickle runs what the data say, so whoever wrote them could do here "
+                    f"{field}='pickle': reading a pickle runs code from the data, whose authors could do here "
                     f"whatever you can. If you trust them, give allow_pickle=True as well"
                 )
         if size is not None:

@@ -223,7 +223,7 @@ class DelimitedScanner(SuccessiveScanner):
             if wrong := RecordLayout.wrong_with(columns):
                 raise ValueError(wrong)
             if self._columns is not None and columns != self._columns:
-                raise ValueError(f"it has the columns {list(columns)!r:.200}, and columns= says others")
+                raise ValueError(f"it has the columns {list(columns)!r:.200}, and columns= has others")
         except ValueError as error:
             self._refuse(FormatError, f"the header cannot be used: {error}")
             return
@@ -335,9 +335,9 @@ class Csv(Format):
         if layout != self._layout:
             raise ValueError(f"its index is of {layout}, and {self._layout} is asked for")
         if self._columns is not None and columns != self._columns:
-            raise ValueError(f"its columns are {list(columns)!r:.200}, and columns= says others")
+            raise ValueError(f"its columns are {list(columns)!r:.200}, and columns= has others")
         if missing := [name for name in self._types if name not in columns]:
-            raise ValueError(f"it has no column {missing[0]!r}, of which types= tells")
+            raise ValueError(f"it has no column {missing[0]!r}, which types= names")
         return columns
 
     def _sample(self, columns: tuple[str, ...], row: Sequence[str]) -> dict[str, object]:

@@ -15,15 +15,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace._util import check
-from headrace._util.reads import Reads, Span
+from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError, masked
-from headrace.formats.folders import at_least, beside, file_name, read_head, split_path
+from headrace.formats.folders import beside, file_name, split_path
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.limits import Limits
-from headrace.formats.sample_rows import keys_of
+from headrace.formats.pinned_object import PinnedObject
+from headrace.formats.sample_rows import check_size, keys_of
 from headrace.formats.tar.headers import BLOCK, key_of, read_header, shown
 from headrace.formats.tar.scanner import TarScanner
 from headrace.types import Ints
@@ -63,7 +64,7 @@ class Energon(Format):
         return _catalogue_of(url, data, self.split, others)
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
-        offsets, span = await offsets_in(reads, shard, limits)
+        offsets, whole = await offsets_in(reads, shard, limits)
         count = len(offsets) - 1
         rows = Rows(
             keys_of(np.arange(count)),
@@ -73,7 +74,7 @@ class Energon(Format):
             np.stack([np.diff(offsets), np.full(count, BLOCK)], 1).reshape(-1),
             ("members", "behind"),
         )
-        return ShardIndex(rows, None, span.size, span.etag)
+        return ShardIndex(rows, None, whole.size, whole.etag)
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
         data, behind = bodies
@@ -84,7 +85,7 @@ class Energon(Format):
         index = index_of(block.url).rpartition("/")[2]
         if scanner.error is not None:
             why = str(scanner.error.args[0]).rpartition(" (")[0]
-            raise ValueError(f"of the bytes that {index} says at {scanner.error.offset}: {why}")
+            raise ValueError(f"of the bytes that {index} has at {scanner.error.offset}: {why}")
         if not is_one or len(rows) != 1 or _goes_on(rows.keys[0].item(), behind):
             raise ValueError(
                 f"its bytes by {index} are not one sample, all of it: that is the index of another archive"
@@ -120,28 +121,26 @@ def index_of(url: str) -> str:
     return path + ".idx" + rest
 
 
-async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[Ints, Span]:
-    """Return the starts of samples and the end of the last, and a span with the shard's size.
+async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[Ints, PinnedObject]:
+    """Return the starts of samples and the end of the last, and the shard in the version that was read.
 
     The first sample includes all bytes before the second, as members of no sample may precede it. A FormatError names
     an index that is damaged, or belongs to another archive.
     """
-    place = index_of(shard.url)
+    place, whole = index_of(shard.url), PinnedObject(reads, shard.url)
     try:
         offsets = await _read(reads, place, limits)
         if shard.samples is not None and len(offsets) - 1 != shard.samples:
             raise ValueError(f"it has {len(offsets) - 1} samples, and {shard.samples} are counted in .nv-meta")
-        span = await reads.read_into(shard.url, 0, memoryview(bytearray(1)))
+        await whole.read(0, 1)
         end = int(offsets[-1])
-        if end + BLOCK > span.size:
-            raise ValueError(f"its samples end at byte {end} of {span.size} of {masked(shard.url)}")
-        mark = memoryview(bytearray(BLOCK))
-        await reads.read_into(shard.url, end, mark, etag=span.etag)
-        if any(mark):
+        if end + BLOCK > whole.size:
+            raise ValueError(f"its samples end at byte {end} of {whole.size} of {masked(shard.url)}")
+        if any(await whole.read(end, BLOCK)):
             raise ValueError(f"at byte {end}, where its samples end, there is no end mark in {masked(shard.url)}")
     except ValueError as error:
         raise FormatError(
-            f"the index {masked(place)} is damaged, or of another archive: {error}; `energon prepare` makes it anew",
+            f"the index {masked(place)} is damaged, or of another archive: {error}; `energon prepare` makes a new one",
             url=place,
         ) from None
     offsets[0] = 0
@@ -150,24 +149,23 @@ async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[I
         raise LimitError(
             f"{masked(shard.url)}: a sample has {longest} bytes, over the limit of {limits.member_bytes}", url=shard.url
         )
-    return offsets, span
+    return offsets, whole
 
 
 async def _read(reads: Reads, place: str, limits: Limits) -> Ints:
-    head, span = await read_head(reads, place, _FIRST_BYTES)
-    if span.size > limits.member_bytes:
-        raise LimitError(f"{masked(place)} has {span.size} bytes, over the limit of {limits.member_bytes}", url=place)
-    if span.size % 8 or not span.size:
-        raise ValueError(f"it has {span.size} bytes, which is no multiple of 8")
-    data = await at_least(reads, place, head, span.size, span.etag)
-    said = np.frombuffer(data, "<u8")
+    index = PinnedObject(reads, place)
+    await index.head(_FIRST_BYTES)
+    check_size(index, limits)
+    if index.size % 8 or not index.size:
+        raise ValueError(f"it has {index.size} bytes, which is no multiple of 8")
+    said = np.frombuffer(await index.head(index.size), "<u8")
     if int(said.max()) > _BYTES_MOST:
         raise ValueError(f"entry {int(said.argmax())} is {int(said.max())}")
     offsets = said.astype(np.int64)
     if (offsets % BLOCK).any():
         raise ValueError(f"entry {int((offsets % BLOCK != 0).argmax())} is no multiple of {BLOCK}")
     if (np.diff(offsets) <= 0).any():
-        raise ValueError(f"entry {int((np.diff(offsets) <= 0).argmax()) + 1} does not lie behind the one before it")
+        raise ValueError(f"entry {int((np.diff(offsets) <= 0).argmax()) + 1} does not follow the one before it")
     return offsets
 
 
@@ -186,7 +184,7 @@ def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], byt
     if single is not None:
         raise FormatError(
             f"{masked(url)} excludes {single[:200]!r}, which is no shard of {masked(info)}: single samples are not "
-            "left out here; remove the entry, and leave the sample out by .filter()",
+            "skipped here; remove the entry, and drop the sample by .filter()",
             url=url,
         )
     names = [name for name in _expanded(patterns, len(counts), url) if name not in without]
@@ -211,7 +209,7 @@ def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, 
             )
         return {str(name): count or 0 for name, count in counts.items()}, place
     raise FormatError(
-        f"{masked(url)}: neither {' nor '.join(_INFO)} lies beside it; `energon prepare` writes it", url=url
+        f"{masked(url)}: neither {' nor '.join(_INFO)} is beside it; `energon prepare` writes it", url=url
     )
 
 
@@ -247,7 +245,7 @@ def _told_by_dataset(url: str, others: Callable[[str], bytes | None]) -> tuple[t
 
 def _shown_split(split: str, splits: dict[str, Any]) -> str:
     others = ", ".join(repr(name) for name in splits if name != split)
-    return f"{split!r}" + (f"; there are {others} besides" if others else "")[:300]
+    return f"{split!r}" + (f"; there are {others} too" if others else "")[:300]
 
 
 def _expanded(patterns: list[str], most: int, url: str) -> Iterator[str]:

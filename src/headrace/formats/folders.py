@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from headrace._util.reads import Reads, Span
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.json_values import as_object, as_text
 
@@ -29,6 +28,17 @@ def catalogue_damage(url: str, why: str) -> FormatError:
     return FormatError(f"the catalogue {masked(url)} is damaged: {why}", url=url)
 
 
+@contextmanager
+def catalogue_entry(url: str, what: str) -> Iterator[None]:
+    """Name the catalogue at `url` and the entry `what` in errors. A ValueError becomes a FormatError."""
+    try:
+        yield
+    except LimitError as error:
+        raise LimitError(f"{masked(url)}: {what}: {error.args[0]}", url=url) from None
+    except ValueError as error:
+        raise catalogue_damage(url, f"{what}: {error}") from None
+
+
 def check_each_once(url: str, shards: Iterable[str]) -> None:
     """Raise a FormatError if the catalogue at `url` names a shard twice, by normalized path."""
     seen: dict[str, int] = {}
@@ -45,7 +55,7 @@ def file_name(said: object) -> str:
     if not name or _ODD.search(name) or name.startswith("/"):
         raise ValueError(f"its file is called {str(said)[:80]!r}")
     if ".." in name.split("/"):
-        raise ValueError(f"its file {name[:80]!r} lies outside of the folder")
+        raise ValueError(f"its file {name[:80]!r} is outside of the folder")
     return name
 
 
@@ -72,21 +82,3 @@ def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
         raise FormatError(f"{masked(url)} {what}: {error.args[0]}", url=url) from None
     except ValueError as error:
         raise FormatError(f"{masked(url)} {what}: {error}", url=url) from None
-
-
-async def read_head(reads: Reads, url: str, most: int) -> tuple[memoryview, Span]:
-    target = memoryview(bytearray(most))
-    span = await reads.read_into(url, 0, target)
-    return target[: span.stop - span.start], span
-
-
-async def at_least(reads: Reads, url: str, head: memoryview, stop: int, etag: str | None) -> memoryview:
-    """Return the first `stop` bytes of a shard. Raises a ValueError if there are fewer."""
-    if stop <= len(head):
-        return head
-    more = memoryview(bytearray(stop))
-    more[: len(head)] = head
-    span = await reads.read_into(url, len(head), more[len(head) :], etag=etag)
-    if span.stop < stop:
-        raise ValueError("it is cut off in its table")
-    return more

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from headrace._util.reads import ObjectReads, Reads, Version
+from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows, Scanner
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import kind_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.pinned_object import PinnedObject
 
 __all__ = ["Block", "Catalogue", "Format", "RowFilter", "Scanner", "ShardEntry", "packing_of"]
 
@@ -161,7 +162,7 @@ class Format(Protocol):
         """
         return None
 
-    async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes] | None:  # noqa: ARG002
+    async def own_index(self, shard: PinnedObject, limits: Limits) -> tuple[Entry, bytes] | None:  # noqa: ARG002
         """Return the index that `headrace index` stores for a shard without a table of samples.
 
         The result is (entry, block of the index file). None: a scanner finds the samples, and their table is stored.

@@ -144,17 +144,17 @@ def _array(dataset: Any, url: str) -> StoredArray:
 
     why = None
     if dataset.dtype.hasobject:
-        why = "has values of any length, which lie elsewhere in the file"
+        why = "has values of any length, which are elsewhere in the file"
     elif dataset.is_virtual or dataset.external:
-        why = "lies in other files"
+        why = "is in other files"
     elif dataset.chunks is None and dataset.size and dataset.id.get_offset() is None:
-        why = "lies in its header (compact), or was never written"
+        why = "is in its header (compact), or was never written"
     elif (
         dataset.chunks is not None and dataset.file.userblock_size and version.hdf5_version_tuple < _COUNTS_USER_BLOCKS
     ):
         why = (
-            f"lies in chunks behind a user block, and HDF5 {version.hdf5_version} tells other places of these than "
-            "theirs; h5py 3.13 brings one along that tells them"
+            f"is in chunks after a user block, and HDF5 {version.hdf5_version} reports wrong places of "
+            "these; h5py 3.13 has one that does not"
         )
     if why is not None:
         raise FormatError(f"{masked(url)}: the dataset {dataset.name!r} {why}: that is not read", url=url)

@@ -61,7 +61,7 @@ def decode_pickle(data: Buffer) -> object:
     """Load a pickle. This executes code from `data`."""
     value: object = pickle.load(file := io.BytesIO(data))
     if file.tell() != len(data):
-        raise ValueError(f"its {len(data)} bytes go on behind its end at {file.tell()}")
+        raise ValueError(f"its {len(data)} bytes continue after its end at {file.tell()}")
     return value
 
 
@@ -106,7 +106,7 @@ class NpyDecoder:
         head, shape, dtype, by_column = self._last
         size = math.prod(shape) * dtype.itemsize
         if len(data) != len(head) + size:
-            raise ValueError(f"the header tells of {size} bytes of array, {len(data) - len(head)} follow")
+            raise ValueError(f"the header describes {size} bytes of array, {len(data) - len(head)} follow")
         array: NDArray[np.generic] = np.ndarray(shape, dtype, data, len(head), order="F" if by_column else "C")
         return array.copy("K")
 
@@ -134,7 +134,7 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
     if any(n < 0 for n in shape):
         raise ValueError(f"its shape is {shape}")
     if dtype.itemsize == 0 and math.prod(shape) > 0:
-        raise ValueError(f"its header tells of {shape} elements of no bytes")  # any number of them
+        raise ValueError(f"its header describes {shape} elements of no bytes")  # any number of them
     return head, shape, dtype, by_column
 
 

@@ -191,6 +191,6 @@ def _as_kind(text: str, term: Term) -> Any:
     except (ValueError, KeyError, InvalidOperation):
         pass
     raise OptionError(
-        f"its folder says {term.column}={text!r:.80}, and where= compares {term.column!r:.80} with the "
+        f"its folder has {term.column}={text!r:.80}, and where= compares {term.column!r:.80} with the "
         f"{term.kind} {term.values[0]!r:.{_SHOWN}}"
     )

@@ -117,8 +117,8 @@ def format_of(urls: Iterable[str]) -> Format | None:
     for url in urls:
         one = says(url)
         if first and one is not found:
-            said = f"{masked(url)} says {one.name}" if one is not None else f"{masked(url)} does not say its format"
-            said_first = f"{masked(first)} {'says ' + found.name if found is not None else 'does not'}"
+            said = f"{masked(url)} is {one.name}" if one is not None else f"the name of {masked(url)} has no format"
+            said_first = f"{masked(first)} {'is ' + found.name if found is not None else 'has none'}"
             raise OptionError(f"{said}, and {said_first}: all shards of a stream are of one format, or give format=")
         found, first = one, url
     return None if found is None else found.load()
@@ -147,7 +147,7 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
         fitting = endings.get(max((suffix for suffix in endings if bare.endswith(suffix)), key=len, default=""), [])
         if len(fitting) > 1:  # of unrelated packages
             names = " and ".join(one.name for one in fitting)
-            raise OptionError(f"{masked(url)} may be of the formats {names}: say which by format=")
+            raise OptionError(f"{masked(url)} may be of the formats {names}: name it by format=")
         if len(seen) < _SEEN_MOST:
             seen[tail] = fitting[0] if fitting else None
         return fitting[0] if fitting else None

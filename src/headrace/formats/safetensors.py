@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from headrace._util.reads import Reads
 from headrace.errors import LimitError
-from headrace.formats.folders import at_least, errors_named, read_head
+from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import check_size, index_of_file, rows_of_one_block
 
@@ -148,10 +149,10 @@ def _tensor(name: str, said: dict[str, object]) -> _Tensor:
     if shape is None or len(shape) > _DIMENSIONS_MOST:
         raise ValueError(f"tensor {name[:80]!r} has the shape {str(said.get('shape'))[:80]}")
     if places is None or len(places) != 2:
-        raise ValueError(f"tensor {name[:80]!r} lies at {str(said.get('data_offsets'))[:80]}")
+        raise ValueError(f"tensor {name[:80]!r} is at {str(said.get('data_offsets'))[:80]}")
     start, stop = places
     if stop - start != math.prod(shape) * size:
-        raise ValueError(f"tensor {name[:80]!r} of {shape} {dtype} lies in {stop - start} bytes")
+        raise ValueError(f"tensor {name[:80]!r} of {shape} {dtype} is in {stop - start} bytes")
     return _Tensor(name, dtype, tuple(shape), start, stop)
 
 
@@ -173,13 +174,14 @@ def _rows_of(tensors: Sequence[_Tensor]) -> int:
 
 
 async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
-    head, span = await read_head(reads, url, _FIRST_BYTES)
-    check_size(url, span, limits)
+    shard = PinnedObject(reads, url)
+    head = await shard.head(_FIRST_BYTES)
+    check_size(shard, limits)
     end = _header_end(head, limits)
-    if end > span.size:
+    if end > shard.size:
         raise ValueError("it is cut off in its header")
-    head = await at_least(reads, url, head, end, span.etag)
-    count = _rows_of(_tensors_of(bytes(head[8:end]), span.size - end, limits))
+    head = await shard.head(end)
+    count = _rows_of(_tensors_of(bytes(head[8:end]), shard.size - end, limits))
     if count > limits.member_bytes // _ROW_BYTES:
         raise LimitError(f"it has {count} rows, over the limit of {limits.member_bytes // _ROW_BYTES}")
-    return ShardIndex(rows_of_one_block(count, 0, span.size, "tensors"), None, span.size, span.etag)
+    return ShardIndex(rows_of_one_block(count, 0, shard.size, "tensors"), None, shard.size, shard.etag)

@@ -73,7 +73,7 @@ def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
                 )
             heard: NDArray[np.float32] = file.read(frames, dtype="float32", always_2d=True)
             if len(heard) < frames:
-                raise ValueError(f"it says {frames} samples, and has {len(heard)}: it is cut off")
+                raise ValueError(f"it claims {frames} samples, and has {len(heard)}: it is cut off")
             return {"array": np.ascontiguousarray(heard.T), "rate": int(file.samplerate)}
     except soundfile.LibsndfileError as error:
         why = str(error)[:_WHY_MOST].rstrip(".")
@@ -96,7 +96,7 @@ def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound
         about = decoder.metadata
         rate, channels = about.sample_rate, about.num_channels
         if not rate or not channels:
-            raise ValueError("it does not say how many channels it has, or at which rate")
+            raise ValueError("it does not state its number of channels, or their rate")
         stop_s = limits.member_bytes / (_SAMPLE_BYTES * channels * rate) + (about.begin_stream_seconds_from_header or 0)
         played = decoder.get_samples_played_in_range(0, stop_s + _MORE_S)
     except RuntimeError as error:
@@ -107,7 +107,7 @@ def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound
         raise ValueError(f"its samples in {channels} channels take over {limits.member_bytes} bytes, the limit")
     said_s = _said_s(body, about.duration_seconds_from_header)
     if end_s < said_s - _SHORTER_S:
-        raise ValueError(f"it says {said_s:.3f} s, and has {end_s:.3f}: it is cut off")
+        raise ValueError(f"it claims {said_s:.3f} s, and has {end_s:.3f}: it is cut off")
     return {"array": heard, "rate": int(played.sample_rate)}
 
 
@@ -117,6 +117,6 @@ def _said_s(body: bytes, header_s: float | None) -> float:
     if head[:4] == b"RIFF":  # FFmpeg accepts truncated ones
         nbytes = int.from_bytes(head[4:8], "little")
         if nbytes not in _NO_LENGTH and nbytes + 8 > len(body):
-            raise ValueError(f"it says {nbytes + 8} bytes, and has {len(body)}: it is cut off")
+            raise ValueError(f"it claims {nbytes + 8} bytes, and has {len(body)}: it is cut off")
     is_said = head[:4] in (b"RIFF", b"fLaC", b"FORM") or head[4:8] == b"ftyp" or b"Xing" in head or b"Info" in head
     return float(header_s or 0) if is_said else 0.0

@@ -106,7 +106,9 @@ class Table:
         counts = {one.count for one in arrays.values()}
         if len(counts) > 1:
             shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in arrays.values())
-            raise OptionError(f"{masked(url)}: its arrays do not have as many rows each ({shapes[:400]}): say which")
+            raise OptionError(
+                f"{masked(url)}: its arrays do not have as many rows each ({shapes[:400]}): name those that are wanted"
+            )
         return Table(arrays, counts.pop() if counts else 0)
 
     @property
@@ -134,8 +136,8 @@ def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
         taken = next((name for name in there if name.startswith("__")), None)
         if taken is not None:
             raise OptionError(
-                f"{masked(url)} has {taken!r:.200}, and names of fields that begin with '__' are taken: say which "
-                f"arrays are wanted, by those of their fields, such as {{'value': {taken!r:.200}}}"
+                f"{masked(url)} has {taken!r:.200}, and names of fields that begin with '__' are taken: name the "
+                f"arrays that are wanted, by those of their fields, such as {{'value': {taken!r:.200}}}"
             )
         return {name: name for name in there}
     wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}

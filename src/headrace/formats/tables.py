@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from headrace._util import check
-from headrace.errors import OptionError
+from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of
+from headrace.formats.folders import errors_named
 from headrace.formats.format import Format, RowFilter
 from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, text_of
 
@@ -27,8 +29,8 @@ class ListedTable(NamedTuple):
         """Raise a ValueError if the file differs from its catalogue."""
         if (rows, nbytes) != (self.rows, self.nbytes):
             raise ValueError(
-                f"it has {rows} rows in {nbytes} bytes, and its catalogue {self.catalogue} says {self.rows} in "
-                f"{self.nbytes}: make that anew"
+                f"it has {rows} rows in {nbytes} bytes, and its catalogue {self.catalogue} has {self.rows} in "
+                f"{self.nbytes}: make a new one"
             )
 
 
@@ -56,6 +58,15 @@ class TableFormat(Format):
             return None
         return RowFilter(f"where({text_of(self.where)})", names)
 
+    @contextmanager
+    def errors_named(self, url: str) -> Iterator[None]:
+        """Name the file at `url` in errors. An OptionError is one of `columns` or `where` for this file."""
+        try:
+            with errors_named(url, "is damaged, or not read here"):
+                yield
+        except OptionError as error:
+            raise FormatError(f"{masked(url)}: {error}", url=url) from None
+
     def is_left_out(self, url: str) -> bool:
         """True if the folders of a file exclude all of its rows."""
         return known(self.where, constants_of(url)) == NONE
@@ -71,7 +82,7 @@ class TableFormat(Format):
         for name in columns_of(self.where):
             if name in names and name in constants:
                 raise OptionError(
-                    f"column {name!r:.200} lies in it, and its folder says {constants[name]!r:.80} of it: where= "
+                    f"column {name!r:.200} is in it, and its folder has {constants[name]!r:.80} of it: where= "
                     "cannot mean both"
                 )
         for name in (*(self.columns or ()), *columns_of(self.where)):

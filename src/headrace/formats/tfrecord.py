@@ -68,7 +68,7 @@ class RecordScanner(SuccessiveScanner):
                 return None
         length, crc = HEAD.unpack(self._head)
         if masked_crc(self._head[:8]) != crc:
-            what = "the length of a record is not what its checksum says"
+            what = "the length of a record does not match its checksum"
             self._refuse(FormatError, what if self.low else f"this is no TFRecord file{looks_like(self._head)}")
         elif length > self._longest:
             self._refuse(LimitError, f"a record has {length} bytes, over the limit of {self._longest}")
@@ -274,10 +274,10 @@ class TFRecord(Format):
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
         (data,) = bodies
         if len(data) < AROUND or HEAD.unpack_from(data)[0] != len(data) - AROUND:
-            raise ValueError(f"its record has {len(data)} bytes, and says otherwise")
+            raise ValueError(f"its record has {len(data)} bytes, and states another size")
         body = data[HEAD.size : -TAIL.size]
         if masked_crc(body) != TAIL.unpack_from(data, len(data) - TAIL.size)[0]:
-            raise ValueError("its bytes are not what their checksum says")
+            raise ValueError("its bytes do not match their checksum")
         return [{"record": body} if self.raw else sample_of(body, self.lists, block.limits)]
 
 

@@ -22,9 +22,9 @@ from headrace.formats.compression import FOOTER_BYTES, Decompressor, Frames, kin
 from headrace.formats.format import Format, Scanner
 from headrace.formats.index.shard import TAR_BLOCK, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.tar.format import TAR
 from headrace.formats.tar.scanner import TarScanner
-from headrace.indexes.pinned_object import PinnedObject
 from headrace.types import Ints
 
 _UNPACKED_PIECE = 2**20
@@ -173,7 +173,7 @@ async def _frames(shard: PinnedObject, kind: str, unpacked: int, limits: Limits)
         return whole
     if int(table.unpacked[-1]) != unpacked:
         raise FormatError(
-            f"the seek table says that {int(table.unpacked[-1])} bytes come out of the frames; "
+            f"by the seek table {int(table.unpacked[-1])} bytes come out of the frames;  "
             f"it is {unpacked} ({masked(shard.url)})",
             url=shard.url,
         )

@@ -26,10 +26,10 @@ from headrace.formats.format import Format
 from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import Journal, index_of_one, write_index
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.tar.format import TAR
 from headrace.indexes.build_shard import Cost, build_shard
 from headrace.indexes.cache_path import beside, cache_path
-from headrace.indexes.pinned_object import PinnedObject
 
 __all__ = [
     "BuildProgress",
@@ -269,7 +269,7 @@ def _named(urls: Sequence[str]) -> dict[str, str]:
     shards = {masked(url): url for url in dict.fromkeys(urls)}
     if len(shards) < len(set(urls)):
         raise OptionError(
-            "two addresses differ only in what looks like a secret; no index holds that, or could tell them apart"
+            "two addresses differ only in what looks like a secret; no index contains that, or could separate them"
         )
     return shards
 

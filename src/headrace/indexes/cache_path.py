@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import OptionError, masked, printable
 from headrace.fetch.stores.addresses import WEB_SCHEMES, split
+from headrace.formats.folders import split_path
 
 if TYPE_CHECKING:
     from headrace.formats.format import Format
@@ -136,8 +137,8 @@ def _digest(urls: Iterable[str], storage_options: Mapping[str, object] | None, f
 def beside(url: str) -> str:
     if split(url)[0] not in WEB_SCHEMES:
         return url + SUFFIX
-    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-    return url[:end] + SUFFIX + url[end:]
+    path, rest = split_path(url)
+    return path + SUFFIX + rest
 
 
 def _absolute(url: str) -> str:

@@ -106,7 +106,7 @@ def _check(shard: ShardIndex) -> None:
     rows = shard.rows
     blocks = len(rows.starts) - 1
     if len(rows.offset) and 0 <= shard.size < int((rows.offset + rows.size).max()):
-        raise ValueError(f"a member ends behind its {shard.size} bytes")
+        raise ValueError(f"a member ends after its {shard.size} bytes")
     if len(rows.size) and int(rows.size.min()) < 0:
         raise ValueError("a member has less than no bytes")
     if (np.diff(rows.offset, prepend=0) < 0).any() or (np.diff(rows.offset + rows.size) < 0).any():

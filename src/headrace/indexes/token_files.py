@@ -15,11 +15,11 @@ from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMi
 from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.tokens import layouts, megatron
 from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage
 from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
 from headrace.indexes.index import OpenedIndex, for_each
-from headrace.indexes.pinned_object import PinnedObject
 from headrace.types import Ints
 
 _PIECE_SEQUENCES = 2**19  # sequences of an .idx that are read and checked at once: 6 MiB
@@ -126,7 +126,7 @@ class TokenFiles:
             if table.file.dtype != first.dtype:
                 raise OptionError(
                     f"{masked(table.file.url)} has tokens of {table.file.dtype}, and {masked(first.url)} of "
-                    f"{first.dtype}: read them apart, and put them together behind a map that makes them one type"
+                    f"{first.dtype}: read them apart, and put them together after a map that makes them one type"
                 )
         self.tables = tables
         counts = np.array([table.count for table in tables], np.int64)
@@ -152,7 +152,7 @@ class TokenFiles:
         head, idx = await asyncio.gather(_head(pinned), _found(idx_at, is_needed=settings.needs_index))
         if settings.needs_index and idx is None:
             raise OptionError(
-                f"documents={settings.documents!r}: {masked(url)} has no index of Megatron's, that tells of them; "
+                f"documents={settings.documents!r}: {masked(url)} has no index of Megatron's, which lists them;  "
                 "eos= finds them by the token that ends each"
             )
         file = self._file(head, idx, chunk)
@@ -206,7 +206,7 @@ class TokenFiles:
             file = layouts.llm_c(head)
         elif dtype is None:
             raise OptionError(
-                f"{masked(head.url)} does not say which type its tokens have: it has no header that is known, and no "
+                f"{masked(head.url)} does not state the type of its tokens: it has no header that is known, and no "
                 f"{_IDX} beside it; give it, as in hr.tokens(…, 'uint16', …)"
             )
         else:
@@ -226,7 +226,9 @@ class TokenFiles:
         settings, width = self.settings, file.width
         length = settings.window or width
         if length is None:
-            raise OptionError(f"window=None: {masked(file.url)} is no table of rows; say how many tokens a window has")
+            raise OptionError(
+                f"window=None: {masked(file.url)} is no table of rows; give the number of tokens of a window"
+            )
         stride = settings.stride or length
         if width not in (None, length) or (width is not None and stride != width):
             raise OptionError(
@@ -246,12 +248,12 @@ class TokenFiles:
         nbytes, most = 8 * (idx.documents + 1), self._limits.member_bytes
         if nbytes > most:
             raise LimitError(
-                f"{masked(idx.url)} tells of {idx.documents} documents: where each begins takes {nbytes} bytes, over "
+                f"{masked(idx.url)} has {idx.documents} documents: where each begins takes {nbytes} bytes, over "
                 f"the limit of {most}",
                 url=idx.url,
             )
         if not idx.documents:
-            raise damage(idx.url, f"it tells of no documents, and of {idx.sequences} sequences")
+            raise damage(idx.url, f"it has no documents, and {idx.sequences} sequences")
         places = np.empty(idx.documents + 1, np.int64)
         for at in range(0, len(places), _PIECE_SEQUENCES):
             some = places[at : at + _PIECE_SEQUENCES]

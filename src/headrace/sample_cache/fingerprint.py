@@ -173,7 +173,7 @@ class ValueDigest:
         if type(reduced) is str:
             module = getattr(value, "__module__", None) or kind.__module__
             if version_of(module) is None:
-                raise NotKnownError(f"{kind.__qualname__} says no more of itself than that it is {reduced}")
+                raise NotKnownError(f"{kind.__qualname__} is only known as {reduced}")
             yield self.of((module, reduced, version_of(module)))
             return
         made, arguments, state, items, pairs = (tuple(reduced) + (None,) * 3)[:5]

@@ -59,7 +59,7 @@ class Writer:
         try:
             file.add(number, pack())
         except Exception as error:
-            self._warn(f"a sample cannot be kept ({type(error).__name__}: {error}); it is made anew each time")
+            self._warn(f"a sample cannot be kept ({type(error).__name__}: {error}); it is made again each time")
 
     def __reduce__(self) -> tuple[object, ...]:
         return Writer, (self._functions, self._file, self._expected)
@@ -145,7 +145,7 @@ class Keeping(Writer):
         try:
             file = self._place.open(key, count)
         except OSError as error:
-            self._warn(f"{self._place} cannot be used ({error}); samples are made anew each time")
+            self._warn(f"{self._place} cannot be used ({error}); samples are made again each time")
             return None
         if not file.has_room(table_end(count)):
             self._warn(f"max_bytes has no room for a table of {count} samples; nothing is kept")

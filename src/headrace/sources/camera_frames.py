@@ -73,7 +73,7 @@ class CameraFrames:
             raise FormatError(f"{where} is of episode {number}, {at} s: nothing is known of that", url=row["__url__"])
         last = (episode.length - 1) / self.fps
         if not -_OFF_S <= at <= last + _OFF_S:  # otherwise the frame of another row would be used
-            raise FormatError(f"{where}, at {at:.4f} s, lies beyond its episode, {number}", url=row["__url__"])
+            raise FormatError(f"{where}, at {at:.4f} s, is beyond its episode, {number}", url=row["__url__"])
         times = np.clip(float(at) + np.array(self.offsets), 0, last)
 
         async def of(camera: int) -> tuple[str, list[Piece], list[Any]]:

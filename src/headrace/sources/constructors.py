@@ -168,12 +168,13 @@ def energon(
         StorageError: There is no such folder.
     """
     from headrace.formats.energon import NAME, Energon
+    from headrace.formats.folders import split_path
     from headrace.sources.placed_shards import opening, shards_at
 
     place = os.fspath(url)
-    end = min((at for at in (place.find("?"), place.find("#")) if at >= 0), default=len(place))
-    if not place[:end].endswith(NAME):
-        place = f"{place[:end].rstrip('/')}/{NAME}{place[end:]}"
+    path, rest = split_path(place)
+    if not path.endswith(NAME):
+        place = f"{path.rstrip('/')}/{NAME}{rest}"
     found = place_of(Names((place,)), Energon(split), limits, storage_options)
     if found.entries is None:
         blocking(partial(read_from, storage_options, place))  # raises the reason

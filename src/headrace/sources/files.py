@@ -33,7 +33,7 @@ def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tupl
     if missing := sorted(found - set(classes)):
         shown = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
         raise OptionError(
-            f"{masked(place)} has classes that classes= does not list: {shown}. Add them, or leave out their samples"
+            f"{masked(place)} has classes that classes= does not list: {shown}. Add them, or drop their samples"
         )
     return classes
 

@@ -216,7 +216,7 @@ class _There:
             except (KeyError, TypeError, ValueError) as error:
                 raise self._damaged(f"an episode lacks what is needed of it: {error}") from None
             if not 0 <= index < self._about.episodes:
-                raise self._damaged(f"it has an episode {index}, and {INFO} says {self._about.episodes} episodes")
+                raise self._damaged(f"it has an episode {index}, and {INFO} has {self._about.episodes} episodes")
             missing = next((url for url, _ in where if url not in number), None)
             if missing is not None:
                 raise self._damaged(f"the video of episode {index} would be {masked(missing)}, which is not there")
@@ -229,10 +229,10 @@ class _There:
     def _check(self, episodes: Mapping[int, Episode], rows: set[str]) -> None:
         about = self._about
         if len(episodes) != about.episodes:
-            raise self._damaged(f"it has {len(episodes)} episodes, and {INFO} says {about.episodes}")
+            raise self._damaged(f"it has {len(episodes)} episodes, and {INFO} has {about.episodes}")
         frames = sum(one.length for one in episodes.values())
         if about.frames not in (None, frames):
-            raise self._damaged(f"its episodes have {frames} rows, and {INFO} says {about.frames}")
+            raise self._damaged(f"its episodes have {frames} rows, and {INFO} has {about.frames}")
         if about.data_path and (odd := sorted(rows ^ set(self.rows))):
             which = "is not there" if odd[0] in rows else "is of none of its episodes"
             raise self._damaged(f"the file of rows {masked(odd[0])} {which}")

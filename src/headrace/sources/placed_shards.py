@@ -36,7 +36,7 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
         OptionError: `index` is invalid.
     """
     form, entries = place.format, place.entries
-    assert form is not None, "single samples lie there, and no shards"
+    assert form is not None, "single samples are there, and no shards"
     urls: Sequence[str] = place.urls if entries is None else [one.url for one in entries]
     shards = Shards(urls, storage_options, limits, form, place.facts)
     if entries is None and form.scanner(urls[0], limits) is None:
@@ -46,7 +46,7 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
     where = _index_of(urls, index, form, limits, storage_options)
     if where is None:
         return shards
-    facts = (*place.facts, ("index", _INDEX_WORDS.get(str(index), "where it was said to lie")))
+    facts = (*place.facts, ("index", _INDEX_WORDS.get(str(index), "as given")))
     return replace(shards, facts=facts).by_index(where)
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from headrace._util import check
+from headrace._util.sample_ranges import Rows
 from headrace.dataset.blocking import blocking
-from headrace.dataset.compact import Packed, packed
-from headrace.errors import FormatError, OptionError, masked, masked_text
+from headrace.dataset.compact import packed
+from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of, without_compression
-from headrace.formats.json_values import as_object, as_text
+from headrace.formats.format import Block, Format
+from headrace.formats.json_values import as_text
+from headrace.formats.limits import Limits
+from headrace.formats.registry import format_named
 from headrace.indexes.index import for_each
 from headrace.sources.discovery.kinds import extension_of
 from headrace.sources.files import Facts, Objects, classes_of, digest_with
@@ -28,7 +30,8 @@ Row = Mapping[str, Any]
 URL_COLUMNS = ("file_name", "filename", "file", "filepath", "file_path", "path", "url", "uri", "image", "image_path")
 """Column names that identify the column of objects by default."""
 
-_QUOTE, _LINE = ord('"'), ord("\n")
+_LIMITS = Limits(fields=2**20)
+_CHUNK = 1024
 
 
 class TableFiles(Objects):
@@ -129,7 +132,7 @@ def table_of(
     if taken := [name for name in names if name.startswith("__")]:
         raise OptionError(f"{masked(url)} has the column {taken[0]!r}: names that begin with '__' are taken")
     base = url[: path_of(url).rfind("/") + 1] if base is None else f"{base.rstrip('/')}/" if base else ""
-    whose = "as it was said" if url_column is not None else "by its name"
+    whose = "as given" if url_column is not None else "by its name"
     facts = [("objects by", f"column {', '.join(columns)} ({whose}) of {masked(url)}"), ("columns", ", ".join(names))]
     table = TableFiles(
         url,
@@ -147,16 +150,32 @@ def table_of(
 
 
 class _Parsed(Sequence[Row]):
-    def __init__(self, lines: Sequence[bytes], parse: Callable[[bytes], Row]) -> None:
-        self._lines, self._parse = lines, parse
+    """The rows of a table in memory, each parsed when it is asked for."""
+
+    def __init__(self, form: Format, block: Block, data: bytes, places: Rows) -> None:
+        self._form, self._block, self._data = form, block, np.frombuffer(data, np.uint8)
+        self._starts, self._stops = places.offset, places.offset + places.size
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._starts)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return _Parsed(self._lines[index], self._parse)
-        return self._parse(self._lines[index])
+        number = range(len(self))[index]
+        try:
+            return self._form.open_block(self._block, [self._body(number)])[0]
+        except ValueError as error:
+            url = self._block.url
+            raise FormatError(f"row {number} of {masked(url)}: {error}", url=url) from error
+
+    def __iter__(self) -> Iterator[Row]:
+        for start in range(0, len(self), _CHUNK):
+            numbers = range(start, min(start + _CHUNK, len(self)))
+            rows = self._form.open_many(self._block, list(map(self._body, numbers)))
+            for number, row in zip_longest(numbers, rows):
+                yield self[number] if row is None else row
+
+    def _body(self, number: int) -> bytes:
+        return self._data[self._starts[number] : self._stops[number]].tobytes()
 
 
 def _rows(
@@ -165,64 +184,13 @@ def _rows(
     kind = extension_of(url)
     if kind not in ("csv", "tsv", "jsonl", "ndjson") or without_compression(path_of(url)) != path_of(url):
         return packed(others(url))
-    data = blocking(partial(read_from, storage_options, url))
-    if kind in ("jsonl", "ndjson"):
-        lines = _lines(data, None)
-        return _Parsed(lines, partial(_of_json, masked(url)))
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    lines = _lines(data, _QUOTE)
-    if not len(lines):
-        raise OptionError(f"{masked(url)} is empty: a line with the columns' names is needed")
-    separator = "\t" if kind == "tsv" else ","
-    header = _cells(masked(url), separator, lines[0])
-    if len(set(header)) < len(header) or "" in header:
-        raise FormatError(f"{masked(url)}: its first line names no columns, or one twice: {header!r:.200}", url=url)
-    return _Parsed(lines[1:], partial(_of_csv, masked(url), separator, tuple(header)))
-
-
-def _lines(data: bytes, quote: int | None) -> Packed[bytes]:
-    """Split a text into its non-empty lines. Line ends within quotes do not count."""
-    text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == _LINE) + 1
-    if quote is not None and len(ends):
-        opened = np.add.reduceat((text == quote).astype(np.int64), np.concatenate([[0], ends[:-1]]))
-        ends = ends[np.cumsum(opened) % 2 == 0]
-    if len(text) and (not len(ends) or ends[-1] < len(text)):
-        ends = np.append(ends, len(text))
-    offsets = np.concatenate([[0], ends]).astype(np.int64)
-    lines: Packed[bytes] = Packed("bytes", text, offsets)
-    if (np.diff(offsets) > 2).all():
-        return lines
-    return packed(line for line in lines if line.strip())
-
-
-def _cells(what: str, separator: str, line: bytes) -> list[str]:
-    try:
-        text = line.decode("utf-8").rstrip("\r\n")
-        return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"{what}: a row is no CSV: {error}", url=what) from error
-
-
-def _shown(line: bytes) -> str:
-    return f"{masked_text(line.decode(errors='replace'))!r:.80}"
-
-
-def _of_csv(what: str, separator: str, header: tuple[str, ...], line: bytes) -> dict[str, str]:
-    cells = _cells(what, separator, line)
-    if len(cells) != len(header):
-        raise FormatError(f"{what}: a row has {len(cells)} cells, and {len(header)} columns: {_shown(line)}", url=what)
-    return dict(zip(header, cells, strict=True))
-
-
-def _of_json(what: str, line: bytes) -> dict[str, Any]:
-    try:
-        row = as_object(json.loads(line))
-    except ValueError as error:
-        raise FormatError(f"{what}: a row is no JSON: {error}", url=what) from error
-    if row is None:
-        raise FormatError(f"{what}: a row is no object: {_shown(line)}", url=what)
-    return row
+    form, data = format_named("jsonl" if kind == "ndjson" else kind), blocking(partial(read_from, storage_options, url))
+    scanner = form.scanner(url, _LIMITS)
+    assert scanner is not None
+    places = scanner.feed(memoryview(data), 0, True)
+    if scanner.error is not None:
+        raise scanner.error
+    return _Parsed(form, Block(url, places.fields, _LIMITS), data, places)
 
 
 def _known(url: str, names: Sequence[str]) -> list[str]:

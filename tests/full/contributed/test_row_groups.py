@@ -131,7 +131,7 @@ def test_suffix_that_two_installed_formats_have_is_refused_where_it_is_used(monk
     )
     memory.put("memory://rowg/two.rowg", row_groups.write(SAMPLES))
     with pytest.raises(
-        hr.OptionError, match=r"two.rowg may be of the formats rowgroups and others: say which by format="
+        hr.OptionError, match=r"two.rowg may be of the formats rowgroups and others: name it by format="
     ):
         hr.stream("memory://rowg/two.rowg")
     assert len(list(hr.stream("memory://rowg/two.rowg", format="others"))) == 30

@@ -122,7 +122,7 @@ def decoded(
         raise ValueError(str(error)) from None
     names = [schema_of(schema.message).names[number] for number in sorted(bodies)]
     if batch.num_rows != said.rows or batch.schema.names != names:
-        raise ValueError(f"it has {batch.num_rows} rows of {batch.schema.names!r:.200}, and its head says {said.rows}")
+        raise ValueError(f"it has {batch.num_rows} rows of {batch.schema.names!r:.200}, and its head has {said.rows}")
     return batch
 
 

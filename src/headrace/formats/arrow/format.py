@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.errors import LimitError
 from headrace.formats.arrow.decoding import ArrowSchema, buffers_by_column, decoded, schema_of
 from headrace.formats.arrow.layout import MAGIC, Layout, read_layout
 from headrace.formats.arrow.messages import CONTINUATION
@@ -70,19 +70,13 @@ class Arrow(TableFormat):
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         url = shard.url
-        try:
+        with self.errors_named(url):
             if self.is_left_out(url):
                 return ShardIndex(Rows.empty(), None, -1, None)
             layout = await read_layout(reads, url, limits)
             read = partial(self._index, layout, url, limits)
             quick = len(layout.batches) <= _QUICK
             rows, opened, columns = read() if quick else await anyio.to_thread.run_sync(read)
-        except LimitError as error:
-            raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
-        except OptionError as error:
-            raise FormatError(f"{masked(url)}: {error}", url=url) from None
-        except ValueError as error:
-            raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
         return ShardIndex(rows, None, layout.size, layout.etag, opened_bytes=opened, columns=columns)
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:

@@ -21,6 +21,7 @@ from headrace.formats.arrow.messages import (
     head_of,
 )
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import PinnedObject
 
 MAGIC = b"ARROW1"
 _BEGIN_BYTES = 8  # the magic and its padding
@@ -67,34 +68,32 @@ async def read_layout(reads: Reads, url: str, limits: Limits) -> Layout:
     begin = await part.get(0, PREFIX_BYTES)
     if begin[: len(_OLD)] == _OLD:
         raise ValueError(
-            "it is Feather of version 1: pyarrow.feather.read_table reads it, write_feather writes it anew"
+            "it is Feather of version 1: pyarrow.feather.read_table reads it, write_feather writes version 2"
         )
     if begin[: len(MAGIC)] == MAGIC:
         return await _file(part)
     if begin[:4] == CONTINUATION:
         return await _stream(part)
-    raise ValueError(f"it has {part.size} bytes, which do not begin as Arrow's files and streams do")
+    raise ValueError(f"it has {part.shard.size} bytes, which do not begin as Arrow's files and streams do")
 
 
 async def _file(part: _Part) -> Layout:
-    end = await part.get(max(0, part.size - _CHUNK_BYTES), part.size)
-    if end[-len(MAGIC) :] != MAGIC or part.size < _BEGIN_BYTES + _END_BYTES:
+    end = await part.get(max(0, part.shard.size - _CHUNK_BYTES), part.shard.size)
+    if end[-len(MAGIC) :] != MAGIC or part.shard.size < _BEGIN_BYTES + _END_BYTES:
         raise ValueError("it does not end as Arrow's files do: it is cut off, or was not written to its end")
     length = int.from_bytes(end[-_END_BYTES : -len(MAGIC)], "little", signed=True)
-    start = part.size - _END_BYTES - length
+    start = part.shard.size - _END_BYTES - length
     if length < 0 or start < _BEGIN_BYTES:
-        raise ValueError(f"its footer would have {length} bytes, and all of it has {part.size}")
+        raise ValueError(f"its footer would have {length} bytes, and all of it has {part.shard.size}")
     if length > part.limits.unpacked_free_bytes:
         raise LimitError(f"its footer has {length} bytes, over the limit of {part.limits.unpacked_free_bytes}")
-    dictionaries, batches = blocks_of(await part.get(start, part.size - _END_BYTES))
+    dictionaries, batches = blocks_of(await part.get(start, part.shard.size - _END_BYTES))
     for one in (*dictionaries, *batches):
         if one.start < _BEGIN_BYTES or one.head <= PREFIX_BYTES or one.body < 0 or sum(one) > start:
-            raise ValueError(
-                f"a message would lie from byte {one.start} to {sum(one)}, and the footer begins at {start}"
-            )
+            raise ValueError(f"a message would be at byte {one.start} to {sum(one)}, and the footer begins at {start}")
     starts = [one.start for one in batches]
     if len(set(starts)) < len(starts):
-        raise ValueError(f"two batches would lie at byte {next(one for one in starts if starts.count(one) > 1)}")
+        raise ValueError(f"two batches would be at byte {next(one for one in starts if starts.count(one) > 1)}")
     known = _Dictionaries()
     for one in dictionaries:
         known.add(await part.get(one.start, sum(one)), part)
@@ -106,20 +105,20 @@ async def _file(part: _Part) -> Layout:
     ]
     for batch, block in zip(placed, batches, strict=True):
         if batch.said.body != block.body:
-            raise ValueError(f"a batch has {batch.said.body} bytes, and the footer says {block.body}")
-    return Layout(schema, tuple(placed), part.size, part.etag)
+            raise ValueError(f"a batch has {batch.said.body} bytes, and the footer has {block.body}")
+    return Layout(schema, tuple(placed), part.shard.size, part.shard.etag)
 
 
 async def _stream(part: _Part) -> Layout:
     schema, _ = await _message(part, 0, SCHEMA)
     at, batches, known = len(schema), list[Placed](), _Dictionaries()
-    while at < part.size:
+    while at < part.shard.size:
         message, said = await _message(part, at)
         if not message:
             break
         at += len(message)
-        if at + said.body > part.size:
-            raise ValueError(f"it is cut off: a message ends at byte {at + said.body} of {part.size}")
+        if at + said.body > part.shard.size:
+            raise ValueError(f"it is cut off: a message ends at byte {at + said.body} of {part.shard.size}")
         if said.kind == DICTIONARY:
             known.add(message + await part.get(at, at + said.body), part)
         elif said.kind == BATCH:
@@ -127,12 +126,12 @@ async def _stream(part: _Part) -> Layout:
         else:
             raise ValueError(f"the message that ends at byte {at} is neither a batch nor a dictionary")
         at += said.body
-    return Layout(schema, tuple(batches), part.size, part.etag)
+    return Layout(schema, tuple(batches), part.shard.size, part.shard.etag)
 
 
 async def _message(part: _Part, at: int, kind: int | None = None) -> tuple[bytes, MessageHead]:
     """Return (bytes before the body, parsed head) of a message. Empty at a stream's end."""
-    length = head_bytes(await part.get(at, min(at + PREFIX_BYTES, part.size)))
+    length = head_bytes(await part.get(at, min(at + PREFIX_BYTES, part.shard.size)))
     if not length and kind is None:
         return b"", MessageHead(0, 0)
     data = await part.get(at, at + length)
@@ -178,41 +177,31 @@ class _Dictionaries:
 
 
 class _Part:
-    """Reads parts of one object, all of the version of the first read. Caches small parts."""
+    """Parts of one object. The last few are kept."""
 
     def __init__(self, reads: Reads, url: str, limits: Limits) -> None:
-        self._reads, self._url, self.limits = reads, url, limits
-        self.size = -1
-        self.etag: str | None = None
+        self.shard, self.limits = PinnedObject(reads, url), limits
         self._held: list[tuple[int, bytes]] = []
 
     async def get(self, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop). Reads and caches more bytes after them."""
+        """Return the bytes [start, stop). Reads and keeps more bytes after them."""
         for at, data in self._held:
             if at <= start and stop <= at + len(data):
                 return data[start - at : stop - at]
-        data = await self.read(start, stop if self.size < 0 else min(max(stop, start + _CHUNK_BYTES), self.size))
+        data = await self.read(start, max(stop, start + _CHUNK_BYTES))
         self._held = [*self._held, (start, data)][-_HELD:]
         return data[: stop - start]
 
     async def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop). The first read returns up to a whole chunk."""
-        is_first = self.size < 0
-        target = memoryview(bytearray(_CHUNK_BYTES if is_first else stop - start))
-        span = await self._reads.read_into(self._url, start, target, etag=self.etag)
-        if is_first:
-            self.size, self.etag = span.size, span.etag
-        elif span.stop < stop:
-            raise ValueError(f"it ends at byte {span.stop}, and more is said to lie up to byte {stop}")
-        return bytes(target[: span.stop - start])
+        return bytes(await self.shard.read(start, stop - start))
 
     def head_of(self, data: bytes, kind: int | None = None) -> MessageHead:
         """Parse the head of a message. `data` are its bytes before the body."""
         if len(data) > self.limits.unpacked_free_bytes:
             raise LimitError(f"the head of a message has {len(data)} bytes, over the limit")
         if head_bytes(data[:PREFIX_BYTES]) != len(data):
-            raise ValueError("the head of a message has another length than is said elsewhere")
+            raise ValueError("the head of a message has another length than its prefix")
         said = head_of(data)
         if kind is not None and said.kind != kind:
-            raise ValueError(f"a message is of kind {said.kind}, where one of kind {kind} should lie")
+            raise ValueError(f"a message is of kind {said.kind}, where one of kind {kind} should be")
         return said

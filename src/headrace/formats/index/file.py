@@ -268,4 +268,4 @@ def check_block(data: Buffer, check: int, what: str) -> None:
 
 
 def wrong_check(what: str) -> FormatError:
-    return damage(what, "its CRC-32 is not the one that the directory says")
+    return damage(what, "its CRC-32 is not the one in the directory")

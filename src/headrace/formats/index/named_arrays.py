@@ -100,7 +100,7 @@ def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str,
         facts = json.loads(body[4 : 4 + length])
         said = facts.pop("arrays").items()
     except (struct.error, ValueError, RecursionError, KeyError, AttributeError, TypeError):
-        raise damage(what, "it does not say which arrays it has") from None
+        raise damage(what, "it does not list its arrays") from None
     arrays, at = {}, 4 + length
     for name, shape in said:
         entries = as_list(shape) or []
@@ -134,7 +134,7 @@ def _body(view: memoryview, what: str) -> bytes:
     except zlib.error as error:
         raise damage(what, f"it does not unpack ({error})") from None
     if len(body) != length or not unpack.eof or unpack.unused_data:
-        raise damage(what, f"it does not unpack to the {length} bytes that it says")
+        raise damage(what, f"it does not unpack to the {length} bytes that it claims")
     return body
 
 

@@ -119,7 +119,7 @@ def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> In
     before[1:] = offset[:-1] + size[:-1] + (unit - 1) & -unit
     gap = offset - before
     if len(gap) and (int(gap.min()) < 0 or (gap % unit).any()):
-        raise ValueError(f"members of a shard lie one behind the other, at multiples of {unit} bytes")
+        raise ValueError(f"members of a shard follow one another, at multiples of {unit} bytes")
     return gap // unit
 
 
@@ -140,7 +140,7 @@ def _rows(arrays: Arrays, end: int) -> Rows:
     blocks[1:] += (size[:-1] + (unit - 1)) // unit
     offset = np.cumsum(blocks) * unit if float(blocks.sum(dtype=np.float64)) <= MOST / unit else None
     if offset is None or (len(offset) and int(offset[-1] + size[-1]) > end):
-        raise damage(what, f"a member lies beyond the archive's end at {end}")
+        raise damage(what, f"a member is beyond the archive's end at {end}")
     keys = _keys(arrays)
     block = row = None
     if arrays.has("block"):
@@ -197,5 +197,5 @@ def _frames(arrays: Arrays, size: int | None) -> Frames:
     packed = np.cumsum(arrays.ints("frame_packed"))
     unpacked = np.cumsum(arrays.ints("frame_unpacked", len(packed)))
     if not len(packed) or unpacked[0] != 0 or packed[-1] > (MOST if size is None else size) or unpacked[-1] > MOST:
-        raise damage(arrays.what, "its frames lie in no archive")
+        raise damage(arrays.what, "its frames are in no archive")
     return Frames(packed, unpacked)

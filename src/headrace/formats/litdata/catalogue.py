@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headrace._util.reads import Version
 from headrace.errors import LimitError, OptionError, masked
 from headrace.formats.compression import Decompressor
-from headrace.formats.folders import beside, catalogue_damage, catalogue_object, file_name
+from headrace.formats.folders import beside, catalogue_damage, catalogue_entry, catalogue_object, file_name
 from headrace.formats.format import ShardEntry
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import Limits
@@ -66,12 +66,10 @@ def tables(url: str, said: Said) -> Sequence[ShardEntry]:
         )
     entries = list[ShardEntry]()
     for number, one in enumerate(said.chunks):
-        try:
+        with catalogue_entry(url, f"chunk {number}"):
             chunk = as_object(one) or {}
             rows, nbytes = _sizes(chunk)
             name = file_name(chunk.get("filename"))
-        except ValueError as error:
-            raise catalogue_damage(url, f"chunk {number}: {error}") from None
         about = ListedTable(rows, nbytes, masked(url))
         entries.append(ShardEntry(beside(url, name), about=about, version=Version(nbytes, None, "listed")))
     return entries
@@ -90,12 +88,8 @@ def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> 
         raise catalogue_damage(url, str(error)) from None
     entries = []
     for number, one in enumerate(chunks):
-        try:
+        with catalogue_entry(url, f"chunk {number}"):
             entries.append(_entry(url, as_object(one) or {}, (formats, spec, packing), are_rows, limits))
-        except LimitError as error:
-            raise LimitError(f"{masked(url)}: chunk {number}: {error.args[0]}", url=url) from None
-        except ValueError as error:
-            raise catalogue_damage(url, f"chunk {number}: {error}") from None
     if packing:
         Decompressor("zstd", url, limits)  # raises early if the library is not installed
     return entries
@@ -106,7 +100,7 @@ def _config(config: dict[str, object]) -> tuple[str, str, str]:
     if config.get("encryption") is not None:
         raise ValueError("its chunks are encrypted, and that is not read")
     if names is None or spec is None:
-        raise ValueError("it does not say what its items are")
+        raise ValueError("it does not describe its items")
     compression = config.get("compression")
     packing = "chunk" if config.get("compression_level") is None else str(config["compression_level"])
     if compression is None:

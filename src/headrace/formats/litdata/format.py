@@ -14,7 +14,7 @@ from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.compression import unpacked_to, unpacked_whole
-from headrace.formats.folders import at_least, errors_named, read_head
+from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count
@@ -24,6 +24,7 @@ from headrace.formats.litdata.catalogue import ItemChunk
 from headrace.formats.litdata.trees import Tree, tree_of
 from headrace.formats.mds.format import offsets_of, table_bytes
 from headrace.formats.parquet.format import PARQUET, Parquet
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
 from headrace.types import Ints
@@ -67,7 +68,9 @@ class LitData(Format):
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         said: ItemChunk | None = shard.about
         if said is None:
-            raise FormatError(f"{masked(shard.url)}: what is in it only its index.json says: give that", url=shard.url)
+            raise FormatError(
+                f"{masked(shard.url)}: only its index.json describes its content: give that", url=shard.url
+            )
         how = {"chunk": _index_of_whole, "batch": _index_of_frames}.get(said.packing, _index_of_items)
         with errors_named(shard.url):
             return await how(reads, shard.url, said, limits)
@@ -120,39 +123,37 @@ def _said(field: str) -> tuple[str, str, str, int, int]:
 async def _index_of_items(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
     """Return the index of separate items, or of the Arrow table that may follow them."""
     wanted = table_bytes(said.samples, limits)
-    head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
-    head = await at_least(reads, url, head, min(wanted, span.size), span.etag)
-    if span.size != said.nbytes and said.packing == "":
-        raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.nbytes}")
-    end = int.from_bytes(head[wanted - 4 : wanted], "little") if len(head) == wanted else span.size
-    offsets = offsets_of(head, said.samples, min(end, span.size), limits)
-    if end < span.size:
-        return await _index_of_arrow(reads, url, said, (end, span.size, span.etag), limits)
+    shard = PinnedObject(reads, url)
+    head = await shard.head(min(wanted, _AT_FIRST))
+    head = await shard.head(min(wanted, shard.size))
+    if shard.size != said.nbytes and said.packing == "":
+        raise ValueError(f"it has {shard.size} bytes, and its catalogue lists {said.nbytes}")
+    end = int.from_bytes(head[wanted - 4 : wanted], "little") if len(head) == wanted else shard.size
+    offsets = offsets_of(head, said.samples, min(end, shard.size), limits)
+    if end < shard.size:
+        return await _index_of_arrow(shard, said, end, limits)
     field = _field(said.packing or "item", said)
     rows = rows_of_members(keys_of(np.arange(said.samples)), offsets[:-1], np.diff(offsets), field)
-    return ShardIndex(rows, None, span.size, span.etag)
+    return ShardIndex(rows, None, shard.size, shard.etag)
 
 
-async def _index_of_arrow(
-    reads: Reads, url: str, said: ItemChunk, place: tuple[int, int, str | None], limits: Limits
-) -> ShardIndex:
-    start, size, etag = place
-    end = memoryview(bytearray(_ARROW_END))
-    span = await reads.read_into(url, max(size - _ARROW_END, 0), end, etag=etag)
+async def _index_of_arrow(shard: PinnedObject, said: ItemChunk, start: int, limits: Limits) -> ShardIndex:
+    end = await shard.read(-_ARROW_END, _ARROW_END)
     length = int.from_bytes(end[:4], "little")
-    if span.stop - span.start < _ARROW_END or bytes(end[4:]) != _ARROW or start + length + _ARROW_END != size:
-        raise ValueError(f"{size - start} bytes follow its items, and they are no table of Arrow")
+    if bytes(end[4:]) != _ARROW or start + length + _ARROW_END != shard.size:
+        raise ValueError(f"{shard.size - start} bytes follow its items, and they are no table of Arrow")
     if length > limits.member_bytes:
         raise LimitError(f"its table of Arrow has {length} bytes, over the limit of {limits.member_bytes}")
-    return ShardIndex(_one_block(said, start, length, "arrow"), None, size, etag)
+    return ShardIndex(_one_block(said, start, length, "arrow"), None, shard.size, shard.etag)
 
 
 async def _index_of_whole(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
-    span = await reads.read_into(url, 0, memoryview(bytearray(1)))
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * span.size)
-    if max(said.nbytes, span.size) > limits.member_bytes or said.nbytes > most:
-        raise LimitError(f"its {span.size} bytes would unpack to {said.nbytes}, over the limit of {most}")
-    return ShardIndex(_one_block(said, 0, span.size, "chunk"), None, span.size, span.etag)
+    shard = PinnedObject(reads, url)
+    await shard.read(0, 1)
+    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * shard.size)
+    if max(said.nbytes, shard.size) > limits.member_bytes or said.nbytes > most:
+        raise LimitError(f"its {shard.size} bytes would unpack to {said.nbytes}, over the limit of {most}")
+    return ShardIndex(_one_block(said, 0, shard.size, "chunk"), None, shard.size, shard.etag)
 
 
 def _one_block(said: ItemChunk, start: int, size: int, how: str) -> Rows:
@@ -160,28 +161,29 @@ def _one_block(said: ItemChunk, start: int, size: int, how: str) -> Rows:
 
 
 async def _index_of_frames(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
-    head, span = await read_head(reads, url, _HEAD.size)
+    shard = PinnedObject(reads, url)
+    head = await shard.head(_HEAD.size)
     if len(head) < _HEAD.size:
         raise ValueError("it is cut off in its head")
     magic, version, flags, count, per_frame, frames = _HEAD.unpack(head)
     if (magic, version, flags) != (_MAGIC, _VERSION, 0) or as_count(count, said.samples) != said.samples:
-        raise ValueError(f"it begins with {bytes(head[:12])!r} and says {count} items; {said.samples} were announced")
-    if span.size != said.nbytes:
-        raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.nbytes}")
+        raise ValueError(f"it begins with {bytes(head[:12])!r} and has {count} items; {said.samples} were announced")
+    if shard.size != said.nbytes:
+        raise ValueError(f"it has {shard.size} bytes, and its catalogue lists {said.nbytes}")
     at = _HEAD.size + 4 * (count + 1)
     end = at + _FRAME.itemsize * frames
-    if not count or not per_frame or frames != -(-count // per_frame) or end > span.size:
-        raise ValueError(f"it says {frames} frames of {per_frame} items for {count} in {span.size} bytes")
+    if not count or not per_frame or frames != -(-count // per_frame) or end > shard.size:
+        raise ValueError(f"it has {frames} frames of {per_frame} items for {count} in {shard.size} bytes")
     if end > limits.member_bytes:
         raise LimitError(f"its tables have {end} bytes, over the limit of {limits.member_bytes}")
-    head = await at_least(reads, url, head, end, span.etag)
+    head = await shard.head(end)
     items = np.frombuffer(head, "<u4", count + 1, _HEAD.size).astype(np.int64)
     table = np.frombuffer(head, _FRAME, frames, at)
     rows = _rows_of_frames(said, per_frame, items, table, limits)
     ends = rows.offset + rows.size
-    if int(rows.offset[0]) != end or int(ends[-1]) != span.size or (ends[:-1] != rows.offset[1:]).any():
-        raise ValueError("its frames do not lie one behind the other, to its end")
-    return ShardIndex(rows, None, span.size, span.etag)
+    if int(rows.offset[0]) != end or int(ends[-1]) != shard.size or (ends[:-1] != rows.offset[1:]).any():
+        raise ValueError("its frames do not follow one another, to its end")
+    return ShardIndex(rows, None, shard.size, shard.etag)
 
 
 def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray[np.void], limits: Limits) -> Rows:
@@ -192,7 +194,7 @@ def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray
     if (table["first"] != first).any() or (table["items"] != stop - first).any() or (table["offset"] > 2**53).any():
         raise ValueError("its table of frames does not have its items")
     if items[0] or (np.diff(items) < 0).any() or (items[stop] - items[first] != unpacked).any():
-        raise ValueError("its items do not lie in its frames one behind the other")
+        raise ValueError("its items do not follow one another in its frames")
     if int(unpacked.max()) > limits.member_bytes:
         raise LimitError(f"a frame has {int(unpacked.max())} bytes unpacked, over the limit of {limits.member_bytes}")
     fields = (_field("batch", said, per_frame), _field("batch", said, int(stop[-1] - first[-1])))
@@ -236,5 +238,5 @@ def _arrow_rows(data: bytes, samples: int) -> Sequence[dict[str, object]]:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"its table of Arrow is damaged: {str(error)[:300]}") from None
     if len(rows) != samples or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"its table of Arrow has {len(rows)} rows, and its catalogue says {samples}")
+        raise ValueError(f"its table of Arrow has {len(rows)} rows, and its catalogue lists {samples}")
     return rows

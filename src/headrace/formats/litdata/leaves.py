@@ -81,7 +81,7 @@ def _pickle(where: str, data: bytes) -> None:
     """Accept a pickled None, which LitData writes, and refuse all else."""
     if not _NONE.fullmatch(data):
         raise ValueError(
-            f"it is pickled: to read it would run what the data say. If you trust who wrote them, give "
+            f"it is pickled: reading it would run code from the data. If you trust their author, give "
             f"format=LitData(unpickle=({where!r},)), of headrace.formats.litdata.format"
         )
 
@@ -186,7 +186,7 @@ class _Cursor:
         """Read a number of elements of at least `least` bytes each."""
         (count,) = _U32.unpack(self._take(4))
         if count * least > len(self._data) - self.at:
-            raise ValueError(f"it says {count} values, and {len(self._data) - self.at} bytes are left")
+            raise ValueError(f"it claims {count} values, and {len(self._data) - self.at} bytes are left")
         return int(count)
 
     def _text(self) -> str:
@@ -204,5 +204,5 @@ class _Cursor:
         count = self._count()
         keys = [self._text() for _ in range(self._count(4))]
         if not keys or count * len(keys) > len(self._data) - self.at:
-            raise ValueError(f"it says {count} records of {len(keys)} values, and too few bytes are left")
+            raise ValueError(f"it claims {count} records of {len(keys)} values, and too few bytes are left")
         return [{key: self._tagged(self._take(1)[0], self._of_records) for key in keys} for _ in range(count)]

@@ -83,7 +83,7 @@ def _column(name: str, encoding: object, size: object, limits: Limits) -> MdsCol
     kind = as_text(encoding)
     decode = None if kind is None else _decoder(kind, limits)
     if encoding == "pkl":
-        raise ValueError(f"column {name!r} is pickled: to read it would run what the data say, and that is not done")
+        raise ValueError(f"column {name!r} is pickled: reading it would run code from the data, and that is not done")
     if kind is None or decode is None:
         raise ValueError(f"column {name!r} has the encoding {str(encoding)[:80]!r}, which is not known")
     return MdsColumn(name, kind, nbytes or None, decode)  # a size of 0 means variable
@@ -204,7 +204,7 @@ def raw_image(limits: Limits, data: bytes) -> object:
         raise ValueError("it is cut off")
     width, height, length = _PIL.unpack_from(data)
     if width * height > limits.pixels or length > _MODE_MOST:
-        raise ValueError(f"it says {width} x {height} pixels and a mode of {length} letters, over the limit")
+        raise ValueError(f"it claims {width} x {height} pixels and a mode of {length} letters, over the limit")
     end = _PIL.size + length
     return Image.frombytes(str(data[_PIL.size : end], "ascii"), (width, height), data[end:])
 
@@ -217,7 +217,7 @@ def _list(decode: Callable[[bytes], object], data: bytes) -> list[object]:
 def image_array(data: bytes) -> list[bytes]:
     (count,) = _U32.unpack_from(data) if len(data) >= 4 else _cut_off()
     if 4 + 4 * count > len(data):
-        raise ValueError(f"it says {count} values, and has {len(data)} bytes")
+        raise ValueError(f"it claims {count} values, and has {len(data)} bytes")
     sizes = struct.unpack_from(f"<{count}I", data, 4)
     at = 4 + 4 * count
     if at + sum(sizes) != len(data):

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 from headrace._util.reads import Reads
-from headrace.errors import LimitError, masked
+from headrace.errors import LimitError
 from headrace.formats.compression import Decompressor, unpacked_to
 from headrace.formats.folders import (
-    at_least,
     beside,
     catalogue_damage,
+    catalogue_entry,
     catalogue_object,
     errors_named,
     file_name,
-    read_head,
 )
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_texts
 from headrace.formats.limits import Limits
 from headrace.formats.mds.encodings import MdsColumn, columns_of, described, sample_of
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
 from headrace.types import Buffer, Ints
@@ -59,12 +59,12 @@ def offsets_of(head: Buffer, count: int, size: int, limits: Limits) -> Ints:
     """Return the starts of the samples and the end of the last, in a shard of `size` bytes."""
     said, end = count_of(head), table_bytes(count, limits)
     if said != count:
-        raise ValueError(f"it says {said} samples, and {count} were announced")
+        raise ValueError(f"it has {said} samples, and {count} were announced")
     if len(head) < end:
         raise ValueError("it is cut off in its table")
     offsets = np.frombuffer(head, "<u4", count + 1, 4).astype(np.int64)
     if int(offsets[0]) < end or int(offsets[-1]) != size:
-        raise ValueError(f"its samples lie from byte {offsets[0]} to {offsets[-1]} of {size}")
+        raise ValueError(f"its samples are from byte {offsets[0]} to {offsets[-1]} of {size}")
     lengths = np.diff(offsets)
     if len(lengths) and int(lengths.min()) < 0:
         raise ValueError(f"sample {int(lengths.argmin())} ends before it begins")
@@ -81,9 +81,9 @@ def columns_said(settings: Buffer) -> str:
         lists = [said[f"column_{what}"] for what in ("names", "encodings", "sizes")]
         is_mds = said.get("format") == "mds"
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise ValueError("it does not say its columns") from None
+        raise ValueError("it does not list its columns") from None
     if not is_mds:
-        raise ValueError(f"it says that its format is {str(said.get('format'))[:40]!r}")
+        raise ValueError(f"its format is called {str(said.get('format'))[:40]!r}")
     return described(*lists)
 
 
@@ -111,12 +111,8 @@ class Mds(Format):
         texts: dict[str, str] = {}  # most shards have equal columns: share one string
         entries = []
         for number, one in enumerate(shards):
-            try:
+            with catalogue_entry(url, f"shard {number}"):
                 name, shard = _shard(one, texts, limits)
-            except LimitError as error:
-                raise LimitError(f"{masked(url)}: shard {number}: {error.args[0]}", url=url) from None
-            except ValueError as error:
-                raise catalogue_damage(url, f"shard {number}: {error}") from None
             entries.append(ShardEntry(beside(url, name), shard.samples, shard, shard.packed is not None))
         for kind in {entry.about.kind for entry in entries} - {""}:
             Decompressor(kind, url, limits)  # raises early if the library is not installed
@@ -141,38 +137,40 @@ MDS = Mds()
 
 async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> ShardIndex:
     wanted = _FIRST_BYTES if said is None else table_bytes(said.samples, limits)
+    shard = PinnedObject(reads, url)
     # limit the first read until the size of the object is known
-    head, span = await read_head(reads, url, min(wanted, _AT_FIRST))
+    head = await shard.head(min(wanted, _AT_FIRST))
     count = count_of(head) if said is None else said.samples
-    if said is not None and said.raw.nbytes != span.size:
-        raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.raw.nbytes}")
+    if said is not None and said.raw.nbytes != shard.size:
+        raise ValueError(f"it has {shard.size} bytes, and its catalogue lists {said.raw.nbytes}")
     if said is not None:
         columns = said.columns
-        head = await at_least(reads, url, head, min(wanted, span.size), span.etag)
+        head = await shard.head(min(wanted, shard.size))
     else:
-        end = min(table_bytes(count, limits), span.size)
-        head = await at_least(reads, url, head, end, span.etag)
-        start = int(offsets_of(head, count, span.size, limits)[0])
+        end = min(table_bytes(count, limits), shard.size)
+        head = await shard.head(end)
+        start = int(offsets_of(head, count, shard.size, limits)[0])
         if start - end > limits.header_bytes:
             raise LimitError(f"its settings have {start - end} bytes, over the limit of {limits.header_bytes}")
-        head = await at_least(reads, url, head, start, span.etag)
+        head = await shard.head(start)
         columns = columns_said(head[end:start])
-    offsets = offsets_of(head, count, span.size, limits)
+    offsets = offsets_of(head, count, shard.size, limits)
     rows = rows_of_members(keys_of(np.arange(count)), offsets[:-1], np.diff(offsets), columns)
-    return ShardIndex(rows, None, span.size, span.etag)
+    return ShardIndex(rows, None, shard.size, shard.etag)
 
 
 async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, limits: Limits) -> ShardIndex:
     if max(said.raw.nbytes, packed.nbytes) > limits.member_bytes:
         raise LimitError(f"it has {said.raw.nbytes} bytes unpacked, over the limit of {limits.member_bytes}")
-    span = await reads.read_into(url, 0, memoryview(bytearray(1)))
-    if span.size != packed.nbytes:
-        raise ValueError(f"it has {span.size} bytes, and its catalogue says {packed.nbytes}")
+    shard = PinnedObject(reads, url)
+    await shard.read(0, 1)
+    if shard.size != packed.nbytes:
+        raise ValueError(f"it has {shard.size} bytes, and its catalogue lists {packed.nbytes}")
     hashes = [dict(file.hashes) for file in (said.raw, packed)]
     how = {"columns": said.columns, "samples": said.samples, "bytes": said.raw.nbytes, "kind": said.kind}
     member = json.dumps({**how, "hashes": hashes}, separators=(",", ":"))
     rows = rows_of_one_block(said.samples, 0, packed.nbytes, member)
-    return ShardIndex(rows, None, span.size, span.etag)
+    return ShardIndex(rows, None, shard.size, shard.etag)
 
 
 @lru_cache(maxsize=64)
@@ -205,7 +203,7 @@ def _check(data: bytes | bytearray, hashes: dict[str, str], what: str) -> None:
         if known is not None:
             known.update(data)
             if known.hexdigest() != digits.lower():
-                raise ValueError(f"{what} have the {name} {known.hexdigest()}, and its catalogue says {digits[:128]}")
+                raise ValueError(f"{what} have the {name} {known.hexdigest()}, and its catalogue has {digits[:128]}")
 
 
 def _xxhash(name: str) -> Any:

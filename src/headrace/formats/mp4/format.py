@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.reads import ObjectReads, Reads, lasting
+from headrace._util.reads import Reads, lasting
 from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.format import Format, ShardEntry
@@ -19,6 +19,7 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.finding import HEAD_BYTES, Ranges, Tables, find_tables
 from headrace.formats.mp4.table import VideoTable, read_table
+from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Buffer
 
 
@@ -34,7 +35,7 @@ class Mp4(Format):
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
         raise OptionError(f"{masked(shard.url)} is a video: hr.video() gives clips of its frames, hr.files() its bytes")
 
-    async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes]:
+    async def own_index(self, shard: PinnedObject, limits: Limits) -> tuple[Entry, bytes]:
         tables = await read_tables(shard, limits)
         table = table_of(tables, shard.url, shard.size, limits)
         block = pack_arrays({"size": shard.size, "etag": lasting(shard.etag)}, _arrays(tables))
@@ -77,7 +78,7 @@ def unpack_tables(block: Buffer, what: str) -> Tables:
     places, ends = (arrays.get(name, moof[:0]).astype(np.int64) for name in ("moof_at", "moof_ends"))
     begins = np.concatenate([[0], ends])
     if moof.dtype != np.uint8 or len(places) != len(ends) or begins[-1] != len(moof) or (np.diff(begins) < 0).any():
-        raise damage(what, "its fragments are not where it says")
+        raise damage(what, "its fragments are not where its table has them")
     bodies = [moof[begin:end].tobytes() for begin, end in pairwise(begins.tolist())]
     return Tables(moov.tobytes(), tuple(zip(places.tolist(), bodies, strict=True)))
 
@@ -90,7 +91,7 @@ def table_of(tables: Tables, url: str, size: int, limits: Limits) -> VideoTable:
         raise FormatError(f"the video {masked(url)} cannot be read by its tables: {error}", url=url) from None
 
 
-async def read_tables(shard: ObjectReads, limits: Limits) -> Tables:
+async def read_tables(shard: PinnedObject, limits: Limits) -> Tables:
     """Read the tables of a video, without other tracks. Plain files need two or three reads."""
     head = await shard.read(0, HEAD_BYTES)
     walk = find_tables(head, shard.size, shard.url, limits)
@@ -107,7 +108,7 @@ async def read_tables(shard: ObjectReads, limits: Limits) -> Tables:
         raise FormatError(f"{masked(shard.url)} is no MP4 that can be read: {error}", url=shard.url) from None
 
 
-async def _parts(shard: ObjectReads, ranges: Ranges) -> list[memoryview]:
+async def _parts(shard: PinnedObject, ranges: Ranges) -> list[memoryview]:
     if len(ranges) == 1:
         return [await shard.read(start, stop - start) for start, stop in ranges]
     try:

@@ -87,7 +87,7 @@ def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin
                 tfhd, tfdt = traf.need(b"tfhd"), traf.find(b"tfdt")
                 number = tfhd.number(4)
                 if number not in defaults:
-                    raise ValueError(f"'mvex' says nothing of its track {number}")
+                    raise ValueError(f"'mvex' does not describe its track {number}")
                 own, behind = _head(tfhd, defaults[number], at, behind)
                 if number == track and tfdt is not None:
                     begin = _time(tfdt)
@@ -125,7 +125,7 @@ class _Taken:
         self.taken += stop - start
         if not 0 <= start <= stop <= self.nbytes or self.taken > self.nbytes:
             raise ValueError(
-                f"its frames would lie at bytes {start} to {stop}, and with those before have {self.taken} bytes, and "
+                f"its frames would be at bytes {start} to {stop}, and with those before have {self.taken} bytes, and "
                 f"it has {self.nbytes}: it is cut off"
             )
 

@@ -53,7 +53,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
     )
     back = np.flatnonzero(np.diff(dts) < 0)
     if len(back):
-        raise ValueError(f"its frame {int(back[0]) + 1} is decoded before the one that lies before it")
+        raise ValueError(f"its frame {int(back[0]) + 1} is decoded before the one that is stored before it")
     return Samples(offset, size, dts, pts, parts[-1].end, is_key, description)
 
 

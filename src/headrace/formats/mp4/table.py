@@ -184,7 +184,7 @@ def read_table(tables: Tables, size: int, limits: Limits) -> VideoTable:
 def _timescale(box: Box) -> int:
     timescale = box.number(20 if box.version else 12)
     if not timescale:
-        raise ValueError(f"its box {box} says that a second has no ticks")
+        raise ValueError(f"its box {box} gives a second no ticks")
     return timescale
 
 
@@ -209,7 +209,7 @@ def _edit(trak: Box, movie_scale: int, scale: int, *, is_fragmented: bool) -> tu
         else:
             found.append((media_time, duration))
     if len(found) != 1 or count > 64:
-        raise ValueError(f"its edit list has {count} parts: it must be cut, and written anew, to be read")
+        raise ValueError(f"its edit list has {count} parts: it must be cut and rewritten to be read")
     media_time, duration = found[0]
     if not duration and is_fragmented:  # the duration is not known yet when a fragmented file is written
         return media_time, None, begin / movie_scale
@@ -232,7 +232,7 @@ def _track(trak: Box, timescale: int, description: Ints, limits: Limits) -> Trac
     if dref is not None and any(
         not entry.number(0) & 1 for entry in Box(b"dref", dref.body[8:]) if entry.kind in (b"url ", b"urn ")
     ):
-        raise ValueError("its frames lie in another file")
+        raise ValueError("its frames are in another file")
     sizes = [(entry.number(24, 2), entry.number(26, 2)) for entry in entries]
     width, height = max(sizes, key=lambda size: size[0] * size[1])
     if not width * height:

@@ -98,7 +98,7 @@ def decoded(
             try:
                 pages = check_pages(data, one.leaf, CODECS[one.codec], limits)
                 if one.values not in (-1, pages.values):
-                    raise ValueError(f"its pages have {pages.values} values, and the footer says {one.values}")
+                    raise ValueError(f"its pages have {pages.values} values, and the footer has {one.values}")
                 chunks[one.start] = _padded(data, one.size)
             except LimitError as error:
                 raise LimitError(f"column {part.column!r:.200}: {error.args[0]}") from None
@@ -160,7 +160,7 @@ def _padded(data: bytes, size: int) -> Buffer:
     if not missing:
         return data
     if missing < FILLER_BYTES:
-        raise ValueError(f"its pages leave out {missing} bytes, which is less than a page has")
+        raise ValueError(f"its pages omit {missing} bytes, which is less than a page has")
     whole, at = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), len(data)  # zeros, not yet backed by memory
     whole[:at] = data
     while at < size:

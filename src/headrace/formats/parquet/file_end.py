@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from headrace._util.reads import Reads, Span
+from headrace._util.reads import Reads
 from headrace.errors import LimitError
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import MAGIC, Place
+from headrace.formats.pinned_object import PinnedObject
 
 END_BYTES = 8  # the footer's length and the magic
 TAIL_BYTES = 64 * 1024
@@ -20,28 +21,20 @@ _GAP_BYTES = 64 * 1024  # largest gap within one read
 class FileEnd:
     """The last bytes of a file, and earlier parts once they were read."""
 
-    def __init__(self, reads: Reads, url: str, data: bytes, span: Span) -> None:
-        self._reads, self._url = reads, url
-        self.size, self.etag = span.size, span.etag
-        self._parts = [(span.size - len(data), data)]
+    def __init__(self, shard: PinnedObject, tail: bytes) -> None:
+        self.shard = shard
+        self._parts = [(shard.size - len(tail), tail)]
 
     @staticmethod
-    async def of(reads: Reads, shard: ShardEntry) -> FileEnd:
-        """Read the last bytes of a file, with all of its footer or a part.
-
-        Raises:
-            ValueError, StorageError: The file is truncated, or could not be read.
-        """
-        listed = None if shard.version is None else shard.version.size
+    async def of(reads: Reads, entry: ShardEntry) -> FileEnd:
+        """Read the last bytes of a file, with all of its footer or a part."""
+        shard = PinnedObject(reads, entry.url)
+        listed = None if entry.version is None else entry.version.size
         start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
-        room = memoryview(bytearray(TAIL_BYTES if listed is None else max(1, listed - start)))
-        span = await reads.read_into(shard.url, start, room)
-        if listed not in (None, span.size):  # a later check raises the error
-            room = memoryview(bytearray(TAIL_BYTES))
-            span = await reads.read_into(shard.url, -TAIL_BYTES, room, etag=span.etag)
-        if span.stop < span.size:
-            raise ValueError(f"it ends at byte {span.stop} of {span.size}")
-        return FileEnd(reads, shard.url, bytes(room[: span.stop - span.start]), span)
+        tail = await shard.read(start, TAIL_BYTES if listed is None else max(1, listed - start))
+        if listed not in (None, shard.size):  # a later check raises the error
+            tail = await shard.read(-TAIL_BYTES, TAIL_BYTES)
+        return FileEnd(shard, bytes(tail))
 
     async def footer(self, limits: Limits) -> bytes:
         """Return the footer. Read its missing part.
@@ -51,23 +44,24 @@ class FileEnd:
             StorageError: The file could not be read.
         """
         ((start, tail),) = self._parts
-        is_short = self.size < len(MAGIC) + END_BYTES
+        size = self.shard.size
+        is_short = size < len(MAGIC) + END_BYTES
         if is_short or (not start and tail[: len(MAGIC)] not in (MAGIC, _ENCRYPTED)):
-            raise ValueError(f"it has {self.size} bytes, which do not begin as Parquet does")
+            raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
         length = int.from_bytes(tail[-END_BYTES:-4], "little")
         if tail[-4:] == _ENCRYPTED:
             raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
         if tail[-4:] != MAGIC:
             raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
-        if length + END_BYTES + len(MAGIC) > self.size:
-            raise ValueError(f"its footer would have {length} bytes, and all of it has {self.size}")
+        if length + END_BYTES + len(MAGIC) > size:
+            raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
         if length > limits.unpacked_free_bytes:
             raise LimitError(f"its footer has {length} bytes, over the limit of {limits.unpacked_free_bytes}")
         missing = length + END_BYTES - len(tail)
         if missing > 0:
             await self._read(start - missing, missing)
             self._parts = [(start - missing, self._parts.pop()[1] + tail)]
-        return self.at(self.size - END_BYTES - length, length)
+        return self.at(size - END_BYTES - length, length)
 
     async def read(self, places: Iterable[Place]) -> None:
         """Read the bytes at some places. Adjacent places are read together.
@@ -100,11 +94,7 @@ class FileEnd:
         return data[start - first : start - first + nbytes]
 
     async def _read(self, start: int, nbytes: int) -> None:
-        room = memoryview(bytearray(nbytes))
-        span = await self._reads.read_into(self._url, start, room, etag=self.etag)
-        if span.stop < start + nbytes:
-            raise ValueError(f"it ends at byte {span.stop}, and was longer")
-        self._parts.append((start, bytes(room)))
+        self._parts.append((start, bytes(await self.shard.read(start, nbytes))))
 
     def _part_of(self, start: int, nbytes: int) -> tuple[int, bytes] | None:
         stop = start + nbytes

@@ -150,7 +150,7 @@ def read_footer(
     )
     rows, most = sum(group.rows for group in groups), max(limits.unpacked_free_bytes, limits.unpacked_ratio * end)
     if rows != parts.rows:
-        raise ValueError(f"it says {parts.rows} rows, and its groups have {rows}")
+        raise ValueError(f"it claims {parts.rows} rows, and its groups have {rows}")
     if rows * _ROW_BYTES > most:
         raise LimitError(f"a table of {rows} rows in {end} bytes would take over {most} bytes, the limit")
     last = 0
@@ -371,23 +371,23 @@ def _chunk(one: Struct, leaf: ParquetLeaf, end: int, *, is_ordered: bool) -> Col
     if 8 in one or 9 in one:
         raise ValueError("is encrypted, and headrace has no keys: decrypt it, or leave it out by columns=")
     if one.get(1):
-        raise ValueError("lies in a file of its own, which is not read here")
+        raise ValueError("is in a file of its own, which is not read here")
     if type(said) is not dict:
-        raise ValueError("does not say where it lies")
+        raise ValueError("does not state its place")
     path = said.get(3)
     names = [part for part in path if type(part) is bytes] if type(path) is list else []
     if b".".join(names).decode("utf-8", "replace") != leaf.path or said.get(1) != _TYPES.index(leaf.physical):
-        raise ValueError("is another one than the schema says")
+        raise ValueError("is another one than in the schema")
     codec = _count(said, 4, "is compressed by {}")
     if codec >= len(CODECS) or CODECS[codec] == "lzo":
         name = CODECS[codec] if codec < len(CODECS) else f"the codec {codec}"
         raise ValueError(f"is compressed by {name}, which is not read")
-    start, dictionary = _count(said, 9, "lies at {}"), _count(said, 11, "has its dictionary at {}")
+    start, dictionary = _count(said, 9, "is at {}"), _count(said, 11, "has its dictionary at {}")
     if len(MAGIC) <= dictionary < start:
         start = dictionary
     size, values = _count(said, 7, "has {} bytes"), _count(said, 5, "has {} values")
     if start < len(MAGIC) or start + size > end:
-        raise ValueError(f"lies from byte {start} to {start + size}, and the columns from 4 to {end}")
+        raise ValueError(f"is from byte {start} to {start + size}, and the columns from 4 to {end}")
     if values and not size:
         raise ValueError(f"has {values} values in no bytes")
     index, bounds = (

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import TableRows, kind_of, library
 from headrace.formats.format import Block, ShardEntry
@@ -57,27 +56,27 @@ class Parquet(TableFormat):
         return 1.0 if tail.endswith(MAGIC) else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
-        url = shard.url
-        try:
-            if self.is_left_out(url):
+        with self.errors_named(shard.url):
+            if self.is_left_out(shard.url):
                 return ShardIndex(Rows.empty(), None, -1, None)
             end = await FileEnd.of(reads, shard)
             data = await end.footer(limits)
-            footer, asked = await quickly(partial(self._read, data, shard, end.size, limits), len(data))
+            footer, asked = await quickly(partial(self._read, data, shard, end.shard.size, limits), len(data))
             indexes = dict[int, PageIndex]()
             left = await pruned(end, footer, asked, limits, indexes)
             features = footer.file.features
-        except LimitError as error:
-            raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
-        except OptionError as error:
-            raise FormatError(f"{masked(url)}: {error}", url=url) from None
-        except ValueError as error:
-            raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
         kinds = [(column.name, kind_of(column.type, features.get(column.name))) for column in footer.columns]
         kinds += [(name, "of the path") for name, _ in footer.file.constants]
         rows, opened_bytes = _rows(footer, left, indexes)
         return ShardIndex(
-            rows, None, end.size, end.etag, None, opened_bytes, tuple(sorted(kinds)), kept={_FOOTER: footer, **indexes}
+            rows,
+            None,
+            end.shard.size,
+            end.shard.etag,
+            None,
+            opened_bytes,
+            tuple(sorted(kinds)),
+            kept={_FOOTER: footer, **indexes},
         )
 
     async def single(

@@ -67,11 +67,11 @@ def check_pages(data: bytes, leaf: ParquetLeaf, codec: str, limits: Limits) -> P
             if len(body) < _number(head, 3):
                 raise ValueError(f"its {_number(head, 3)} bytes reach beyond the column's end")
             if type(head.get(4)) is int and zlib.crc32(body) != head[4] & 0xFFFFFFFF:  # type: ignore[operator]
-                raise ValueError("its bytes are others than its checksum says")
+                raise ValueError("its bytes do not match its checksum")
             unpacked += full
             if kind == _DICTIONARY:
                 if at:
-                    raise ValueError("a dictionary comes behind other pages")
+                    raise ValueError("a dictionary comes after other pages")
                 said = _of_values(head.get(7), 2)
                 dictionary = _Page(body, full, _number(said, 1), None, is_packed=True)
             elif kind in (_DATA, _DATA_2):
@@ -116,7 +116,7 @@ def _data_page(body: memoryview, unpacked: int, values: int, said: Struct, kind:
 def _number(head: Struct, field: int) -> int:
     value = head.get(field, -1)
     if type(value) is not int or value < 0:
-        raise ValueError("it does not say its size" if field == 3 else "its head is damaged")
+        raise ValueError("it does not state its size" if field == 3 else "its head is damaged")
     return value
 
 

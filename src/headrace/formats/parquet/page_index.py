@@ -79,7 +79,7 @@ def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
         numbers = [page.get(field) if type(page) is dict else None for field in (1, 2, 3)]
         at, size, row = (number if type(number) is int and number >= 0 else -1 for number in numbers)
         if min(at, size, row) < 0:
-            raise ValueError("a page does not say where it lies")
+            raise ValueError("a page does not state its place")
         starts.append(at)
         stops.append(at + size)
         first.append(row)
@@ -87,7 +87,7 @@ def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
         raise ValueError("its rows do not ascend")
     places = [chunk.start, *(edge for pair in zip(starts, stops, strict=True) for edge in pair)]
     if any(b < a for a, b in pairwise([*places, chunk.start + chunk.size])):
-        raise ValueError("its pages do not lie in their column")
+        raise ValueError("its pages are not in their column")
     return PageIndex(tuple(starts), tuple(stops), tuple(first))
 
 
@@ -96,7 +96,7 @@ def page_bounds(data: bytes, chunk: ColumnChunk, index: PageIndex) -> PageBounds
     said, count = ThriftReader(data).struct(), len(index.rows)
     empty, lows, highs, missing = (_list(said, field, count) for field in (1, 2, 3, 5))
     if empty is None or lows is None or highs is None:
-        raise ValueError("it does not say what the bounds of its pages are")
+        raise ValueError("it does not state the bounds of its pages")
     known = [n for n in missing or () if type(n) is int and n >= 0]
     if missing is not None and (len(known) < count or chunk.statistics[2] not in (None, sum(known))):
         raise ValueError("its pages miss other values than the column does")

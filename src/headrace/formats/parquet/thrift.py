@@ -91,7 +91,7 @@ class ThriftReader:
 
     def _value(self, kind: int, depth: int) -> Value:
         if depth > _DEPTH_MOST:
-            raise ValueError(f"structs lie within one another more than {_DEPTH_MOST} times")
+            raise ValueError(f"structs are nested more than {_DEPTH_MOST} times")
         if kind == STRUCT:
             return self._struct(depth)
         if kind == BINARY:

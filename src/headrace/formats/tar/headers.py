@@ -75,7 +75,7 @@ def read_header(block: bytes, offset: int) -> Header:
             raise FormatError(f"this is not a tar archive{looks_like(block)}", offset=0)
         total = sum(block) - sum(block[148:156]) + 256
         raise FormatError(
-            f"the checksum of a header is wrong: it says {block[148:156]!r}, the bytes make {total:06o} (octal)",
+            f"the checksum of a header is wrong: it is {block[148:156]!r}, the bytes make {total:06o} (octal)",
             offset=offset,
         )
     return Header(block[156:157], header_name(block), block[124:136])

@@ -82,7 +82,7 @@ def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -
         extended = _member_at(view, behind_last, body)  # with all extended headers in between
         if wanted not in (extended, _member_at(view, body - BLOCK, body)):
             what = "no header of a member" if alone is None else f"{shown(alone[0])} of {alone[1]} bytes"
-            wrong[k] = f"in front of {shown(wanted[0])} of {wanted[1]} bytes lies {what}"
+            wrong[k] = f"in front of {shown(wanted[0])} of {wanted[1]} bytes is {what}"
     return wrong
 
 

@@ -101,7 +101,7 @@ class TarScanner:
             ValueError: Bytes before `offset` are needed.
         """
         if self._extended is not None or not self._end <= offset <= self._next:
-            raise ValueError(f"bytes {self._end} to {offset} cannot be left out: the next header is at {self._next}")
+            raise ValueError(f"bytes {self._end} to {offset} cannot be skipped: the next header is at {self._next}")
         self._end = offset
 
     def feed(self, buffer: Buffer, offset: int, last: bool) -> Rows:
@@ -174,7 +174,7 @@ class TarScanner:
         self._next = at + BLOCK
         if block == ZEROS:
             if self._chain:
-                raise FormatError("an extended header has no member behind it", offset=at)
+                raise FormatError("no member follows an extended header", offset=at)
             self._ended = self._zero is not None
             self._zero = at
             return
@@ -262,7 +262,7 @@ class TarScanner:
                 raise FormatError(f"this is not a tar archive{known}", offset=0)
             raise FormatError(f"the archive is truncated: it ends inside the header at byte {self._next}", offset=end)
         if self._chain:
-            raise FormatError("the archive is truncated: it ends behind an extended header", offset=end)
+            raise FormatError("the archive is truncated: it ends after an extended header", offset=end)
         if self._zero is None:
             raise FormatError("the archive is truncated: it ends without its end mark (zero blocks)", offset=end)
         self._ended = True

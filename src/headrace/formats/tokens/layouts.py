@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import FormatError, OptionError, masked
-from headrace.formats.folders import beside, check_each_once, file_name
+from headrace.formats.folders import beside, catalogue_entry, check_each_once, file_name
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.litdata.catalogue import said_by
 from headrace.formats.plain import npy_header
@@ -112,7 +112,7 @@ def llm_c(head: FirstBytes) -> TokenFile:
     nbytes = head.size - _LLM_C_BYTES
     if count < 0 or count * dtype.itemsize != nbytes:
         raise damage(
-            head.url, f"its header tells of {count} tokens of {dtype.itemsize} bytes, and {nbytes} bytes follow", 8
+            head.url, f"its header describes {count} tokens of {dtype.itemsize} bytes, and {nbytes} bytes follow", 8
         )
     return TokenFile(head.url, _LLM_C_BYTES, count, dtype, head.size, head.etag)
 
@@ -126,11 +126,11 @@ def npy(head: FirstBytes) -> TokenFile:
     if dtype.kind not in "iu" or len(shape) not in (1, 2):
         raise damage(head.url, f"it is an array of {dtype} with the shape {shape}; of whole numbers, with one or two")
     if by_column and len(shape) == 2 and min(shape) > 1:
-        raise damage(head.url, f"its rows of the shape {shape} do not lie together (fortran_order)")
+        raise damage(head.url, f"its rows of the shape {shape} are not stored together (fortran_order)")
     count = math.prod(shape)
     follow = head.size - len(begins)
     if count * dtype.itemsize != follow:
-        raise damage(head.url, f"its header tells of {count * dtype.itemsize} bytes of array, and {follow} follow")
+        raise damage(head.url, f"its header describes {count * dtype.itemsize} bytes of array, and {follow} follow")
     width = shape[1] if len(shape) == 2 else None
     return TokenFile(head.url, len(begins), count, whole_numbers(dtype), head.size, head.etag, width)
 
@@ -160,10 +160,8 @@ def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
 
 def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> Chunk:
     said = as_object(one) or {}
-    try:
+    with catalogue_entry(url, f"chunk {number}"):
         name = file_name(said.get("filename"))
-    except ValueError as error:
-        raise damage(url, f"chunk {number}: {error}") from None
     facts = [as_count(said.get(fact), _BYTES_MOST) for fact in ("chunk_size", "chunk_bytes", "dim")]
     if None in facts:
         raise damage(

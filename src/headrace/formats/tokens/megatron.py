@@ -68,13 +68,13 @@ def read_idx(head: FirstBytes) -> Idx:
         what = f"type {code}" if dtype is None else f"type {code} ({dtype.name})"
         raise damage(head.url, f"its tokens are of {what}: whole numbers are read, types 1 to 5 and 8", 17)
     if max(sequences, entries) > _MOST:
-        raise damage(head.url, f"it tells of {sequences} sequences and {entries} entries of documents", 18)
+        raise damage(head.url, f"it counts {sequences} sequences and {entries} entries of documents", 18)
     idx = Idx(head.url, head.size, np.dtype(dtype), sequences, max(entries - 1, 0))
     least = idx.firsts + 8 * entries
     if head.size not in (least, least + sequences):
         raise damage(
             head.url,
-            f"it tells of {sequences} sequences and {entries} entries of documents, which take {least} bytes, or "
+            f"it counts {sequences} sequences and {entries} entries of documents, which take {least} bytes, or "
             f"{least + sequences} with modes, and it has {head.size}: it was cut off, or its counts are wrong",
             18,
         )

@@ -25,15 +25,12 @@ class TokenWindows:
     has_short: bool = False
 
     def count(self, tokens: int) -> int:
-        if self.has_short and tokens:
-            shared = max(self.length - self.stride, 0)  # tokens shared with the window before
-            return max(1, -(-(tokens - shared) // self.stride))
-        return max(0, (tokens - self.length) // self.stride + 1)
+        return int(self.counts(np.array([tokens]))[0])
 
     def counts(self, tokens: Ints) -> Ints:
         counts = np.maximum((tokens - self.length) // self.stride + 1, 0)
         if self.has_short:
-            shared = max(self.length - self.stride, 0)
+            shared = max(self.length - self.stride, 0)  # tokens shared with the window before
             counts = np.where(tokens > 0, np.maximum(-((shared - tokens) // self.stride), 1), counts)
         return np.asarray(counts, np.int64)
 

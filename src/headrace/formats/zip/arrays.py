@@ -11,8 +11,9 @@ import numpy as np
 
 from headrace._util.reads import Reads, Version
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.folders import errors_named, read_head
+from headrace.formats.folders import errors_named
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.plain import NpyDecoder, npy_header
 from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
 from headrace.formats.zip.format import BEHIND_MOST, DEFLATED, HEAD, Member, body_of, directory_of
@@ -56,47 +57,47 @@ class WholeArray(StoredArray):
 
 async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
     """Return the rows of the array in an .npy file. Its field is "value"."""
-    head, span = await read_head(reads, url, _HEADER_MOST)
+    shard = PinnedObject(reads, url)
+    head = await shard.read(0, _HEADER_MOST)
     with errors_named(url):
         begin, shape, dtype, by_column = npy_header(head)
         if by_column and len(shape) > 1:
-            raise ValueError("it lies by columns, so its rows lie nowhere together")
+            raise ValueError("it is stored by columns, so its rows are not stored together")
         found = StoredArray(_ALONE, dtype, _with_rows(shape), len(begin))
-        if len(begin) + found.count * found.row_bytes != span.size:
+        if len(begin) + found.count * found.row_bytes != shard.size:
             raise ValueError(
-                f"its header tells of {found.count * found.row_bytes} bytes, {span.size - len(begin)} follow"
+                f"its header describes {found.count * found.row_bytes} bytes, {shard.size - len(begin)} follow"
             )
     fields = chosen(names, [_ALONE], url)
-    return Table.of(dict.fromkeys(fields, found), span.size, url, limits), Version(span.size, span.etag)
+    return Table.of(dict.fromkeys(fields, found), shard.size, url, limits), Version(shard.size, shard.etag)
 
 
 async def npz_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
     # members may have any size: the table checks the size of each read
-    found = await directory_of(reads, url, replace(limits, member_bytes=_ANY_BYTES))
-    members = {member.name.decode().removesuffix(".npy"): member for member in found.members if _is_array(member)}
+    shard = PinnedObject(reads, url)
+    found, _ = await directory_of(shard, replace(limits, member_bytes=_ANY_BYTES))
+    members = {member.name.decode().removesuffix(".npy"): member for member in found if _is_array(member)}
     arrays = {}
     for field, name in chosen(names, [*members], url).items():
         try:
-            arrays[field] = await _array(reads, url, name, members[name], found.etag, limits)
+            arrays[field] = await _array(shard, name, members[name], limits)
         except LimitError as error:
             raise LimitError(f"{masked(url)}: the array {name!r}: {error.args[0]}", url=url) from None
         except ValueError as error:
             raise FormatError(f"{masked(url)}: the array {name!r} cannot be read: {error}", url=url) from None
     if not arrays:
         raise FormatError(f"{masked(url)} has no arrays", url=url)
-    return Table.of(arrays, found.size, url, limits), Version(found.size, found.etag)
+    return Table.of(arrays, shard.size, url, limits), Version(shard.size, shard.etag)
 
 
 def _is_array(member: Member) -> bool:
     return member.name.endswith(b".npy") and member.name.isascii()
 
 
-async def _array(reads: Reads, url: str, name: str, member: Member, etag: str | None, limits: Limits) -> StoredArray:
-    target = memoryview(bytearray(HEAD.size + 2 * len(member.name) + _HEADER_MOST))
-    span = await reads.read_into(url, member.offset, target, etag=etag)
-    head = bytes(target[: span.stop - span.start])
+async def _array(shard: PinnedObject, name: str, member: Member, limits: Limits) -> StoredArray:
+    head = bytes(await shard.read(member.offset, HEAD.size + 2 * len(member.name) + _HEADER_MOST))
     if len(head) < HEAD.size or head[:4] != b"PK\3\4":
-        raise ValueError("there is no member where the directory says one")
+        raise ValueError("there is no member where the directory has one")
     _, _, _, method, *_, name_length, extra_length = HEAD.unpack_from(head)
     begin = HEAD.size + name_length + extra_length
     inner = head[begin:]
@@ -108,10 +109,10 @@ async def _array(reads: Reads, url: str, name: str, member: Member, etag: str | 
     said, shape, dtype, by_column = npy_header(inner)
     nbytes = len(said) + math.prod(_with_rows(shape)) * dtype.itemsize
     if nbytes != member.size:
-        raise ValueError(f"its header tells of {nbytes} bytes, and it has {member.size}")
+        raise ValueError(f"its header describes {nbytes} bytes, and it has {member.size}")
     if method == DEFLATED or (by_column and len(shape) > 1):
-        stop = min(member.offset + begin + member.packed + BEHIND_MOST, span.size)
-        return WholeArray(name, dtype, shape, (member.offset, stop - member.offset), url, limits)
+        stop = min(member.offset + begin + member.packed + BEHIND_MOST, shard.size)
+        return WholeArray(name, dtype, shape, (member.offset, stop - member.offset), shard.url, limits)
     return StoredArray(name, dtype, shape, member.offset + begin + len(said))
 
 

@@ -17,6 +17,7 @@ from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.plain import decode_npz
 from headrace.formats.sample_rows import index_of_file
 from headrace.formats.tar.headers import shown
@@ -70,17 +71,17 @@ def find_directory(tail: bytes, size: int) -> ZipDirectory:
     if is_wide and at >= LOCATOR.size and tail[at - LOCATOR.size :][:4] == b"PK\6\7":
         place = LOCATOR.unpack_from(tail, at - LOCATOR.size)[2]
         if not first <= place <= stop - LOCATOR.size - END_64.size:
-            raise ValueError(f"its end says that it goes on at byte {place}, where it cannot")
+            raise ValueError(f"its end refers to byte {place}, where it cannot continue")
         magic, _, _, _, disk, first_disk, here, entries, length, start = END_64.unpack_from(tail, place - first)
         if magic != b"PK\6\6":
-            raise ValueError(f"there is nothing of it at byte {place}, where its end says that it goes on")
+            raise ValueError(f"there is nothing of it at byte {place}, to which its end refers")
         stop = place
     if disk or first_disk or here != entries:
         raise ValueError("it is one of several parts, which are not read")
     if start + length != stop:
-        raise ValueError(f"its directory of {length} bytes at {start} does not lie before its end at {stop}")
+        raise ValueError(f"its directory of {length} bytes at {start} is not before its end at {stop}")
     if entries * ENTRY.size > length:
-        raise ValueError(f"its directory says {entries} members in {length} bytes")
+        raise ValueError(f"its directory claims {entries} members in {length} bytes")
     return ZipDirectory(start, stop, entries)
 
 
@@ -114,7 +115,7 @@ def _wide(extra: bytes, said: tuple[int, int, int], name: bytes) -> tuple[int, i
     if missing:
         wide = _zip64(extra)
         if len(wide) < 8 * len(missing):
-            raise ValueError(f"its directory does not say where {shown(name)} lies")
+            raise ValueError(f"its directory lacks the place of {shown(name)}")
         for k, value in zip(missing, struct.unpack_from(f"<{len(missing)}Q", wide), strict=True):
             values[k] = value
     return values[1], values[0], values[2]
@@ -150,13 +151,13 @@ def _check(member: Member, flags: int, method: int, end: int, limits: Limits) ->
     if method == STORED and member.packed != member.size:
         raise FormatError(f"its member {shown(name)} is stored as {member.packed} bytes, and has {member.size}")
     if name.startswith(b"/") or b"\\" in name or b"\0" in name or b".." in name.split(b"/"):
-        raise FormatError(f"its member {shown(name)} lies outside of it")
+        raise FormatError(f"its member {shown(name)} is outside of it")
     most = min(limits.member_bytes, max(limits.unpacked_free_bytes, limits.unpacked_ratio * member.packed))
     if member.size > most:
         text = f"its member {shown(name)} of {member.packed} bytes unpacks to {member.size}, over the limit of {most}"
         raise LimitError(text)
     if member.offset + member.packed > end:
-        raise ValueError(f"its member {shown(name)} would end behind its directory's begin at {end}")
+        raise ValueError(f"its member {shown(name)} would end after its directory's begin at {end}")
 
 
 def body_of(data: bytes, field: str, limits: Limits) -> bytes:
@@ -167,7 +168,7 @@ def body_of(data: bytes, field: str, limits: Limits) -> bytes:
         field: End of the member's name.
     """
     if len(data) < HEAD.size or data[:4] != b"PK\3\4":
-        raise ValueError("there is no member where the directory says one")
+        raise ValueError("there is no member where the directory has one")
     _, _, flags, method, _, _, crc, packed, size, name_length, extra_length = HEAD.unpack_from(data)
     begin = HEAD.size + name_length + extra_length
     name, extra = data[HEAD.size : HEAD.size + name_length], data[begin - extra_length : begin]
@@ -186,7 +187,7 @@ def body_of(data: bytes, field: str, limits: Limits) -> bytes:
         body, used = rest[:packed], packed
     checks = [_checks(rest[used:], wide) for wide in (False, True)] if flags & _LATER else [(crc, packed, size)]
     if (zlib.crc32(body), used, len(body)) not in checks:
-        raise ValueError("its bytes are not those that its checksum and its sizes tell of")
+        raise ValueError("its bytes do not match its checksum and its sizes")
     return body
 
 
@@ -220,7 +221,7 @@ def _stored_before(data: bytes) -> bytes:
         count = len(data) - behind
         if count >= 0 and _checks(data[count:], behind in (24, 20)) == (zlib.crc32(data[:count]), count, count):
             return data[:count]
-    raise ValueError("its bytes are not those that the checksum and the sizes behind them tell of")
+    raise ValueError("its bytes do not match the checksum and the sizes after them")
 
 
 class Zip(Format):
@@ -237,9 +238,10 @@ class Zip(Format):
         return 0.7 if at >= 0 and len(tail) - at - 22 == int.from_bytes(tail[at + 20 : at + 22], "little") else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
-        found = await directory_of(reads, shard.url, limits)
+        whole = PinnedObject(reads, shard.url)
+        members, place = await directory_of(whole, limits)
         with errors_named(shard.url, "cannot be read"):
-            return ShardIndex(_rows(found.members, found.place, limits), None, found.size, found.etag)
+            return ShardIndex(_rows(members, place, limits), None, whole.size, whole.etag)
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
         sample: dict[str, object] = {}
@@ -270,38 +272,17 @@ class Npz(Format):
 ZIP, NPZ = Zip(), Npz()
 
 
-class FoundDirectory(NamedTuple):
-    """The members of an archive, and its directory, size and version."""
-
-    members: list[Member]
-    place: ZipDirectory
-    size: int
-    etag: str | None
-
-
-async def directory_of(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
-    """Read the directory of the archive at `url`. Errors name the archive."""
-    with errors_named(url, "cannot be read"):
-        return await _directory(reads, url, limits)
-
-
-async def _directory(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
-    span = await reads.read_into(url, 0, memoryview(bytearray(4)))
-    size, etag = span.size, span.etag
-    tail = memoryview(bytearray(min(TAIL_BYTES, size)))
-    await reads.read_into(url, size - len(tail), tail, etag=etag)
-    place = find_directory(bytes(tail), size)
-    if place.stop - place.start > limits.member_bytes:
+async def directory_of(shard: PinnedObject, limits: Limits) -> tuple[list[Member], ZipDirectory]:
+    """Read the directory of an archive. Errors name the archive."""
+    with errors_named(shard.url, "cannot be read"):
+        tail = await shard.read(-TAIL_BYTES, TAIL_BYTES)
+        place = find_directory(bytes(tail), shard.size)
         length = place.stop - place.start
-        raise LimitError(f"its directory has {length} bytes, over the limit of {limits.member_bytes}")
-    first = size - len(tail)
-    if place.start >= first:
-        data = bytes(tail[place.start - first : place.stop - first])
-    else:
-        whole = memoryview(bytearray(place.stop - place.start))
-        await reads.read_into(url, place.start, whole, etag=etag)
-        data = bytes(whole)
-    return FoundDirectory(list(members_in(data, place, limits)), place, size, etag)
+        if length > limits.member_bytes:
+            raise LimitError(f"its directory has {length} bytes, over the limit of {limits.member_bytes}")
+        first = shard.size - len(tail)
+        data = tail[place.start - first :][:length] if place.start >= first else await shard.read(place.start, length)
+        return list(members_in(bytes(data), place, limits)), place
 
 
 def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
@@ -316,7 +297,7 @@ def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
     sizes = np.diff(offsets, append=place.start)
     needed = HEAD.size + packed
     if (sizes < needed).any():
-        raise FormatError(f"its member {shown(names[int((sizes < needed).argmax())])} lies over what follows it")
+        raise FormatError(f"its member {shown(names[int((sizes < needed).argmax())])} overlaps what follows it")
     sizes = np.minimum(sizes, needed + 3 * lengths + EXTRA_MOST + BEHIND_MOST)
     grouper = Grouper(limits)
     grouper.add(names, offsets.tolist(), sizes.tolist())
@@ -324,5 +305,7 @@ def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
     keys, counts = np.unique(rows.keys, return_counts=True)
     if (counts > 1).any():
         key = keys[int(counts.argmax())]
-        raise FormatError(f"the members of the sample {shown(key)} do not lie together: pack them one behind the other")
+        raise FormatError(
+            f"the members of the sample {shown(key)} are not stored together: pack them one after the other"
+        )
     return rows

@@ -206,7 +206,7 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
     if by_bytes is not None:
         name, ending = without_compression(path_of(url)).rpartition("/")[2], ending_of(by_bytes)
         raise OptionError(
-            f"{masked(url)} is {by_bytes} data, by its first bytes, and its name does not say so: give it a name such "
+            f"{masked(url)} is {by_bytes} data, by its first bytes, and its name does not end so: give it a name such "
             f"as '{name}.jsonl{ending}', or '{name}{ending}' and format='jsonl'"
         )
     tail = asks(url, -SNIFFED_BYTES)
@@ -231,7 +231,7 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
         return names.urls, names.facts
     urls = only(names.urls, only_shards(names.urls, "tar"))
     less = len(names.urls) - len(urls)
-    fact = ("left out", f"{less:,} objects that lie beside a shard and are named as it is")
+    fact = ("skipped", f"{less:,} objects that are beside a shard and have its name")
     return urls, (*names.facts, fact) if less else names.facts
 
 
@@ -244,7 +244,7 @@ def _of_format(names: Names, form: Format) -> Place:
     if kinds.formats.get(form.name) and (len(kinds.formats) > 1 or kinds.others):
         says = formats_by_names()
         urls = only(urls, lambda url: (one := says(url)) is not None and one.name == form.name)
-    why = f"{form.name}, as it was given{'' if says_so else '; the names do not say it'}"
+    why = f"{form.name}, as it was given{'' if says_so else '; the names do not show it'}"
     return Place(urls, form, (*names.facts, ("format", why)))
 
 
@@ -274,7 +274,7 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
         hub = f"; of a repository on Hugging Face's hub the address is hf://datasets/{urls[0]}"
     no_bytes = "it cannot be read: there is no such object or folder, or no access to it"
     raise OptionError(
-        f"{masked(urls[0])} does not say its format, and "
+        f"the name of {masked(urls[0])} has no format, and "
         f"{no_bytes if head is None else 'its bytes do not either'}; names in {known} do, or "
         f"give format=, such as 'jsonl'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
     )
@@ -383,14 +383,15 @@ def _beside(asks: Asks, place: str, name: str) -> bytes | None:
 
 def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return (address, name) of each catalogue that an address may mean: itself, or inside it."""
-    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-    path = url[:end]
+    from headrace.formats.folders import split_path
+
+    path, rest = split_path(url)
     itself = [name for name in names if f"/{path}".endswith(f"/{name}")]
     if itself:
         return [(url, itself[0])]
     if "." in path.rpartition("/")[2]:
         return []
-    return [(f"{path.rstrip('/')}/{name}{url[end:]}", name) for name in names]
+    return [(f"{path.rstrip('/')}/{name}{rest}", name) for name in names]
 
 
 def _surest(known: Sequence[KnownFormat], data: bytes) -> Format | None:

@@ -33,12 +33,12 @@ _KEPT_MOST = 2**15  # folders, tables and extensions
 
 _WAYS = {
     "bin": "raw tokens are for hr.tokens(url, dtype, window)",
-    "idx": "it lies beside a .bin of Megatron's, which is for hr.tokens",
+    "idx": "it is beside a .bin of Megatron's, which is for hr.tokens",
     **dict.fromkeys(("h5", "hdf5", "nc"), "rows of its datasets are for hr.hdf5(url)"),
     "npy": "its rows are for hr.arrays(url), token ids for hr.tokens(url)",
     **dict.fromkeys(("rar", "7z"), "no part of such an archive can be read by itself: unpack it, or make it a .tar"),
     **dict.fromkeys(
-        ("pt", "pth", "pkl", "pickle", "ckpt"), "a pickle runs what it says; hr.files(url) gives its bytes"
+        ("pt", "pth", "pkl", "pickle", "ckpt"), "reading a pickle runs code; hr.files(url) gives its bytes"
     ),
     **dict.fromkeys(("zarr", "lance"), "its own library reads it: hr.from_map takes what has __len__ and __getitem__"),
     **dict.fromkeys(("db", "sqlite", "lmdb", "mdb"), "a data base is for hr.from_map, with what reads its rows"),
@@ -228,9 +228,9 @@ def mixed(place: str, kinds: Kinds) -> OptionError:
     named = {known_formats()[name].suffixes[0]: count for name, count in kinds.formats.items()}
     ending = max(named, key=lambda one: named[one]) if named else f".{kinds.others.most_common(1)[0][0]}"
     return OptionError(
-        f"{masked(place)} has {kinds.text}: say which are meant by a pattern such as "
+        f"{masked(place)} has {kinds.text}: select some by a pattern such as "
         f"{masked(place.partition('*')[0].rstrip('/'))}/**/*{ending}, or by format=; pictures by a table are for "
-        "hr.table(…), and files that lie in folders by their classes for hr.folder(…)"
+        "hr.table(…), and files in folders by their classes for hr.folder(…)"
     )
 
 

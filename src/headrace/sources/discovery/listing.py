@@ -58,7 +58,7 @@ class Listing:
     def text(self) -> str:
         size = "" if self.nbytes is None else f", {self.nbytes:,} bytes"
         out = ", ".join(f"{count:,} {why}" for why, count in sorted(self.left_out.items()))
-        return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; left out: {out}' if out else ''}"
+        return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; skipped: {out}' if out else ''}"
 
 
 def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *, kept: bool) -> Listing:

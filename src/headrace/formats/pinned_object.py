@@ -22,14 +22,18 @@ class PinnedObject:
         self.etag: str | None = None
         self.requests = self.nbytes = 0
         self._reader, self._on_bytes = reader, on_bytes
+        self._head = memoryview(b"")
 
     async def read(self, start: int, length: int) -> memoryview:
         """Return `length` bytes from `start`, fewer at the object's end. No request beyond it.
+
+        A negative `start` counts from the end.
 
         Raises:
             ObjectChangedError: the object has changed since the first read.
         """
         if self.size >= 0:
+            start = start if start >= 0 else max(0, self.size + start)
             length = max(min(length, self.size - start), 0)
             if not length:
                 return memoryview(b"")
@@ -47,6 +51,20 @@ class PinnedObject:
         if self._on_bytes is not None:
             self._on_bytes(count)
         return target[:count]
+
+    async def head(self, stop: int) -> memoryview:
+        """Return the first `stop` bytes. Only those that no earlier call returned are read.
+
+        Raises:
+            ValueError: there are fewer, and it is not the first read.
+        """
+        is_first, have = self.size < 0, len(self._head)
+        if stop > have:
+            more = await self.read(have, stop - have)
+            self._head = memoryview(b"".join([self._head, more])) if have else more
+            if len(self._head) < stop and not is_first:
+                raise ValueError("it is cut off in its table")
+        return self._head
 
     async def pieces(self) -> AsyncGenerator[memoryview, None]:
         """Yield the object in pieces of 4 MiB, and read the next four ahead."""
