@@ -268,9 +268,6 @@ def numbers_of(array: Arrow) -> NDArray[Any]:
     """Return numbers, or times in nanoseconds, as a numpy array. Missing values are arbitrary.
 
     Does not use `array.to_numpy`, which imports pandas if installed: half a second per worker.
-
-    Raises:
-        ValueError: The buffer is too short.
     """
     kind, buffer, first, count = array.type, array.buffers()[1], array.offset, len(array)
     if buffer is None or not count:

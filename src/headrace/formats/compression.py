@@ -295,10 +295,6 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
         tail: The last bytes of the object, at least `seek_table_bytes`.
         size: Size of the object, in bytes.
         limits: `unpacked_ratio` and `unpacked_free_bytes` are checked for all frames together.
-
-    Raises:
-        FormatError, LimitError: The table does not match the object, or the output would exceed the limits.
-        ValueError: `tail` is too short.
     """
     need = seek_table_bytes(tail)
     if not need:
@@ -334,10 +330,6 @@ def unpack_frame(
         size: Size of the output, from the table.
         limits: `unpacked_ratio` and `unpacked_free_bytes` are checked.
         checksum: Checksum of the output, from the table. It is verified.
-
-    Raises:
-        FormatError, LimitError: The frame is damaged, its output has another size, or would exceed the limits.
-        OptionError: zstandard is not installed.
     """
     library = zstandard(url)
     _check_ratio(size, len(data), url, limits)
@@ -490,9 +482,6 @@ class Decompressor:
             limits: `window_bytes`, `unpacked_ratio` and `unpacked_free_bytes` are checked.
             is_padded: Allow eight times the ratio for zeros, as they follow the end of tar archives, until
                 `is_past_end` is set. For callers that hold little of the output.
-
-        Raises:
-            OptionError: The kind is not known, or its library is not installed.
         """
         check.one_of("kind", kind, _KINDS)
         self._name, self._kind, self._url, self._limits = kind, _KINDS[kind], url, limits
@@ -520,11 +509,6 @@ class Decompressor:
         """Fill `target` with the next bytes and return their number.
 
         The number is less than the size of `target` only if more must be fed, or at the end.
-
-        Raises:
-            FormatError: The data are damaged. `offset` is the start of the step that found it: all data before were
-                intact. Up to 1 MiB of intact output after it may be lost.
-            LimitError: The window, or the ratio of output to input, exceeds its limit.
         """
         view = target.cast("B")
         got = 0
@@ -538,12 +522,7 @@ class Decompressor:
         return got
 
     def finish(self) -> None:
-        """Check that the object may end here: the last frame is complete, checksums are correct.
-
-        Raises:
-            FormatError: The object is damaged or truncated.
-            ValueError: Some output was not read.
-        """
+        """Check that the object may end here: the last frame is complete, checksums are correct."""
         if self.read_into(memoryview(bytearray(1))):
             raise ValueError("there is more: call read_into() until it gives nothing")
         end = self._offset + len(self._packed) - self._at
@@ -647,11 +626,7 @@ _FIRST_ROOM = 4096
 
 
 def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -> bytearray:
-    """Decompress `data` to `nbytes`, which the caller has checked against the limits.
-
-    Raises:
-        FormatError, ValueError: The data are damaged, or have another size.
-    """
+    """Decompress `data` to `nbytes`, which the caller has checked against the limits."""
     out = bytearray(nbytes)
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)
@@ -666,11 +641,7 @@ def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -
 
 
 def unpacked_whole(kind: str, data: bytes, url: str, limits: Limits) -> bytes:
-    """Decompress `data` to an unknown size.
-
-    Raises:
-        FormatError, LimitError: The data are damaged, or exceed `limits.member_bytes` or the ratio.
-    """
+    """Decompress `data` to an unknown size."""
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)
     out, filled = bytearray(max(_FIRST_ROOM, 2 * len(data))), 0

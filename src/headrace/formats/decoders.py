@@ -45,10 +45,6 @@ class MessageDecoder:
     """Decodes bytes to an object of a class that has `FromString` or `ParseFromString`.
 
     The class is pickled by reference: its module must be importable in the workers.
-
-    Raises:
-        Exception: Any exception of the class for invalid bytes.
-        ValueError: A required field of the message is missing.
     """
 
     def __init__(self, message: type) -> None:
@@ -252,12 +248,7 @@ class Decoder:
         return narrow
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """Return a copy of `sample` with decoded fields.
-
-        Raises:
-            DecodeError: A field's bytes do not decode. An exception of the user's function is raised unchanged, with a
-                note of the location.
-        """
+        """Return a copy of `sample` with decoded fields."""
         decoded = dict(sample)
         for field, data in sample.items():
             try:

@@ -198,12 +198,7 @@ def _parts(path: str) -> list[str]:
 
 
 def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Table:
-    """Return the metadata of the selected datasets.
-
-    Raises:
-        FormatError: The file is damaged, or a dataset is not supported.
-        OptionError: h5py is not installed, or the datasets do not share their first axis.
-    """
+    """Return the metadata of the selected datasets."""
     try:
         import h5py
     except ImportError:

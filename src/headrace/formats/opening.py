@@ -108,12 +108,7 @@ class Opener:
         return Opener, (self.format, self.limits)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the decoded sample, with its key and the URL of its shard.
-
-        Raises:
-            DecodeError: The sample is damaged.
-            FormatError, LimitError: The block is damaged.
-        """
+        """Return the decoded sample, with its key and the URL of its shard."""
         key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
         place = sample.get(PLACE)
         try:

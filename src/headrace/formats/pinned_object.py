@@ -53,11 +53,7 @@ class PinnedObject:
         return target[:count]
 
     async def head(self, stop: int) -> memoryview:
-        """Return the first `stop` bytes. Only those that no earlier call returned are read.
-
-        Raises:
-            ValueError: there are fewer, and it is not the first read.
-        """
+        """Return the first `stop` bytes. Only those that no earlier call returned are read."""
         is_first, have = self.size < 0, len(self._head)
         if stop > have:
             more = await self.read(have, stop - have)

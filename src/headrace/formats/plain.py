@@ -66,12 +66,7 @@ def decode_pickle(data: Buffer) -> object:
 
 
 def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:
-    """Decompress one or several gzip members, and verify their CRCs.
-
-    Raises:
-        ValueError: The data are damaged, or the output exceeds both `limits.unpacked_free_bytes` and
-            `limits.unpacked_ratio` times the input. May also be an error of zlib or gzip.
-    """
+    """Decompress one or several gzip members, and verify their CRCs."""
     if data[:2] != b"\x1f\x8b":
         raise ValueError("it does not begin as gzip data")
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
@@ -139,12 +134,7 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
 
 
 def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays in an .npz file by name.
-
-    Raises:
-        ValueError, zipfile.BadZipFile: The file is damaged, contains other members, or its decompressed size exceeds
-            both `limits.unpacked_free_bytes` and `limits.unpacked_ratio` times its size.
-    """
+    """Return the arrays in an .npz file by name."""
     arrays: dict[str, NDArray[np.generic]] = {}
     decode = NpyDecoder()
     if bytes(data[:4]) not in _ZIP_BEGINS:  # zipfile only checks the end

@@ -106,11 +106,7 @@ def format_named(name: str | Format) -> Format:
 
 
 def format_of(urls: Iterable[str]) -> Format | None:
-    """Return the format that the names of shards determine. None if no name does.
-
-    Raises:
-        OptionError: Several formats, also none for some of the names, or two formats with one suffix.
-    """
+    """Return the format that the names of shards determine. None if no name does."""
     says = formats_by_names()
     found: KnownFormat | None = None
     first = ""

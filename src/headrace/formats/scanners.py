@@ -39,11 +39,7 @@ class SuccessiveScanner(abc.ABC):
         """The lowest offset whose bytes are still needed."""
 
     def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """Scan the buffer at `offset` of the object. Return the samples that end in it.
-
-        Raises:
-            ValueError: The buffer does not start where the one before it ended.
-        """
+        """Scan the buffer at `offset` of the object. Return the samples that end in it."""
         view = memoryview(buffer).cast("B")
         if offset != self._end:
             raise ValueError(f"fed byte {offset} on after {self._end}: buffers must follow one another")

@@ -53,11 +53,7 @@ class Sound(TypedDict):
 
 
 def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
-    """Decode audio with soundfile. The kind is detected from the bytes.
-
-    Raises:
-        ValueError: The data are damaged, or the decoded audio exceeds `limits.member_bytes`.
-    """
+    """Decode audio with soundfile. The kind is detected from the bytes."""
     try:
         import soundfile
     except ImportError:
@@ -85,9 +81,6 @@ def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound
     """Decode audio with torchcodec, also that of a video.
 
     FFmpeg conceals much damage. Audio that is shorter than stated in a WAV, FLAC, AIFF, MP4 or MP3 raises a ValueError.
-
-    Raises:
-        OptionError: torchcodec does not load.
     """
     decoders = torchcodec_decoders("'audio' is by soundfile")
     body = bytes(data)

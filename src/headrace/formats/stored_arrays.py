@@ -87,12 +87,7 @@ class Table:
 
     @staticmethod
     def of(arrays: Mapping[str, StoredArray], size: int, url: str, limits: Limits) -> Table:
-        """Return a table of arrays in a file of `size` bytes.
-
-        Raises:
-            FormatError, LimitError: The file is truncated, or a part that is read at once exceeds the limit.
-            OptionError: The arrays have different numbers of rows.
-        """
+        """Return a table of arrays in a file of `size` bytes."""
         for one in arrays.values():
             if one.parts_bytes > limits.member_bytes:
                 raise LimitError(

@@ -56,11 +56,6 @@ async def build_shard(
         headers_only: Skip long bodies; then there are no checksums. Compressed shards and shards of small members are
             read completely.
         on_bytes: Called with the number of bytes of each read.
-
-    Raises:
-        FormatError, LimitError: the shard is damaged.
-        ObjectChangedError: it was replaced during the build.
-        StorageError: it could not be read.
     """
     shard = PinnedObject(reader, url, on_bytes)
     index = await _in_headers(shard, form, limits) if headers_only else None
@@ -193,9 +188,6 @@ async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
     """Find all samples by reading headers; None if reading the whole archive costs less.
 
     The read size is learned from the members so far, so that the next long body is skipped.
-
-    Raises:
-        FormatError: the archive is damaged, as far as headers and end show.
     """
     tables: list[Rows] = []
     at, window, length, learn_at, members = 0, _FIRST_WINDOW, _FIRST_WINDOW, _LEARN_FROM, 0

@@ -87,11 +87,6 @@ async def build_index(
         output: A path, or an address in a store.
         headers_only: See `build_shard`.
         concurrency: Shards at once.
-
-    Raises:
-        OptionError: another process builds this index, or the address is not writable.
-        StorageError: writing failed.
-        OSError: the disk refused it.
     """
     address = os.fspath(output)
     check_writable(address)
@@ -124,10 +119,6 @@ async def build_file(
     """Build the index of these shards at `path` if it is missing.
 
     If several processes need it, one builds it and the others wait.
-
-    Raises:
-        FormatError, StorageError: a shard cannot be indexed. Finished shards are kept for the next build.
-        OSError: the disk refused it.
     """
     place, shards, progress = Path(path), _named(urls), BuildProgress()
     how = _How(headers_only, form, limits, concurrency)
@@ -278,12 +269,7 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 1.0
 
 
 async def open_spool(path: Path, *, waits: bool = False) -> Spool:
-    """Open and lock the spool at `path`. With `waits`, wait for the lock.
-
-    Raises:
-        OptionError: another process, or another build in this one, has it.
-        OSError: the disk refused it.
-    """
+    """Open and lock the spool at `path`. With `waits`, wait for the lock."""
     pause_s = _PAUSE_S
     while True:
         with anyio.CancelScope(shield=True):  # else a cancellation would leave the spool open

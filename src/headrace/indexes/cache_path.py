@@ -99,11 +99,7 @@ def _trouble(folder: Path) -> str:
 
 @cache
 def _folder_of_process(trouble: str) -> Path:
-    """Create a temporary folder for this process, in place of the cache.
-
-    Raises:
-        OptionError: there is no temporary folder either.
-    """
+    """Create a temporary folder for this process, in place of the cache."""
     try:
         path = Path(tempfile.mkdtemp(prefix="headrace-"))
     except OSError as error:

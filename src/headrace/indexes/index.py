@@ -85,12 +85,7 @@ class Index:
         return self._starts
 
     async def open(self, reader: Reads) -> None:
-        """Read the numbers of samples: one request, or one for each shard with its own index.
-
-        Raises:
-            FormatError: there is no index, it is damaged, or it lacks a shard.
-            StorageError: it could not be read.
-        """
+        """Read the numbers of samples: one request, or one for each shard with its own index."""
         if not self.is_open:
             self._opened = await self._files.open(reader, self._urls, self._held.hold)
             self._starts = np.concatenate([[0], np.cumsum(self._opened.counts)])
@@ -211,9 +206,6 @@ async def open_file(reader: Reads, url: str, urls: Sequence[str]) -> tuple[bytes
     """Read the directory of the index file at `url`.
 
     Return the first bytes of the file, the directory, and the number of each of `urls` in the directory.
-
-    Raises:
-        FormatError: the file is damaged, or does not list one of `urls`.
     """
     what = masked(url)
     head = await reader.read(url, 0, _FIRST_BYTES)

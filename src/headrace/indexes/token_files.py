@@ -115,11 +115,7 @@ class TokenFiles:
         urls: Sequence[str],
         hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (the tables are smaller)
     ) -> OpenedIndex:
-        """Determine the numbers of samples from file sizes and headers.
-
-        Raises:
-            FormatError, OptionError: a file is damaged, or does not contain such tokens.
-        """
+        """Determine the numbers of samples from file sizes and headers."""
         tables = await for_each(len(urls), lambda k: self._table(reader, urls, k))
         first = tables[0].file
         for table in tables:
@@ -346,11 +342,6 @@ async def documents_by_eos(pinned: PinnedObject, file: TokenFile, eos: int, most
     """Return starts of documents and the last end, in tokens. Tokens after the last `eos` count.
 
     Holds a few pieces of the file, and 8 bytes for each document, up to `most_bytes`.
-
-    Raises:
-        FormatError: the file is shorter than before.
-        LimitError: there are too many documents.
-        StorageError: it could not be read.
     """
     begin, stop, itemsize = file.begin, file.begin + file.count * file.dtype.itemsize, file.dtype.itemsize
     found = [np.zeros(1, np.int64)]

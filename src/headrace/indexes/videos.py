@@ -42,23 +42,14 @@ class Videos:
         return partial(Videos, is_built=self.is_built), (self.urls, self.place, self.limits)
 
     async def counts(self, reader: Reads) -> Ints:
-        """Return the number of displayed frames of each video. May read all tables.
-
-        Raises:
-            FormatError: a video or the index file is damaged or not supported.
-            StorageError: one could not be read.
-        """
+        """Return the number of displayed frames of each video. May read all tables."""
         if self.place is None:
             return np.array(await for_each(len(self.urls), partial(self._count, reader)), np.int64)
         directory, found = await self._opened(reader, self.place)
         return directory.samples[found]
 
     async def open(self, reader: Reads) -> None:
-        """Build the index file if needed, and read its directory.
-
-        Raises:
-            FormatError, StorageError: as `counts`.
-        """
+        """Build the index file if needed, and read its directory."""
         if self.place is not None:
             await self._opened(reader, self.place)
 

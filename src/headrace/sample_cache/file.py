@@ -98,11 +98,7 @@ class SampleFile:
         return data if crc32c_of(data.data) == checksum else None
 
     def add(self, number: int, data: Buffer) -> bool:
-        """Store or replace the piece of a number. Return False if there is no room.
-
-        Raises:
-            OSError: the disk is full or failing.
-        """
+        """Store or replace the piece of a number. Return False if there is no room."""
         size = memoryview(data).nbytes
         if not self.has_room(self.nbytes + size):
             return False

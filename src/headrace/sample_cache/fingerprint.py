@@ -60,11 +60,7 @@ class ValueDigest:
         self.draws: str | None = None
 
     def of(self, value: Any) -> bytes:
-        """Return the digest of a value: 32 bytes.
-
-        Raises:
-            NotKnownError: it has none.
-        """
+        """Return the digest of a value: 32 bytes."""
         kind, key = type(value), id(value)
         if kind in _PLAIN:
             return _digest(kind.__name__, marshal.dumps(value, 0))  # format 0 does not depend on identities

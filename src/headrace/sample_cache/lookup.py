@@ -103,11 +103,7 @@ class Keeping(Writer):
         self._key = b""
 
     def file(self) -> SampleFile | None:
-        """Return the file for the functions' current digest; None, after a warning, without one.
-
-        Raises:
-            OptionError: they have no digest.
-        """
+        """Return the file for the functions' current digest; None, after a warning, without one."""
         try:
             expected = None if self._version is not None else fingerprint_of(self._functions)
             key = self._key_with(expected)
@@ -153,11 +149,7 @@ class Keeping(Writer):
 
 
 def fingerprint_of(values: Sequence[Any]) -> bytes:
-    """Return the digest of some values.
-
-    Raises:
-        NotKnownError: one of them has none.
-    """
+    """Return the digest of some values."""
     return ValueDigest().of(list(values))
 
 

@@ -112,13 +112,7 @@ class ArrayRows(AsyncDataset):
         await self._held.aclose()
 
     async def aget(self, key: int) -> dict[str, object]:
-        """Return row `key` of all files.
-
-        Raises:
-            IndexError: There are fewer rows.
-            FormatError: Its chunk is damaged.
-            ObjectChangedError: The file changed.
-        """
+        """Return row `key` of all files."""
         await self.aopen()
         try:
             number = range(int(self._starts[-1]))[operator.index(key)]

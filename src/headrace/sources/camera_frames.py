@@ -61,11 +61,7 @@ class CameraFrames:
         return CameraFrames, arguments
 
     async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row with its encoded frames.
-
-        Raises:
-            FormatError: There is no such episode, or its videos have no frames at that time.
-        """
+        """Return the row with its encoded frames."""
         where = f"row {row['__key__']} of {row['__url__']}"
         number, at = row.get("episode_index"), row.get("timestamp")
         episode = None if number is None else self.episodes.get(number)
@@ -108,12 +104,7 @@ class AddFrames:
         self.limits, self.size, self.is_one = limits, size, is_one
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the complete sample.
-
-        Raises:
-            DecodeError: Frames could not be decoded.
-            FormatError: There is no such task.
-        """
+        """Return the complete sample."""
         read = row.pop(_READ, ())
         if self.tasks and "task_index" in row:
             number = row["task_index"]

@@ -151,13 +151,7 @@ class VideoClips(AsyncDataset):
         return np.array(await for_each(len(self.urls), of), np.int64)
 
     async def aget(self, key: int) -> dict[str, object]:
-        """Return clip `key`, encoded: the bytes of its frames, and of frames that these depend on.
-
-        Raises:
-            IndexError: There are fewer clips.
-            FormatError: Its video is damaged.
-            ObjectChangedError: The video changed since it was listed, or its tables were read.
-        """
+        """Return clip `key`, encoded: the bytes of its frames, and of frames that these depend on."""
         await self.aopen()
         starts = self.starts
         try:
@@ -183,12 +177,7 @@ class VideoClips(AsyncDataset):
         return ordinal
 
     def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:
-        """Return the start and the frames of a clip, by its number in the video.
-
-        Raises:
-            FormatError: The video is too short.
-            ValueError: It has no such frames.
-        """
+        """Return the start and the frames of a clip, by its number in the video."""
         clips = self.clips
         if clips.of_each is None:
             start = number * (clips.every or clips.frames * clips.stride)
@@ -219,11 +208,7 @@ def _too_short(url: str, frames: int, clips: Clips) -> FormatError:
 
 
 async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
-    """Return the table and the version of a video.
-
-    Raises:
-        ObjectChangedError: The video changed since it was listed.
-    """
+    """Return the table and the version of a video."""
     table, version = await videos.video(reader, ordinal)
     if videos.place is None:  # with an index file, reads of frames compare the version
         check_listed(videos.urls, ordinal, version.size, version.etag)
@@ -233,14 +218,7 @@ async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
 async def read_frames(
     reader: Reads, videos: Videos, url: str, video: Video, chosen: Ints
 ) -> tuple[list[Piece], list[np.ndarray[tuple[int], np.dtype[np.uint8]]]]:
-    """Read what decoding some frames of a video needs: pieces, and the bytes of their ranges.
-
-    Raises:
-        ValueError: A frame cannot be decoded.
-        LimitError: The frames need too many bytes.
-        ObjectChangedError: The video changed since its tables were read.
-        StorageError: It could not be read.
-    """
+    """Read what decoding some frames of a video needs: pieces, and the bytes of their ranges."""
     table, version = video
     pieces, spans = pieces_of(table, chosen)
     nbytes = sum(int(piece.size.sum()) for piece in pieces)

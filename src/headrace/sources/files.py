@@ -20,11 +20,7 @@ _SHOWN = 5
 
 
 def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tuple[str, ...]:
-    """Return the classes in the order of their numbers: as given, or sorted.
-
-    Raises:
-        OptionError: `given` is a single text, repeats a class, or lacks one in `found`.
-    """
+    """Return the classes in the order of their numbers: as given, or sorted."""
     if given is None:
         return tuple(sorted(found))
     classes = tuple(given)

@@ -130,11 +130,7 @@ def folder_of(
     classes: Sequence[str] | None = None,
     facts: Facts = (),
 ) -> FolderFiles:
-    """Return the samples of a listed folder; see `hr.folder`.
-
-    Raises:
-        OptionError: The classes are ambiguous, or names do not match.
-    """
+    """Return the samples of a listed folder; see `hr.folder`."""
     folder = listing.folder
     named = None if pattern is None else NamePattern(pattern)
     is_asked = labels is True or classes is not None

@@ -18,11 +18,7 @@ Listed = Sequence[tuple[str, Sequence[float]]]
 
 
 def listed_clips(given: object) -> Listed | None:
-    """Return the clips of a list. None: the list does not have clips.
-
-    Raises:
-        OptionError: A clip has no times.
-    """
+    """Return the clips of a list. None: the list does not have clips."""
     if not isinstance(given, Iterable) or isinstance(given, str):
         return None
     clips: list[tuple[str, tuple[float, ...]]] = []

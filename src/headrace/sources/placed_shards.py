@@ -30,11 +30,7 @@ _INDEX_WORDS = {
 
 
 def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
-    """Return the shards of a location; see `hr.stream`.
-
-    Raises:
-        OptionError: `index` is invalid.
-    """
+    """Return the shards of a location; see `hr.stream`."""
     form, entries = place.format, place.entries
     assert form is not None, "single samples are there, and no shards"
     urls: Sequence[str] = place.urls if entries is None else [one.url for one in entries]

@@ -71,12 +71,7 @@ async def found(url: str, count: int | None, storage_options: Mapping[str, objec
 async def listed(
     folder: str, levels: int | None, storage_options: Mapping[str, object] | None
 ) -> AsyncGenerator[Sequence[Listed], None]:
-    """List the objects in a folder by address, page by page. Needs no loader.
-
-    Raises:
-        OptionError: the store cannot list objects.
-        StorageError, OSError: listing failed.
-    """
+    """List the objects in a folder by address, page by page. Needs no loader."""
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         async for page in reader.listing(folder, levels=levels):
             yield page
@@ -94,11 +89,7 @@ def as_listed(folder: str) -> str:
 
 
 async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> str | None:
-    """Return the folder at its current revision. None without revisions.
-
-    Raises:
-        StorageError, OSError: the store failed.
-    """
+    """Return the folder at its current revision. None without revisions."""
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         return await reader.pinned(folder)
 

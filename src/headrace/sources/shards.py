@@ -147,22 +147,13 @@ class IndexedShards(AsyncDataset):
         """Return sample `key`: a dict with `__key__`, `__url__` and its (wanted) fields as bytes.
 
         Outside a loader, concurrent calls on one event loop share their connections.
-
-        Raises:
-            IndexError: There are fewer samples.
-            ChecksumError: The bytes differ from those that were indexed.
-            ObjectChangedError: The shard changed.
         """
         async with self._readers.use():
             await self.aopen()
             return await self.get(self.number(key), wanted)
 
     def number(self, key: int) -> int:
-        """Return the number of sample `key`, which may be negative. The index must be open.
-
-        Raises:
-            IndexError, TypeError: There is no such sample.
-        """
+        """Return the number of sample `key`, which may be negative. The index must be open."""
         count = int(self.index.starts[-1])
         try:
             return range(count)[operator.index(key)]

@@ -113,10 +113,6 @@ def table_of(
     """Return the samples of a table; see `hr.table`.
 
     `others` reads tables that are neither CSV nor JSON lines.
-
-    Raises:
-        OptionError: A column does not exist, or the column of objects is ambiguous.
-        FormatError: The table is damaged.
     """
     rows = _rows(url, storage_options, others)
     if not len(rows):

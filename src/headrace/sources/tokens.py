@@ -175,11 +175,7 @@ class TokenShards(IndexedShards):
         return TokenSource(self)
 
     def table(self, ordinal: int) -> TokenTable:
-        """Return the table of an open file.
-
-        Raises:
-            ObjectChangedError: The file changed since it was listed.
-        """
+        """Return the table of an open file."""
         table = self.files.tables[ordinal]
         check_listed(self.urls, ordinal, table.file.size, table.file.etag)
         return table

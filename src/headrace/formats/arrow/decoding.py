@@ -97,9 +97,6 @@ def decoded(
     Args:
         head: The bytes of the batch before its body.
         bodies: The bytes of each column, by its number.
-
-    Raises:
-        ValueError, LimitError: The columns are damaged, or need too much memory.
     """
     pa, said = library(), head_of(head)
     places = buffers_by_column(schema, said)

@@ -59,11 +59,7 @@ class Layout(NamedTuple):
 
 
 async def read_layout(reads: Reads, url: str, limits: Limits) -> Layout:
-    """Locate the batches of the object at `url`.
-
-    Raises:
-        ValueError, LimitError: The object is damaged, not Arrow, or exceeds a limit.
-    """
+    """Locate the batches of the object at `url`."""
     part = _Part(reads, url, limits)
     begin = await part.get(0, PREFIX_BYTES)
     if begin[: len(_OLD)] == _OLD:

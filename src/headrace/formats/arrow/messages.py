@@ -91,11 +91,7 @@ def _number(data: bytes, at: int, layout: str) -> int:
 
 
 def head_bytes(prefix: bytes) -> int:
-    """Return the size of a message before its body, from its first 8 bytes. 0: end of stream.
-
-    Raises:
-        ValueError: The bytes are damaged, or use the encoding before Arrow 0.15.
-    """
+    """Return the size of a message before its body, from its first 8 bytes. 0: end of stream."""
     if len(prefix) < PREFIX_BYTES:
         raise ValueError("it is cut off in the head of a message")
     if prefix[:4] != CONTINUATION:

@@ -218,11 +218,7 @@ def pack_directory(entries: Sequence[Entry]) -> bytes:
 
 
 def read_head(data: Buffer, what: str = "the index") -> int:
-    """Return the bytes up to the directory's end. `data` has at least the first 24 bytes.
-
-    Raises:
-        FormatError: this is no index file, or of an unsupported version.
-    """
+    """Return the bytes up to the directory's end. `data` has at least the first 24 bytes."""
     if len(data) < HEAD.size or bytes(data[:8]) != MAGIC:
         raise _refused(what, f"is no headrace index file: it does not begin with {MAGIC!r}")
     _, version, flags, length = HEAD.unpack_from(data)
@@ -242,11 +238,7 @@ def _refused(what: str, why: str) -> FormatError:
 
 
 def read_directory(data: Buffer, what: str = "the index") -> Directory:
-    """Parse the directory of the index file that starts with `data`.
-
-    Raises:
-        FormatError: this is no index file of a supported version, it is damaged, or `data` is too short.
-    """
+    """Parse the directory of the index file that starts with `data`."""
     end = read_head(data, what)
     if len(data) < end:
         raise damage(what, f"its directory takes {end} bytes, and there are {len(data)}")
@@ -258,11 +250,7 @@ def read_directory(data: Buffer, what: str = "the index") -> Directory:
 
 
 def check_block(data: Buffer, check: int, what: str) -> None:
-    """Check the CRC-32 of a block.
-
-    Raises:
-        FormatError: it differs. The message contains `what`.
-    """
+    """Check the CRC-32 of a block."""
     if zlib.crc32(data) != check:
         raise wrong_check(what)
 

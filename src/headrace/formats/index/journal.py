@@ -59,12 +59,7 @@ class Journal:
 
 
 def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -> int:
-    """Write an index file of `entries`, whose blocks are in `journal`. Return its size.
-
-    Raises:
-        ValueError: two entries have one address.
-        FormatError: a block in the journal does not match its entry.
-    """
+    """Write an index file of `entries`, whose blocks are in `journal`. Return its size."""
     if len({entry.name for entry in entries}) < len(entries):
         raise ValueError("two entries of one index have the same address")
     written = file.write(pack_directory(entries))

@@ -46,11 +46,7 @@ def damage(what: str, why: str) -> FormatError:
 
 
 def smallest(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Convert `values` to the smallest unsigned type that holds them all.
-
-    Raises:
-        ValueError: one is negative.
-    """
+    """Convert `values` to the smallest unsigned type that holds them all."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if low < 0:
         raise ValueError(f"{low} is negative: it is no offset, size or count")
@@ -58,11 +54,7 @@ def smallest(values: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def pack_arrays(facts: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """Pack non-negative integer `arrays` and small JSON `facts` as bytes.
-
-    Raises:
-        LimitError: they exceed the container's limit.
-    """
+    """Pack non-negative integer `arrays` and small JSON `facts` as bytes."""
     small = {name: smallest(array) for name, array in arrays.items()}
     said = {"arrays": {name: [array.dtype.str[1:], len(array)] for name, array in small.items()}, **facts}
     text = json.dumps(said, separators=(",", ":")).encode()
@@ -88,12 +80,7 @@ def _most(packed: int) -> int:
 
 
 def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str, NDArray[np.generic]]]:
-    """Unpack the result of `pack_arrays` to facts and arrays (read-only views).
-
-    Raises:
-        FormatError: it is damaged. The message contains `what`.
-        LimitError: the unpacked size exceeds the limit.
-    """
+    """Unpack the result of `pack_arrays` to facts and arrays (read-only views)."""
     body = _body(memoryview(data).cast("B"), what)
     try:
         (length,) = _LENGTH.unpack_from(body)
@@ -147,11 +134,7 @@ class Arrays:
         return name in self.arrays
 
     def ints(self, name: str, count: int | None = None, *, most: int = MOST) -> Ints:
-        """Return the array `name`: `count` numbers up to `most`, with a sum far below 2**63.
-
-        Raises:
-            FormatError: it is missing or invalid.
-        """
+        """Return the array `name`: `count` numbers up to `most`, with a sum far below 2**63."""
         array = self.arrays.get(name)
         if array is None:
             raise damage(self.what, f"it has no array {name!r}")

@@ -56,11 +56,7 @@ class ShardIndex:
     kept: dict[int, Any] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """Pack the index: 5 to 10 bytes a member, half of them its checksum.
-
-        Raises:
-            ValueError: members overlap or are out of order.
-        """
+        """Pack the index: 5 to 10 bytes a member, half of them its checksum."""
         rows = self.rows
         unit = 1 if (rows.offset % TAR_BLOCK).any() else TAR_BLOCK
         lengths = np.strings.str_len(rows.keys).astype(np.int64)
@@ -85,12 +81,7 @@ class ShardIndex:
 
     @staticmethod
     def unpack(data: Buffer, what: str) -> ShardIndex:
-        """Unpack the result of `pack`.
-
-        Raises:
-            FormatError: the bytes are damaged, or describe no possible archive. The message contains `what`.
-            LimitError: they need too much memory.
-        """
+        """Unpack the result of `pack`."""
         arrays = Arrays(data, what)
         size, etag = arrays.fact_if_any("size", as_number), arrays.fact_if_any("etag", as_text)
         if size is not None and not 0 <= size <= MOST:
@@ -110,9 +101,6 @@ def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> In
     """Return the gap before each member, in units of `unit` bytes, after rounding members up.
 
     The member before the first one ends at `end`.
-
-    Raises:
-        ValueError: a gap is negative or no multiple of `unit`.
     """
     before = np.zeros(len(offset), np.int64)
     before[:1] = end + (unit - 1) & -unit
@@ -174,11 +162,7 @@ def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
 
 
 def check_keys(what: str, longest: int, count: int, nbytes: int) -> int:
-    """Return the width of a table of `count` keys with `nbytes` in total.
-
-    Raises:
-        LimitError: the table would be too large.
-    """
+    """Return the width of a table of `count` keys with `nbytes` in total."""
     width = max(longest, 1)
     if width * count > max(_KEY_TABLE_BYTES, 8 * nbytes):
         raise LimitError(f"{masked(what)}: {count} keys of up to {width} bytes are over the limit", url=what)

@@ -81,11 +81,7 @@ class GroupFacts(NamedTuple):
 def decoded(
     facts: GroupFacts, parts: Sequence[ColumnPages], bodies: Mapping[str, Sequence[bytes]], limits: Limits
 ) -> dict[str, Arrow]:
-    """Decode the rows `facts.runs` of some columns. `bodies` are their pieces, in file order.
-
-    Raises:
-        ValueError, LimitError: The columns are damaged, or need too much memory. The message names the column if known.
-    """
+    """Decode the rows `facts.runs` of some columns. `bodies` are their pieces, in file order."""
     if not parts:
         return {}
     chunks, dictionaries, together = dict[int, Buffer](), list[str](), dict[tuple[Run, ...], list[ColumnPages]]()
@@ -211,9 +207,6 @@ def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
     """Return INT96 timestamps in nanoseconds if all fit into int64, else in microseconds.
 
     pyarrow silently wraps nanoseconds outside of 1677-2262. Spark writes such timestamps, with microseconds.
-
-    Raises:
-        ValueError: Neither unit holds all values exactly.
     """
     pa = library()
     try:

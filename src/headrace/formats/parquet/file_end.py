@@ -37,12 +37,7 @@ class FileEnd:
         return FileEnd(shard, bytes(tail))
 
     async def footer(self, limits: Limits) -> bytes:
-        """Return the footer. Read its missing part.
-
-        Raises:
-            ValueError, LimitError: This is not a complete Parquet file, or the footer exceeds the limit.
-            StorageError: The file could not be read.
-        """
+        """Return the footer. Read its missing part."""
         ((start, tail),) = self._parts
         size = self.shard.size
         is_short = size < len(MAGIC) + END_BYTES

@@ -131,10 +131,6 @@ def read_footer(
     Args:
         chosen: Returns the columns to read, from the names of all columns.
         constants: Fields that are equal in all rows. Columns of the same name override them.
-
-    Raises:
-        ValueError: The footer is damaged, or the file uses an unsupported feature.
-        LimitError: The file needs more memory than `limits` allow.
     """
     parts = _split(data)
     opened = opened_footer(FileFacts(parts.head, parts.tail).footer())

@@ -49,12 +49,7 @@ class PageSummary(NamedTuple):
 
 
 def check_pages(data: bytes, leaf: ParquetLeaf, codec: str, limits: Limits) -> PageSummary:
-    """Check the pages of a column chunk and their checksums.
-
-    Raises:
-        ValueError: The pages are damaged, or have an unknown encoding. The message names the byte.
-        LimitError: The values would take more memory than `limits` allow.
-    """
+    """Check the pages of a column chunk and their checksums."""
     view, at, values, unpacked, by_dictionary = memoryview(data), 0, 0, 0, 0
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
     dictionary, deltas = None, list[_Page]()

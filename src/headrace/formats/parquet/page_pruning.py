@@ -36,10 +36,6 @@ async def pruned(
     Args:
         asked: The predicate of each group, after its statistics were used.
         indexes: Receives the page indexes that were read, by the start of their chunk.
-
-    Raises:
-        ValueError: The file is shorter than before.
-        StorageError: The file could not be read. All processes need the same rows, so the error cannot be ignored.
     """
     left = [Left(one, ((0, group.rows),)) for one, group in zip(asked, footer.groups, strict=True)]
     open_groups = [k for k, group in enumerate(footer.groups) if group.rows and not is_decided(asked[k], group)]

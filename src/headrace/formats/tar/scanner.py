@@ -95,11 +95,7 @@ class TarScanner:
         return self._ended and self.member is not None
 
     def skip(self, offset: int) -> None:
-        """Continue at `offset`, at most the next header. The skipped bytes are part of a body.
-
-        Raises:
-            ValueError: Bytes before `offset` are needed.
-        """
+        """Continue at `offset`, at most the next header. The skipped bytes are part of a body."""
         if self._extended is not None or not self._end <= offset <= self._next:
             raise ValueError(f"bytes {self._end} to {offset} cannot be skipped: the next header is at {self._next}")
         self._end = offset

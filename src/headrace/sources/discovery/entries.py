@@ -161,12 +161,7 @@ def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> N
 
 
 def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
-    """Return (entries, metadata) of a file written by `save_entries`.
-
-    Raises:
-        FormatError: it is damaged.
-        OSError: it cannot be read.
-    """
+    """Return (entries, metadata) of a file written by `save_entries`."""
     from headrace.sources.discovery.kinds import kept_survey
 
     try:
@@ -192,11 +187,7 @@ def version_at(urls: Sequence[str], number: int) -> Version | None:
 
 
 def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str | None) -> None:
-    """Check that an object that was read has the listed version, if both are known.
-
-    Raises:
-        ObjectChangedError: it has another version.
-    """
+    """Check that an object that was read has the listed version, if both are known."""
     listed = version_at(urls, number) or Version()
     if size is not None and size >= 0 and listed.size not in (None, size):
         raise not_as_listed(urls[number], f"it had {listed.size} bytes then, and has {size}")

@@ -87,10 +87,6 @@ def names_at(
     Args:
         folders: Lower-case suffixes of the wanted names in a folder. If no name matches, or there are no suffixes, all
             names are used. None: folders are not listed.
-
-    Raises:
-        OptionError: there is no object, or one is named twice.
-        StorageError: a folder could not be listed.
     """
     from headrace.sources.discovery.urls import expand
 
@@ -128,12 +124,7 @@ def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
 def place_of(
     names: Names, given: str | Format | None, limits: Limits, storage_options: Options, *, kept: bool = False
 ) -> Place:
-    """Determine what the addresses contain. `kept`: use listings cached on this machine.
-
-    Raises:
-        OptionError: unknown; the message describes remedies.
-        FormatError, StorageError: a catalogue cannot be read.
-    """
+    """Determine what the addresses contain. `kept`: use listings cached on this machine."""
     asks = partial(_read, storage_options)
     urls = names.urls
     if names.listings:
@@ -192,9 +183,6 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
     """Return the format by an object's first or last bytes, and which of them identified it.
 
     Of an object that is compressed by its name, the decompressed bytes are used.
-
-    Raises:
-        OptionError: the object is compressed, but not by its name.
     """
     if head is None:
         return None, ""
@@ -303,12 +291,7 @@ def _is_folder(url: str) -> bool:
 
 
 def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> Names:
-    """List some folders.
-
-    Raises:
-        OptionError: one is empty, or its store cannot list.
-        StorageError: one could not be listed.
-    """
+    """List some folders."""
     from headrace.sources.discovery.listing import listing_of
 
     listings = [listing_of(f"{url.rstrip('/')}/", None, storage_options, kept=kept) for url in urls]

@@ -65,10 +65,6 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     """List a folder (`place` with a slash at its end) or pattern, sorted by address.
 
     With `kept`, use the listing cached on this machine, or create it.
-
-    Raises:
-        OptionError: the store cannot list.
-        StorageError, OSError: listing failed.
     """
     path = names_path(place, storage_options)
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
