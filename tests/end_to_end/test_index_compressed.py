@@ -102,7 +102,7 @@ def test_compressed_shards_are_refused_in_an_order_that_reading_them_from_their_
 def built_index(url: str, limits: Limits = DEFAULTS) -> ShardIndex:
     async def build() -> ShardIndex:
         async with Reader(concurrency=1) as reader:
-            return (await build_shard(reader, url, limits=limits))[0]
+            return await build_shard(reader, url, limits=limits)
 
     return asyncio.run(build())
 

@@ -7,7 +7,7 @@ result is None for all other data, and samples are decoded one by one. A propert
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -61,12 +61,11 @@ Columns = Sequence[Column] | Mapping[str, Column | Sequence[str]]
 """The values of samples that are tuples or dicts: a column each, or the string of each sample."""
 
 
-class SampleColumns(Protocol):
-    """Makes the values of all samples of a row table at once."""
+SampleColumns = Callable[[Rows, ColumnBodies, Sequence[str]], Columns | None]
+"""Makes the values of all samples of a row table at once, or None if they must be made one by one.
 
-    def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
-        """Return the columns. None if samples must be made one by one. `urls`: shard of each sample."""
-        ...
+The texts are the URLs of the shards of the samples.
+"""
 
 
 class ColumnDecoder:

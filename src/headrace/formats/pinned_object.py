@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from headrace._util.reads import Reads
 from headrace.errors import ObjectChangedError
 
+T = TypeVar("T")
+
 PIECE_BYTES = 4 * 2**20
 _PIECES_AHEAD = 4
+_AT_ONCE = 64
 
 
 class PinnedObject:
@@ -20,7 +24,6 @@ class PinnedObject:
         self.url = url
         self.size = -1
         self.etag: str | None = None
-        self.requests = self.nbytes = 0
         self._reader, self._on_bytes = reader, on_bytes
         self._head = memoryview(b"")
 
@@ -38,7 +41,6 @@ class PinnedObject:
             if not length:
                 return memoryview(b"")
         target = memoryview(bytearray(length))
-        self.requests += 1
         span = await self._reader.read_into(self.url, start, target, etag=self.etag)
         if self.size < 0:
             self.size, self.etag = span.size, span.etag
@@ -47,10 +49,13 @@ class PinnedObject:
                 f"the object changed while it was indexed: it had {self.size} bytes, now {span.size}", url=self.url
             )
         count = span.stop - span.start
-        self.nbytes += count
         if self._on_bytes is not None:
             self._on_bytes(count)
         return target[:count]
+
+    async def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes [start, stop) of each range, read concurrently."""
+        return await for_each(len(ranges), lambda k: self.read(ranges[k][0], ranges[k][1] - ranges[k][0]))
 
     async def head(self, stop: int) -> memoryview:
         """Return the first `stop` bytes. Only those that no earlier call returned are read."""
@@ -78,3 +83,21 @@ class PinnedObject:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
+
+
+async def for_each(count: int, do: Callable[[int], Awaitable[T]], at_once: int = _AT_ONCE) -> list[T]:
+    """Return `do(0)` … `do(count - 1)`. Up to `at_once` run concurrently, and the first error cancels the rest."""
+    results: dict[int, T] = {}
+    todo = iter(range(count))
+
+    async def work() -> None:
+        for k in todo:
+            results[k] = await do(k)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(count, at_once)):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+    return [results[k] for k in range(count)]

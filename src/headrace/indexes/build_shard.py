@@ -6,9 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import anyio.to_thread
 import google_crc32c
@@ -31,12 +29,6 @@ _UNPACKED_PIECE = 2**20
 _TAIL_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    requests: int
-    nbytes: int
-
-
 async def build_shard(
     reader: Reads,
     url: str,
@@ -45,7 +37,7 @@ async def build_shard(
     limits: Limits = DEFAULTS,
     headers_only: bool = False,
     on_bytes: Callable[[int], object] | None = None,
-) -> tuple[ShardIndex, Cost]:
+) -> ShardIndex:
     """Build the index of a shard, from one version of the object.
 
     The whole shard is read, decompressed according to its name, and all members get checksums. Memory: the longest
@@ -61,7 +53,7 @@ async def build_shard(
     index = await _in_headers(shard, form, limits) if headers_only else None
     if index is None:
         index = await _read_whole(shard, form, limits)
-    return index, Cost(shard.requests, shard.nbytes)
+    return index
 
 
 async def _in_headers(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex | None:
@@ -77,7 +69,7 @@ async def _read_whole(shard: PinnedObject, form: Format, limits: Limits) -> Shar
     if scanner is None:
         raise OptionError(f"{masked(shard.url)}: shards of the format {form.name!r} bring their own index along")
     scan = _Scan(scanner)
-    takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits, is_padded=True))
+    takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits, is_padded=True))
     end = 0
     async with aclosing(shard.pieces()) as pieces:
         async for data in pieces:
@@ -87,10 +79,6 @@ async def _read_whole(shard: PinnedObject, form: Format, limits: Limits) -> Shar
     rows = Rows.concat(scan.tables) if scan.tables else Rows.empty()
     crc = np.concatenate(scan.checksums) if scan.tables else np.zeros(0, np.uint32)
     return ShardIndex(rows, crc, shard.size, shard.etag, frames)
-
-
-class _Takes(Protocol):
-    def feed(self, data: memoryview, *, last: bool) -> None: ...
 
 
 class _Scan:

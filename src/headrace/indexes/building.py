@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import threading
@@ -26,19 +25,12 @@ from headrace.formats.format import Format
 from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import Journal, index_of_one, write_index
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.pinned_object import PinnedObject
+from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.formats.tar.format import TAR
-from headrace.indexes.build_shard import Cost, build_shard
+from headrace.indexes.build_shard import build_shard
 from headrace.indexes.cache_path import beside, cache_path
 
-__all__ = [
-    "BuildProgress",
-    "Cost",
-    "build_beside",
-    "build_file",
-    "build_index",
-    "build_shard",
-]
+__all__ = ["BuildProgress", "build_beside", "build_file", "build_index", "build_shard"]
 
 
 @dataclass(slots=True)
@@ -111,17 +103,15 @@ async def build_file(
     urls: Sequence[str],
     path: str | Path,
     *,
-    headers_only: bool = True,
     form: Format = TAR,
     limits: Limits = DEFAULTS,
-    concurrency: int = 8,
 ) -> None:
     """Build the index of these shards at `path` if it is missing.
 
     If several processes need it, one builds it and the others wait.
     """
     place, shards, progress = Path(path), _named(urls), BuildProgress()
-    how = _How(headers_only, form, limits, concurrency)
+    how = _How(headers_only=True, form=form, limits=limits, concurrency=8)
     if await anyio.to_thread.run_sync(place.exists):
         return
     with await open_spool(how.journal(place), waits=True) as spool:
@@ -207,7 +197,7 @@ async def _build(
     publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
 ) -> None:
     progress.total = len(shards)
-    todo = iter(shards.items())
+    names = list(shards.items())
 
     async def index(name: str, url: str) -> None:
         known = spool.entries.get(name)
@@ -219,7 +209,7 @@ async def _build(
         if own is not None:
             entry, block = replace(own[0], name=name), own[1]
         else:
-            found, _ = await build_shard(
+            found = await build_shard(
                 reader,
                 url,
                 form=how.form,
@@ -234,19 +224,14 @@ async def _build(
         progress.entries[name] = await anyio.to_thread.run_sync(spool.add, entry, block)
         progress.seen_bytes += entry.size
 
-    async def work() -> None:
-        for name, url in todo:
-            try:
-                await index(name, url)
-            except StageError as error:
-                progress.failures[name] = error
+    async def attempt(k: int) -> None:
+        name, url = names[k]
+        try:
+            await index(name, url)
+        except StageError as error:
+            progress.failures[name] = error
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(how.concurrency, len(shards))):
-                group.create_task(work())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    await for_each(len(names), attempt, how.concurrency)
 
 
 async def _is_same(reader: Reads, url: str, known: Entry, progress: BuildProgress) -> bool:

@@ -12,7 +12,8 @@ from headrace.errors import FormatError, masked, not_as_listed
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.indexes.index import OpenedIndex, for_each
+from headrace.formats.pinned_object import for_each
+from headrace.indexes.index import OpenedIndex
 from headrace.types import Ints
 
 _Columns = tuple[tuple[str, str], ...]

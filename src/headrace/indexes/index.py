@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,13 +15,11 @@ from headrace.formats.format import Format
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import for_each
 from headrace.indexes.single_flight import HeldReads
 from headrace.types import Ints
 
-T = TypeVar("T")
-
 _FIRST_BYTES = 4 * 2**20
-_AT_ONCE = 64
 
 
 class OpenedIndex(NamedTuple):
@@ -108,7 +105,7 @@ class Index:
         if shard is None:
             from headrace.indexes.build_shard import build_shard
 
-            shard, _ = await build_shard(reader, url, form=self._format, limits=self._limits, headers_only=True)
+            shard = await build_shard(reader, url, form=self._format, limits=self._limits, headers_only=True)
         count = int(self._opened.counts[ordinal])
         if len(shard.rows) != count:
             raise FormatError(
@@ -182,24 +179,6 @@ class FileForEach:
         start, stop, check = directory.block(found)
         check_block(data[start:stop], check, what)
         return ShardIndex.unpack(data[start:stop], what)
-
-
-async def for_each(count: int, do: Callable[[int], Awaitable[T]]) -> list[T]:
-    """Return `do(0)` … `do(count - 1)`, called concurrently. The first error cancels the rest."""
-    results: dict[int, T] = {}
-    todo = iter(range(count))
-
-    async def work() -> None:
-        for k in todo:
-            results[k] = await do(k)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(count, _AT_ONCE)):
-                group.create_task(work())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors.exceptions[0].__cause__
-    return [results[k] for k in range(count)]
 
 
 async def open_file(reader: Reads, url: str, urls: Sequence[str]) -> tuple[bytes, Directory, Ints]:

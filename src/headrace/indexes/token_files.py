@@ -15,11 +15,11 @@ from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMi
 from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.pinned_object import PinnedObject
+from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.formats.tokens import layouts, megatron
 from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage
 from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
-from headrace.indexes.index import OpenedIndex, for_each
+from headrace.indexes.index import OpenedIndex
 from headrace.types import Ints
 
 _PIECE_SEQUENCES = 2**19  # sequences of an .idx that are read and checked at once: 6 MiB

@@ -15,9 +15,9 @@ from headrace.formats.limits import Limits
 from headrace.formats.mp4.finding import Tables
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.table import VideoTable
-from headrace.formats.pinned_object import PinnedObject
+from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.indexes.building import build_file
-from headrace.indexes.index import for_each, open_file
+from headrace.indexes.index import open_file
 from headrace.indexes.single_flight import HeldReads
 from headrace.types import Ints
 

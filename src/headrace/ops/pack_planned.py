@@ -17,7 +17,7 @@ from headrace.dataset.asynchronous import MadeDataset, MadeSource
 from headrace.dataset.source import HasKeys, KeepsKey, Parts, SampleSource, SourceOrders
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
-from headrace.indexes.index import for_each
+from headrace.formats.pinned_object import for_each
 from headrace.ops.pack import DocumentPart
 from headrace.ops.run_inline import split_steps, through_first
 from headrace.order import Order, Places, draw

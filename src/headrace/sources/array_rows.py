@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol
 
 import anyio.to_thread
 import numpy as np
@@ -16,28 +15,18 @@ from headrace._util.reads import Reads, Version
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.blocking import blocking
 from headrace.dataset.source import SampleSource, StoredSource, Traits, fingerprint_of
-from headrace.errors import FormatError, masked, not_as_indexed
+from headrace.errors import FormatError, masked
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.pinned_object import for_each
 from headrace.formats.stored_arrays import Array, Names, StoredArray, Table
-from headrace.indexes.index import for_each
 from headrace.indexes.single_flight import HELD_BYTES, HeldReads
+from headrace.sources.bodies import read_exactly
 from headrace.sources.discovery.entries import check_listed
 from headrace.sources.reading import OwnReaders
 from headrace.types import Ints
 
-
-class ArrayFiles(Protocol):
-    """A kind of files that hold arrays. `names` are the requested ones. It is picklable."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def names(self) -> Names: ...
-
-    async def table(self, reader: Reads, url: str, limits: Limits) -> tuple[Table, Version]:
-        """Read the locations of the rows of a file's arrays, and the version of the file."""
-        ...
+TableReader = Callable[[Reads, str, Names, Limits], Awaitable[tuple[Table, Version]]]
+"""Reads the locations of the rows of the named arrays of a file, and the version of the file."""
 
 
 class ArrayRows(AsyncDataset):
@@ -46,11 +35,14 @@ class ArrayRows(AsyncDataset):
     def __init__(
         self,
         urls: Sequence[str],
-        files: ArrayFiles,
+        names: Names,
+        table: TableReader,
+        kind: str,
         limits: Limits = DEFAULTS,
         storage_options: Mapping[str, object] | None = None,
     ) -> None:
-        self.urls, self.files, self.limits, self.storage_options = urls, files, limits, storage_options
+        self.urls, self.names, self.limits, self.storage_options = urls, names, limits, storage_options
+        self._read_table, self.kind = table, kind
         self._readers = OwnReaders(storage_options, self.aclose)
         self._tables: list[tuple[Table, Version]] = []
         self._starts: Ints = np.zeros(1, np.int64)
@@ -59,7 +51,7 @@ class ArrayRows(AsyncDataset):
         self._numbers: dict[tuple[int, str, int], int] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ArrayRows, (self.urls, self.files, self.limits, self.storage_options)
+        return ArrayRows, (self.urls, self.names, self._read_table, self.kind, self.limits, self.storage_options)
 
     def __sample_source__(self) -> SampleSource:
         return ArraySource(self)
@@ -150,18 +142,14 @@ class ArrayRows(AsyncDataset):
             part = parts[k]
             if not part.size:
                 return b""
-            stop = part.offset + part.size
-            data = await reader.read(url, part.offset, stop, version=version)
-            if len(data) < part.size:
-                raise not_as_indexed(url, f"of bytes {part.offset} to {stop} it has only {len(data)}")
-            return data
+            return await read_exactly(reader, url, part.offset, part.offset + part.size, version)
 
         bodies = await for_each(len(parts), body)
         # never on the loop: a thread that holds the library's lock may be waiting for a read on the loop
         return await anyio.to_thread.run_sync(array.assembled, number, bodies, limiter=running_threads.get())
 
     async def _table(self, reader: Reads, ordinal: int) -> tuple[Table, Version]:
-        return await self.files.table(reader, self.urls[ordinal], self.limits)
+        return await self._read_table(reader, self.urls[ordinal], self.names, self.limits)
 
 
 class ArraySource(StoredSource, KeySource):
@@ -186,13 +174,13 @@ class ArraySource(StoredSource, KeySource):
     @property
     def text(self) -> str:
         more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
-        return f"{self.data.files.kind}({masked(self.urls[0])}{more})"
+        return f"{self.data.kind}({masked(self.urls[0])}{more})"
 
     def fingerprint(self) -> str:
-        return fingerprint_of((*self.urls, _digest_of(self.data.files.names)))
+        return fingerprint_of((*self.urls, _digest_of(self.data.names)))
 
     def fingerprint_with(self, sizes: Ints) -> str:
-        return fingerprint_of((*self.urls, _digest_of(self.data.files.names)), sizes)
+        return fingerprint_of((*self.urls, _digest_of(self.data.names)), sizes)
 
 
 def _digest_of(names: Names) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from headrace._util.reads import Reads, Version
@@ -17,14 +16,9 @@ from headrace.sources.constructors import Urls
 from headrace.sources.discovery.guessing import names_at
 
 
-@dataclass(frozen=True)
-class NumpyFiles:
-    names: Names
-    kind: str = "arrays"
-
-    async def table(self, reader: Reads, url: str, limits: Limits) -> tuple[Table, Version]:
-        read = npy_table if path_of(url).lower().endswith(".npy") else npz_table
-        return await read(reader, url, self.names, limits)
+async def numpy_table(reader: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
+    read = npy_table if path_of(url).lower().endswith(".npy") else npz_table
+    return await read(reader, url, names, limits)
 
 
 def arrays(
@@ -60,4 +54,4 @@ def arrays(
     """
     check_names(names, "names")
     places = names_at(urls, storage_options, kept=listing == "kept", folders=(".npz", ".npy")).urls
-    return Stream(ArrayRows(places, NumpyFiles(names), limits, storage_options))
+    return Stream(ArrayRows(places, names, numpy_table, "arrays", limits, storage_options))

@@ -14,12 +14,12 @@ import numpy as np
 
 from headrace._util.checksums import crc32c_of
 from headrace._util.reads import Reads, Version
-from headrace.errors import ChecksumError, FormatError, LimitError, ObjectChangedError, not_as_indexed
+from headrace.errors import ChecksumError, FormatError, LimitError, not_as_indexed
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames, misplaced
-from headrace.indexes.index import for_each
 from headrace.sources.unpacking import UnpackedShards
 from headrace.types import Buffer
 
@@ -84,8 +84,7 @@ async def bodies_at(
         data = await reader.read(url, begin, end, check=is_right, version=version_of(shard))
         if why and (said := why[-1]) is not None:
             raise not_as_indexed(url, said)
-        if len(data) < end - begin:
-            raise _another(url, begin, end, len(data))
+        _check_length(data, url, begin, end)
 
     if len(groups) == 1:
         await read(groups[0])
@@ -172,8 +171,15 @@ def _bodies_of(
     return bodies
 
 
-def _another(url: str, start: int, stop: int, count: int) -> ObjectChangedError:
-    return not_as_indexed(url, f"of bytes {start} to {stop} it has only {count}")
+async def read_exactly(reader: Reads, url: str, start: int, stop: int, version: Version) -> bytes:
+    data = await reader.read(url, start, stop, version=version)
+    _check_length(data, url, start, stop)
+    return data
+
+
+def _check_length(data: bytes, url: str, start: int, stop: int) -> None:
+    if len(data) < stop - start:
+        raise not_as_indexed(url, f"of bytes {start} to {stop} it has only {len(data)}")
 
 
 def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:

@@ -12,7 +12,7 @@ from headrace.errors import DecodeError, FormatError, OptionError, StageError, m
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.frames import WHY_MOST, decoded
 from headrace.formats.mp4.pieces import Piece
-from headrace.indexes.index import for_each
+from headrace.formats.pinned_object import for_each
 from headrace.indexes.videos import Videos
 from headrace.sources.clips import read_frames, video_as_listed
 from headrace.sources.reading import OwnReaders

@@ -18,12 +18,13 @@ from headrace._util.reads import Reads
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.blocking import blocking
 from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
-from headrace.errors import FormatError, LimitError, ObjectChangedError, masked, not_as_indexed, printable
+from headrace.errors import FormatError, LimitError, ObjectChangedError, masked, printable
 from headrace.formats.mp4.frames import BODIES, PIECES
 from headrace.formats.mp4.pieces import Piece, pieces_of
 from headrace.formats.mp4.table import VideoTable
-from headrace.indexes.index import for_each
+from headrace.formats.pinned_object import for_each
 from headrace.indexes.videos import Video, Videos
+from headrace.sources.bodies import read_exactly
 from headrace.sources.discovery.entries import check_listed
 from headrace.sources.files import Facts
 from headrace.sources.reading import OwnReaders
@@ -228,11 +229,7 @@ async def read_frames(
         )
 
     async def body(k: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        begin, end = spans[k]
-        data = await reader.read(url, begin, end, version=version)
-        if len(data) < end - begin:
-            raise not_as_indexed(url, f"of bytes {begin} to {end} it has only {len(data)}")
-        return np.frombuffer(data, np.uint8)
+        return np.frombuffer(await read_exactly(reader, url, *spans[k], version), np.uint8)
 
     try:
         return pieces, await for_each(len(spans), body)

@@ -97,7 +97,7 @@ class FolderFiles(Objects):
         if len(urls) == 1:
             bodies = [await self.body(first)]
         else:
-            from headrace.indexes.index import for_each
+            from headrace.formats.pinned_object import for_each
 
             bodies = await for_each(len(urls), lambda k: self.body(first + k))
         for url, body in zip(urls, bodies, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -16,6 +15,7 @@ from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, masked
 from headrace.formats.hdf5 import MAGIC, PAGE_BYTES, RangeFile, table_of
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.stored_arrays import Names, Table, check_names
 from headrace.sources.array_rows import ArrayRows
 from headrace.sources.constructors import Urls
@@ -24,26 +24,20 @@ from headrace.sources.discovery.guessing import names_at
 _HEAD_BYTES = 4 * PAGE_BYTES
 
 
-@dataclass(frozen=True)
-class Hdf5Files:
-    names: Names
-    kind: str = "hdf5"
+async def hdf5_table(reader: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
+    shard = PinnedObject(reader, url)
+    known = bytes(await shard.read(0, _HEAD_BYTES))
+    version = Version(shard.size, shard.etag)
+    if MAGIC not in known:
+        raise FormatError(f"{masked(url)} is no HDF5 file: it begins with {known[:8]!r}", url=url)
 
-    async def table(self, reader: Reads, url: str, limits: Limits) -> tuple[Table, Version]:
-        head = memoryview(bytearray(_HEAD_BYTES))
-        span = await reader.read_into(url, 0, head)
-        version = Version(span.size, span.etag)
-        known = bytes(head[: span.stop - span.start])
-        if MAGIC not in known:
-            raise FormatError(f"{masked(url)} is no HDF5 file: it begins with {known[:8]!r}", url=url)
+    def read(start: int, stop: int) -> bytes:
+        return anyio.from_thread.run(partial(reader.read, url, start, stop, version=version))
 
-        def read(start: int, stop: int) -> bytes:
-            return anyio.from_thread.run(partial(reader.read, url, start, stop, version=version))
-
-        file = RangeFile(read, span.size, limits.member_bytes)
-        file.hold(known)
-        described = partial(table_of, file, self.names, url, limits)
-        return await anyio.to_thread.run_sync(described, limiter=running_threads.get()), version
+    file = RangeFile(read, shard.size, limits.member_bytes)
+    file.hold(known)
+    described = partial(table_of, file, names, url, limits)
+    return await anyio.to_thread.run_sync(described, limiter=running_threads.get()), version
 
 
 def hdf5(
@@ -78,4 +72,4 @@ def hdf5(
     """
     check_names(datasets, "datasets")
     places = names_at(urls, storage_options, kept=listing == "kept", folders=(".h5", ".hdf5", ".nc")).urls
-    return Stream(ArrayRows(places, Hdf5Files(datasets), limits, storage_options))
+    return Stream(ArrayRows(places, datasets, hdf5_table, "hdf5", limits, storage_options))

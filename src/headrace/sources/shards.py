@@ -27,10 +27,11 @@ from headrace.formats.format import Format, packing_of
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
+from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.format import TAR
 from headrace.formats.tar.member_check import MemberNames
 from headrace.indexes.cache_path import cache_path
-from headrace.indexes.index import BuiltFile, Index, IndexFiles, for_each
+from headrace.indexes.index import BuiltFile, Index, IndexFiles
 from headrace.readers.indexed_members import Members
 from headrace.readers.protocol import Producer
 from headrace.readers.shard_plan import Expected

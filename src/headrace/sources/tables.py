@@ -19,8 +19,8 @@ from headrace.formats.compression import path_of, without_compression
 from headrace.formats.format import Block, Format
 from headrace.formats.json_values import as_text
 from headrace.formats.limits import Limits
+from headrace.formats.pinned_object import for_each
 from headrace.formats.registry import format_named
-from headrace.indexes.index import for_each
 from headrace.sources.discovery.kinds import extension_of
 from headrace.sources.files import Facts, Objects, classes_of, digest_with
 from headrace.sources.reading import read_from

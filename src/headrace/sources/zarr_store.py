@@ -11,7 +11,7 @@ from zarr.core.buffer.core import default_buffer_prototype
 
 from headrace._util.reads import Reads
 from headrace.errors import ObjectMissingError, masked
-from headrace.indexes.index import for_each
+from headrace.formats.pinned_object import for_each
 from headrace.sources.reading import OwnReaders
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class Entry:
         )
 
 
-class Texts(Sequence[str]):
+class Texts:
     """Many strings with a common prefix in one buffer, decoded on access."""
 
     def __init__(self, prefix: str, text: bytes, ends: Ints) -> None:
@@ -87,13 +86,10 @@ class Texts(Sequence[str]):
         text = "".join([url[len(prefix) :] for url in urls])
         return text.isascii() and text.encode() == self._text and np.array_equal(ends, self._ends[1:])
 
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        if isinstance(at, slice):
-            return [self[k] for k in range(*at.indices(len(self)))]
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, at: int) -> str:
         at = range(len(self))[at]
         return self._prefix + self._text[self._ends[at] : self._ends[at + 1]].decode(*_CODEC)
 

@@ -24,19 +24,13 @@ _SCALARS = {
     )
 }
 # codes of dtypes in arrays
-_DTYPES = {
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    18: "float16",
-    32: "uint32",
-    33: "int32",
-    34: "float32",
-    64: "uint64",
-    65: "int64",
-    66: "float64",
-}
+_DTYPES = dict(
+    zip(
+        (8, 9, 16, 17, 18, 32, 33, 34, 64, 65, 66),
+        ("uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64"),
+        strict=True,
+    )
+)
 _DIMENSIONS_MOST = 64
 _DIGITS_MOST = 4300
 _U32 = struct.Struct("<I")

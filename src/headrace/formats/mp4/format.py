@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from itertools import pairwise
 
@@ -17,7 +16,7 @@ from headrace.formats.index.file import Entry
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.mp4.finding import HEAD_BYTES, Ranges, Tables, find_tables
+from headrace.formats.mp4.finding import HEAD_BYTES, Tables, find_tables
 from headrace.formats.mp4.table import VideoTable, read_table
 from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Buffer
@@ -98,7 +97,7 @@ async def read_tables(shard: PinnedObject, limits: Limits) -> Tables:
     try:
         ranges = next(walk)
         while True:
-            ranges = walk.send(await _parts(shard, ranges))
+            ranges = walk.send(await shard.read_each(ranges))
     except StopIteration as end:
         found: Tables = end.value
         return found
@@ -106,14 +105,3 @@ async def read_tables(shard: PinnedObject, limits: Limits) -> Tables:
         raise
     except ValueError as error:
         raise FormatError(f"{masked(shard.url)} is no MP4 that can be read: {error}", url=shard.url) from None
-
-
-async def _parts(shard: PinnedObject, ranges: Ranges) -> list[memoryview]:
-    if len(ranges) == 1:
-        return [await shard.read(start, stop - start) for start, stop in ranges]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(shard.read(start, stop - start)) for start, stop in ranges]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

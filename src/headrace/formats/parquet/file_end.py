@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from headrace._util.reads import Reads
@@ -54,8 +53,7 @@ class FileEnd:
             raise LimitError(f"its footer has {length} bytes, over the limit of {limits.unpacked_free_bytes}")
         missing = length + END_BYTES - len(tail)
         if missing > 0:
-            await self._read(start - missing, missing)
-            self._parts = [(start - missing, self._parts.pop()[1] + tail)]
+            self._parts = [(start - missing, bytes(await self.shard.read(start - missing, missing)) + tail)]
         return self.at(size - END_BYTES - length, length)
 
     async def read(self, places: Iterable[Place]) -> None:
@@ -71,25 +69,14 @@ class FileEnd:
                 missing.append((first, max(start + nbytes, first + count) - first))
             else:
                 missing.append((start, nbytes))
-        if len(missing) == 1:
-            await self._read(*missing[0])
-        if len(missing) < 2:
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for place in missing:
-                    group.create_task(self._read(*place))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        bodies = await self.shard.read_each([(start, start + nbytes) for start, nbytes in missing])
+        self._parts += [(start, bytes(body)) for (start, _), body in zip(missing, bodies, strict=True)]
 
     def at(self, start: int, nbytes: int) -> bytes:
         part = self._part_of(start, nbytes)
         assert part is not None, "it was read"
         first, data = part
         return data[start - first : start - first + nbytes]
-
-    async def _read(self, start: int, nbytes: int) -> None:
-        self._parts.append((start, bytes(await self.shard.read(start, nbytes))))
 
     def _part_of(self, start: int, nbytes: int) -> tuple[int, bytes] | None:
         stop = start + nbytes
