@@ -141,7 +141,7 @@ def test_state_is_refused_when_the_sampler_was_told_another_epoch_since(
     sampler, loader = make()
     loader.load_state_dict(state)
     (loader if is_told_by_the_loader else sampler).set_epoch(0)
-    with pytest.raises(hr.StateMismatchError, match=r"^epoch: 1 in the state, .* told 0 since") as told:
+    with pytest.raises(hr.StateMismatchError, match=r"^epoch: 1 in the state, .* set to 0 since") as told:
         iter(loader)
     assert told.value.field == "epoch"
     (loader if is_told_by_the_loader else sampler).set_epoch(1)
