@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from headrace._util import check
-from headrace.errors import FormatError, OptionError, masked
+from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.folders import errors_named
 from headrace.formats.format import Format, RowFilter
@@ -62,10 +62,12 @@ class TableFormat(Format):
     def errors_named(self, url: str) -> Iterator[None]:
         """Name the file at `url` in errors. An OptionError is one of `columns` or `where` for this file."""
         try:
-            with errors_named(url, "is damaged, or not read here"):
-                yield
+            yield
         except OptionError as error:
             raise FormatError(f"{masked(url)}: {error}", url=url) from None
+        except (LimitError, ValueError):
+            with errors_named(url, "is damaged, or not read here"):
+                raise
 
     def is_left_out(self, url: str) -> bool:
         """True if the folders of a file exclude all of its rows."""

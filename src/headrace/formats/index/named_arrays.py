@@ -87,7 +87,7 @@ def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str,
         facts = json.loads(body[4 : 4 + length])
         said = facts.pop("arrays").items()
     except (struct.error, ValueError, RecursionError, KeyError, AttributeError, TypeError):
-        raise damage(what, "it does not list its arrays") from None
+        raise damage(what, "it does not state which arrays it has") from None
     arrays, at = {}, 4 + length
     for name, shape in said:
         entries = as_list(shape) or []
