@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import full.contributed.operators  # noqa: F401 (it registers operators)
 import pytest
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
 from end_to_end.state.sources import KEYS, KINDS, NUMBERED, Places, Seen, Written
-from full.contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 
 import headrace as hr
 from headrace.ops.registry import registered_operators

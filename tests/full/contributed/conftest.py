@@ -1,4 +1,4 @@
-"""What tests register is theirs alone: others draw from all operators that are registered."""
+"""Operators that tests register are removed: others draw from all registered ones."""
 
 from __future__ import annotations
 

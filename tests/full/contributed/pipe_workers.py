@@ -1,4 +1,4 @@
-"""Workers that are processes of their own, which are told over pipes what to do: nothing is shared with them."""
+"""Workers that are processes and get messages over pipes, without shared memory."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class RowGroups(Format):
         rows, nbytes, check = HEAD.unpack_from(bodies[0])
         body = bodies[0][HEAD.size :]
         if len(body) != nbytes or zlib.crc32(body) != check:
-            raise ValueError("the group is not what its checksum says")
+            raise ValueError("the group does not match its checksum")
         columns = json.loads(zlib.decompress(body))
         if any(len(values) != rows for values in columns.values()):
             raise ValueError("its columns are not of one length")

@@ -1,4 +1,4 @@
-"""What a stranger writes to have a decoder: it is registered by a call or by an entry point, and keeps the contract."""
+"""A decoder of another package: registered by a call or an entry point, it keeps the contract."""
 
 from __future__ import annotations
 

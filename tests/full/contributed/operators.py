@@ -1,0 +1,114 @@
+"""Operators as another package would have them: one of each kind."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import headrace as hr
+
+
+class Turns:
+    """The order of samples of several stretches that take turns."""
+
+    def __init__(self, stretches: int) -> None:
+        self.stretches = stretches
+
+    def __call__(self, positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+        size, longer = divmod(count, self.stretches)  # the first ones have one more
+        turn, stretch = np.divmod(positions, self.stretches)
+        return stretch * size + np.minimum(stretch, longer) + turn
+
+
+def in_turn(stretches: int = 3) -> hr.OrderOp:
+    """The first sample of each stretch of the data, the second of each, and so on."""
+    return hr.OrderOp(numbers=Turns(stretches))
+
+
+class NoisyCopies:
+    def __init__(self, most: int, field: str) -> None:
+        self.most, self.field = most, field
+
+    def __call__(self, sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for copy in range(int(sample[self.field]) % (self.most + 1)):
+            noise = int(hr.rng().integers(1000)) if copy else 0
+            yield {**sample, "noise": noise}
+
+
+def noisy_copies(most: int = 3, field: str = "n") -> hr.SampleOp:
+    """Each sample several times, all but the first with noise."""
+    return hr.SampleOp(fn=NoisyCopies(most, field), yields="many")
+
+
+class Length:
+    """The length of a field; a number is its own length."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def __call__(self, sample: dict[str, Any]) -> int:
+        value = sample[self.field]
+        return len(value) if isinstance(value, str | list) else int(value)
+
+
+class Buckets:
+    """A batch is `size` samples with lengths between the same bounds."""
+
+    def __init__(self, size: int, bounds: Sequence[int]) -> None:
+        self.size, self.bounds, self.offered = size, bounds, 0
+        self.buckets: dict[int, list[int]] = {}
+
+    def offer(self, measure: int) -> Sequence[int] | None:
+        bucket = self.buckets.setdefault(bisect.bisect(self.bounds, measure), [])
+        bucket.append(self.offered)
+        self.offered += 1
+        return bucket if len(bucket) == self.size else None
+
+    def end(self) -> Sequence[int]:
+        return self.buckets[min(self.buckets)]
+
+
+class Longest:
+    """The samples of a batch, each with the length of the longest one."""
+
+    def __init__(self, length: Length) -> None:
+        self.length = length
+
+    def __call__(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        longest = max(map(self.length, samples))
+        return [{**sample, "longest": longest} for sample in samples]
+
+
+def length_buckets(size: int = 3, bounds: Sequence[int] = (4, 9), field: str = "n") -> hr.BatchOp:
+    """Lists of `size` samples, of lengths below the first bound, from it up to the second, and so on."""
+    length = Length(field)
+    return hr.BatchOp(batcher=lambda: Buckets(size, bounds), measure=length, collate=Longest(length))
+
+
+class Budget:
+    """Samples in order, as long as they have no more tokens than `most`; a longer one is a batch by itself."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.tokens, self.offered = most, 0, 0
+
+    def offer(self, measure: int) -> Sequence[int]:
+        self.tokens += measure
+        self.offered += 1
+        is_over = self.tokens > self.most and self.offered > 1
+        return range(self.offered - 1) if is_over else ()
+
+    def end(self) -> Sequence[int]:
+        return range(self.offered)
+
+
+def token_batches(most: int = 9, field: str = "n") -> hr.BatchOp:
+    """Batches of `most` tokens in all, as lists of samples."""
+    return hr.BatchOp(batcher=lambda: Budget(most), measure=Length(field))
+
+
+for _make in (in_turn, noisy_copies, length_buckets, token_batches):
+    hr.register_operator(_make.__name__, _make)

@@ -1,0 +1,249 @@
+"""Operators of other packages: they keep the contract, and wrong ones are refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.loops import flat, state_after
+from full.contributed.operators import in_turn, noisy_copies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.ops import registry
+from headrace.testing import OperatorContract
+
+LENGTHS = (1, 12, 3, 2, 5, 6, 0, 30, 7, 11, 2, 8, 3, 1, 9)
+
+
+def delivered(data: hr.Stream, **options: Any) -> list[Any]:
+    return list(hr.DataLoader(data, batch_size=None, **options))
+
+
+def one_of_each(size: int) -> hr.OrderOp:
+    """A random sample of each `size` ones."""
+
+    def numbers(positions: Any, count: int, seed: int) -> Any:
+        return positions * size + np.random.default_rng(seed).integers(size, size=count // size)[positions]
+
+    return hr.OrderOp(numbers=numbers, count=lambda count: count // size)
+
+
+def times(modulus: int) -> hr.SampleOp:
+    return hr.SampleOp(fn=lambda n: [n] * (n % modulus), yields="many")
+
+
+def drawn(sample: dict[str, int]) -> dict[str, int]:
+    return {**sample, "drawn": int(hr.rng().integers(1 << 30))}
+
+
+def halves(sample: dict[str, int]) -> list[dict[str, int]]:
+    return [{"n": sample["n"] // 2 + k, "of": sample["n"]} for k in range(sample["n"] % 4)]
+
+
+async def as_it_is(sample: dict[str, int]) -> dict[str, int]:
+    return sample
+
+
+def with_size(batch: list[dict[str, int]]) -> dict[str, Any]:
+    return {"batch": batch, "sizes": sum(sample["n"] for sample in batch)}
+
+
+def taken_apart(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [sample for batch in batches for sample in batch["batch"]]
+
+
+class TestInTurn(OperatorContract):
+    samples = list(range(11))
+    expected = [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7]
+
+    def apply(self, data: Any) -> hr.Stream:
+        return data.apply_op("in_turn", 3)
+
+
+class TestOneOfEach(OperatorContract):
+    samples = list(range(23))
+
+    def apply(self, data: Any) -> hr.Stream:
+        hr.register_operator("one_of_each", one_of_each)
+        return data.apply_op("one_of_each", 2)
+
+
+class TestNoisyCopies(OperatorContract):
+    samples = [{"n": n} for n in range(11)]
+
+    def apply(self, data: Any) -> hr.Stream:
+        return data.apply_op("noisy_copies", most=3)
+
+
+class TestTimes(OperatorContract):
+    samples = list(range(10))
+    expected = [n for n in range(10) for _ in range(n % 3)]
+
+    def apply(self, data: Any) -> hr.Stream:
+        hr.register_operator("times", times)
+        return data.apply_op("times", 3)
+
+
+class TestLengthBuckets(OperatorContract):
+    samples = [{"n": "x" * n} for n in LENGTHS]
+    expected = [
+        [{"n": "x" * n, "longest": max(group)} for n in group]
+        for group in ([1, 3, 2], [5, 6, 7], [12, 30, 11], [0, 2, 3], [1], [8], [9])
+    ]
+
+    def apply(self, data: Any) -> hr.Stream:
+        return data.apply_op("length_buckets", 3, bounds=(4, 9))
+
+
+class TestLengthBucketsBetweenFunctions(OperatorContract):
+    samples = [{"n": n} for n in LENGTHS]
+
+    def apply(self, data: Any) -> hr.Stream:
+        return data.flat_map(halves).apply_op("length_buckets", 4).flat_map(list).map(drawn)
+
+
+class TestTokenBatches(OperatorContract):
+    samples = [{"n": n} for n in (3, 5, 1, 0, 9, 2, 12, 4, 4, 1, 1, 8)]
+    expected = [[{"n": n} for n in group] for group in ([3, 5, 1, 0], [9], [2], [12], [4, 4, 1], [1, 8])]
+
+    def apply(self, data: Any) -> hr.Stream:
+        return data.apply_op("token_batches", 9)
+
+
+class TestBatchesOfTokenBatches(OperatorContract):
+    samples = [{"n": n * 7 % 11} for n in range(40)]
+
+    def apply(self, data: Any) -> hr.Stream:
+        sized = data.map(as_it_is).apply_op("token_batches", most=20).map(with_size)
+        return sized.apply_op("token_batches", most=30, field="sizes").flat_map(taken_apart).map(drawn)
+
+
+async def doubled(n: int) -> int:
+    return 2 * n
+
+
+def test_sample_operator_yields_one_or_at_most_one() -> None:
+    hr.register_operator("doubled", lambda: hr.SampleOp(fn=doubled))
+    hr.register_operator("below", lambda most: hr.SampleOp(fn=lambda n: n < most, yields="at most one"))
+    data = hr.from_map(range(9)).apply_op("doubled").apply_op("below", most=9)
+    assert delivered(data) == [0, 2, 4, 6, 8]
+    assert repr(data).endswith(".doubled().below(most=9)")
+    assert [hr.SampleOp(fn=fn).where for fn in (doubled, abs)] == ["loop", "worker"]
+
+
+def test_operator_of_an_entry_point_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("copies", "full.contributed.operators:noisy_copies", "headrace.operators")
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "entry_points", lambda group: [entry])
+        registry._installed.cache_clear()
+        data = hr.from_map([{"n": 2}, {"n": 0}]).apply_op("copies")
+        assert [sample["n"] for sample in delivered(data)] == [2, 2]
+    registry._installed.cache_clear()
+
+
+def test_order_operator_combines_with_others() -> None:
+    assert in_turn(2).numbers(np.arange(5), 5, 0).tolist() == [0, 3, 1, 4, 2]
+    data = hr.from_map(range(10)).slice(4, 9).apply_op("in_turn", 2).take(3).repeat(2).map(float)
+    assert delivered(data) == [4, 7, 5, 4, 7, 5]
+    assert len(data) == 6
+    assert repr(data).endswith(".slice(4, 9, 1).in_turn(2).take(3).repeat(2).map(float)")
+    assert sorted(n for rank in (0, 1) for n in delivered(data, rank=rank, world_size=2)) == [4, 4, 5, 5, 7, 7]
+
+
+def test_order_operator_draws_another_order_in_each_pass_and_epoch() -> None:
+    hr.register_operator("one_of_each", one_of_each)
+    data = hr.from_map(range(200)).apply_op("one_of_each", 4).repeat(2)
+    loader = hr.DataLoader(data, batch_size=50, seed=7)
+    passes = [tuple(batch.tolist()) for _ in range(2) for batch in loader]
+    assert len(set(passes)) == 4
+    assert all([n // 4 for n in one] == list(range(50)) for one in passes)
+    assert [tuple(batch.tolist()) for batch in hr.DataLoader(data, batch_size=50, seed=7)] == passes[:2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(0, 12), max_size=30), most=st.integers(1, 15))
+def test_token_batches_are_full_and_within_their_budget(lengths: Sequence[int], most: int) -> None:
+    data = hr.from_map([{"n": "x" * n} for n in lengths]).apply_op("token_batches", most)
+    batches = [[len(sample["n"]) for sample in batch] for batch in delivered(data)]
+    assert flat(batches) == list(lengths)
+    assert all(sum(batch) <= most or len(batch) == 1 for batch in batches)
+    assert all(sum(batch) + following[0] > most for batch, following in itertools.pairwise(batches))
+
+
+# States
+
+
+def test_state_stores_waiting_samples_as_ranges() -> None:
+    data = hr.from_map([{"n": 30 if n == 5 else 1} for n in range(1000)]).apply_op("length_buckets", 4)
+    state = state_after(hr.DataLoader(data, batch_size=None), 200)
+    assert (state["done"], state["parts"], state["passed"]) == ([0, 5], [0, 0], [[1, 795]])
+
+
+def test_state_names_operators_and_arguments() -> None:
+    with hr.DataLoader(hr.from_map([{"n": 2}]).apply_op("noisy_copies", 2, field="n")) as loader:
+        assert loader.state_dict()["steps"] == ["noisy_copies(2, field='n')"]
+
+
+NUMBERS, SIZED = hr.from_map(range(9)), hr.from_map([{"n": 2}] * 9)
+OTHERS: list[tuple[Callable[[], hr.Stream], Callable[[], hr.Stream], str]] = [
+    (lambda: NUMBERS.take(3), lambda: NUMBERS.apply_op("in_turn", 2), "order"),
+    (lambda: NUMBERS.take(3), lambda: NUMBERS.apply_op("take", 3), "order"),
+    (lambda: NUMBERS.apply_op("in_turn", 3), lambda: NUMBERS.apply_op("in_turn", 2), "order"),
+    (lambda: NUMBERS.apply_op("in_turn", 3), lambda: NUMBERS.apply_op("take", 3), "order"),
+    (lambda: SIZED.apply_op("token_batches", 6), lambda: SIZED.apply_op("token_batches", 8), "operators"),
+]
+
+
+@pytest.mark.parametrize(("saved", "loaded", "field"), OTHERS)
+def test_state_of_another_operator_or_argument_is_refused(
+    saved: Callable[[], hr.Stream], loaded: Callable[[], hr.Stream], field: str
+) -> None:
+    hr.register_operator("take", in_turn)  # the name is that of a built-in operator
+    state = state_after(hr.DataLoader(saved(), batch_size=None), 1)
+    with hr.DataLoader(loaded(), batch_size=None) as loader, pytest.raises(hr.StateMismatchError, match=field):
+        loader.load_state_dict(state)
+
+
+# Refusals
+
+
+async def later(positions: Any, count: int, seed: int) -> Any:
+    return positions
+
+
+def ordered(data: Any, op: Callable[[], Any]) -> list[Any]:
+    hr.register_operator("wrong", op)
+    return delivered(data.apply_op("wrong"))
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: hr.from_map([1]).apply_op("nobodys"), "'nobodys'.*register others"),
+    (lambda: hr.register_operator("no word", noisy_copies), "must be a word"),
+    (lambda: hr.register_operator("word", 3), "make=3 must be a function"),  # type: ignore[arg-type]
+    (lambda: hr.SampleOp(fn=abs, yields="two"), "yields='two'"),  # type: ignore[arg-type]
+    (lambda: hr.SampleOp(fn=3), "fn=3 must be a function"),  # type: ignore[arg-type]
+    (lambda: ordered(NUMBERS, lambda: None), "result=None must be"),
+    (
+        lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p + 1)),
+        "no sample 9; their numbers are 0 to 8",
+    ),
+    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p / 2)), "a whole number for each"),
+    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p[1:])), "a whole number for each"),
+    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p, count=lambda n: -1)), "gave -1"),
+    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=later)), "not an `async def`"),
+    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=[2, 1])), "must be a plain function"),  # type: ignore[arg-type]
+    (lambda: hr.from_iterable([1]).apply_op("in_turn", 3), r"in_turn\(3\) cannot follow .*: samples have no numbers"),
+    (lambda: NUMBERS.flat_map(list).apply_op("in_turn", 3), r"in_turn\(3\) selects samples of the source"),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_wrong_operator_is_refused(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(hr.OptionError, match=text):
+        call()
