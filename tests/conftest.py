@@ -1,9 +1,9 @@
-"""What holds for every test: nothing may stay behind.
+"""The leak check of every test.
 
 After each test there may be no thread, process, file descriptor, shared mapping, /dev/shm entry, temporary file or
 unfinished asyncio task that was not there before it. Things that end by themselves are waited for, some seconds long.
 
-What may stay is declared, never ignored for everyone:
+Exceptions are declared:
 
 * by a fixture that lives longer than one test, for what it serves with (`leaves` is a session fixture):
       leaves.allow(threads="process_request_thread", descriptors=f"tcp 127.0.0.1:{port} ", reason="the S3 server")
@@ -39,7 +39,7 @@ import ours
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples in each run, but where others are asked for. Time says nothing on a machine that is busy.
+# The same examples in each run, but where others are asked for. A busy machine has no deadline.
 settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("explore", settings.get_profile("same"), derandomize=False)
 settings.load_profile("explore" if os.environ.get("HEADRACE_EXPLORE") and not os.environ.get("CI") else "same")
@@ -52,7 +52,7 @@ _failed = pytest.StashKey[bool]()
 
 
 class Leaves:
-    """What is allowed to stay: (kind, pattern) pairs, each with its reason."""
+    """Allowed leaks: (kind, pattern) pairs, each with its reason."""
 
     def __init__(self, allowed: dict[tuple[str, str], str] | None = None) -> None:
         self.allowed = dict(allowed or {})
@@ -76,7 +76,7 @@ def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leav
     """Start what libraries keep for the life of a process before the first test looks at what is there."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: processes would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ[ours.MARK] = uuid.uuid4().hex  # workers carry it, whoever their parent is by now
+    os.environ[ours.MARK] = uuid.uuid4().hex  # workers carry it, also without a parent
     private = tmp_path_factory.mktemp("temporary")  # so that other programs' temporary files are not taken for ours
     before = {name: os.environ.get(name) for name in ("TMPDIR",)}
     os.environ["TMPDIR"] = tempfile.tempdir = str(private)
@@ -173,7 +173,7 @@ def _nothing_stays_behind(
         may_leave.allow(**marker.kwargs)
     left = _what_is_left(before, may_leave, _kept_fork_server)
     if left:
-        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+        pytest.fail("leaked:\n  " + "\n  ".join(left), pytrace=False)
     if (
         len(gc.get_objects(generation=2)) > MANY_OBJECTS
     ):  # imported, or a fixture's: they are no garbage of the next test
@@ -190,9 +190,9 @@ class _KeptForkServer:
         self._kept: Any = None
 
     def take(self, before: dict[str, set[object]]) -> None:
-        """Keep the one that a test has started and let go of, and not one that has ended or starts no more workers.
+        """Keep a running fork server that a test has started and released.
 
-        Nothing of it is left behind then. One that is still used is: its users are.
+        It is no leak then, but its users are.
         """
         shared = _fork_server()
         if self._kept is not None and (shared is not self._kept or shared.process.poll() is not None):

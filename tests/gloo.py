@@ -16,15 +16,15 @@ _OUTSIDE = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID", "PL
 _SCRIPT = """
 import json, sys
 {body}
-told = main(*json.loads(sys.argv[1]))
-print("TOLD " + json.dumps(told), flush=True)
+results = main(*json.loads(sys.argv[1]))
+print("DONE " + json.dumps(results), flush=True)
 """
 
 
 def ranks_of(
     world: int, body: str, arguments: Sequence[Any] = (), environment: Mapping[str, str] | None = None
 ) -> list[Any]:
-    """What `main(*arguments)` gives on each rank; `body` defines it, and begins the process group itself.
+    """The results of `main(*arguments)` on each rank; `body` defines `main`, which starts the process group.
 
     Raises:
         AssertionError: one has failed; it has what that has written. The others are ended.
@@ -63,5 +63,5 @@ def ranks_of(
         texts = [path.read_text() for path in said]
     del store
     assert not any(codes), "\n".join(f"rank {rank}: {codes[rank]}\n{text[-3000:]}" for rank, text in enumerate(texts))
-    told = [[line for line in text.splitlines() if line.startswith("TOLD ")] for text in texts]
-    return [json.loads(lines[-1][5:]) for lines in told]
+    results = [[line for line in text.splitlines() if line.startswith("DONE ")] for text in texts]
+    return [json.loads(lines[-1][5:]) for lines in results]

@@ -1,24 +1,25 @@
-"""Reads of one object that lies in memory."""
+"""Reads of one object in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from headrace._util.reads import Check, Reads, Span, Version
 
 
 class OneObject(Reads):
-    """What a format's index is made from, whatever the address.
+    """One object for all addresses, or the objects of some addresses.
 
     Args:
-        data: the object.
+        data: the object, or objects by their addresses.
         most_bytes: more memory than that may not be asked for at once, where it is given.
 
     Attributes:
         reads: how many there were.
     """
 
-    def __init__(self, data: bytes, *, most_bytes: int | None = None) -> None:
+    def __init__(self, data: bytes | Mapping[str, bytes], *, most_bytes: int | None = None) -> None:
         self.data, self.most_bytes, self.reads = data, most_bytes, 0
 
     async def read(
@@ -31,14 +32,18 @@ class OneObject(Reads):
         version: Version | None = None,
     ) -> bytes:
         self.reads += 1
-        return self.data[start:stop]
+        return self._of(url)[start:stop]
 
     async def read_into(
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None
     ) -> Span:
         self.reads += 1
         assert self.most_bytes is None or len(target) <= max(self.most_bytes, -start), "memory for what it claims"
-        start = max(0, len(self.data) + start) if start < 0 else start
-        part = self.data[start : start + len(target)]
+        data = self._of(url)
+        start = max(0, len(data) + start) if start < 0 else start
+        part = data[start : start + len(target)]
         target[: len(part)] = part
-        return Span(start, start + len(part), len(self.data), "v1")
+        return Span(start, start + len(part), len(data), "v1")
+
+    def _of(self, url: str) -> bytes:
+        return self.data[url] if isinstance(self.data, Mapping) else self.data

@@ -1,4 +1,4 @@
-"""What of this machine is ours: processes, and names of shared memory.
+"""Processes and shared memory of this test run.
 
 Other programs run beside, and other runs of these tests.
 """
@@ -23,7 +23,7 @@ _seen: set[int] = {os.getpid()}  # ours, also those that have ended since
 def processes() -> dict[tuple[int, str], str]:
     """Our descendants, and those that carry the mark of this run though their parents are gone; zombies too."""
     pids = _pids()
-    _of_others.intersection_update(pids)  # the number of one that has ended may come again
+    _of_others.intersection_update(pids)  # numbers of ended processes are reused
     parents, started = _family([pid for pid in pids if pid not in _of_others])
     if not _of_others:
         _of_others.update(pid for pid in parents if os.getpid() not in _ancestors(pid, parents))
@@ -42,7 +42,7 @@ def processes() -> dict[tuple[int, str], str]:
 def shared_names(among: Iterable[str] | None = None) -> set[str]:
     """Entries of /dev/shm that our processes have made, or hold: `among` these, or of all.
 
-    A name that nobody holds and that tells no process is anybody's. It is taken for ours, unless a Python that
+    A name without a holder and a process number has no known owner. It is taken for ours, unless a Python that
     has nothing to do with this run is there: alone, nothing is overlooked.
     """
     files: dict[str, os.stat_result] = {}

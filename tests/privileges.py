@@ -1,14 +1,10 @@
-"""What the privileged may do and others may not, for a while or not at all."""
+"""Privileges of the process, and code without them."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
-import os
 from collections.abc import Iterator
-
-import numpy as np
 
 _VERSION = 0x20080522  # of linux/capability.h
 
@@ -39,13 +35,3 @@ def without_privileges() -> Iterator[None]:
         yield
     finally:
         have(before)
-
-
-def may_open_any_mapping() -> bool:
-    spot = mmap.mmap(-1, mmap.PAGESIZE)
-    address = np.frombuffer(spot, np.uint8).ctypes.data
-    try:
-        os.close(os.open(f"/proc/self/map_files/{address:x}-{address + mmap.PAGESIZE:x}", os.O_RDWR))
-    except OSError:
-        return False
-    return True

@@ -2,8 +2,8 @@
 
     python tests/torch_suite.py PATH/test_dataloader.py [-k EXPRESSION] [--slow] [--all] [--baseline FILE]
 
-The file comes with torch's source, as test/test_dataloader.py; it is read where it lies, and rewritten in a temporary
-folder. Only the lines `import torch` change: each then also puts our class in the place of torch's. So it is ours in
+The file comes with torch's source, as test/test_dataloader.py; it is read in place and rewritten in a temporary
+folder. Only the lines `import torch` change: each then also replaces torch's class by ours. So it is ours in
 the tests, in the processes that they spawn (those import the file again), and in the scripts that they start.
 
 What is to differ on purpose stands in torch_suite_departures.toml, each with its reason. The exit status is 0 only
@@ -33,7 +33,7 @@ import pytest
 import headrace
 
 OURS, TORCHS = "headrace", "torch"
-GOOD = ("passed", "xpassed", "skipped")  # xpassed: it passes, and the file says that it could not
+GOOD = ("passed", "xpassed", "skipped")  # xpassed: it passes, though the file expects a failure
 _REPLACE = (
     "import torch, torch.utils.data, headrace; "
     "torch.utils.data.DataLoader = torch.utils.data.dataloader.DataLoader = headrace.DataLoader"
@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-k", dest="expression", default="", help="run those tests only, as pytest's -k")
     parser.add_argument("--slow", action="store_true", help="also run what torch marks as slow (minutes)")
     parser.add_argument("--all", action="store_true", help="list all tests, not only those that differ")
-    parser.add_argument("--baseline", type=Path, help="where the results of torch's class are kept between runs")
+    parser.add_argument("--baseline", type=Path, help="file for the results with torch between runs")
     parser.add_argument("--timeout", dest="timeout_s", type=int, default=120, help="seconds for one test")
     return parser.parse_args()
 
@@ -116,7 +116,7 @@ def _run(side: str, options: argparse.Namespace) -> dict[str, Result]:
             if ended or (status == 5 and len(results) == known):
                 return results
             if len(results) == known:
-                raise SystemExit(f"with {side}'s DataLoader pytest ends before its first test; what it said is above")
+                raise SystemExit(f"with {side}'s DataLoader pytest ends before its first test; its output is above")
 
 
 def _run_what_is_left(file: Path, record: Path, options: argparse.Namespace, done: dict[str, Result]) -> int:

@@ -81,7 +81,7 @@ BAD = [
     _damaged("no key", b"10 =x.jpg\n"),
     _damaged("no newline", b"14 path=x.jpgX"),
     _damaged("the second record damaged", record(b"mtime", b"1") + b"99 path=x.jpg\n", at=11),
-    _damaged("records behind zeros", bytes(8) + _path("x.jpg")),
+    _damaged("records after zeros", bytes(8) + _path("x.jpg")),
     _damaged("cut off by its own size", _path("x.jpg")[:-4]),
     bad("pax/a path with a zero byte", pax(_path("x\0.jpg")) + PLAIN, "holds a zero byte", at=BLOCK),
     bad("pax/a negative size", pax(record(b"size", b"-4")) + member("x.jpg", b"body"), "is b'-4', which is no size",
@@ -116,9 +116,9 @@ BAD = [
         "has two sizes", at=2 * BLOCK),
     bad("pax/a path, and GNU's long name is another", pax(_path("x.jpg")) + long_name(b"y.jpg") + PLAIN,
         "has two names", at=2 * BLOCK),
-    Case("pax/no member behind it, but the end", BEFORE + pax(_path("x.jpg")) + END, S[:1],
+    Case("pax/no member after it, but the end", BEFORE + pax(_path("x.jpg")) + END, S[:1],
          Damage("no member follows an extended", len(BEFORE) + 2 * BLOCK)),
-    Case("pax/no member behind it, but nothing", BEFORE + pax(_path("x.jpg")), S[:1],
+    Case("pax/no member after it, but nothing", BEFORE + pax(_path("x.jpg")), S[:1],
          Damage("ends after an extended header", len(BEFORE) + 2 * BLOCK)),
 ]  # fmt: skip
 
@@ -131,7 +131,7 @@ GLOBALS = [
     fine("global/a hundred of them", GLOBAL * 100 + member("x.jpg", b"body"), X),
     Case("global/at the end, for no member", written(*S[:2]) + GLOBAL + END, S[:2]),
     Case("global/alone, as git writes an empty tree", GLOBAL + END, ()),
-    # By the letter it would rename every member to the same; whoever writes that has made a mistake.
+    # By the letter it would rename every member to the same; an archive with that is a mistake.
     bad("global/a path", member("g", _path("x.jpg"), b"g") + PLAIN, "gives all members one path"),
     bad("global/a size", member("g", record(b"size", b"4"), b"g") + PLAIN, "gives all members one size"),
     bad("global/a map of holes", member("g", record(b"GNU.sparse.major", b"1"), b"g") + PLAIN,
@@ -152,7 +152,7 @@ GNUS = [
     fine("gnu/a long name that no zero byte ends", member("././@LongLink", b"x.jpg", b"L", magic=GNU) + PLAIN, X),
     fine("gnu/a short long name", long_name(b"x.jpg") + PLAIN, X),
     fine("gnu/a long name that is no UTF-8", long_name(b"caf\xe9.jpg") + PLAIN, ("caf\udce9", {"jpg": b"body"})),
-    fine("gnu/a long name with something behind its end", long_name(b"x.jpg\0left over") + PLAIN, X),
+    fine("gnu/a long name with something after its end", long_name(b"x.jpg\0left over") + PLAIN, X),
     fine("gnu/a long name, and the same by pax", long_name(b"x.jpg") + pax(_path("x.jpg")) + PLAIN, X),
     fine("gnu/a prefix that belongs to the times", header(b"x.jpg", 4, magic=GNU, prefix=b"14713355211") + BODY, X),
     # Without it the name would be the cut one in the header.
@@ -168,7 +168,7 @@ GNUS = [
         otherwise=()),
     bad("gnu/a chain of long names", long_name(b"x.jpg") * 40 + PLAIN, "more than 16 extended headers", at=32 * BLOCK,
         error="LimitError", otherwise=(X,)),
-    Case("gnu/a long name with no member behind it", BEFORE + long_name(b"x.jpg") + END, S[:1],
+    Case("gnu/a long name with no member after it", BEFORE + long_name(b"x.jpg") + END, S[:1],
          Damage("no member follows an extended", len(BEFORE) + 2 * BLOCK)),
 ]  # fmt: skip
 

@@ -48,7 +48,7 @@ MANY = tuple(sample(n) for n in range(40))
 FLIPS = [
     _flip("a name's first letter", 0, 1),
     _flip("a name's dot", 2, 0),
-    _flip("behind a name", 6, 5),
+    _flip("after a name", 6, 5),
     _flip("the mode", 104, 0),
     _flip("the size's last digit", 134, 0),
     _flip("the size's first digit", 124, 1),
@@ -77,7 +77,7 @@ _LONGER = written(*MANY) + END
 _FORTIETH = len(written(*MANY[:39]))
 CHECKSUMS = [
     Case("checksum/wrong in the first header", _flipped(WHOLE, 3), (), Damage(NOT_TAR, 0)),
-    # s0 may have gone on in the damaged member
+    # s0 may continue in the damaged member
     Case("checksum/wrong between samples", _flipped(WHOLE, 5 * BLOCK + 3), (), Damage(WRONG, 5 * BLOCK)),
     Case("checksum/wrong inside a sample", _flipped(WHOLE, 7 * BLOCK + 3), S[:1], Damage(WRONG, 7 * BLOCK)),
     Case("checksum/wrong in the last header", _flipped(WHOLE, 16 * BLOCK + 3), S[:3], Damage(WRONG, 16 * BLOCK)),
@@ -103,7 +103,6 @@ CHECKSUMS = [
     fine("checksum/that ends with a space first", checksummed(header(b"x.jpg", 4), form=b"%06o \0") + BODY, X),
 ]  # fmt: skip
 
-NO_SIZE = "which is no size"
 HUGE = "over the limit of 1073741824"
 
 
@@ -126,13 +125,13 @@ SIZES = [
     _no_size("with an underscore", b"0_000000004\0"),
     _no_size("with a zero byte inside", b"00000\x00000004\0"),
     # tarfile takes the empty text before the zero byte for 0, others skip the byte
-    _no_size("behind a zero byte", b"\x000000000004\0"),
+    _no_size("after a zero byte", b"\x000000000004\0"),
     _no_size("blank", b" " * 12),
     _no_size("zero bytes", bytes(12)),
     _no_size("of digits of another script", "٤٤٤٤٤٤".encode()),
     _no_size("with what follows its end", b"4\0" + b"9999999999"),
-    _no_size("with a quote behind its digits", b'00000000001"'),
-    _no_size("with a control character behind its digits", b"00000000001\x02"),
+    _no_size("with a quote after its digits", b'00000000001"'),
+    _no_size("with a control character after its digits", b"00000000001\x02"),
     _no_size("base 256: -1", b"\xff" * 12),
     _no_size("base 256: -512", b"\xff" * 10 + b"\xfe\x00"),
     _no_size("base 256: the most negative", b"\xc0" + bytes(11)),
@@ -144,15 +143,15 @@ SIZES = [
     fine("size/base 256", header(b"x.jpg", b"\x80" + (4).to_bytes(11, "big"), magic=GNU) + BODY, X),
     fine("size/base 256: 0", header(b"x.jpg", b"\x80" + bytes(11), magic=GNU), ("x", {"jpg": b""})),
     fine("size/padded with spaces", header(b"x.jpg", b"          4 ") + BODY, X),
-    fine("size/with spaces behind", header(b"x.jpg", b"4           ") + BODY, X),
-    fine("size/with a space behind its digits", header(b"x.jpg", b"00000000004 ") + BODY, X),
+    fine("size/with spaces after", header(b"x.jpg", b"4           ") + BODY, X),
+    fine("size/with a space after its digits", header(b"x.jpg", b"00000000004 ") + BODY, X),
     fine("size/of twelve digits", header(b"x.jpg", b"000000000004") + BODY, X),
     fine("size/of one digit", header(b"x.jpg", b"4".ljust(12, b"\0")) + BODY, X),
     bad("size/smaller than the body", header(b"s2.png", 4) + padded(b"b" * 600), WRONG, at=2 * BLOCK),
     bad("size/of nothing, before a body", header(b"s2.png", 0) + padded(b"b" * 600), WRONG, at=BLOCK),
     bad("size/larger than the body by less than the next", header(b"s2.png", 600) + BODY, WRONG, at=3 * BLOCK),
-    # It swallows the next member whole, and the chain of headers is unbroken: nothing tells that the size lies.
-    fine("size/that swallows a whole member, which nothing tells", header(b"x.jpg", 3 * BLOCK) + BODY
+    # It swallows the next member whole, and the chain of headers is unbroken: the wrong size cannot be seen.
+    fine("size/that swallows a whole member, unseen", header(b"x.jpg", 3 * BLOCK) + BODY
          + member("y.jpg", b"lost"), ("x", {"jpg": BODY + header(b"y.jpg", 4) + padded(b"lost")})),
     fine("size/on a symbolic link, which has no body", header(b"x.png", 4096, b"2", link=b"x.jpg")),
     fine("size/on a hard link, which has no body", header(b"x.png", 4096, b"1", link=b"x.jpg")),
@@ -160,7 +159,7 @@ SIZES = [
     fine("size/on devices and a pipe, which have no body",
          b"".join(header(b"dev%s.x" % kind, 4096, kind) for kind in (b"3", b"4", b"6"))),
     fine("size/no size on a directory", header(b"folder/", bytes(12), b"5")),
-    # Some writers put a hard link's content behind it. Then what is read as a header is none.
+    # Some writers put a hard link's content after it. Then what is read as a header is none.
     bad("size/on a hard link that has a body", header(b"x.png", 4, b"1", link=b"x.jpg") + BODY, WRONG, at=BLOCK),
     # If that is zeros, it looks like an end mark, but for what follows.
     Case("size/on a hard link that has a body of zeros",

@@ -32,7 +32,7 @@ X = ("x", {"jpg": b"body"})
 TYPES = [
     fine("type/contiguous", member("x.jpg", b"body", b"7"), X),
     fine("type/regular as V7 wrote it", member("x.jpg", b"body", b"\0", magic=V7), X),
-    # Links are passed over, as webdataset does: a sample lacks the field then, which `to_tuple` tells.
+    # Links are passed over, as webdataset does: a sample lacks the field then, and `to_tuple` raises.
     fine("type/a hard link", member("x.jpg", b"body") + header(b"x.png", 0, b"1", link=b"x.jpg"), X),
     fine("type/a symbolic link", member("x.jpg", b"body") + header(b"x.png", 0, b"2", link=b"x.jpg"), X),
     fine("type/a link to nothing", header(b"y.jpg", 0, b"1", link=b"nothing.jpg") + member("x.jpg", b"body"), X),
@@ -83,7 +83,7 @@ _REAL = record(b"GNU.sparse.name", b"x.jpg"), record(b"GNU.sparse.realsize", b"1
 _V10 = record(b"GNU.sparse.major", b"1"), record(b"GNU.sparse.minor", b"0")
 SPARSE = [
     bad("sparse/by GNU tar of old", _old_gnu(1024, MAP, 1536) + STORED, HOLED, key="x", otherwise=(FULL,)),
-    bad("sparse/by GNU tar of old, map goes on", _old_gnu(1024, MAP, 1536, b"\1") + bytes(BLOCK) + STORED, HOLED,
+    bad("sparse/by GNU tar of old, map continues", _old_gnu(1024, MAP, 1536, b"\1") + bytes(BLOCK) + STORED, HOLED,
         key="x", otherwise=(FULL,)),
     bad("sparse/by GNU tar of old, eight gigabytes", _old_gnu(0, [(2**33 - 1, 0)], 2**33 - 1), HOLED, key="x"),
     bad("sparse/by GNU tar of old, map overlaps", _old_gnu(1024, [(512, 512), (0, 512)], 1024) + STORED, HOLED,
@@ -99,7 +99,7 @@ SPARSE = [
     ) + header(b"GNUSparseFile.1/x.jpg", 1024) + STORED, HOLED, at=2 * BLOCK, key="x", otherwise=(FULL,)),
     bad("sparse/by pax 1.0", pax(*_V10, *_REAL) + header(b"GNUSparseFile.1/x.jpg", 1536) + PAX_MAP + STORED, HOLED,
         at=2 * BLOCK, key="x", otherwise=(FULL,)),
-    bad("sparse/by pax 1.0, and another header behind it", pax(_V10[0]) + pax(record(b"path", b"x.jpg"))
+    bad("sparse/by pax 1.0, and another header after it", pax(_V10[0]) + pax(record(b"path", b"x.jpg"))
         + header(b"cut", 4) + BODY, HOLED, at=4 * BLOCK, key="x"),
     bad("sparse/by pax 0.1, map of letters", pax(
         record(b"GNU.sparse.name", b"x.jpg"), record(b"GNU.sparse.map", b"0,x,y,512"),
@@ -152,7 +152,7 @@ NAMES = [
     _unnamed("without an extension", "README"),
     _unnamed("without an extension in a folder with a dot", "v1.2/README"),
     _unnamed("with a dot in front", ".hidden"),
-    _unnamed("with a dot in front, behind ./", "./.hidden"),
+    _unnamed("with a dot in front, after ./", "./.hidden"),
     _unnamed("of nothing", ""),
     _unnamed("of metadata", "__index__"),
     _unnamed("of metadata with a dot", "__index.json__"),
@@ -174,7 +174,7 @@ SAMPLES = [
     bad("sample/a name twice, the second time by pax", pax(record(b"path", b"s2.jpg")) + member("cut", b"again"),
         "second field 'jpg'", at=2 * BLOCK, key="s2"),
     # The key is the same, and neither of the two is complete by itself: webdataset refuses that too.
-    Case("sample/twice, the one behind the other", written(*S[:2]) + J + C + J + C + END, S[:2],
+    Case("sample/twice, the one after the other", written(*S[:2]) + J + C + J + C + END, S[:2],
          Damage("second field 'jpg'", len(written(*S[:2])) + 4 * BLOCK, "a")),
     # Members of one key belong together where they follow one another; further on the key is another sample's.
     fine("sample/twice, with another between", J + C + member("b.jpg", b"3") + J + C, A, ("b", {"jpg": b"3"}), A),

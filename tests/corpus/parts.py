@@ -20,13 +20,13 @@ class Damage:
     """The error that a case must end in.
 
     Attributes:
-        says: words of its message.
+        text: words of its message.
         offset: the byte that it names.
         key: of the sample that it names; None where it can name none.
         error: the name of its type.
     """
 
-    says: str
+    text: str
     offset: int
     key: str | None = None
     error: str = "FormatError"
@@ -40,9 +40,9 @@ class Case:
         name: "group/what is odd about it".
         data: the archive.
         samples: what must be given, in order; with `damage`, before it.
-        damage: the error behind them; None where the archive is whole.
-        doubtful: the sample in front of the damage: whole or not, nobody can tell. It is not to be given. None where it
-            can be told.
+        damage: the error after them; None where the archive is whole.
+        doubtful: the sample in front of the damage: it may be incomplete and is not delivered. None where it
+            is known.
         otherwise: the samples that are right as well, without an error, from a reader that supports what ours refuses,
             or has no limits.
     """
@@ -111,7 +111,7 @@ def long_name(name: bytes, kind: bytes = b"L") -> bytes:
 
 
 def picture(number: int, size: int = 700) -> bytes:
-    """Bytes that begin and end as a JPEG does; they tell their number."""
+    """Bytes that begin and end as a JPEG does; they hold their number."""
     return b"\xff\xd8\xff\xe0" + bytes((number * 31 + k) % 256 for k in range(size - 6)) + b"\xff\xd9"
 
 
@@ -144,7 +144,7 @@ def fine(name: str, middle: bytes, *found: Sample) -> Case:
 def bad(
     name: str,
     middle: bytes,
-    says: str,
+    text: str,
     *,
     at: int = 0,
     key: str | None = None,
@@ -152,9 +152,9 @@ def bad(
     otherwise: tuple[Sample, ...] | None = None,
     ends: bool = False,
 ) -> Case:
-    """An archive with damage, `at` bytes into `middle`, which lies between the two members of a third sample.
+    """An archive with damage, `at` bytes into `middle`, between the two members of a third sample.
 
-    The two samples before are whole, because a third one has begun. `otherwise` is what may be made of the `middle`.
+    The two samples before are whole, because a third one has started. `otherwise` is what may be made of the `middle`.
     With `ends`, what is wrong is the size of a member of another name, or the length of that name: the third sample has
     ended there, as it would without limits.
     """
@@ -163,6 +163,6 @@ def bad(
     if otherwise is not None:
         middles = (half, *otherwise, rest) if otherwise and otherwise[0][0] != "s2" else otherwise or (S[2],)
         also = (*S[:2], *middles, S[3])
-    damage = Damage(says, len(BEFORE) + len(JPG) + at, key, error)
+    damage = Damage(text, len(BEFORE) + len(JPG) + at, key, error)
     given, doubtful = ((*S[:2], half), None) if ends else (S[:2], half)
     return Case(name, BEFORE + JPG + middle + CLS + AFTER + END, given, damage, doubtful, also)

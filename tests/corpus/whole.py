@@ -35,17 +35,17 @@ ENDS = [
     Case("end/less than a zero block", bytes(300), (), Damage("truncated", 300)),
     Case("end/filled up to a record", TWO.ljust(20 * BLOCK, b"\0"), S[:2]),
     Case("end/a megabyte of zeros", FOUR + bytes(2**20), S[:4]),
-    Case("end/garbage behind it", FOUR + END + b"garbage" * 500, S[:4]),
-    Case("end/part of a block behind it", FOUR + END + bytes(100), S[:4]),
-    Case("end/what looks like a header behind it",
+    Case("end/garbage after it", FOUR + END + b"garbage" * 500, S[:4]),
+    Case("end/part of a block after it", FOUR + END + bytes(100), S[:4]),
+    Case("end/what looks like a header after it",
          FOUR + END + b"x.jpg".ljust(257, b"\0") + b"ustar\x0000" + bytes(999), S[:4]),
     # tarfile and webdataset give the first half in silence. `cat` does not join archives; `tar --concatenate` does.
-    Case("end/another archive behind it", TWO + END + written(*S[2:4]) + END, S[:2], Damage(JOINED, len(TWO + END))),
-    Case("end/another archive behind a whole record", TWO + bytes(20 * BLOCK) + written(*S[2:4]) + END, S[:2],
+    Case("end/another archive after it", TWO + END + written(*S[2:4]) + END, S[:2], Damage(JOINED, len(TWO + END))),
+    Case("end/another archive after a whole record", TWO + bytes(20 * BLOCK) + written(*S[2:4]) + END, S[:2],
          Damage(JOINED, len(TWO) + 20 * BLOCK)),
-    Case("end/members behind it and garbage", TWO + END + b"g" * 1000 + bytes(24) + written(*S[2:4]) + END, S[:2],
+    Case("end/members after it and garbage", TWO + END + b"g" * 1000 + bytes(24) + written(*S[2:4]) + END, S[:2],
          Damage(JOINED, len(TWO + END) + 1024)),
-    Case("end/part of an archive behind it", TWO + END + AFTER[:700], S[:2], Damage(JOINED, len(TWO + END))),
+    Case("end/part of an archive after it", TWO + END + AFTER[:700], S[:2], Damage(JOINED, len(TWO + END))),
     # A page that a disk or a writer lost: header, body and header of the third sample are zeros.
     Case("end/a hole in the middle", FOUR[: 9 * BLOCK] + bytes(3 * BLOCK) + FOUR[12 * BLOCK :] + END, S[:2],
          Damage(JOINED, 13 * BLOCK)),
@@ -87,7 +87,7 @@ FOREIGN = [
     _foreign("a picture", picture(1, 5000)),
     # Less than one block, and nothing that is known: a cut archive's first header looks the same.
     Case("foreign/a few letters", b"oops", (), Damage("ends inside the header at byte 0", 4)),
-    Case("foreign/a page behind whole samples", TWO + PAGE, S[:1], Damage("checksum", len(TWO))),
+    Case("foreign/a page after whole samples", TWO + PAGE, S[:1], Damage("checksum", len(TWO))),
 ]  # fmt: skip
 
 INNER = written(*S[3:5])

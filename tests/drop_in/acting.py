@@ -1,4 +1,4 @@
-"""Data sets that do something at one of their samples, and what a loader should give of them."""
+"""Data sets that call a function at some samples, and the batches that are expected of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Acting(Dataset[int]):
-    """The numbers 0 to 19; for some of them, something is done first."""
+    """The numbers 0 to 19; `act` is called before those in `at`."""
 
     def __init__(self, act: Callable[[int], Any], at: tuple[int, ...] = (5,)) -> None:
         self.act, self.at = act, at
@@ -24,7 +24,7 @@ class Acting(Dataset[int]):
 
 
 class ActingStream(IterableDataset[int]):
-    """Of each worker, the numbers from 100 times its id; before the fourth, something is done."""
+    """The numbers of each worker from 100 times its id; `act` is called before the fourth."""
 
     def __init__(self, act: Callable[[int], Any], workers: tuple[int, ...] = (0,)) -> None:
         self.act, self.workers = act, workers

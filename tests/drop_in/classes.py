@@ -1,4 +1,4 @@
-"""The classes of which every statement is made."""
+"""The loader classes that tests compare."""
 
 from __future__ import annotations
 

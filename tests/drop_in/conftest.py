@@ -1,6 +1,6 @@
-"""Every statement is made of all classes: torch itself proves it true, ours has to keep it.
+"""Tests of `loader_class` run with torch's loader, which proves them true, and with ours.
 
-Where ours differs on purpose, a test says so of ours alone and does not ask for `loader_class`.
+Where ours differs on purpose, a test uses our class alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What loaders gave, in a form that can be compared; and what it says of an error."""
+"""Batches and errors of loaders in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def next_error(iterator: Iterator[Any]) -> Exception:
     raise AssertionError(f"no error but {batch}")
 
 
-def told_by(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     told = [str(error), *getattr(error, "__notes__", [])]
     cause = error.__cause__
-    return "\n".join(told if cause is None else [*told, told_by(cause)])
+    return "\n".join(told if cause is None else [*told, text_of(cause)])
 
 
 def causes_of(error: BaseException) -> list[BaseException]:

@@ -28,7 +28,7 @@ class Numbers(Dataset[int]):
 
 
 class Counted(Numbers):
-    """The same; with each, how many this copy of the data set has given so far. That is its state."""
+    """Each number with the count of samples that this copy has given, which is its state."""
 
     given = 0
 
@@ -103,7 +103,7 @@ class Places:
         return self.values[self.state["at"] - 1]
 
     def state_dict(self) -> dict[str, Any]:
-        return self.state  # the very object that it goes on to change
+        return self.state  # the object itself, which changes later
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = dict(state)
@@ -158,7 +158,7 @@ class DrawingSampler(EpochSampler):
 
 
 class EagerSampler(DrawingSampler):
-    """The same, which draws it already when it is iterated over."""
+    """A `DrawingSampler` that draws its order already at `iter`."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(self.count).tolist())

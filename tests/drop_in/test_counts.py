@@ -1,4 +1,4 @@
-"""What loaders of torch's data sets count, and what they say bounds them."""
+"""Counts and verdicts of loaders in the torch regime."""
 
 from __future__ import annotations
 
@@ -72,14 +72,16 @@ def test_bytes_from_workers_are_counted(size: int) -> None:
     assert 8 * 8 * size <= nbytes <= 8 * 8 * size + 4096
 
 
-def test_samples_of_unbatched_and_iterable_data_are_counted() -> None:
-    for num_workers in (0, 1):
-        with hr.DataLoader(Numbers(10), None, num_workers=num_workers) as loader:
-            list(loader)
-            assert (loader.stats().deliver.batches, loader.stats().deliver.samples) == (10, 10)
-        with hr.DataLoader(Feed(), batch_size=5, num_workers=num_workers) as loader:
-            list(loader)
-            assert (loader.stats().deliver.batches, loader.stats().deliver.samples) == (2, 10)
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("data", "batch_size", "batches"), [(lambda: Numbers(10), None, 10), (Feed, 5, 2)], ids=["unbatched", "iterable"]
+)
+def test_samples_of_unbatched_and_iterable_data_are_counted(
+    data: Any, batch_size: int | None, batches: int, num_workers: int
+) -> None:
+    with hr.DataLoader(data(), batch_size, num_workers=num_workers) as loader:
+        list(loader)
+        assert (loader.stats().deliver.batches, loader.stats().deliver.samples) == (batches, 10)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def test_a_slow_trainer_is_named(way: str) -> None:
 
 
 class Beginning:
-    """What a worker does for so long before it stands ready."""
+    """Keeps a worker busy for some seconds before it is ready."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

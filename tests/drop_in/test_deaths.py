@@ -1,4 +1,4 @@
-"""Deaths of workers: their batches are made again, or one error says which sample it was."""
+"""Deaths of workers: their batches are made again, or one error names the sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from drop_in.acting import Acting, ActingStream, batches_of, split
-from drop_in.reading import next_error, read_all, told_by
+from drop_in.reading import next_error, read_all, text_of
 from torch.utils.data import get_worker_info
 
 import headrace as hr
@@ -58,7 +58,7 @@ def once(act: Callable[[int], Any], flag: Path) -> Callable[[int], None]:
 
 
 @contextmanager
-def told_of_deaths() -> Iterator[list[str]]:
+def recorded_deaths() -> Iterator[list[str]]:
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
@@ -73,10 +73,10 @@ def test_no_sample_is_lost_and_a_warning_tells_of_it_when_a_worker_dies(
 ) -> None:
     act, _ = ENDINGS[ending]
     loader = hr.DataLoader(Acting(once(act, tmp_path / "died"), at=(9,)), batch_size=4, num_workers=2)
-    with told_of_deaths() as told:
+    with recorded_deaths() as deaths:
         assert read_all(iter(loader)) == batches_of(4)
-    assert len(told) == 1, told
-    assert re.search(r"worker.*\d+", told[0])
+    assert len(deaths) == 1, deaths
+    assert re.search(r"worker.*\d+", deaths[0])
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_no_sample_is_lost_and_a_warning_tells_of_it_when_a_worker_dies(
 @pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 def test_no_sample_is_lost_when_workers_are_killed_from_outside(persistent: bool) -> None:
     loader = hr.DataLoader(range(200), batch_size=4, num_workers=2, persistent_workers=persistent)
-    with told_of_deaths() as told:
+    with recorded_deaths() as deaths:
         for _ in range(2):
             iterator, got = iter(loader), []
             for number, batch in enumerate(iterator):
@@ -92,7 +92,7 @@ def test_no_sample_is_lost_when_workers_are_killed_from_outside(persistent: bool
                 if number in (0, 20):
                     os.kill(iterator._workers[number // 20].pid, signal.SIGKILL)
             assert got == batches_of(4, count=200)
-    assert 2 <= len(told) <= 4, told  # a worker that was idle when it died costs no batch
+    assert 2 <= len(deaths) <= 4, deaths  # a worker that was idle when it died costs no batch
 
 
 def test_fresh_worker_is_seeded_and_initialised_as_the_dead_one_was(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_fresh_worker_is_seeded_and_initialised_as_the_dead_one_was(tmp_path: Pa
     loader = hr.DataLoader(
         Seen(act, at=(9,)), num_workers=2, worker_init_fn=init, collate_fn=lambda samples: samples[0]
     )
-    with told_of_deaths():
+    with recorded_deaths():
         got = read_all(iter(loader))
     base = got[0][2]
     assert got == [[k, k % 2, base + k % 2, base + k % 2, str(k % 2)] for k in range(20)]
@@ -123,7 +123,7 @@ def test_sample_that_kills_three_workers_is_named_and_iteration_goes_on(
 ) -> None:
     act, code = ENDINGS[ending]
     loader = hr.DataLoader(Acting(act, at=(9,)), batch_size=4, num_workers=2)
-    with told_of_deaths() as told:
+    with recorded_deaths() as deaths:
         got = read_all(iter(loader))
     error = got[2]
     assert isinstance(error, hr.WorkerDiedError) and isinstance(error, RuntimeError)
@@ -131,8 +131,8 @@ def test_sample_that_kills_three_workers_is_named_and_iteration_goes_on(
     assert error.exitcode == code
     assert re.search(r"sample 9\b", str(error)), str(error)
     assert got[:2] + got[3:] == batches_of(4, but=(2,))
-    assert 2 <= len(told) <= 3, told  # the third death costs the batches that this worker had yet to make
-    assert len(set(told)) == len(told), "each death is told of once"
+    assert 2 <= len(deaths) <= 3, deaths  # the third death costs the batches that this worker had yet to make
+    assert len(set(deaths)) == len(deaths), "one warning for each death"
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -149,7 +149,7 @@ def test_system_exit_in_a_worker_is_an_error_with_the_exit_code(stage: str, capf
 
     data = Acting(exit_with_3, at=(9,)) if stage == "sample" else Acting(exit_with_3, at=())
     loader = hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate, worker_init_fn=init)
-    with told_of_deaths():
+    with recorded_deaths():
         got = read_all(iter(loader))
     failed = (1, 3) if stage == "init" else (2,)
     assert [k for k, x in enumerate(got) if isinstance(x, hr.WorkerDiedError)] == list(failed)
@@ -167,11 +167,11 @@ def test_collate_function_that_kills_three_workers_is_an_error_that_names_the_ba
         return samples
 
     loader = hr.DataLoader(range(20), batch_size=4, num_workers=2, collate_fn=collate)
-    with told_of_deaths():
+    with recorded_deaths():
         got = read_all(iter(loader))
     assert isinstance(got[2], hr.WorkerDiedError)
     assert got[2].exitcode == 3
-    assert re.search(r"\b(batch 2|8)\b", told_by(got[2])), told_by(got[2])
+    assert re.search(r"\b(batch 2|8)\b", text_of(got[2])), text_of(got[2])
     assert got[:2] + got[3:] == batches_of(4, but=(2,))
 
 

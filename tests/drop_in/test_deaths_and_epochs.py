@@ -60,7 +60,7 @@ def test_later_epochs_have_workers_when_they_died_before_their_first_batch(tmp_p
 
 
 class SecondDiesThrice(Dataset[int]):
-    """Ends the second process in which it begins, the one in its place, and, once told to, the one in that one's."""
+    """Kills the second process that loads it, its replacement, and, once `end` exists, the replacement of that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class SecondDiesThrice(Dataset[int]):
         self.__dict__.update(state)
         start = next(n for n in itertools.count(1) if self._is_first_at(n))
         if start == 4:
-            wait_until((self.folder / "end").exists, "the second epoch has begun")
+            wait_until((self.folder / "end").exists, "the second epoch runs")
         if 2 <= start <= 4:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What arrives in the trainer is its own, for good; pinned if asked for."""
+"""Memory of delivered batches."""
 
 from __future__ import annotations
 

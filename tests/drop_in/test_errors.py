@@ -1,4 +1,4 @@
-"""Errors in user code: what is raised, when, with which text, and that iteration goes on."""
+"""Errors in user code: type, time and text of the exception, and the iteration after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from drop_in.acting import Acting, batches_of, raising, split
 from drop_in.classes import caught
-from drop_in.reading import read_all, told_by
+from drop_in.reading import read_all, text_of
 from torch.utils.data import Dataset, IterableDataset
 
 import headrace as hr
@@ -52,7 +52,7 @@ class NamedKeyError(KeyError):
 
 
 class SilentError(Exception):
-    """Says the same whatever it is given."""
+    """Has the same text for all arguments."""
 
     def __init__(self, path: str) -> None:
         super().__init__("the file is damaged")
@@ -111,7 +111,7 @@ class UsersEnd(BaseException):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, UsersEnd])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, UsersEnd])
 def test_what_is_no_exception_is_a_runtime_error_of_its_batch(our_class: type[Any], kind: type[BaseException]) -> None:
     """As with torch's, whose worker ends by it, and whose error may come in any line of the main thread."""
     loader = our_class(Acting(raising(lambda: kind("pressed"))), batch_size=4, num_workers=1)
@@ -160,7 +160,7 @@ def test_error_says_what_is_wrong_when_its_text_is_made_of_its_arguments(our_cla
     assert type(error) is UnicodeDecodeError
     assert "can't decode byte 0xff" in str(error)
     assert (error.start, error.object) == (0, b"\xff")
-    assert caught(our_class, "UnicodeDecodeError", 1) in told_by(error)
+    assert caught(our_class, "UnicodeDecodeError", 1) in text_of(error)
 
 
 def fail_to_start(worker_id: int) -> None:
@@ -187,8 +187,8 @@ def test_stop_iteration_is_an_error_that_names_the_samples(
     data = Acting(raising(StopIteration), at=(9,) if place == "sample" else ())
     batches, [error] = split(read_all(iter(our_class(data, size, num_workers=num_workers, collate_fn=collate))))
     assert isinstance(error, RuntimeError)
-    assert "StopIteration" in told_by(error)
-    assert re.search(r"\b[89]\b" if place == "collate" else r"\b9\b", told_by(error)), told_by(error)
+    assert "StopIteration" in text_of(error)
+    assert re.search(r"\b[89]\b" if place == "collate" else r"\b9\b", text_of(error)), text_of(error)
     assert batches == (batches_of(4, but=(2,)) if size else [*range(9), *range(10, 20)])
 
 
@@ -219,7 +219,7 @@ def test_result_that_cannot_be_sent_is_an_error_naming_stage_type_and_sample(wha
     got = read_all(iter(hr.DataLoader(Making(), batch_size=2, num_workers=2, collate_fn=collate)))
     assert [x for k, x in enumerate(got) if k != 1] == [[0, 1], [4, 5]]
     assert isinstance(got[1], Exception)
-    told = told_by(got[1])
+    told = text_of(got[1])
     assert name in told
     assert "collate" in told
     assert re.search(r"\b[23]\b", told), told

@@ -60,7 +60,7 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 
 class Many(Dataset[Any]):
-    """A key is a form and a number: the first key tells in which form the samples are given."""
+    """A key is a form and a number: the first key chooses the form of the samples."""
 
     def __len__(self) -> int:
         return 9

@@ -9,40 +9,28 @@ from typing import Any
 
 import pytest
 from drop_in.reading import next_error
+from drop_in.stateful_data import Numbers
 from process.waiting import wait_until
-from torch.utils.data import Dataset
-
-
-class Squares(Dataset[int]):
-    def __init__(self, count: int = 10) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, k: int) -> int:
-        return k * k
 
 
 class Counted:
     """A sampler, or a batch sampler, that counts what was drawn from it, in the process that iterates."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        self.values, self.begun, self.drawn = list(values), 0, 0
+        self.values, self.drawn = list(values), 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.begun += 1
         for value in self.values:
             self.drawn += 1
             yield value
 
 
-class Failing(Squares):
+class Failing(Numbers):
     def __getitem__(self, k: int) -> int:
         raise LookupError(f"no sample {k}")
 
 
-class Gate(Squares):
+class Gate(Numbers):
     """The sample 0 waits until the gate is opened; every sample that was made is a line in the log."""
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -78,7 +66,7 @@ class Gate(Squares):
 def test_nothing_happens_before_next_when_there_are_no_workers(loader_class: Any) -> None:
     asked = []
 
-    class Recording(Squares):
+    class Recording(Numbers):
         def __getitem__(self, k: int) -> int:
             asked.append(k)
             return k
@@ -101,7 +89,7 @@ def test_workers_begin_at_iter_without_a_call_of_next(loader_class: Any, tmp_pat
 
 def test_outstanding_batches_are_prefetch_factor_for_each_worker(loader_class: Any) -> None:
     sampler = Counted(range(40))
-    loader = loader_class(Squares(), 2, sampler=sampler, num_workers=2, prefetch_factor=3)
+    loader = loader_class(Numbers(), 2, sampler=sampler, num_workers=2, prefetch_factor=3)
     loader.collate_fn = tuple
     loader.dataset.count = 100
     iterator = iter(loader)

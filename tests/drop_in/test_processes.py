@@ -53,15 +53,15 @@ if __name__ == "__main__":
     changed_late = True
     context = {context}
     for batch in DataLoader(Asking(), num_workers=1, collate_fn=as_is, multiprocessing_context=context):
-        changed, parent, told = batch
-        print(changed, parent == os.getpid(), told == os.getpid())
+        changed, parent, answer = batch
+        print(changed, parent == os.getpid(), answer == os.getpid())
 """
 
 
 @pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize(
-    ("context", "answer"),
+    ("context", "expected"),
     [
         ("'fork'", "True True True"),
         ("multiprocessing.get_context('fork')", "True True True"),
@@ -69,8 +69,8 @@ if __name__ == "__main__":
         ("'forkserver'", "False False True"),
     ],
 )
-def test_start_method_that_is_named_is_the_one_that_is_used(loader_class: type[Any], context: str, answer: str) -> None:
-    assert run(IMPORTS[loader_class] + ASKING.replace("{context}", context)) == [answer, answer]
+def test_named_start_method_is_used(loader_class: type[Any], context: str, expected: str) -> None:
+    assert run(IMPORTS[loader_class] + ASKING.replace("{context}", context)) == [expected, expected]
 
 
 LIVE = """
@@ -113,16 +113,16 @@ def in_child(act):
     if pid == 0:
         os.close(reading)
         try:
-            told = repr(act())
+            answer = repr(act())
         except BaseException as error:
-            told = f"{isinstance(error, RuntimeError)} {type(error).__name__} {error}"
-        os.write(writing, told.encode())
+            answer = f"{isinstance(error, RuntimeError)} {type(error).__name__} {error}"
+        os.write(writing, answer.encode())
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        told = pipe.read().decode()
+        answer = pipe.read().decode()
     os.waitpid(pid, 0)
-    return told.replace(chr(10), " ")
+    return answer.replace(chr(10), " ")
 
 """
 
@@ -142,15 +142,15 @@ def test_child_that_is_forked_mid_epoch_gets_a_clear_error_and_the_trainer_goes_
         "print([x for batch in loader for x in batch.tolist()] == list(range(400)))\n",
         preamble=PREAMBLE + FORKING,
     )
-    for told in (lines[0], lines[2]):
-        assert told.startswith("True ") and "fork" in told, told
+    for answer in (lines[0], lines[2]):
+        assert answer.startswith("True ") and "fork" in answer, answer
     assert [lines[1], lines[3]] == ["None", "None"]
     assert lines[4:] == ["True", "True"]
 
 
 @pytest.mark.slow
 def test_child_takes_nothing_and_asks_for_nothing_when_the_next_batch_has_arrived_already(tmp_path: Path) -> None:
-    """Batch 1 is there before batch 0: worker 1 lets worker 0 go on only when it is at batch 3."""
+    """Batch 1 is there before batch 0: worker 1 releases worker 0 only when it is at batch 3."""
     os.mkfifo(tmp_path / "meeting")
     lines = run(
         "class Meeting(Dataset):\n"

@@ -1,7 +1,11 @@
-"""A loader tells in one line what it is."""
+"""The repr of a loader is one line."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 
 import headrace as hr
@@ -30,31 +34,38 @@ class Own(hr.DataLoader[int]):
     pass
 
 
-def test_loader_of_a_torch_data_set_tells_its_type_and_options() -> None:
-    loader = hr.DataLoader(Wordy(), batch_size=2, num_workers=1)
-    assert repr(loader) == "DataLoader(Wordy(…), batch_size=2, num_workers=1, regime='torch')"
-    assert repr(Own(Wordy())) == "Own(Wordy(…), batch_size=1, num_workers=0, regime='torch')"
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: hr.DataLoader(Wordy(), 2, num_workers=1),
+            "DataLoader(Wordy(…), batch_size=2, num_workers=1, regime='torch')",
+        ),
+        (lambda: Own(Wordy()), "Own(Wordy(…), batch_size=1, num_workers=0, regime='torch')"),
+        (lambda: hr.DataLoader(Async()), "DataLoader(Async(…), batch_size=1, num_workers=0, regime='headrace')"),
+        (
+            lambda: hr.DataLoader(Async().map(len)),
+            "DataLoader(Async(…).map(len), batch_size=1, num_workers=0, regime='headrace')",
+        ),
+        (
+            lambda: hr.DataLoader(Wordy(), 2, num_workers=2, economic=True),
+            "DataLoader(Wordy(…), batch_size=2, num_workers=2, regime='economic')",
+        ),
+    ],
+)
+def test_repr_has_class_data_and_options(make: Callable[[], hr.DataLoader[Any]], text: str) -> None:
+    assert repr(make()) == text
 
 
-def test_loader_of_an_asynchronous_data_set_tells_its_type() -> None:
-    assert repr(hr.DataLoader(Async())) == "DataLoader(Async(…), batch_size=1, num_workers=0, regime='headrace')"
-    assert repr(hr.DataLoader(Async().map(len))).startswith("DataLoader(Async(…).map(len), ")
-
-
-def test_loader_in_economic_mode_says_so() -> None:
-    loader = hr.DataLoader(Wordy(), batch_size=2, num_workers=2, economic=True)
-    assert repr(loader) == "DataLoader(Wordy(…), batch_size=2, num_workers=2, regime='economic')"
-
-
-def test_loader_of_a_stream_tells_the_stream_without_secrets() -> None:
+def test_repr_of_a_stream_has_no_secrets() -> None:
     data = hr.stream("https://me:secret@host/a-{0..3}.tar?sig=secret", format="tar").decode("l8").to_tuple("png")
-    told = repr(hr.DataLoader(data, batch_size=8))
-    assert told.startswith("DataLoader(stream(https://host/a-0.tar?sig=*** and 3 more).decode(")
-    assert told.endswith("batch_size=8, num_workers=0, regime='headrace')")
-    assert "\n" not in told
+    text = repr(hr.DataLoader(data, batch_size=8))
+    assert text.startswith("DataLoader(stream(https://host/a-0.tar?sig=*** and 3 more).decode(")
+    assert text.endswith("batch_size=8, num_workers=0, regime='headrace')")
+    assert "\n" not in text
 
 
-def test_loader_of_a_long_chain_is_told_in_a_line_and_one_that_is_not_made_is_no_error() -> None:
+def test_repr_of_a_long_chain_is_short_and_of_an_unmade_loader_no_error() -> None:
     data = hr.stream("a.tar")
     for _ in range(200):
         data = data.map(len)

@@ -1,4 +1,4 @@
-"""Loaders in the torch regime save their state, and others go on from it."""
+"""Loaders in the torch regime save their state, and others resume from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What states cost a loader in the torch regime that nobody asks for one, and how it goes on once somebody does."""
+"""The cost of states in the torch regime if nobody asks for one, and data sets and samplers without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drop_in.classes import OURS, ThreadLoader
-from drop_in.reading import told_by
+from drop_in.reading import text_of
 from drop_in.stateful_data import Counted, EpochSampler, Numbers, identity
 
 import headrace as hr
@@ -74,31 +74,41 @@ def test_sampler_is_asked_at_begin_and_end_when_nobody_wants_a_state(num_workers
     assert sampler.asked > 20
 
 
-class Unwilling(EpochSampler):
-    """Its state cannot be had."""
-
+class UnwillingSampler(EpochSampler):
     def state_dict(self) -> dict[str, Any]:
         raise ZeroDivisionError("only on rank 0")
 
 
-class Locked(EpochSampler):
-    """Its state cannot be copied."""
-
+class LockedSampler(EpochSampler):
     def state_dict(self) -> dict[str, Any]:
         return {"lock": threading.Lock()}
 
 
-@pytest.mark.parametrize(("kind", "error"), [(Unwilling, ZeroDivisionError), (Locked, TypeError)])
+class Unwilling(Numbers):
+    def state_dict(self) -> dict[str, Any]:
+        raise ZeroDivisionError("no state today")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Never called."""
+
+
+FAILING: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] = {
+    "sampler that raises": (lambda: {"sampler": UnwillingSampler(23)}, ZeroDivisionError, "sampler"),
+    "sampler whose state cannot be copied": (lambda: {"sampler": LockedSampler(23)}, TypeError, "sampler"),
+    "data set that raises": (lambda: {"dataset": Unwilling()}, ZeroDivisionError, "data set"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
 @WORKERS
-def test_batches_come_and_only_state_dict_raises_when_a_sampler_cannot_say_its_state(
-    kind: Callable[[int], Any], error: type[Exception], num_workers: int
-) -> None:
-    loader = hr.DataLoader(Numbers(), sampler=kind(23), num_workers=num_workers, collate_fn=identity)
+def test_only_state_dict_raises_when_a_state_cannot_be_had(case: str, num_workers: int) -> None:
+    make, error, name = FAILING[case]
+    loader = hr.DataLoader(**{"dataset": Numbers(), "num_workers": num_workers, "collate_fn": identity, **make()})
     iterator = iter(loader)
     assert next(iterator) == [0]
-    with pytest.raises(error) as told:
+    with pytest.raises(error) as caught:
         loader.state_dict()
-    assert "the state of the sampler was asked for" in told_by(told.value)
+    assert f"the state of the {name} was asked for" in text_of(caught.value)
     assert len(list(iterator)) == 22
 
 
@@ -146,7 +156,7 @@ def test_threads_share_a_data_set_that_cannot_be_copied_and_refuse_its_state() -
     next(iterator)
     with pytest.raises(Exception, match=r"lock") as told:
         loader.state_dict()
-    assert "cannot be copied for each thread" in told_by(told.value)
+    assert "cannot be copied for each thread" in text_of(told.value)
     assert len(list(iterator)) == 22
     assert dataset.given == 23
     other = ThreadLoader(Counted(), num_workers=2, collate_fn=identity)

@@ -29,7 +29,7 @@ class Held(Numbers):
 
 
 class Logged(Held):
-    """The same; with each, the worker and what its copy has given before. That is its state."""
+    """Each number with the worker and the numbers that its copy has given, which are its state."""
 
     def __init__(self, gate: int | None = None) -> None:
         super().__init__(gate)

@@ -1,4 +1,4 @@
-"""Generators and samplers of the user's, when a loader in the torch regime goes on from a state."""
+"""Generators and samplers of the user when a loader in the torch regime resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders in the torch regime that go on from a state with other options: what may change, and what is refused."""
+"""Loaders in the torch regime that resume with other options."""
 
 from __future__ import annotations
 
@@ -107,30 +107,23 @@ def test_state_of_another_batch_size_is_refused_when_batches_would_be_made_again
     refused(state, hr.DataLoader(kind(), batch_size=1, **options))
 
 
-def test_state_of_another_batch_size_is_refused_when_force_leaves_out_states_of_copies() -> None:
-    _, state = begun(Counted(), 4, batch_size=2, num_workers=2)
-    refused(state, hr.DataLoader(Counted(), batch_size=1), force=True)
+COUNTED = {"batch_size": 2, "num_workers": 2}
+REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], Any], int | None, bool]] = {
+    "force skips states of copies": (lambda: begun(Counted(), 4, **COUNTED)[1], Counted, 1, True),
+    "not between two batches": (lambda: begun(Numbers(), 3, batch_size=2)[1], Numbers, 4, False),
+    "not between two batches, forced": (lambda: begun(Numbers(), 3, batch_size=2)[1], Numbers, 4, True),
+    "out of order": (lambda: {**begun(Numbers(), 2, batch_size=2)[1], "beyond": [[3, 4]]}, Numbers, 4, True),
+    "single samples": (lambda: begun(Numbers(), 0, batch_size=None)[1], Numbers, 4, True),
+    "single samples of a stream": (lambda: begun(Stream(), 0, batch_size=None)[1], Stream, 4, True),
+    "no batches": (lambda: begun(Numbers(), 0, batch_size=4)[1], Numbers, None, True),
+    "no batches of a stream": (lambda: begun(Stream(), 0, batch_size=4)[1], Stream, None, True),
+}
 
 
-def test_state_of_another_batch_size_is_refused_when_it_does_not_fall_between_two_of_the_new_batches() -> None:
-    _, state = begun(Numbers(), 3, batch_size=2)
-    loader = hr.DataLoader(Numbers(), batch_size=4)
-    refused(state, loader)
-    refused(state, loader, force=True)
-
-
-def test_state_of_another_batch_size_is_refused_when_batches_were_given_out_of_order() -> None:
-    _, state = begun(Numbers(), 2, batch_size=2)
-    refused({**state, "beyond": [[3, 4]]}, hr.DataLoader(Numbers(), batch_size=4), force=True)
-
-
-@pytest.mark.parametrize(("saved", "loaded"), [(None, 4), (4, None)])
-@pytest.mark.parametrize("kind", [Numbers, Stream])
-def test_state_of_batches_is_refused_when_the_loader_makes_none(
-    kind: Any, saved: int | None, loaded: int | None
-) -> None:
-    state = hr.DataLoader(kind(), batch_size=saved).state_dict()
-    refused(state, hr.DataLoader(kind(), batch_size=loaded), force=True)
+@pytest.mark.parametrize("case", REFUSED)
+def test_state_of_another_batch_size_is_refused(case: str) -> None:
+    make_state, kind, size, force = REFUSED[case]
+    refused(make_state(), hr.DataLoader(kind(), batch_size=size), force=force)
 
 
 class Pairs(BatchSampler):

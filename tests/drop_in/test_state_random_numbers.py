@@ -1,4 +1,4 @@
-"""What a data set draws behind a resumed loader in the torch regime."""
+"""Random numbers of data sets after a resume in the torch regime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that a loader in the torch regime cannot go on from, and what goes wrong with states of the user's own."""
+"""States that a loader in the torch regime refuses, and failing states of users' data sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from drop_in.acting import Acting, raising
-from drop_in.reading import read_all, told_by
+from drop_in.reading import read_all
 from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, Stream, identity
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
@@ -29,9 +29,9 @@ def test_state_of_another_number_of_workers_is_refused_by_name(kind: Any, saved:
     loader = hr.DataLoader(kind(), num_workers=loaded)
     with pytest.raises(
         hr.StateMismatchError, match=f"num_workers: {saved} in the state, {loaded} in the loader"
-    ) as told:
+    ) as caught:
         loader.load_state_dict(state_of(kind(), num_workers=saved))
-    assert told.value.field == "num_workers"
+    assert caught.value.field == "num_workers"
     assert len(list(loader)) == 23
 
 
@@ -49,9 +49,9 @@ def test_state_of_other_data_is_refused_by_name() -> None:
     loader = hr.DataLoader(Numbers())
     state = loader.state_dict()
     for field, other in {"regime": "headrace", "version": 2, "is_map": False, "economic": True}.items():
-        with pytest.raises(hr.StateMismatchError, match=field) as told:
+        with pytest.raises(hr.StateMismatchError, match=field) as caught:
             loader.load_state_dict({**state, field: other})
-        assert told.value.field == field
+        assert caught.value.field == field
     with pytest.raises(hr.StateMismatchError, match="regime"):
         loader.load_state_dict({"version": 1, "seed": 3})
 
@@ -66,7 +66,7 @@ def in_batches(sampler: Any) -> dict[str, Any]:
 
 Options = dict[str, Any]
 ANOTHER_LENGTH = r"sampler_length.*12 in the state, 16 in the loader"
-# What is said, and the options of the loader that was saved and of the one that is to go on.
+# Text of the error, options of the saved loader and of the resumed one.
 REFUSED: list[tuple[str, Options, Options]] = [
     ("count", {}, {"dataset": Numbers(24)}),
     ("sampler_type", {}, {"shuffle": True}),
@@ -111,9 +111,9 @@ def test_state_of_another_sampler_is_refused_by_name_unless_forced(text: str, sa
     state = before.state_dict()
     make(saved).load_state_dict(state)
     loader = make(loaded)
-    with pytest.raises(hr.StateMismatchError, match=text) as told:
+    with pytest.raises(hr.StateMismatchError, match=text) as caught:
         loader.load_state_dict(state)
-    assert told.value.field == text.split(".", maxsplit=1)[0].strip("^: ")
+    assert caught.value.field == text.split(".", maxsplit=1)[0].strip("^: ")
     loader.load_state_dict(state, force=True)
 
 
@@ -141,9 +141,9 @@ def test_state_is_refused_when_the_sampler_was_told_another_epoch_since(
     sampler, loader = make()
     loader.load_state_dict(state)
     (loader if is_told_by_the_loader else sampler).set_epoch(0)
-    with pytest.raises(hr.StateMismatchError, match=r"^epoch: 1 in the state, .* set to 0 since") as told:
+    with pytest.raises(hr.StateMismatchError, match=r"^epoch: 1 in the state, .* set to 0 since") as caught:
         iter(loader)
-    assert told.value.field == "epoch"
+    assert caught.value.field == "epoch"
     (loader if is_told_by_the_loader else sampler).set_epoch(1)
     assert [batch.tolist() for batch in loader] == rest
 
@@ -166,9 +166,9 @@ def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:
     loader = hr.DataLoader(Counted(), shuffle=True)
     state = state_of(Counted(), shuffle=True)
     for field in set(state) - {"version", "regime", "check"}:  # earlier states have no check
-        with pytest.raises(hr.StateMismatchError, match=field) as told:
+        with pytest.raises(hr.StateMismatchError, match=field) as caught:
             loader.load_state_dict({name: value for name, value in state.items() if name != field})
-        assert told.value.field == field
+        assert caught.value.field == field
     for field, value in (
         ("generators", ["xx"]),
         ("generators", [3]),
@@ -180,9 +180,9 @@ def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:
         ("copies", [{}]),
         ("beyond", [3]),
     ):
-        with pytest.raises(hr.StateMismatchError) as told:
+        with pytest.raises(hr.StateMismatchError) as caught:
             loader.load_state_dict({**state, field: value})
-        assert told.value.field == field
+        assert caught.value.field == field
     for other in ({"_snapshot": {}, "_steps_since_snapshot": 1}, None, []):
         with pytest.raises(hr.StateMismatchError, match="is no state of a headrace loader"):
             loader.load_state_dict(other)  # type: ignore[arg-type]
@@ -237,9 +237,9 @@ def test_batch_at_which_the_user_has_stopped_counts_as_received() -> None:
 def test_state_of_a_data_set_that_takes_none_is_refused_by_name(num_workers: int) -> None:
     loader = hr.DataLoader(Numbers(), num_workers=num_workers)
     loader.load_state_dict(state_of(Counted(), num_workers=num_workers))
-    with pytest.raises(hr.StateMismatchError, match=r"dataset.*Numbers has no load_state_dict") as told:
+    with pytest.raises(hr.StateMismatchError, match=r"dataset.*Numbers has no load_state_dict") as caught:
         next(iter(loader))
-    assert told.value.field == "dataset"
+    assert caught.value.field == "dataset"
 
 
 def test_state_of_a_sampler_that_takes_none_is_refused_by_name() -> None:
@@ -247,24 +247,6 @@ def test_state_of_a_sampler_that_takes_none_is_refused_by_name() -> None:
     loader.load_state_dict(state_of(Numbers(), sampler=EpochSampler(23)), force=True)
     with pytest.raises(hr.StateMismatchError, match=r"sampler.*range has no load_state_dict"):
         iter(loader)
-
-
-class Unwilling(Counted):
-    """Its state cannot be had."""
-
-    def state_dict(self) -> dict[str, Any]:
-        raise ZeroDivisionError("no state today")
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_come_and_only_state_dict_raises_when_a_data_set_cannot_say_its_state(num_workers: int) -> None:
-    loader = hr.DataLoader(Unwilling(), collate_fn=identity, num_workers=num_workers)
-    iterator = iter(loader)
-    assert next(iterator)[0][0] == 0
-    with pytest.raises(ZeroDivisionError, match="no state today") as told:
-        loader.state_dict()
-    assert "the state of the data set was asked for" in told_by(told.value)
-    assert len(list(iterator)) == 22
 
 
 class Forgetful(Counted):
@@ -340,8 +322,8 @@ def test_worker_that_replaces_a_dead_one_has_the_state_of_its_copy(tmp_path: Pat
     assert list(hr.DataLoader(Dying(tmp_path / "loud"), **options)) == expected
 
 
-class UnwillingToo(Dying):
-    """The same, without a state that could be had."""
+class Unwilling(Dying):
+    """A `Dying` data set whose state cannot be had."""
 
     def state_dict(self) -> dict[str, Any]:
         raise ZeroDivisionError("no state today")
@@ -349,5 +331,5 @@ class UnwillingToo(Dying):
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 def test_worker_is_replaced_when_its_data_set_cannot_say_its_state(tmp_path: Path) -> None:
-    loader = hr.DataLoader(UnwillingToo(tmp_path / "loud"), num_workers=2, collate_fn=identity)
+    loader = hr.DataLoader(Unwilling(tmp_path / "loud"), num_workers=2, collate_fn=identity)
     assert [batch[0][0] for batch in loader] == list(range(23))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from drop_in.acting import batches_of
-from drop_in.reading import next_error, read_all
+from drop_in.reading import read_all
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -108,17 +108,3 @@ def test_worker_info_is_each_threads_own_and_the_trainers_stays_none() -> None:
     loader = hr.DataLoader(Asking(), None, num_workers=2, workers="thread")
     assert list(loader) == [[0, 0, 2, "thread"], [1, 1, 2, "thread"]]
     assert get_worker_info() is None
-
-
-def test_system_exit_in_a_thread_is_an_error_and_the_trainer_goes_on() -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if 4 in samples:
-            raise SystemExit(3)
-        return samples
-
-    iterator = iter(hr.DataLoader(range(12), 4, collate_fn=collate, num_workers=1, workers="thread"))
-    assert next(iterator) == [0, 1, 2, 3]
-    error = next_error(iterator)
-    assert isinstance(error, hr.WorkerDiedError)
-    assert error.exitcode == 3
-    assert next(iterator) == [8, 9, 10, 11]

@@ -1,4 +1,4 @@
-"""A web server on loopback that says, byte for byte, what a test has written down."""
+"""A web server on loopback that sends the bytes of a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if find_spec("uvloop") is not None:
 
 
 @dataclass(frozen=True)
-class Says:
+class Reply:
     """An answer.
 
     Args:
@@ -31,7 +31,7 @@ class Says:
 
 @dataclass
 class Script:
-    """What is said to one request after the other, over whatever connections; the last answer is said again and again.
+    """The answers to requests in order, over any connection; the last answer is repeated.
 
     Attributes:
         requests: the heads of requests, as they came.
@@ -40,7 +40,7 @@ class Script:
         asked: released for each request.
     """
 
-    answers: list[Says | bytes]
+    answers: list[Reply | bytes]
     url: str = ""
     requests: list[str] = field(default_factory=list)
     connections: int = 0
@@ -62,12 +62,12 @@ class Script:
                 self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
                 self.asked.release()
                 answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-                says = answer if isinstance(answer, Says) else Says(answer)
-                writer.write(says.data)
+                reply = answer if isinstance(answer, Reply) else Reply(answer)
+                writer.write(reply.data)
                 await writer.drain()
-                if says.then != "next":
+                if reply.then != "next":
                     break
-            if says.then == "reset":
+            if reply.then == "reset":
                 raw: socket.socket = writer.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.transport.abort()
@@ -79,7 +79,7 @@ class Script:
 
 @asynccontextmanager
 async def serving(
-    *answers: Says | bytes, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    *answers: Reply | bytes, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Script]:
     script = Script(list(answers))
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}

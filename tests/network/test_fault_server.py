@@ -1,4 +1,4 @@
-"""The fault server does what its table says, to the requests that were chosen for it."""
+"""The fault server produces each fault of its table, for the chosen requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PART = BODY[1000:2000]
 
 
 class Seen(NamedTuple):
-    """What a client sees of one connection: all bytes, and whether it was reset."""
+    """The bytes of one connection, and whether it was reset."""
 
     raw: bytes
     is_reset: bool

@@ -1,6 +1,6 @@
 """Each fault on three requests in ten: every read is byte-exact or the one right error, and little is asked in vain.
 
-A seed is one run; HEADRACE_SEEDS says how many runs there are over all rows of the table.
+A seed is one run; HEADRACE_SEEDS is the number of runs over all rows of the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUICK = FetchOptions(attempts=25, backoff_s=0.0, first_byte_timeout_s=0.5, stall
 
 @dataclass(frozen=True)
 class Row:
-    """What a read may end in when faults hit, besides the bytes it asked for.
+    """The possible ends of a read with faults, apart from the right bytes.
 
     Attributes:
         right: the errors, of exactly these types.

@@ -24,7 +24,7 @@ FILE = "datasets/me/set/train/a b.bin"
 
 
 class Hub(ThreadingHTTPServer):
-    """Redirects whoever has the token to `storage`, to another address each time."""
+    """Redirects requests with the token to `storage`, each time to another address."""
 
     def __init__(self, storage: str) -> None:
         super().__init__(("127.0.0.1", 0), Asked)

@@ -1,13 +1,11 @@
-"""Folders of web servers are what their index pages say: those of Python's http.server, nginx, and Apache."""
+"""Folders of web servers are listed by the index pages of http.server, nginx and Apache."""
 
 from __future__ import annotations
 
 import http.server
-import io
 import shutil
 import socket
 import subprocess
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.tars import tar
 
 import headrace as hr
 from headrace.errors import AccessDeniedError, OptionError
@@ -33,22 +32,13 @@ APACHE = b"""<!DOCTYPE HTML PUBLIC "-//W3C//DTD HTML 3.2 Final//EN">
 <tr><td><a href="deep/inner.tar">i</a></td></tr><tr><td><a href="mailto:a@b">m</a></td></tr></table></body></html>"""
 
 
-def tar_of(name: str) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        info = tarfile.TarInfo(name)
-        info.size = 1
-        archive.addfile(info, io.BytesIO(b"x"))
-    return out.getvalue()
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = tmp_path / "root"
     for name in ("data/1 a.tar", "data/0.tar", "data/deep/&2.tar", "data/deep/é3.tar"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(tar_of(f"{name.rpartition('/')[2][:2].strip()}.txt"))
+        (root / name).write_bytes(tar([(name.rpartition("/")[2][:2].strip().rstrip("."), {"txt": b"x"})]))
     (root / "data/README.md").write_bytes(b"#")
     return root
 

@@ -1,4 +1,4 @@
-"""Indexes are built of what servers give, and say of each member where it lies and what its bytes are."""
+"""Indexes of shards on servers: place and checksum of each member."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def shard(count: int, size: int, first: int = 0, kind: str = "ustar") -> bytes:
     )
 
 
-LARGE = shard(120, 83_000)  # 10 MB: several pieces, and members that lie in two of them
+LARGE = shard(120, 83_000)  # 10 MB: several pieces, and members that cross two of them
 MEDIUM = shard(60, 40_000)
 SMALL = shard(400, 1_600)
 
@@ -203,7 +203,7 @@ def test_headers_tell_the_same_as_the_whole(sizes: list[int], kind: str, long_na
     [
         lambda data: b"",
         lambda data: data[: len(data) // 2],
-        lambda data: data[:-10_240],  # of which the end mark is the least
+        lambda data: data[:-10_240],  # the padding and the end mark
         lambda data: data[: by_tarfile(data)[-1][1]],
         lambda data: data[: by_tarfile(data)[-20][1] - 512] + b"?" + data[by_tarfile(data)[-20][1] - 511 :],
         gzip.compress,
@@ -254,10 +254,10 @@ def test_compressed_shard_that_is_cut_is_refused(ending: str) -> None:
         index_of(in_memory(f"cut.{ending}", COMPRESSED[ending](SMALL)[:-1]))
 
 
-def seekable(data: bytes, piece: int, lie: int = 0) -> bytes:
+def seekable(data: bytes, piece: int, error: int = 0) -> bytes:
     parts = [data[at : at + piece] for at in range(0, len(data), piece)]
     frames = [zstandard.ZstdCompressor().compress(part) for part in parts]
-    table = b"".join(struct.pack("<II", len(f), len(p) + lie) for f, p in zip(frames, parts, strict=True))
+    table = b"".join(struct.pack("<II", len(f), len(p) + error) for f, p in zip(frames, parts, strict=True))
     table += struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
     return b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table
 
@@ -277,7 +277,7 @@ def test_frames_of_a_seekable_shard_are_indexed() -> None:
 
 def test_seek_table_that_says_other_sizes_is_refused() -> None:
     with pytest.raises(FormatError, match="seek table"):
-        index_of(in_memory("lies.tar.zst", seekable(SMALL, 100_000, lie=1)))
+        index_of(in_memory("wrong.tar.zst", seekable(SMALL, 100_000, error=1)))
 
 
 # One file for many

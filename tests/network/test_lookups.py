@@ -38,7 +38,7 @@ def v6(last: int) -> Address:
 
 
 class Names:
-    """A resolver that knows what a test tells it; it waits for `may_answer`."""
+    """A resolver with the answers of a test; it waits for `may_answer`."""
 
     def __init__(self, *answers: list[Address] | OSError) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""What was given in confidence is in no error, whatever goes wrong, nor in a process's arguments."""
+"""Secrets are in no error and in no argument of a process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = OBSTORE_KEEPS
 
 
 class Talkative(AbstractFileSystem):
-    """Says all that it knows, as clients of stores do."""
+    """Puts all options into its errors, as clients of stores do."""
 
     protocol = "talkative"
 

@@ -1,4 +1,4 @@
-"""Bytes of two versions of an object are never joined, by whatever a server tells one from the other."""
+"""Bytes of two versions of an object are never joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from end_to_end.tars import numbered_samples, tar
 from network.bodies import numbered
-from network.scripted import Says, part, serving
+from network.scripted import Reply, part, serving
 
 import headrace as hr
 from headrace._util.reads import ReportedVersion, lasting
@@ -45,7 +45,7 @@ async def test_range_goes_on_behind_a_lost_connection_with_the_same_version_alon
     before: Sequence[str], after: Sequence[str], error: type[StorageError] | None
 ) -> None:
     whole = part(BODY, 0, len(BODY), *before)
-    cut = Says(whole[: len(whole) - HALF], "end")
+    cut = Reply(whole[: len(whole) - HALF], "end")
     rest = part((BODY if error is None else OTHER)[HALF:], HALF, len(BODY), *after)
     async with serving(cut, rest) as server, Reader(QUICK, concurrency=2) as reader:
         if error is None:
@@ -61,7 +61,7 @@ async def test_answer_without_a_version_is_asked_for_once_more(slips: int) -> No
     whole, rest = part(BODY, 0, len(BODY), A), part(BODY[HALF:], HALF, len(BODY), A)
     page = part(BODY[HALF:], HALF, len(BODY))
     async with (
-        serving(Says(whole[: len(whole) - HALF], "end"), *[page] * slips, rest) as server,
+        serving(Reply(whole[: len(whole) - HALF], "end"), *[page] * slips, rest) as server,
         Reader(QUICK, concurrency=2) as reader,
     ):
         if slips == 1:

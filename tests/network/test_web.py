@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from network.bodies import numbered
-from network.scripted import LOOPS, Says, chunked, ok, part, serving
+from network.scripted import LOOPS, Reply, chunked, ok, part, serving
 
 from headrace.errors import (
     AccessDeniedError,
@@ -73,7 +73,7 @@ async def body_of(answer: Answer) -> bytes:
     return bytes(room[:-10])
 
 
-def asked(*answers: Says | bytes, start: int | None = None, stop: int | None = None, **more: Any) -> Any:
+def asked(*answers: Reply | bytes, start: int | None = None, stop: int | None = None, **more: Any) -> Any:
     async def ask() -> Any:
         async with serving(*answers) as script, client() as web:
             answer = await web.get(f"{script.url}/a?signature=secret", start, stop, **more)
@@ -101,7 +101,7 @@ GONE = "416 Range Not Satisfiable"
         ([part(BODY[:20], 0, SIZE)], None, 20, (0, 20, SIZE)),
         ([part(BODY[10:20], 10, "*")], 10, 20, (10, 20, None)),
         ([chunked(BODY[10:15], BODY[15:20], status="206 Part", fields=PART)], 10, 20, (10, 20, SIZE)),
-        ([Says(f"HTTP/1.1 206 Part\r\n{PART}\r\n".encode() + BODY[10:20], "end")], 10, 20, (10, 20, SIZE)),
+        ([Reply(f"HTTP/1.1 206 Part\r\n{PART}\r\n".encode() + BODY[10:20], "end")], 10, 20, (10, 20, SIZE)),
         # The range is ignored.
         ([ok(BODY)], 0, 20, (0, 20, SIZE)),
         ([ok(BODY)], 10, 20, (10, 20, SIZE)),
@@ -109,14 +109,14 @@ GONE = "416 Range Not Satisfiable"
         ([chunked(BODY[:7], BODY[7:])], 0, 20, (0, None, None)),
         ([chunked(BODY[:7], BODY[7:])], 10, 20, (10, None, None)),
         ([chunked(BODY[:7], BODY[7:])], 10, SIZE + 5, (10, None, None)),
-        # Nothing lies at the start.
+        # The object ends before the start.
         ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
         ([ok(b"no", status=GONE), ok(BODY)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
         ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE), ok(BODY)], 10, 20, (10, 20, SIZE)),
     ],
 )
 async def test_answer_is_what_was_asked_for(
-    answers: list[Says | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...]
+    answers: list[Reply | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...]
 ) -> None:
     got, body, _ = await asked(*answers, start=start, stop=stop)
     assert (got, body) == (expected, BODY[start or 0 : stop])
@@ -132,7 +132,7 @@ async def test_answer_is_what_was_asked_for(
         ([ok(b"no", status=GONE), ok(b"")], 9, 0),
     ],
 )
-async def test_empty_object_is_an_answer(answers: list[Says | bytes], stop: int | None, size: int | None) -> None:
+async def test_empty_object_is_an_answer(answers: list[Reply | bytes], stop: int | None, size: int | None) -> None:
     got, body, _ = await asked(*answers, start=None if stop is None else 0, stop=stop)
     assert (got, body) == ((0, size, size), b"")
 
@@ -152,10 +152,10 @@ async def test_empty_object_is_an_answer(answers: list[Says | bytes], stop: int 
         (chunked(BODY[10:21], status="206 Part", fields=PART), 10, "longer than announced"),
         (ok(BODY, "Content-Encoding: gzip"), None, "without this header"),
         (part(BODY[10:20], 10, SIZE, "Content-Encoding: br"), 10, "without this header"),
-        (Says(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing marks the end of its body"),
+        (Reply(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing marks the end of its body"),
         (ok(LONG), 300_000, "ignores byte ranges"),
         (chunked(LONG), 300_000, "ignores byte ranges"),
-        (ok(BODY), SIZE, "ignores byte ranges"),  # it may be a page that says: please log in
+        (ok(BODY), SIZE, "ignores byte ranges"),  # it may be a login page
         (chunked(BODY), SIZE + 5, "ignores byte ranges"),
         (b"SSH-2.0-OpenSSH\r\n", None, "does not begin as HTTP does"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n123456", None, "two different"),
@@ -165,7 +165,7 @@ async def test_empty_object_is_an_answer(answers: list[Says | bytes], stop: int 
     ],
 )
 async def test_answer_that_is_not_what_was_asked_for_is_refused(
-    answer: bytes | Says, start: int | None, words: str
+    answer: bytes | Reply, start: int | None, words: str
 ) -> None:
     stop = None if start is None else start + 10
     with pytest.raises(BadResponseError, match=words) as caught:
@@ -253,14 +253,14 @@ async def test_what_cannot_be_sent_is_an_option_error(url: str, headers: dict[st
 @pytest.mark.parametrize(
     ("answer", "received"),
     [
-        (Says(ok(LONG)[:-1000], "end"), len(LONG) - 1000),
-        (Says(ok(LONG)[: -len(LONG)], "end"), 0),
-        (Says(chunked(LONG)[:-1000], "end"), len(LONG) - 993),
-        (Says(chunked(BODY)[:-2], "end"), SIZE),
-        (Says(chunked(BODY[10:20], status="206 Part", fields=f"Content-Range: bytes 0-{SIZE - 1}/{SIZE}\r\n")), 10),
+        (Reply(ok(LONG)[:-1000], "end"), len(LONG) - 1000),
+        (Reply(ok(LONG)[: -len(LONG)], "end"), 0),
+        (Reply(chunked(LONG)[:-1000], "end"), len(LONG) - 993),
+        (Reply(chunked(BODY)[:-2], "end"), SIZE),
+        (Reply(chunked(BODY[10:20], status="206 Part", fields=f"Content-Range: bytes 0-{SIZE - 1}/{SIZE}\r\n")), 10),
     ],
 )
-async def test_cut_body_is_an_error_and_what_came_is_in_its_place(answer: Says, received: int) -> None:
+async def test_cut_body_is_an_error_and_what_came_is_in_its_place(answer: Reply, received: int) -> None:
     async with serving(answer) as script, client() as web:
         body = (await web.get(script.url, 0, SIZE) if received == 10 else await web.get(script.url)).chunks
         assert isinstance(body, Body)
@@ -285,7 +285,7 @@ async def test_what_follows_an_answer_never_reaches_the_next(extra: bytes, stop:
 
 async def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() -> None:
     async with (
-        serving(ok(BODY), Says(b"", "end"), ok(BODY), Says(b"", "reset"), ok(BODY)) as script,
+        serving(ok(BODY), Reply(b"", "end"), ok(BODY), Reply(b"", "reset"), ok(BODY)) as script,
         client() as web,
     ):
         for _ in range(3):
@@ -296,14 +296,14 @@ async def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed(
 @pytest.mark.parametrize(
     ("answers", "requests"),
     [
-        ([Says(b"", "end")], 1),
-        ([Says(b"", "reset")], 1),
-        ([Says(b"HTTP/1.1 200 OK\r\nContent-", "end")], 1),
-        ([ok(BODY), Says(b"", "end"), Says(b"", "end")], 3),
-        ([ok(BODY), Says(b"HTTP/1.1 2", "end")], 2),
+        ([Reply(b"", "end")], 1),
+        ([Reply(b"", "reset")], 1),
+        ([Reply(b"HTTP/1.1 200 OK\r\nContent-", "end")], 1),
+        ([ok(BODY), Reply(b"", "end"), Reply(b"", "end")], 3),
+        ([ok(BODY), Reply(b"HTTP/1.1 2", "end")], 2),
     ],
 )
-async def test_connection_that_ends_before_the_answer_is_an_error(answers: list[Says | bytes], requests: int) -> None:
+async def test_connection_that_ends_before_the_answer_is_an_error(answers: list[Reply | bytes], requests: int) -> None:
     async with serving(*answers) as script, client() as web:
         if requests > 1:
             await body_of(await web.get(script.url))
@@ -583,7 +583,7 @@ async def test_encrypted_answers_are_whole_though_the_server_closes_after_them(
     theirs.load_cert_chain(*certificate)
     ours = ssl.create_default_context(cafile=str(certificate[0]))
     body = numbered(size)
-    async with serving(Says(answer(body), "end"), tls=theirs) as script, client(ours) as web:
+    async with serving(Reply(answer(body), "end"), tls=theirs) as script, client(ours) as web:
         got = await web.get(script.url)
         for _ in range(turns):  # in which all of it comes, and the end
             await asyncio.sleep(0)

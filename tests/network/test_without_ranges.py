@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from end_to_end.tars import numbered_samples, tar
 from network.bodies import numbered
-from network.scripted import Says, chunked, ok, serving
+from network.scripted import Reply, chunked, ok, serving
 
 import headrace as hr
 from headrace.errors import BadResponseError, ObjectChangedError
@@ -191,7 +191,7 @@ async def test_part_behind_a_gap_is_taken_from_the_same_answer() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("fields", [DATES, ('ETag: "a"', 'ETag: "b"')])
 async def test_object_that_was_replaced_between_two_answers_is_an_error(fields: tuple[str, str]) -> None:
-    before = Says(ok(BODY, fields[0])[:400_000], "end")
+    before = Reply(ok(BODY, fields[0])[:400_000], "end")
     async with serving(before, ok(BODY[::-1], fields[1])) as server:
         async with Reader(SMALL, concurrency=4) as reader:
             rest, room = Rest(), bytearray(300_000)
@@ -214,7 +214,7 @@ async def test_answer_with_a_version_is_not_joined_to_one_without() -> None:
 
 @pytest.mark.asyncio
 async def test_whole_of_something_shorter_is_no_part_of_the_object() -> None:
-    async with serving(Says(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as server:
+    async with serving(Reply(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as server:
         async with Reader(SMALL, concurrency=4) as reader:
             rest, room = Rest(), bytearray(300_000)
             await reader.read_into(server.url, 0, memoryview(room), rest=rest)

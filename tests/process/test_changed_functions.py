@@ -1,4 +1,4 @@
-"""What functions refer to is taken anew for each epoch, as by workers that are forked for it."""
+"""Each epoch uses the current values of the variables of functions, as forked workers do."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def started() -> str:
         return str(error)
     return "a child"
 
-class Told(torch.utils.data.Dataset):
+class Facts(torch.utils.data.Dataset):
     def __len__(self):
         return 1
     def __getitem__(self, index):
@@ -51,16 +51,16 @@ class Told(torch.utils.data.Dataset):
             "name": own.name,
         }
 
-def told(index):
-    return Told()[index]
+def facts(index):
+    return Facts()[index]
 
 def first(samples):
     return samples[0]
 
 KEY = b"a key of the program's"
 loaders = {
-    "economic": hr.DataLoader(Told(), collate_fn=first, num_workers=1, economic=True),
-    "streaming": hr.DataLoader(hr.from_map(range(1)).map(told), collate_fn=first, num_workers=1),
+    "economic": hr.DataLoader(Facts(), collate_fn=first, num_workers=1, economic=True),
+    "streaming": hr.DataLoader(hr.from_map(range(1)).map(facts), collate_fn=first, num_workers=1),
 }
 current_process().authkey = KEY
 current_process().name = "the trainer"
@@ -68,7 +68,7 @@ locale.setlocale(locale.LC_ALL, "C.UTF-8")
 sys.argv = ["train.py", "--fast"]
 sys.setrecursionlimit(2345)
 torch.set_default_dtype(torch.float64)
-loaders["torch"] = torch.utils.data.DataLoader(Told(), collate_fn=first, num_workers=1)
+loaders["torch"] = torch.utils.data.DataLoader(Facts(), collate_fn=first, num_workers=1)
 for name, loader in loaders.items():
     for sample in loader:
         print(json.dumps([name, sample]))
@@ -81,12 +81,12 @@ for name in ("economic", "streaming"):
 def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_started_earlier() -> None:
     code, out, err = run_script(SIDE_BY_SIDE, options=("-X", "utf8"))
     assert code == 0, err
-    told = dict(json.loads(line) for line in out.splitlines())
-    assert told.keys() == {"torch", "economic", "streaming"}
-    numbers = {name: sample.pop("name") for name, sample in told.items()}
-    assert told["torch"]["child"] == "daemonic processes are not allowed to have children"
+    facts = dict(json.loads(line) for line in out.splitlines())
+    assert facts.keys() == {"torch", "economic", "streaming"}
+    numbers = {name: sample.pop("name") for name, sample in facts.items()}
+    assert facts["torch"]["child"] == "daemonic processes are not allowed to have children"
     for name in ("economic", "streaming"):
-        assert told[name] == told["torch"], name
+        assert facts[name] == facts["torch"], name
     assert sorted(numbers.values()) == [f"Process-{number}" for number in (1, 2, 3)], "as one program's children"
 
 
@@ -118,9 +118,9 @@ def test_workers_are_started_by_the_interpreter_that_multiprocessing_was_told_of
     code, out, err = run_script(f"""
         import multiprocessing
         multiprocessing.set_executable({str(python)!r})
-        print(*hr.DataLoader(["told"], num_workers=1, economic=True))
+        print(*hr.DataLoader(["sample"], num_workers=1, economic=True))
         """)
-    assert (code, out) == (0, "['told']\n"), err
+    assert (code, out) == (0, "['sample']\n"), err
     assert (tmp_path / "started").exists()
 
 
@@ -154,15 +154,15 @@ def note(name):
 KEPT = Kept()
 
 def of_both(value):
-    "Which worker takes a task is nobody's choice: the first waits until the other has begun, too."
-    while sum(name.startswith("begun") for name in os.listdir(os.environ["NOTES"])) < 2:
+    "Which worker takes a task is nobody's choice: the first waits until the other has started."
+    while sum(name.startswith("started") for name in os.listdir(os.environ["NOTES"])) < 2:
         time.sleep(0.01)
     return value
 
 def begin(number):
     import tempfile
     from multiprocessing import util
-    note("begun")
+    note("started")
     Finalize(KEPT, note, ["finalized"], exitpriority=10)
     util.get_temp_dir()
 

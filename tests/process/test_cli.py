@@ -1,20 +1,19 @@
-"""The command `headrace`, run as people run it: what it prints, how it ends, and that a killed build goes on."""
+"""The command `headrace`, run as people run it: its output, its exit status, and builds that resume after a kill."""
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from end_to_end.tars import tar
 from process.waiting import DEADLINE_S
 
 from headrace.formats.index.file import read_directory
@@ -30,14 +29,7 @@ SUMMARY = re.compile(
 
 
 def shard(count: int) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for n in range(count):
-            for name, body in ((f"{n:04d}.bin", bytes([n]) * 3000), (f"{n:04d}.cls", b"%d" % n)):
-                info = tarfile.TarInfo(name)
-                info.size = len(body)
-                tar.addfile(info, io.BytesIO(body))
-    return out.getvalue()
+    return tar([(f"{n:04d}", {"bin": bytes([n]) * 3000, "cls": b"%d" % n}) for n in range(count)])
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`headrace inspect` and `headrace pack`: what is told, what is written, and that a killed run goes on."""
+"""`headrace inspect` and `headrace pack`: output, written files, and runs that resume after a kill."""
 
 from __future__ import annotations
 

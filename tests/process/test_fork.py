@@ -1,4 +1,4 @@
-"""A process that is forked while a loader runs: the child is told no, and the parent goes on exactly."""
+"""A process that is forked while a loader runs: the child gets an error, and the parent continues."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def in_child(act):
         try:
             os.close(reading)
             try:
-                told = str(act())
+                answer = str(act())
             except BaseException as error:
-                told = f"{type(error).__name__} {error}"
-            os.write(writing, told.encode())
+                answer = f"{type(error).__name__} {error}"
+            os.write(writing, answer.encode())
         finally:
             {end}
     os.close(writing)
     with open(reading, "rb") as pipe:
-        told = pipe.read().decode()
+        answer = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    return told, os.waitstatus_to_exitcode(status)
+    return answer, os.waitstatus_to_exitcode(status)
 
 """
 

@@ -31,25 +31,25 @@ SCRIPT = """
         def __getitem__(self, index):
             return hash("text"), os.environ.get("PYTHONHASHSEED"), os.getppid()
 
-    def told(data, **options):
+    def answers(data, **options):
         with hr.DataLoader(data, None, num_workers=2, collate_fn=lambda sample: sample, **options) as loader:
             return sorted(set(loader))
 
     {change}
-    all_told = [told(Hashes(), economic=True)]
+    all_answers = [answers(Hashes(), economic=True)]
     ForkServer.shut_down(only_if_idle=True)
-    all_told += [told(hr.from_map(range(4)).map(lambda index: Hashes()[index]))]
+    all_answers += [answers(hr.from_map(range(4)).map(lambda index: Hashes()[index]))]
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "threaded.py").write_text(__import__("textwrap").dedent(CODE))
         sys.path.insert(0, folder)
         from threaded import Threaded
-        all_told.append(told(Threaded(), economic=True))
+        all_answers.append(answers(Threaded(), economic=True))
     ForkServer.shut_down(only_if_idle=True)
-    print(json.dumps([hash("text"), all_told]))
+    print(json.dumps([hash("text"), all_answers]))
 """
 
 
-def told(options: tuple[str, ...] = (), change: str = "") -> tuple[int, set[int], set[Any], set[int]]:
+def seen(options: tuple[str, ...] = (), change: str = "") -> tuple[int, set[int], set[Any], set[int]]:
     code, out, err = run_script(SCRIPT.format(change=change), options=options, timeout_s=120)
     assert code == 0, err
     ours, each = json.loads(out)
@@ -58,42 +58,30 @@ def told(options: tuple[str, ...] = (), change: str = "") -> tuple[int, set[int]
 
 
 @pytest.mark.slow
-def test_hash_of_text_is_one_in_all_workers_also_of_fork_servers_that_are_started_later(
+@pytest.mark.parametrize(
+    ("seed", "options", "change", "is_known", "seeds"),
+    [
+        pytest.param(None, (), "", False, {None}, id="no seed"),
+        pytest.param("0", (), "", True, {"0"}, id="no random hashes"),
+        pytest.param("7", (), 'os.environ["PYTHONHASHSEED"] = "8"', True, {"8"}, id="a seed that is changed too late"),
+        pytest.param("0", ("-R",), "", False, {"0"}, id="a seed that -R ignores"),
+        pytest.param("0", ("-E",), "", False, {"0"}, id="a seed that -E ignores"),
+    ],
+)
+def test_hash_of_text_is_the_same_in_all_workers(
     monkeypatch: pytest.MonkeyPatch,
+    seed: str | None,
+    options: tuple[str, ...],
+    change: str,
+    is_known: bool,
+    seeds: set[str | None],
 ) -> None:
+    """It is the trainer's hash if the seed of that is known. The environment of workers is the trainer's."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    ours, hashes, seeds, servers = told()
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    ours, hashes, found, servers = seen(options, change)
+    assert len(hashes) == 1
+    assert (ours in hashes) == is_known
+    assert found == seeds
     assert len(servers) == 2, "the first has ended, and a module that starts a thread has the second begin again"
-    assert len(hashes) == 1
-    assert seeds == {None}, "the environment is the trainer's"
-    assert ours not in hashes, "which nobody can be asked for"
-
-
-@pytest.mark.slow
-def test_hash_of_text_is_the_trainers_when_that_has_no_random_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    ours, hashes, seeds, _ = told()
-    assert hashes == {ours}
-    assert seeds == {"0"}
-
-
-@pytest.mark.slow
-def test_hash_of_text_is_the_trainers_when_that_was_told_a_seed_before_it_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
-    ours, hashes, seeds, _ = told(change='os.environ["PYTHONHASHSEED"] = "8"')
-    assert hashes == {ours}
-    assert seeds == {"8"}, "which came too late to say anything of hashes"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["-R", "-E"])
-def test_hash_of_text_is_one_in_all_workers_when_the_trainers_seed_was_ignored(
-    monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
-    ours, hashes, seeds, _ = told((option,))
-    assert len(hashes) == 1
-    assert ours not in hashes
-    assert seeds == {"0"}

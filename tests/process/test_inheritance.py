@@ -1,4 +1,4 @@
-"""What a clean worker takes over from the trainer; each test applies it in a process that was never the trainer."""
+"""Settings that a worker of the fork server takes over from the trainer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.errors import CannotCarryError
 from headrace.workers.forkserver.inheritance import capture
 
 # A small fork server: of each line it makes a fresh child, which applies what was captured, runs the probe, and
-# answers with what the probe says, and what was written to the standard streams meanwhile.
+# answers with the probe's result and the texts on its standard streams.
 HELPER = """
 import json, os, sys, tempfile
 import torch
@@ -40,14 +40,14 @@ for line in sys.stdin:
             apply(asked["captured"])
             exec(asked["probe"], names)
         except BaseException as error:
-            names["said"] = f"{type(error).__name__}: {error}"
+            names["result"] = f"{type(error).__name__}: {error}"
         sys.stdout.flush()
         sys.stderr.flush()
         written = []
         for file in files:
             file.seek(0)
             written.append(file.read())
-        answers.write(json.dumps([names["said"], *written]) + "\\n")
+        answers.write(json.dumps([names["result"], *written]) + "\\n")
         answers.flush()
         os._exit(0)
     os.wait()
@@ -71,8 +71,8 @@ def probe(fork_server: subprocess.Popen[str]) -> Probe:
         assert fork_server.stdin is not None and fork_server.stdout is not None
         fork_server.stdin.write(json.dumps({"captured": capture(), "probe": code}) + "\n")
         fork_server.stdin.flush()
-        said, out, err = json.loads(fork_server.stdout.readline())
-        return said, out, err
+        result, out, err = json.loads(fork_server.stdout.readline())
+        return result, out, err
 
     return ask
 
@@ -103,12 +103,12 @@ def test_warnings_filters_are_equal_in_order_patterns_and_lines(probe: Probe) ->
         warnings.simplefilter("error", DeprecationWarning, append=True)
         warnings.filters.insert(0, ("ignore", None, ResourceWarning, "exactly", 0))  # type: ignore[attr-defined]
         warnings.filters.insert(0, ("ignore", object(), UserWarning, None, 0))  # type: ignore[attr-defined]
-        said, _, _ = probe(
+        result, _, _ = probe(
             "import warnings\n"
             "text = lambda pattern: getattr(pattern, 'pattern', pattern)\n"
-            "said = [[a, text(m), c.__name__, text(p), n] for a, m, c, p, n in warnings.filters]"
+            "result = [[a, text(m), c.__name__, text(p), n] for a, m, c, p, n in warnings.filters]"
         )
-    assert said == [
+    assert result == [
         ["ignore", None, "ResourceWarning", "exactly", 0],
         ["once", "a(b|c)", "FutureWarning", "d.*", 12],
         ["error", None, "DeprecationWarning", None, 0],
@@ -119,11 +119,11 @@ def test_levels_of_loggers_hold_in_a_worker(probe: Probe) -> None:
     logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("headrace.test").setLevel(5)
     logging.disable(3)
-    said, _, _ = probe(
+    result, _, _ = probe(
         "import logging\n"
-        "said = [logging.getLogger().level, logging.getLogger('headrace.test').level, logging.root.manager.disable]"
+        "result = [logging.getLogger().level, logging.getLogger('headrace.test').level, logging.root.manager.disable]"
     )
-    assert said == [logging.ERROR, 5, 3]
+    assert result == [logging.ERROR, 5, 3]
 
 
 class Shouting(logging.Formatter):
@@ -131,7 +131,7 @@ class Shouting(logging.Formatter):
         return super().format(record).upper()
 
 
-LOG = "import logging\nlogging.getLogger('a.b').info('quiet')\nlogging.getLogger('a.b').warning('loud')\nsaid = None"
+LOG = "import logging\nlogging.getLogger('a.b').info('quiet')\nlogging.getLogger('a.b').warning('loud')\nresult = None"
 
 
 @pytest.mark.parametrize("stream", ["stderr", "stdout"])
@@ -163,8 +163,8 @@ def test_handlers_stay_in_the_trainer_when_they_hold_more_than_a_standard_stream
     root.handlers[:] = [logging.FileHandler(tmp_path / "log", delay=True), logging.NullHandler()]
     with (tmp_path / "other").open("w") as file:
         root.addHandler(logging.StreamHandler(file))
-        said, _, _ = probe("import logging\nsaid = len(logging.getLogger().handlers)")
-    assert said == 0
+        result, _, _ = probe("import logging\nresult = len(logging.getLogger().handlers)")
+    assert result == 0
 
 
 COLLATE = """
@@ -172,7 +172,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import collate
 kinds = list(collate.default_collate_fn_map)
 batch = [kinds[{position}](n) for n in range(3)]
-said = [default_collate(batch), [str(kind) for kind in kinds], collate.default_collate_fn_map is kept]
+result = [default_collate(batch), [str(kind) for kind in kinds], collate.default_collate_fn_map is kept]
 """
 
 
@@ -191,17 +191,17 @@ def test_collate_map_holds_in_a_worker_with_types_of_the_script_and_in_its_order
     default_collate_fn_map.update({Point: collate_points, **before})
     del default_collate_fn_map[bytes]
     code = "from torch.utils.data._utils.collate import default_collate_fn_map as kept\n" + COLLATE.format(position=0)
-    said, _, _ = probe(code)
-    assert said == [[0, 1, 2], [str(kind) for kind in default_collate_fn_map], True]
+    result, _, _ = probe(code)
+    assert result == [[0, 1, 2], [str(kind) for kind in default_collate_fn_map], True]
 
 
 def test_collate_map_holds_in_a_worker_when_a_function_was_exchanged(probe: Probe) -> None:
     default_collate_fn_map[int] = collate_str_fn
     default_collate_fn_map[float, complex] = lambda batch, **_: len(batch)
-    said, _, _ = probe(
-        "from torch.utils.data import default_collate\nsaid = [default_collate([1, 2]), default_collate([1j, 2j])]"
+    result, _, _ = probe(
+        "from torch.utils.data import default_collate\nresult = [default_collate([1, 2]), default_collate([1j, 2j])]"
     )
-    assert said == [[1, 2], 2]
+    assert result == [[1, 2], 2]
 
 
 def test_collate_map_is_an_error_that_names_the_type_when_an_entry_does_not_pickle() -> None:
@@ -215,7 +215,7 @@ def test_collate_map_is_an_error_that_names_the_type_when_an_entry_does_not_pick
 
 
 def test_faulthandler_is_as_in_the_trainer(probe: Probe) -> None:
-    code = "import faulthandler\nsaid = faulthandler.is_enabled()"
+    code = "import faulthandler\nresult = faulthandler.is_enabled()"
     was_enabled = faulthandler.is_enabled()
     try:
         with Path("/dev/null").open("w") as nowhere:

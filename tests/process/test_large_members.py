@@ -1,21 +1,20 @@
-"""What a large member of a tar shard takes, in all processes together: each copy of it counts."""
+"""Memory of a large member of a tar shard, in all processes together."""
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.tars import tar
 from process.waiting import run_script
 
 import headrace as hr
 
 MiB = 2**20
 LARGE = 128 * MiB
-# A segment that is begun, and what the allocator and the libraries take besides.
+# A partly used segment, and memory of the allocator and of libraries.
 SLACK = 0.3
 
 SCRIPT = """
@@ -95,11 +94,7 @@ measure("one.tar", copy)
 
 
 def write_shard(path: Path, sizes: list[int]) -> None:
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for k, size in enumerate(sizes):
-            member = tarfile.TarInfo(f"{k:06d}.bin")
-            member.size = size
-            archive.addfile(member, io.BytesIO(bytes(range(256)) * (size // 256)))
+    path.write_bytes(tar([(f"{k:06d}", {"bin": bytes(range(256)) * (size // 256)}) for k, size in enumerate(sizes)]))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_large_member_takes_no_more_copies_than_are_told(folder: Path, workers: int) -> None:
-    # What was fetched, and the bytes; where they go on to the trainer, the batch. Afterwards no more is held than
+    # The fetched block, the bytes and, if they are sent to the trainer, the batch. Afterwards no more is held than
     # 128 MiB of memory for what will be fetched next.
     kept = 128 * MiB + SLACK * LARGE
     script = SCRIPT.format(workers=workers, folder=str(folder), large=LARGE, after=kept / 1024)

@@ -1,4 +1,4 @@
-"""Loops that end early, in every way: nothing stays behind, and what the trainer keeps is never written over."""
+"""Loops that end early in every way: nothing leaks, and kept batches are never overwritten."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def counts(loader: Any) -> dict[str, int]:
     each = 2  # descriptors: its own, and the one of Python's mapping
     return {
         "threads": threading.active_count(),
-        "descriptors besides slabs": len(list(Path("/proc/self/fd").iterdir())) - each * len(slabs.segments),
+        "descriptors without slabs": len(list(Path("/proc/self/fd").iterdir())) - each * len(slabs.segments),
         "slabs that are not kept": max(0, len(slabs.segments) - slabs.kept),  # how many are used depends on the moment
         "shm": len(ours.shared_names()),
         "iterators": sum(isinstance(o, BatchIterator) for o in gc.get_objects()),
@@ -264,7 +264,7 @@ def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(worker
         for _ in range(ahead % 4):
             next(iterator)
         if ahead >= 4:
-            wait_until(lambda loader=loader: len(loader._behind._runtime._slabs._out) >= 3, "batches lie ready")
+            wait_until(lambda loader=loader: len(loader._behind._runtime._slabs._out) >= 3, "batches are ready")
         if ahead >= 8:
             loader.close()
         else:

@@ -117,7 +117,7 @@ def test_fork_server_serves_others_when_a_connection_stays_or_ends_inside_a_mess
 
 
 def test_fork_server_serves_others_while_nobody_reads_what_it_tells(fork_server: ForkServer) -> None:
-    """A trainer's loop may be busy for long; all it is told lies in the meantime with the fork server."""
+    """A trainer's loop may be busy for long. Messages to it wait in the fork server."""
     with fork_server.connect() as connection:
         busy = struct.pack("<Q", len(b'{"busy": true}')) + b'{"busy": true}'
         connection.settimeout(20)
@@ -131,7 +131,7 @@ def test_fork_server_serves_others_while_nobody_reads_what_it_tells(fork_server:
 def test_fork_server_that_begins_again_keeps_what_it_was_told_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_environment: None
 ) -> None:
-    """Behind the order to import a module come those to fork; one that starts a thread makes the server start anew."""
+    """Orders to fork follow the order to import a module. A module that starts a thread makes the server restart."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "module_with_a_thread.py").write_text(
         "import threading\n"

@@ -22,7 +22,7 @@ ROWS, GROUP, BATCH = 480, 60, 16
 
 
 class Counted(hr.Parquet):
-    """Says in a file which groups of rows were opened, and by whom; ends its worker at one of them, once."""
+    """Logs the groups of rows that are opened, and kills its worker at one of them, once."""
 
     def __init__(self, folder: Path, dies_at: int = -1) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_each_block_is_opened_once_by_two_workers(files: list[str], tmp_path: Pa
 def test_a_worker_opens_a_block_once_for_all_windows_that_have_rows_of_it(
     files: list[str], tmp_path: Path, columns: list[str]
 ) -> None:
-    """Windows of 50 rows and groups of 60: nearly each group lies in two, or three."""
+    """Windows of 50 rows and groups of 60: nearly each group is in two or three."""
     data = hr.stream(files, format=Counted(tmp_path)).select(*columns).shuffle("window", window=50, seed=1)
     with hr.DataLoader(data, batch_size=BATCH, collate_fn=list, num_workers=1) as loader:
         got = [sample for batch in loader for sample in batch]
@@ -110,7 +110,7 @@ def test_samples_are_right_where_the_worker_that_has_a_block_dies(files: list[st
 class Held:
     """Holds one worker up at a sample, until the other one has made some of a later batch of the same block.
 
-    It is not the next batch: that may lie at the worker already, behind what it is in.
+    It is not the next batch, which the same worker may have already.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Few file descriptors: loaders work with what there is, or say at once what they need."""
+"""Few file descriptors: loaders work with few, or raise an error that names the number they need."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Numbers(hr.AsyncDataset):
 
 
 class Drawing:
-    """A sample whose own method draws: nothing in the function that calls it says so."""
+    """A sample whose own method draws, which its caller does not show."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -115,7 +115,7 @@ DATA: dict[str, Callable[[], Any]] = {
     "of the sample": lambda: Numbers(Drawing).map(of_sample),
     "of a decoder, by hr.rng": lambda: Numbers(in_field).decode(data=from_rng).map(data_of),
     "of a decoder": lambda: Numbers(in_field).decode(data=from_each).map(data_of),
-    "of torch's data set": Draws,
+    "of a data set of torch": Draws,
 }
 
 
@@ -153,7 +153,7 @@ def states(number: int) -> tuple[Any, ...]:
 @pytest.mark.parametrize(("random", "expected"), [(False, 1), (True, TOTAL)])
 def test_global_generators_stay_as_they_are_when_a_step_says_so(random: bool, expected: int) -> None:
     def seen(data: Any) -> int:
-        # In one batch: its collate_fn has random numbers of its own, behind all samples.
+        # In one batch: its collate_fn draws after all samples.
         return len(set(drawn(data.map(states, random=False), 1, batch_size=TOTAL)))
 
     assert seen(Numbers().map(len_of, random=random)) == expected

@@ -67,7 +67,7 @@ DATA = {
     "in threads": (hr.from_map(InThreads()), 2),
     "by key, and a step": (ByKey().map(more), 4),
     "in turn, and a step": (InTurn().map(more), 4),
-    "behind a worker's step": (ByKey().map(in_worker).map(more), 5),
+    "after a worker's step": (ByKey().map(in_worker).map(more), 5),
     "between two of them": (ByKey().map(in_worker).map(more).map(in_worker), 6),
 }
 

@@ -1,4 +1,4 @@
-"""A trainer that is killed at any moment goes on exactly from the last state it wrote."""
+"""A trainer that is killed at any moment resumes exactly from its last state."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def uninterrupted(code: str) -> list[list[Batch]]:
 @pytest.mark.slow
 @pytest.mark.timeout(20 * KILLS + 60)
 def test_trainer_goes_on_exactly_when_it_is_killed_at_any_moment(loader_code: str, tmp_path: Path) -> None:
-    """It is killed while it takes batches, writes, saves: what it logs behind its last state comes again, the same."""
+    """Batches that were logged after the last state are repeated unchanged."""
     expected = uninterrupted(loader_code)
     for epoch in expected:
         assert sorted(row[:2] for batch in epoch for row in batch) == [[n, crc_of(n)] for n in range(sum(COUNTS))]
@@ -115,5 +115,5 @@ def test_trainer_goes_on_exactly_when_it_is_killed_at_any_moment(loader_code: st
         assert got.setdefault((epoch, number), batch) == batch
         logged += 1
     assert kills == KILLS
-    assert logged - len(got) <= KILLS  # at most the batch that a kill came behind, before its state was written
+    assert logged - len(got) <= KILLS  # at most one batch for each kill
     assert [[got[epoch, number + 1] for number in range(len(expected[epoch]))] for epoch in range(2)] == expected

@@ -1,4 +1,4 @@
-"""The fork server ends when it is told to, and with a trainer that ends before it stands."""
+"""The fork server ends at shutdown, and with a trainer that ends during its start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nothing_is_left_of_an_idle_fork_server_that_was_killed_when_another_one
     killed.process.wait()
     ForkServer.acquire().release()
     assert ForkServer._shared is not killed
-    assert killed._life == -1, "its pipe is closed, and its socket: a warning would say that it is not"
+    assert killed._life == -1, "its pipe is closed; a warning would report an open socket"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from builders.numbers import Numbers
 
 import headrace as hr
 
@@ -16,16 +17,8 @@ COUNT, BATCH = 400, 4
 EVERY_S = 0.0005
 
 
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return COUNT
-
-    async def aget(self, index: int) -> int:
-        return index
-
-
 def loader_of(regime: str, workers: int) -> hr.DataLoader[Any]:
-    data: Any = Numbers() if regime == "headrace" else list(range(COUNT))
+    data: Any = Numbers(COUNT) if regime == "headrace" else list(range(COUNT))
     is_economic = regime == "economic"
     return hr.DataLoader(
         data, batch_size=BATCH, shuffle=regime == "headrace", num_workers=workers, economic=is_economic

@@ -37,7 +37,7 @@ def test_process_is_given_up_when_it_was_stopped_at_so_many_looks_in_a_row(sleep
     for _ in range(PATIENCE.looks - 1):
         assert watch.look([sleeper.pid]) == []
     sleeper.send_signal(signal.SIGCONT)
-    wait_until(lambda: not is_stopped(sleeper.pid), "it goes on")
+    wait_until(lambda: not is_stopped(sleeper.pid), "it runs again")
     assert watch.look([sleeper.pid]) == []
     sleeper.send_signal(signal.SIGSTOP)
     wait_until(lambda: is_stopped(sleeper.pid), "it is stopped")

@@ -153,7 +153,7 @@ def test_nothing_is_killed_when_the_whole_job_is_stopped_and_goes_on() -> None:
             os.killpg(running.pid, signal.SIGSTOP)
             wait_until(lambda: is_stopped(running.pid) and is_stopped(worker), "all are stopped")
             os.killpg(running.pid, signal.SIGCONT)
-            wait_until(lambda: not is_stopped(running.pid) and not is_stopped(worker), "all go on")
+            wait_until(lambda: not is_stopped(running.pid) and not is_stopped(worker), "all run again")
         script = Path(f"/proc/{running.pid}/cmdline").read_text().split("\0")[-2]
         Path(script + ".go").touch()
         assert running.line() == f"[4, 5, 6, 7] {worker}"

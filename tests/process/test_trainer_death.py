@@ -59,7 +59,7 @@ def test_fork_server_and_workers_are_gone_when_the_trainer_is_killed(code: str, 
 
 @pytest.mark.slow
 def test_workers_of_a_user_who_forked_end_with_the_trainer() -> None:
-    """A forked child holds the same sockets open: their end alone would tell nobody."""
+    """A forked child holds the same sockets open: so their end is not seen."""
     with trainer(
         BUSY
         + """
@@ -158,7 +158,7 @@ def test_warnings_as_errors_find_nothing_to_say_about_an_exit() -> None:
         timeout_s=START_S,
     )
     assert (code, out) == (0, "[[1, 2, 3, 4], [5, 6, 7, 8]]\n[1, 2, 3, 4]\n")
-    # How long a callback took says how busy the machine is, and nothing about us.
+    # The duration of callbacks depends on the load of the machine.
     assert [line for line in err.splitlines() if not line.startswith("Executing <")] == []
 
 

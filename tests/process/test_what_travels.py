@@ -1,4 +1,4 @@
-"""What functions of streams have in workers of the fork server: equal values, shared memory; and what is refused."""
+"""Values of functions of streams in workers of the fork server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import logging
 import multiprocessing
 import os
 import pickle
-import re
-import socket
 import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from io import FileIO
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 from process.waiting import run_script
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 import headrace as hr
 
@@ -78,20 +74,6 @@ class Holding:
         return value
 
 
-class Measured(np.ndarray):
-    """Of a unit, perhaps."""
-
-
-@functools.lru_cache(maxsize=7)
-def doubled(value: int) -> int:
-    return 2 * value
-
-
-def with_attribute(value: Any) -> Any:
-    value.unit = "m"
-    return value
-
-
 def in_circles() -> Any:
     made = Holding(parts=[])
     made.parts.append(made)
@@ -115,20 +97,11 @@ def local_things() -> Any:
 
 VALUES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "local classes": (local_things(), lambda it: (it.left.content(5), it.right.b, type(it).__name__, repr(it.right))),
-    "partial": (functools.partial(max, 3), lambda it: it(2)),
-    "remembered": (doubled, lambda it: (it(4), it.cache_parameters())),
     "class": (Derived(), lambda it: (it.table, it.kind(1), it.kind("a"), Base.registry["Derived"], type(it).__slots__)),
     "enumeration": (Colour.RED, lambda it: (it is Colour.RED, it is Colour.CRIMSON, list(Colour.__members__))),
     "circle": (in_circles(), lambda it: it.parts[0] is it),
     "logger": (logging.getLogger("users.data"), lambda it: it is logging.getLogger("users.data")),
     "module": (np.random, lambda it: it is np.random),
-    "generators": ((np.random.default_rng(4), torch.Generator()), lambda it: (it[0].random(), it[1].initial_seed())),
-    "text in a pattern": (re.compile(r"\d"), lambda it: it.sub("x", "a1")),
-    "array": (np.asfortranarray(np.arange(6).reshape(2, 3)), lambda it: (it.tolist(), it.flags.f_contiguous)),
-    "array of one's own": (with_attribute(np.zeros(2).view(Measured)), lambda it: (it.unit, type(it).__name__)),
-    "tensor": (torch.arange(6).view(2, 3).T, lambda it: (it.tolist(), it.stride())),
-    "parameter": (with_attribute(torch.nn.Parameter(torch.ones(2))), lambda it: (it.unit, it.requires_grad)),
-    "network": (torch.nn.Linear(2, 1).eval(), lambda it: (it(torch.ones(2)).item(), it.training)),
     "picklable by name there": (Colour, lambda it: pickle.loads(pickle.dumps(it.RED)) is it.RED),
 }
 
@@ -254,16 +227,6 @@ def test_shared_tensors_are_one_memory_for_all() -> None:
     assert whole.tolist() == [0] * 4 + [1] * 6
 
 
-def test_mapped_file_is_mapped_again(tmp_path: Path) -> None:
-    np.arange(3_000, dtype=np.int32).tofile(tmp_path / "tokens.bin")
-    part = np.memmap(tmp_path / "tokens.bin", np.int32, "r")[1_000:2_000:2]
-
-    def ask(_: int) -> Any:
-        return part[:2].tolist(), str(part.filename), "tokens.bin" in Path("/proc/self/maps").read_text()
-
-    assert made_in_workers(ask) == [([1_000, 1_002], str(tmp_path / "tokens.bin"), True)] * 4
-
-
 @pytest.mark.may_leave(processes="resource_tracker", descriptors="pipe:", reason="multiprocessing keeps them")
 def test_shared_memory_of_python_outlives_the_workers_that_used_it() -> None:
     def read(index: int, name: str) -> int:
@@ -290,35 +253,7 @@ def test_proxy_of_a_manager_can_be_used_in_workers() -> None:
         assert dict(counts) == {0: 0, 1: 2, 2: 4, 3: 6}
 
 
-# What is refused, by one error that names the attribute.
-
-
-def closing_over(lock: Any) -> Any:
-    return lambda x: (x, lock)
-
-
-def opened_socket() -> Any:
-    made = socket.socket()
-    made.close()
-    return made
-
-
-REFUSED: dict[str, Callable[[], Any]] = {
-    r"\.transforms\[1\]\['log'\] \(a _io.FileIO\)": lambda: Holding(transforms=[None, {"log": FileIO(os.devnull)}]),
-    r"\.lock \(a _thread.lock\)": lambda: Holding(lock=threading.Lock()),
-    r"\.line \(a socket.socket\)": lambda: Holding(line=opened_socket()),
-    r"\.lock \(a multiprocessing.synchronize.Lock\)": lambda: Holding(lock=multiprocessing.get_context("spawn").Lock()),
-    r"<variable lock> \(a _thread.lock\)": lambda: closing_over(threading.Lock()),
-}
-
-
-@pytest.mark.parametrize("text", REFUSED)
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_what_cannot_be_sent_is_one_error_that_names_it(text: str) -> None:
-    with pytest.raises(hr.CannotCarryError, match=text) as caught:
-        made_in_workers(REFUSED[text]())
-    assert isinstance(caught.value, TypeError)
-    assert "multiprocessing_context" not in str(caught.value), "a fork would not copy the engine's thread"
+# Refusals.
 
 
 @pytest.mark.parametrize("place", ["map", "filter", "collate_fn", "worker_init_fn"])
@@ -336,13 +271,6 @@ def test_error_says_in_which_function_it_is(place: str) -> None:
     with loader, pytest.raises(hr.CannotCarryError, match=r"pickle.*lock") as caught:
         next(iter(loader))
     assert any("stage" in note for note in caught.value.__notes__)
-
-
-def test_registered_collate_function_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = threading.Lock()
-    monkeypatch.setitem(default_collate_fn_map, int, lambda batch, *, collate_fn_map: (batch, lock))
-    with pytest.raises(hr.CannotCarryError, match=r"default_collate_fn_map\[int\]"):
-        made_in_workers(lambda x: x, collate_fn=None)
 
 
 # Around them: environment, folder, modules that are imported for them.

@@ -43,7 +43,7 @@ BEGIN = """
 """
 
 
-def _said(code: str) -> Any:
+def _found(code: str) -> Any:
     status, out, err = run_script(textwrap.dedent(BEGIN) + textwrap.dedent(code))
     assert (status, err) == (0, "")
     return json.loads(out)
@@ -51,19 +51,19 @@ def _said(code: str) -> Any:
 
 @pytest.mark.slow
 def test_workers_have_no_torch_where_nothing_needs_it() -> None:
-    assert _said("""
-        said = []
+    assert _found("""
+        found = []
         for helper in nothing, draws:
             with loader() as one:
                 epoch(one)
-                said.append(have_torch(one))
-        print(json.dumps(said))
+                found.append(have_torch(one))
+        print(json.dumps(found))
     """) == [[False], [True]]
 
 
 @pytest.mark.slow
 def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
-    late, before, early = _said("""
+    late, before, early = _found("""
         torch.set_default_dtype(torch.float64)
         with loader() as one:
             epoch(one)
@@ -83,7 +83,7 @@ def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
 
 @pytest.mark.slow
 def test_torch_that_a_function_imports_draws_the_samples_own_numbers() -> None:
-    hidden, early = _said("""
+    hidden, early = _found("""
         numbers = []
         for helper in hidden, draws:
             with loader() as one:

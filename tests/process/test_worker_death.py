@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import signal
-import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from operator import itemgetter
@@ -17,6 +15,9 @@ import numpy as np
 import pytest
 import torch
 from builders.numbers import Numbers
+from drop_in.acting import batches_of
+from drop_in.reading import read_all
+from end_to_end.tars import tar
 from process.waiting import run_script, wait_until, workers_of
 
 import headrace as hr
@@ -30,31 +31,8 @@ from headrace.formats.limits import Limits
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("shards") / "numbers.tar"
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for number in range(40):
-            body = str(number).encode()
-            member = tarfile.TarInfo(f"s{number:02d}.txt")
-            member.size = len(body)
-            tar.addfile(member, io.BytesIO(body))
+    path.write_bytes(tar([(f"s{number:02d}", {"txt": str(number).encode()}) for number in range(40)]))
     return str(path)
-
-
-def read_all(loader: Any) -> list[Any]:
-    got: list[Any] = []
-    iterator = iter(loader)
-    while True:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return got
-        except Exception as error:
-            got.append(error)
-        else:
-            got.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
-
-
-def batches(count: int, size: int) -> list[list[int]]:
-    return [list(range(k, min(k + size, count))) for k in range(0, count, size)]
 
 
 def slow(x: int) -> int:
@@ -118,10 +96,10 @@ def test_every_sample_comes_once_in_order_when_workers_are_killed(mode: str) -> 
 
 def test_idle_worker_that_is_killed_between_epochs_is_replaced() -> None:
     with hr.DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
-        assert read_all(loader) == batches(40, 4)
+        assert read_all(iter(loader)) == batches_of(4, count=40)
         for pid in workers_of(loader):
             os.kill(pid, signal.SIGKILL)
-        assert read_all(loader) == batches(40, 4)
+        assert read_all(iter(loader)) == batches_of(4, count=40)
         wait_until(lambda: loader.stats().work.deaths == 2, "both deaths are counted")
 
 
@@ -130,13 +108,13 @@ def test_idle_worker_that_is_killed_between_epochs_is_replaced() -> None:
 def test_sample_that_kills_its_workers_is_an_error_at_its_place(ending: str, capfd: Any) -> None:
     act, code, words = ENDINGS[ending]
     with hr.DataLoader(Numbers(40).map(at(17, act)), batch_size=4, num_workers=2) as loader:
-        got = read_all(loader)
+        got = read_all(iter(loader))
         assert loader.stats().work.deaths == 3
     text = check_death(got[4], code)
     assert words in text
     assert "sample 17 of the epoch" in text
     assert got[4].batch == 4
-    assert got[:4] + got[5:] == batches(40, 4)[:4] + batches(40, 4)[5:]
+    assert got[:4] + got[5:] == batches_of(4, but=(4,), count=40)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -147,12 +125,12 @@ def test_sample_of_a_shard_is_named_by_key_and_address(shard: str) -> None:
         return int(sample["txt"])
 
     with hr.DataLoader(hr.stream(shard).map(number), batch_size=5, num_workers=2) as loader:
-        got = read_all(loader)
+        got = read_all(iter(loader))
     text = check_death(got[4])
     assert got[4].key == "s21"
     assert got[4].url == shard
     assert "'s21'" in text and shard in text and "sample 21" in text
-    assert got[:4] + got[5:] == batches(40, 5)[:4] + batches(40, 5)[5:]
+    assert got[:4] + got[5:] == batches_of(5, but=(4,), count=40)
 
 
 def test_death_in_the_very_first_batch_is_no_loss(tmp_path: Path) -> None:
@@ -165,14 +143,14 @@ def test_death_in_the_very_first_batch_is_no_loss(tmp_path: Path) -> None:
         return x
 
     with hr.DataLoader(Numbers(20).map(once), batch_size=4, num_workers=2) as loader:
-        assert read_all(loader) == batches(20, 4)
+        assert read_all(iter(loader)) == batches_of(4, count=20)
         assert loader.stats().work.deaths == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["slots", "batch"])
 def test_death_while_a_result_is_held_is_no_loss(mode: str) -> None:
-    """Without prefetch, and with large samples, what is made has no place until the trainer lets go of a slab."""
+    """Without prefetch, and with large samples, a result has no slab until the trainer releases one."""
     shape = (60_000,)
 
     def grow(x: int) -> Any:
@@ -202,7 +180,7 @@ def kill_at_9(samples: list[int]) -> list[int]:
 
 
 NAMED: dict[str, tuple[Callable[[], Any], Callable[[list[int]], Any], int, str, list[list[int]]]] = {
-    "behind a filter": (
+    "after a filter": (
         lambda: Numbers(40).filter(lambda x: x % 2 == 0).map(at(22, kill_self)),
         *(list, 2, "sample 22"),
         [[0, 2, 4, 6], [8, 10, 12, 14], [24, 26, 28, 30], [32, 34, 36, 38]],
@@ -212,7 +190,13 @@ NAMED: dict[str, tuple[Callable[[], Any], Callable[[list[int]], Any], int, str, 
         *(list, 1, "sample 7"),
         [[1, 2, 3, 4], [9, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 20], [21, 22, 23]],  # 0 is false
     ),
-    "in the collate function": (lambda: Numbers(24), kill_at_9, 2, "batch 2", batches(24, 4)[:2] + batches(24, 4)[3:]),
+    "in the collate function": (
+        lambda: Numbers(24),
+        kill_at_9,
+        2,
+        "batch 2",
+        batches_of(4, but=(2,), count=24),
+    ),
 }
 
 
@@ -220,7 +204,7 @@ NAMED: dict[str, tuple[Callable[[], Any], Callable[[list[int]], Any], int, str, 
 def test_what_kills_its_workers_is_named_and_the_rest_comes(place: str) -> None:
     make, collate, number, name, rest = NAMED[place]
     with hr.DataLoader(make(), batch_size=4, num_workers=2, collate_fn=collate) as loader:
-        got = read_all(loader)
+        got = read_all(iter(loader))
     error = got.pop(number)
     assert name in check_death(error)
     assert error.batch == number or place != "in the collate function"
@@ -230,7 +214,7 @@ def test_what_kills_its_workers_is_named_and_the_rest_comes(place: str) -> None:
 @pytest.mark.slow
 def test_worker_init_fn_that_kills_is_an_error_for_each_batch() -> None:
     with hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, worker_init_fn=lambda _: kill_self()) as loader:
-        for error in read_all(loader):
+        for error in read_all(iter(loader)):
             check_death(error)
 
 
@@ -303,7 +287,7 @@ def test_generator_exit_on_the_loop_is_an_error_and_ends_the_epoch_alone(workers
         with pytest.raises(RuntimeError, match="GeneratorExit was raised"):
             list(loader)
         data.fails = False
-        assert [batch.tolist() for batch in loader] == batches(12, 4), "the engine is there as before"
+        assert [batch.tolist() for batch in loader] == batches_of(4, count=12), "the engine is there as before"
 
 
 @pytest.mark.slow
@@ -370,7 +354,7 @@ def test_fork_server_that_is_killed_before_the_first_iteration_is_an_error_and_n
 
 
 class _Kills(Format):
-    """Blocks of four rows; the one of the byte 2 ends whoever opens it."""
+    """Blocks of four rows; opening the block of the byte 2 kills the process."""
 
     name, suffixes, fields_are_members = "kills", (".kills",), False
 

@@ -21,7 +21,7 @@ def check(case: Case, found: Found, error: FormatError | None) -> None:
     assert error is not None, case.name
     where = type(error).__name__, error.key, error.offset
     assert where == (case.damage.error, case.damage.key, case.damage.offset), case.name
-    assert case.damage.says in str(error), case.name
+    assert case.damage.text in str(error), case.name
     assert (error.url, error.stage) == (URL, "scan")
     assert f"({URL}, byte {case.damage.offset})" in str(error)
 

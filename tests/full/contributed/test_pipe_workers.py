@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from end_to_end.tars import tar
 from full.contributed.pipe_workers import PipeExecutor
 
 import headrace as hr
@@ -84,12 +83,8 @@ def test_loader_gives_the_same_batches_with_workers_that_copy(collate: Any) -> N
 
 def test_loader_reads_shards_with_workers_that_copy(tmp_path: Path) -> None:
     for shard in range(3):
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
-            for k in range(20):
-                for name, body in ((f"{shard}{k:02}.cls", b"%d" % k), (f"{shard}{k:02}.txt", b"x" * k)):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(body)
-                    tar.addfile(member, io.BytesIO(body))
+        samples = [(f"{shard}{k:02}", {"cls": b"%d" % k, "txt": b"x" * k}) for k in range(20)]
+        (tmp_path / f"{shard}.tar").write_bytes(tar(samples))
     data = hr.stream([str(tmp_path / f"{shard}.tar") for shard in range(3)]).map(lengths)
     with hr.DataLoader(data, num_workers=2, workers=PipeExecutor(), batch_size=7, memory_budget="64MiB") as loader:
         got = [pair for batch in loader for pair in zip(*(column.tolist() for column in batch), strict=True)]

@@ -1,4 +1,4 @@
-"""What Megatron-Energon itself prepares is read by its indexes: `nox -s foreign` installs it."""
+"""Shards that Megatron-Energon prepared are read by its indexes: `nox -s foreign` installs it."""
 
 from __future__ import annotations
 

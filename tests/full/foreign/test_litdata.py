@@ -1,4 +1,4 @@
-"""What LitData itself writes is read as LitData reads it: `nox -s foreign` installs it."""
+"""Folders that LitData wrote are read as LitData reads them: `nox -s foreign` installs it."""
 
 from __future__ import annotations
 

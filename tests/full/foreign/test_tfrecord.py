@@ -1,4 +1,4 @@
-"""What the package `tfrecord`, and protobuf, write is read as they read it: `nox -s foreign` installs them."""
+"""Files of the packages `tfrecord` and protobuf are read as they read them: `nox -s foreign` installs them."""
 
 from __future__ import annotations
 

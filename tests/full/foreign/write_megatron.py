@@ -1,4 +1,4 @@
-"""Has Megatron write token files into the folder that is named: `documents.json` says of each what lies in it."""
+"""Has Megatron write token files into a folder, and their documents into `documents.json`."""
 
 import json
 import sys

@@ -21,7 +21,7 @@ class Keys(hr.AsyncDataset):
 
 
 class Feed(hr.AsyncIterableDataset):
-    """It goes on from its state."""
+    """Resumes from its state."""
 
     def __init__(self) -> None:
         self.next, self.is_told = 0, False

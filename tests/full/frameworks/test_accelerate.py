@@ -10,7 +10,9 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState
-from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from builders.numbers import Numbers
+from full.frameworks.whence import COUNT, TorchData, assert_made_by_our_workers, data_of, keys_of
+from torch.utils.data import DistributedSampler
 
 import headrace as hr
 from headrace.integrations import prepare
@@ -103,22 +105,8 @@ def test_later_batches_come_when_the_first_are_skipped(accelerator: Accelerator,
     assert_made_by_our_workers(batches)
 
 
-class Asked(hr.AsyncDataset):
-    """It knows what it was asked for."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.asked = count, list[int]()
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, key: int) -> int:
-        self.asked.append(key)
-        return key
-
-
 def test_skipped_batches_are_not_even_asked_for(accelerator: Accelerator) -> None:
-    data = Asked(10**9)
+    data = Numbers(10**9)
     with hr.DataLoader(data, batch_size=100) as loader:
         skipped = skip_first_batches(prepare(accelerator, loader), 10**7 - 3)
         for _ in range(2):  # each pass skips, as Accelerate's do
@@ -189,3 +177,64 @@ def test_torchdatas_engine_is_refused_when_ours_is_asked_for(accelerator: Accele
     accelerator.dataloader_config = DataLoaderConfiguration(use_stateful_dataloader=True)
     with pytest.raises(hr.OptionError, match="use_stateful_dataloader"):
         prepare(accelerator, hr.DataLoader(data_of("torch")))
+
+
+# States
+
+
+def of_torch(num_workers: int = 1) -> hr.DataLoader[Any]:
+    return hr.DataLoader(TorchData(), batch_size=2, shuffle=True, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_goes_on_with_its_share_when_accelerate_divides(accelerator: Accelerator, rank: int) -> None:
+    def make(ranks: int) -> Any:
+        loader: Any = hr.DataLoader(TorchData(), batch_size=2, num_workers=1)
+        return prepare(accelerator, prepare_data_loader(loader, num_processes=ranks, process_index=rank))
+
+    prepared = make(2)
+    for _ in prepared:
+        state = prepared.state_dict()
+        break
+    expected = [[4, 5], [8, 9]] if rank == 0 else [[6, 7], [10, 11]]
+    other = make(2)
+    other.load_state_dict(state)
+    assert [keys_of(batch) for batch in other] == expected
+    with pytest.raises(hr.StateMismatchError, match=r"num_replicas: .*2 in the state, 3 in the loader"):
+        make(3).load_state_dict(state)
+
+
+def orders_after_a_resume(accelerator: Accelerator, make: Any) -> list[bool]:
+    prepared = prepare(accelerator, make())
+    list(prepared)
+    head = keys_of(next(iter(prepared)))
+    state = prepared.state_dict()
+    answers = []
+    for is_told in (True, False):
+        other = prepare(accelerator, make())
+        other.load_state_dict(state)
+        if is_told:
+            other.set_epoch(1)
+        keys = head + [key for batch in other for key in keys_of(batch)]
+        answers.append(sorted(keys) == list(range(COUNT)))
+    return answers
+
+
+def test_order_goes_on_when_the_prepared_loader_is_told_the_epoch_and_when_it_is_not(accelerator: Accelerator) -> None:
+    def make() -> hr.DataLoader[Any]:
+        sampler: Any = DistributedSampler(TorchData(), num_replicas=1, rank=0)
+        return hr.DataLoader(TorchData(), batch_size=2, sampler=sampler, num_workers=1)
+
+    assert orders_after_a_resume(accelerator, make) == [True, True]
+
+
+def test_order_goes_on_when_the_seedable_sampler_has_a_seed(accelerator: Accelerator) -> None:
+    accelerator.dataloader_config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5)
+    assert orders_after_a_resume(accelerator, of_torch) == [True, True]
+
+
+def test_prepare_of_accelerate_alone_leaves_no_state_when_the_data_is_torchs(accelerator: Accelerator) -> None:
+    prepared = accelerator.prepare(of_torch())
+    assert type(prepared.base_dataloader) is torch.utils.data.DataLoader
+    next(iter(prepared))
+    assert not hasattr(prepared.base_dataloader, "state_dict")

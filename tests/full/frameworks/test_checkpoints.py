@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +74,7 @@ def fit(loader: hr.DataLoader[Any], folder: Path, resume: Path | None = None, **
 def test_lightning_goes_on_with_what_is_left_when_it_resumes_at_any_step(
     kind: str, workers: int, tmp_path: Path
 ) -> None:
-    """Also behind the last step of an epoch, and where it takes a batch ahead."""
+    """Also after the last step of an epoch, and if it takes a batch ahead."""
     with loader_of(kind, workers) as loader:
         whole = fit(loader, tmp_path, every_n_train_steps=1)
     assert len(whole) == STEPS * EPOCHS
@@ -99,7 +95,7 @@ def test_lightning_goes_on_with_the_next_epoch_when_it_resumes_at_the_end_of_one
         whole = fit(loader, tmp_path, every_n_epochs=1)
     with loader_of(kind, 0) as loader:
         got = fit(loader, tmp_path / "again", tmp_path / f"step={STEPS}.ckpt", every_n_epochs=1)
-    if kind == "torch":  # random numbers of torch's own, which nobody has saved: other orders
+    if kind == "torch":  # random numbers of torch that are not saved: other orders
         got, whole = ([(n, sorted(batch)) for n, batch in run] for run in (got, whole))
         for epoch in range(1, EPOCHS):
             assert sorted(k for n, batch in got if n == epoch for k in batch) == list(range(COUNT))
@@ -129,7 +125,7 @@ def test_state_leaves_out_what_lightning_took_and_did_not_train_on_when_the_trai
 def test_states_leave_out_what_lightning_did_not_train_on_when_it_goes_through_loaders_together(
     kinds: list[str], mode: str, options: dict[str, int]
 ) -> None:
-    """Whether it takes batches ahead follows from the lengths of all, and from its own limits."""
+    """The lengths of all loaders and the limits decide if it takes batches ahead."""
     with contextlib.ExitStack() as stack:
         torch.manual_seed(0)
         loaders = [stack.enter_context(loader_of(kind, 0)) for kind in kinds]
@@ -300,82 +296,3 @@ def test_state_warns_that_a_batch_may_be_lost_when_a_framework_has_renamed_what_
         with pytest.warns(RuntimeWarning, match=rf"{framework}.* iterates over .* state_dict\(batches=n\)"):
             loader.state_dict()
         del batches
-
-
-SCRIPTS = {
-    "lightning": """
-import lightning
-from lightning.pytorch.callbacks import Callback
-
-class Kill(Callback):
-    def on_train_batch_end(self, trainer, model, *_):
-        if trainer.global_step == stop:
-            trainer.save_checkpoint(place)
-            end()
-
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.line = torch.nn.Linear(1, 1)
-    def training_step(self, batch, number):
-        say(batch.tolist())
-        return self.line(batch[:, None].float()).square().mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.0)
-
-quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=2, callbacks=[Kill()], **quiet)
-with loader_of(kind, 0) as loader:
-    trainer.fit(Model(), loader, ckpt_path=place if goes_on else None, weights_only=False)
-""",
-    "accelerate": """
-from accelerate import Accelerator
-from headrace.integrations import prepare
-
-accelerator, step = Accelerator(cpu=True), 0
-with loader_of(kind, 0) as loader:
-    prepared = prepare(accelerator, loader)
-    if goes_on:
-        accelerator.load_state(place)
-    while prepared.iteration < 2:
-        for batch in prepared:
-            say(batch.tolist())
-            step += 1
-            if step == stop:
-                accelerator.save_state(place)
-                end()
-""",
-}
-_BEGIN = """
-import os, sys, torch
-from full.frameworks.kinds import loader_of
-kind, place, stop, goes_on = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "True"
-torch.manual_seed(stop)
-def say(batch):
-    print("GOT", batch, flush=True)
-def end():
-    sys.stdout.flush()
-    os._exit(7)
-"""
-
-
-def run_alone(framework: str, *arguments: Any) -> tuple[int, list[Any]]:
-    """(exit code, batches that were trained on) in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-c", _BEGIN + SCRIPTS[framework], *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode in (0, 7), done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    return done.returncode, [json.loads(line[4:]) for line in lines if line.startswith("GOT ")]
-
-
-@pytest.mark.parametrize("framework", SCRIPTS)
-def test_run_goes_on_with_what_is_left_when_a_new_process_resumes_it(framework: str, tmp_path: Path) -> None:
-    """The first one ends in the middle of its second epoch, as if it had been killed, and nothing is closed."""
-    kind, stop, place = "stream without a length", STEPS + 2, tmp_path / "saved"
-    killed, got = run_alone(framework, kind, place, stop, False)
-    ended, rest = run_alone(framework, kind, place, 0, True)
-    with loader_of(kind, 0) as loader:
-        whole = [batch.tolist() for _ in range(2) for batch in loader]
-    assert (killed, ended) == (7, 0)
-    assert (got, rest) == (whole[:stop], whole[stop:])

@@ -1,4 +1,4 @@
-"""Fabric wraps our loader and leaves it alone; with ranks it makes it anew, with its own sampler."""
+"""Fabric wraps our loader and leaves it alone; with ranks it makes a new one with its own sampler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_fabric_iterates_our_loader_when_it_wraps_it(regime: str) -> None:
 
 
 def test_epochs_are_in_different_orders_when_a_loop_over_fabrics_loader_ends_early() -> None:
-    """Fabric counts the calls of iter, and tells the sampler."""
+    """Fabric counts the calls of iter and passes the count to the sampler."""
     loader = hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True, num_workers=1)
     wrapped = lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
     first, second = ([keys_of(batch) for batch, _ in zip(wrapped, range(3), strict=False)] for _ in range(2))

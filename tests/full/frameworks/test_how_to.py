@@ -1,4 +1,4 @@
-"""What the how-to page shows runs as it stands; the tests of the documentation can only compile it."""
+"""The code of the how-to page runs; the tests of the documentation only compile it."""
 
 from __future__ import annotations
 

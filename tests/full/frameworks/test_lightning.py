@@ -1,4 +1,4 @@
-"""Lightning's Trainer takes our loader as it is; where it makes it anew, it is ours again, with our options."""
+"""Lightning's Trainer takes our loader as it is; where it makes a new one, that is ours with our options."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_loader_made_anew_keeps_our_options_when_overfitting(regime: str) -> Non
     loader = hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=1, **ours)  # type: ignore[arg-type]
     model, runner = Model(), trainer(overfit_batches=2)
     runner.fit(model, loader)
-    anew: Any = runner.train_dataloader
-    assert anew is not loader
-    assert type(anew) is hr.DataLoader
-    assert {name: getattr(anew, name) for name in ours} == ours
+    remade: Any = runner.train_dataloader
+    assert remade is not loader
+    assert type(remade) is hr.DataLoader
+    assert {name: getattr(remade, name) for name in ours} == ours
     assert [keys_of(batch) for batch in model.batches] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert_made_by_our_workers(model.batches)
     loader.close()
-    anew.close()
+    remade.close()
 
 
 @BOTH

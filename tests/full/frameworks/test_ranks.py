@@ -1,4 +1,4 @@
-"""Frameworks on real ranks: each sample once, also where the last step is short, and what gathers says so or works."""
+"""Frameworks on real ranks: each sample once, also if the last step is short."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from headrace.integrations import prepare
 def main(count, dispatches):
     configuration = DataLoaderConfiguration(dispatch_batches=dispatches)
     accelerator = Accelerator(cpu=True, dataloader_config=configuration)
-    told = {"short": [], "refused": "", "objects": [], "drop": [], "torch": []}
+    seen = {"short": [], "refused": "", "objects": [], "drop": [], "torch": []}
     try:
         with hr.DataLoader(Keys(count), batch_size=4) as loader:
             next(iter(prepare(accelerator, loader)))
     except hr.OptionError as error:
-        told["refused"] = str(error)
+        seen["refused"] = str(error)
     with hr.DataLoader(Keys(count), batch_size=4, tail="short") as loader:
         for batch in prepare(accelerator, loader):
-            told["short"].append(batch.tolist())
+            seen["short"].append(batch.tolist())
             gathered = accelerator.gather_for_metrics([batch.tolist()], use_gather_object=True)
-            told["objects"] += itertools.chain(*gathered)
+            seen["objects"] += itertools.chain(*gathered)
     with hr.DataLoader(Keys(count), batch_size=4, tail="drop") as loader:
         for batch in prepare(accelerator, loader):
-            told["drop"] += accelerator.gather_for_metrics(batch).tolist()
+            seen["drop"] += accelerator.gather_for_metrics(batch).tolist()
     with hr.DataLoader(TensorDataset(torch.arange(count)), batch_size=4) as loader:
         for (batch,) in prepare(accelerator, loader):
-            told["torch"] += accelerator.gather_for_metrics(batch).tolist()
+            seen["torch"] += accelerator.gather_for_metrics(batch).tolist()
     accelerator.end_training()
-    return told
+    return seen
 """
 )
 LIGHTNING = (
@@ -91,11 +91,11 @@ def flat(lists: Any) -> list[Any]:
 def test_accelerate_gathers_each_sample_once_when_the_last_step_is_short(
     world: int, count: int, dispatches: bool
 ) -> None:
-    told = ranks_of(world, ACCELERATE, (count, dispatches), {"ACCELERATE_USE_CPU": "true"})
-    assert sorted(flat(flat(rank["short"]) for rank in told)) == list(range(count))
-    assert len({len(rank["short"]) for rank in told}) == 1
-    for rank in told:
-        assert "say tail='drop'" in rank["refused"]
+    seen = ranks_of(world, ACCELERATE, (count, dispatches), {"ACCELERATE_USE_CPU": "true"})
+    assert sorted(flat(flat(rank["short"]) for rank in seen)) == list(range(count))
+    assert len({len(rank["short"]) for rank in seen}) == 1
+    for rank in seen:
+        assert "tail='drop'" in rank["refused"]
         assert sorted(rank["objects"]) == list(range(count))
         assert sorted(rank["drop"]) == list(range(count - count % (4 * world)))
         assert rank["torch"] == list(range(count)), "as Accelerate was configured"
@@ -104,7 +104,7 @@ def test_accelerate_gathers_each_sample_once_when_the_last_step_is_short(
 @pytest.mark.timeout(180)
 @COUNTS
 def test_lightning_trains_on_each_sample_once_when_the_last_step_is_short(world: int, count: int) -> None:
-    told = ranks_of(world, LIGHTNING, (count,))
-    assert sorted(flat(flat(rank["got"]) for rank in told)) == list(range(count))
-    assert len({len(rank["got"]) for rank in told}) == 1
-    assert all(rank["seen"] == count for rank in told)
+    seen = ranks_of(world, LIGHTNING, (count,))
+    assert sorted(flat(flat(rank["got"]) for rank in seen)) == list(range(count))
+    assert len({len(rank["got"]) for rank in seen}) == 1
+    assert all(rank["seen"] == count for rank in seen)

@@ -1,4 +1,4 @@
-"""torchtitan builds its loader from a configuration and iterates what it built: ours fits behind its base class."""
+"""torchtitan builds its loader from a configuration and iterates what it built: ours fits its base class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data whose samples say which process made them, for both regimes."""
+"""Data whose samples name the process that made them, for both regimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that lie in blocks of many."""
+"""Rows in blocks of many."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def check(data: bytes) -> None:
     try:
         decoded = [decode(dict(sample)) for sample in samples]
     except DecodeError:
-        assert columns is None, "one sample alone says better what is wrong with it"
+        assert columns is None, "one sample alone gives the better error"
         return
     for k, name in enumerate(names if columns is not None else ()):
         assert columns is not None

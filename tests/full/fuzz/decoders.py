@@ -25,7 +25,6 @@ from headrace.formats.images import pillow_image, simplejpeg_pixels
 from headrace.formats.limits import Limits
 
 LIMITS = Limits(pixels=2**16, unpacked_free_bytes=2**18, unpacked_ratio=20)
-IMAGES = ("jpg", "png", "ppm", "webp", "bmp", "gif", "tif")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"spec": "rgb8"},
     {"spec": "l8"},

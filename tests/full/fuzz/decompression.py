@@ -1,6 +1,6 @@
 """Decompression: damage is a FormatError, and what comes out is what the libraries' own readers give.
 
-What one of those refuses is refused here too; what is one whole frame to them is one here. (Behind a frame the standard
+What one of those refuses is refused here too; what is one whole frame to them is one here. (After a frame the standard
 library passes over what it does not know.) Fed in small parts, the same comes out, and then the same error.
 """
 

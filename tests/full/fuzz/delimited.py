@@ -1,4 +1,4 @@
-"""CSV: in whatever pieces it comes, records are those that Python's `csv` finds, or an error says why not."""
+"""CSV: in whatever pieces it comes, records are those that Python's `csv` finds, or an error gives the reason."""
 
 from __future__ import annotations
 

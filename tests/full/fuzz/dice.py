@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,6 +36,17 @@ class Dice:
 
     def rest(self) -> bytes:
         return self.some(len(self._data))
+
+
+def starts(*ways: int) -> Iterator[bytes]:
+    """Inputs that choose each combination of so many ways, with bytes for a few edits."""
+    for chosen in itertools.product(*map(range, ways)):
+        for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2", bytes(range(16))):
+            yield bytes(chosen) + more
+
+
+def assert_named(error: Exception, name: str) -> None:
+    assert name in str(error)
 
 
 def edited(data: bytes, dice: Dice, edits: int, unit: int = 1) -> tuple[bytes, list[int]]:

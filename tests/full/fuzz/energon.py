@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from end_to_end.energon import index
 from end_to_end.tars import tar
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, edited, starts
+from one_object import OneObject
 
-from headrace._util.reads import Span
 from headrace.errors import FormatError
 from headrace.formats.energon import ENERGON
 from headrace.formats.format import Block, ShardEntry
@@ -23,29 +23,16 @@ INDEX = index(ARCHIVE)
 RIGHT = [fields for _, fields in BODIES]
 
 
-class _Two:
-    """An archive, and the index beside it."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self._files = files
-
-    async def read_into(self, url: str, start: int, target: memoryview, **how: object) -> Span:
-        data = self._files[url]
-        some = data[start : start + len(target)]
-        target[: len(some)] = some
-        return Span(start, start + len(some), len(data), None)
-
-
 def seeds() -> Iterator[bytes]:
-    yield from (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2", bytes(range(16)))
+    yield from starts()
 
 
 def check(data: bytes) -> None:
     dice = Dice(data)
     said, _ = edited(INDEX, dice, 1 + dice.number(3))
-    reads = _Two({URL: ARCHIVE, URL + ".idx": said})
+    reads = OneObject({URL: ARCHIVE, URL + ".idx": said})
     try:
-        rows = asyncio.run(ENERGON.index(reads, ShardEntry(URL), LIMITS)).rows  # type: ignore[arg-type]
+        rows = asyncio.run(ENERGON.index(reads, ShardEntry(URL), LIMITS)).rows
     except FormatError:
         return
     places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))

@@ -1,6 +1,6 @@
-"""Index files and journals: damage is a FormatError, and what is read lies in the archive.
+"""Index files and journals: damage is a FormatError, and all members are in the archive.
 
-Checksums are put right in most inputs, so that what lies behind them is reached too.
+Checksums are put right in most inputs, so that the code after the check is reached too.
 """
 
 from __future__ import annotations

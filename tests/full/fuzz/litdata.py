@@ -1,4 +1,4 @@
-"""LitData: catalogues, tables and items from elsewhere are what the layout says, or FormatError, or ValueError."""
+"""LitData: catalogues, tables and items follow the layout, or raise FormatError or ValueError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from end_to_end import litdata
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, assert_named, edited, starts
 from one_object import OneObject
 
 from headrace.errors import FormatError, OptionError
@@ -40,10 +40,7 @@ NESTED = len(FOLDERS)
 
 
 def seeds() -> Iterator[bytes]:
-    for k in range(len(FOLDERS)):
-        for which in range(3):
-            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
-                yield bytes([k, which]) + more
+    yield from starts(len(FOLDERS), 3)
     for data in (
         b"\1\2\0\0\0\1\0\0\0a\0\0\0\0",
         b"\5\1\0\0\0\1\0\0\0k\x0b",
@@ -71,7 +68,7 @@ def check(data: bytes) -> None:
     try:
         entries = LITDATA.listed(URL, said, LIMITS)
     except (FormatError, OptionError) as error:
-        _assert_named(error, URL)
+        assert_named(error, URL)
         return
     for entry in entries:
         _check_chunk(entry, shard)
@@ -82,7 +79,7 @@ def _check_chunk(entry: ShardEntry, shard: bytes) -> None:
     try:
         rows = asyncio.run(LITDATA.index(OneObject(shard, most_bytes=2**16), entry, LIMITS)).rows
     except FormatError as error:
-        _assert_named(error, entry.url)
+        assert_named(error, entry.url)
         return
     assert len(rows) == entry.samples
     blocks = range(len(rows)) if rows.block is None else range(len(rows.starts) - 1)
@@ -100,10 +97,6 @@ def _check_chunk(entry: ShardEntry, shard: bytes) -> None:
             except ValueError:
                 continue
             assert all(isinstance(name, str) for name in one)
-
-
-def _assert_named(error: Exception, url: str) -> None:
-    assert url in str(error)
 
 
 def _check_nested(data: bytes) -> None:

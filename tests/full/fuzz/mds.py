@@ -1,4 +1,4 @@
-"""MDS: catalogues, tables and samples from elsewhere are what the layout says, or FormatError, or ValueError."""
+"""MDS: catalogues, tables and samples follow the layout, or raise FormatError or ValueError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from end_to_end import mds
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, assert_named, edited, starts
 from one_object import OneObject
 
 from headrace.errors import FormatError
@@ -68,10 +68,7 @@ FOLDERS = folders()
 
 
 def seeds() -> Iterator[bytes]:
-    for k in range(len(FOLDERS)):
-        for which in range(3):
-            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
-                yield bytes([k, which]) + more
+    yield from starts(len(FOLDERS), 3)
 
 
 def check(data: bytes) -> None:
@@ -88,20 +85,16 @@ def check(data: bytes) -> None:
     try:
         entries = entries or list(MDS.listed(URL, said, LIMITS))
     except FormatError as error:
-        _assert_named(error, URL)
+        assert_named(error, URL)
         return
     for entry in entries:
         assert entry.url.startswith("memory://fuzz/")
         try:
             index = asyncio.run(MDS.index(OneObject(shard, most_bytes=2**16), entry, LIMITS))
         except FormatError as error:
-            _assert_named(error, entry.url)
+            assert_named(error, entry.url)
             continue
         _open(index.rows, shard)
-
-
-def _assert_named(error: FormatError, url: str) -> None:
-    assert url in str(error)
 
 
 def _with_other_numbers(shard: bytes, dice: Dice) -> bytes:

@@ -1,4 +1,4 @@
-"""Tables of MP4 files from elsewhere are frames that lie within the file, each with bytes, or FormatError."""
+"""Tables of MP4 files name frames within the file, each with bytes, or raise FormatError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from end_to_end import videos
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, assert_named, edited, starts
 
 from headrace.errors import FormatError
 from headrace.formats.limits import Limits
@@ -27,7 +27,7 @@ NUMBERS = (0, 1, 2, 50, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
 
 
 class One:
-    """One object, of which no more memory is asked for than it has bytes."""
+    """One object; a read may not ask for more memory than it has bytes."""
 
     url, etag = URL, None
 
@@ -41,14 +41,7 @@ class One:
 
 
 def seeds() -> Iterator[bytes]:
-    for k in range(len(FILES)):
-        for which in range(3):
-            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
-                yield bytes([k, which]) + more
-
-
-def _assert_says(error: Exception, text: str) -> None:
-    assert text in str(error)
+    yield from starts(len(FILES), 3)
 
 
 def check(data: bytes) -> None:
@@ -69,7 +62,7 @@ def check(data: bytes) -> None:
     try:
         table = table_of(asyncio.run(read_tables(One(file), LIMITS)), URL, len(file), LIMITS)
     except FormatError as error:
-        _assert_says(error, URL)
+        assert_named(error, URL)
         return
     assert 0 < len(table) <= len(table.offset)
     assert (table.size > 0).all()
@@ -82,7 +75,7 @@ def check(data: bytes) -> None:
     try:
         pieces, spans = pieces_of(table, chosen)
     except ValueError as error:
-        _assert_says(error, "frames")
+        assert_named(error, "frames")
         return
     bodies = [file[begin:end] for begin, end in spans]
     assert sorted(np.concatenate([piece.places for piece in pieces]).tolist()) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Parquet: footers and pages from elsewhere are what the layout says, or an error that names the file."""
+"""Parquet: footers and pages follow the layout, or an error names the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 import pyarrow as pa
 from end_to_end.parquet import of_table
 from full.fuzz.blocks import check_blocks
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, assert_named, edited, starts
 from one_object import OneObject
 
 from headrace.errors import FormatError
@@ -43,14 +43,7 @@ FILES = [
 
 
 def seeds() -> Iterator[bytes]:
-    for k in range(len(FILES) * len(FORMS)):
-        for which in range(3):
-            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
-                yield bytes([k, which]) + more
-
-
-def _assert_named(error: FormatError) -> None:
-    assert URL in str(error)
+    yield from starts(len(FILES) * len(FORMS), 3)
 
 
 def check(data: bytes) -> None:
@@ -75,6 +68,6 @@ def check(data: bytes) -> None:
     except StopIteration as done:
         index = done.value
     except FormatError as error:
-        _assert_named(error)
+        assert_named(error, URL)
         return
     check_blocks(form, index.rows, file, LIMITS)

@@ -2,8 +2,8 @@
 
     python tests/full/fuzz/run.py [TARGET ...]
 
-All together take HEADRACE_FUZZ_SECONDS (600). Under .fuzz/TARGET stay the inputs that reached new code (corpus), from
-which the next run goes on, and those that failed (crashes), which it tries first; `--input FILE` runs one of them.
+All together take HEADRACE_FUZZ_SECONDS (600). Under .fuzz/TARGET stay the inputs that reached new code (corpus), which
+the next run takes up, and those that failed (crashes), which it tries first; `--input FILE` runs one of them.
 An input fails by an exception, by more than a second of CPU time, or by more than 256 MiB of memory.
 """
 

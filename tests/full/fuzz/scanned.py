@@ -1,4 +1,4 @@
-"""What scanners of lines find in a text, whole and in pieces."""
+"""Results of scanners of lines, for whole texts and pieces."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ PIECES = (512, 1, 7, 64, 10**6)
 """Sizes of pieces to choose from."""
 
 MARK = b"\xef\xbb\xbf"
-"""What UTF-8 may begin with."""
+"""The byte order mark of UTF-8."""
 
 Found = list[tuple[bytes, int, int]]
-"""Of each line, or whatever there is: its key, where it lies and its size."""
+"""Key, place and size of each line."""
 
 
 def scanned(
     scanner: Scanner, text: bytes, piece: int, *, first: int = 512
 ) -> tuple[Found, Sequence[str], tuple[str, str] | None]:
-    """What is found piece by piece, the field of each, and the type and the text of the error that ends it.
+    """The lines of a text read in pieces, their fields, and type and text of the error that ends it.
 
     Of a limit that is passed the text is no more than where.
 

@@ -98,7 +98,7 @@ def _compare(archive: bytes, found: Found, error: tuple[str, str, object, int] |
         # a member that only breaks a limit ends the sample in front of it, where it would begin another
         stop = error[3] + (error[0] == "LimitError")
         before = [one for one in members if one[1] - BLOCK < stop]
-        assert found == grouped(before)[:-1], "all samples before the damage, but the one that may go on"
+        assert found == grouped(before)[:-1], "all samples before the damage, but the one that may continue"
 
 
 def grouped(members: list[Member]) -> Found:

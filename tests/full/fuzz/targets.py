@@ -30,7 +30,7 @@ NAMES = (
 
 
 class Target(Protocol):
-    """What such a module has."""
+    """A target module."""
 
     def seeds(self) -> Iterator[bytes]:
         """Inputs to begin with; the first bytes of each choose what is done with the rest."""

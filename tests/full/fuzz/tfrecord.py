@@ -1,4 +1,4 @@
-"""TFRecord files: in whatever pieces they come, the records are those that lie there; each opens or is a ValueError."""
+"""TFRecord files: in whatever pieces they come, the records are found; each opens or is a ValueError."""
 
 from __future__ import annotations
 

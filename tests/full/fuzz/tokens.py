@@ -1,17 +1,16 @@
-"""Megatron's `.idx` from elsewhere is what the layout says, or FormatError; documents are those of a slow reader."""
+"""Megatron's `.idx` follows the layout, or raises FormatError; documents are those of a slow reader."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from end_to_end.token_files import ids, megatron
 from full.fuzz.dice import Dice, edited
+from one_object import OneObject
 
-from headrace._util.reads import Span
 from headrace.errors import FormatError
 from headrace.formats.limits import Limits
 from headrace.indexes.token_files import TokenFiles, TokenSettings
@@ -35,19 +34,6 @@ def seeds() -> Iterator[bytes]:
                 yield bytes([k, how]) + more
 
 
-class Two:
-    """Reads of the two files, which never give more memory than they have bytes."""
-
-    def __init__(self, data: bytes, index: bytes) -> None:
-        self._objects = {BIN: data, IDX: index}
-
-    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        assert len(target) <= 2**16, "memory for what it claims"
-        part = self._objects[url][start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self._objects[url]), None)
-
-
 def check(data: bytes) -> None:
     dice = Dice(data)
     body, index = FILES[dice.number(255) % len(FILES)]
@@ -62,7 +48,7 @@ def check(data: bytes) -> None:
     settings = TokenSettings(window=None if documents == "samples" else 2, has_short=True, documents=documents)  # type: ignore[arg-type]
     files, wanted = TokenFiles(settings, LIMITS), _slowly(body, index)
     try:
-        opened = asyncio.run(files.open(Two(body, index), [BIN], lambda *_: None))  # type: ignore[arg-type]
+        opened = asyncio.run(files.open(OneObject({BIN: body, IDX: index}, most_bytes=2**16), [BIN], lambda *_: None))
     except FormatError as error:
         _assert_right(error, is_right=documents is not None and wanted is not None and bool(body))
         return

@@ -7,7 +7,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, assert_named, edited, starts
 from one_object import OneObject
 
 from headrace.errors import FormatError
@@ -32,9 +32,7 @@ ARCHIVES = [packed(zipfile.ZIP_STORED), packed(zipfile.ZIP_DEFLATED), packed(zip
 
 
 def seeds() -> Iterator[bytes]:
-    for k in range(len(ARCHIVES)):
-        for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2", bytes(range(16))):
-            yield bytes([k]) + more
+    yield from starts(len(ARCHIVES))
 
 
 def check(data: bytes) -> None:
@@ -43,7 +41,7 @@ def check(data: bytes) -> None:
     try:
         rows = asyncio.run(ZIP.index(OneObject(archive, most_bytes=2**16), ShardEntry(URL), LIMITS)).rows
     except FormatError as error:
-        _assert_named(error)
+        assert_named(error, URL)
         return
     for k in range(len(rows)):
         part = slice(int(rows.starts[k]), int(rows.starts[k + 1]))
@@ -55,7 +53,3 @@ def check(data: bytes) -> None:
         except ValueError:
             continue
         assert set(sample.values()) <= set(FILES.values()), "each body has its checksum"
-
-
-def _assert_named(error: FormatError) -> None:
-    assert URL in str(error)

@@ -133,7 +133,7 @@ def test_batch_arrives_when_pages_cannot_be_locked(slabs: Slabs, backend: CudaBa
     assert backend.register(memory)
     try:
         assert not backend.register(memory)  # it is locked already
-        torch.zeros(1, device="cuda").add_(1).item()  # the failure is not told to others
+        torch.zeros(1, device="cuda").add_(1).item()  # the failure does not reach others
     finally:
         backend.unregister(memory)
     backend.unregister(memory)

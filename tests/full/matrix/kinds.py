@@ -23,12 +23,12 @@ from end_to_end.tars import tar
 import headrace as hr
 from headrace.formats.safetensors import SafeTensors
 
-ABILITIES = ("streamed", "by number", "global shuffle", "ranks", "resumed", "damage told")
+ABILITIES = ("streamed", "by number", "global shuffle", "ranks", "resumed", "damage reported")
 PLACES = ("folder", "HTTP", "S3")
 PLAIN, GZ, ZST, FRAMES = PACKINGS = ("plain", "gz", "zst", "seekable zst")
 
 Shards = Sequence[Sequence[int]]
-"""The numbers that the samples of each shard tell."""
+"""The numbers of the samples of each shard."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Reason:
     """Why something cannot be done.
 
     Attributes:
-        text: as the page says it.
-        error: what the error says, as a regular expression.
+        text: for the page.
+        error: a regular expression for the error.
     """
 
     text: str
@@ -58,11 +58,11 @@ class Kind:
         name: as the page calls it.
         write: the files of a data set by their names, packed in a way; those that are given to `hr.stream` first.
         given: how many of those are; 0: the folder is.
-        number: what a sample tells.
+        number: gives the number of a sample.
         cannot: by (how it is packed, what is asked).
         packings: which there are.
         absent: why there are no others.
-        index: what `hr.stream` is told of it, for all but streaming.
+        index: the argument of `hr.stream`, for all but streaming.
         open: makes a stream of addresses, with `index=` and `storage_options=`.
     """
 
@@ -243,7 +243,7 @@ def _alone(
 
 _EACH = "its {} are compressed, each by itself, and not the {}"
 _CLIPS = partial(hr.video, clips=hr.Clips(frames=1), decoder="pyav")
-_NOT_SEEN = {**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES}
+_NOT_SEEN = {**WHOLE_ONLY, (PLAIN, "damage reported"): NOBODY_SEES}
 
 
 def _cls(sample: Mapping[str, Any]) -> int:
@@ -270,7 +270,7 @@ KINDS = (
         _megatron,
         lambda sample: int(sample["tokens"][0]),
         given=lambda urls: [url for url in urls if url.endswith(".bin")],
-        absent="windows lie where arithmetic says, which holds for plain files alone",
+        absent="positions of windows are computed, which works for plain files only",
         index="build",
         open=_with_own_index(partial(hr.tokens, window=_WINDOW)),
     ),

@@ -1,4 +1,4 @@
-"""The table of docs/reference/formats.md: `python tests/full/matrix/page.py` writes it anew."""
+"""The table of docs/reference/formats.md: `python tests/full/matrix/page.py` writes it again."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator
 
 
 class Cell:
-    """A data set of a kind that lies somewhere; its methods are what can be asked of it."""
+    """A data set of a kind at a place; its methods try its abilities."""
 
     def __init__(self, kind: Kind, put: Put, packing: str) -> None:
         self.kind, self.put, self.packing = kind, put, packing
@@ -110,7 +110,7 @@ class Cell:
             rest = self.seen(self.data(index).shuffle(seed=3), state)
             assert [[self.kind.number(sample) for sample in batch] for batch in first] + rest == whole
 
-    def _damage_told(self) -> None:
+    def _damage_reported(self) -> None:
         files = self.kind.write(shards(), self.packing)
         name = max(name for name in files if not name.endswith(".json"))
         files[name] = files[name][: len(files[name]) // 3 + 1]  # not between two samples

@@ -1,4 +1,4 @@
-"""What one process of the resume test does: `python -m full.peers.phase JOB ANSWER`, both files of JSON.
+"""One process of the resume test: `python -m full.peers.phase JOB ANSWER`, both files of JSON.
 
 It iterates, saves states on the way, and ends; or it begins with states that other processes have saved.
 """

@@ -59,7 +59,7 @@ SAVED = {"middle": STOPPED, "ahead": STOPPED_AHEAD, "end": 0}  # after so many b
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a resume gave, beside the uninterrupted run."""
+    """The result of a resume, and of the uninterrupted run."""
 
     lost: int = 0
     doubled: int = 0

@@ -35,7 +35,7 @@ def main() -> int:
         "--svg", type=Path, metavar="FOLDER", help="draws the verdicts: resume_light.svg, resume_dark.svg"
     )
     parser.add_argument("--large", type=int, default=200_000, help="samples where time is taken; 0: take no time")
-    parser.add_argument("--runs", type=int, default=3, help="of which the medians are shown")
+    parser.add_argument("--runs", type=int, default=3, help="the medians are shown")
     options = parser.parse_args()
     if unknown := set(options.contestants) - set(ALL):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
@@ -45,7 +45,7 @@ def main() -> int:
     for name in options.contestants or ALL:
         if missing := ALL[name].missing:
             if name not in rows:
-                print(f"{ALL[name].label}: left out, not installed: {', '.join(missing)}", file=sys.stderr)
+                print(f"{ALL[name].label}: not installed: {', '.join(missing)}", file=sys.stderr)
             continue
         rows[name] = rows.get(name, {}) | row_of(name, options.large, options.runs)
         if options.json:

@@ -1,4 +1,4 @@
-"""headrace passes every scenario of the resume test exactly. What peers do is only told: it is theirs to change."""
+"""headrace passes every scenario of the resume test exactly. Results of peers are only printed."""
 
 from __future__ import annotations
 

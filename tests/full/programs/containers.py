@@ -1,4 +1,4 @@
-"""What samples and batches are made of."""
+"""Containers in samples and batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Point(NamedTuple):
 
 
 class Pixel(Point):
-    """Of a named tuple."""
+    """A subclass of a named tuple."""
 
 
 class Typed(TypedDict):

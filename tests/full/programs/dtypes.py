@@ -1,4 +1,4 @@
-"""Of which type the parts of samples are."""
+"""Types of the parts of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers have of a data set: whatever it holds, memory that is shared with them, and files that are mapped."""
+"""Data sets in workers: open things, shared memory and mapped files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Delegating(Dataset[Any]):
 
 
 class Pickling(Dataset[Any]):
-    """A fork asks for no state: what it leaves out is there."""
+    """A fork asks for no state: the lock is there."""
 
     def __init__(self) -> None:
         self.lock, self.kept = threading.Lock(), 5
@@ -190,50 +190,8 @@ def caches_in_memory_of_every_kind(loader: Any, note: Note) -> None:
 
 
 @program
-def what_multiprocessing_shares(loader: Any, note: Note) -> None:
-    context = multiprocessing.get_context()
-    queue, feeding = context.SimpleQueue(), context.Queue()
-    reading, writing = context.Pipe(duplex=False)
-
-    def ask(self: Any, k: int) -> int:
-        with self.total.get_lock():
-            self.total.value += k
-        with self.lock, self.semaphore, self.condition:
-            self.raw.value = max(self.raw.value, k)
-        if k < 2:
-            self.barrier.wait(60)
-        self.event.set()
-        self.queue.put(k)
-        self.feeding.put(k)
-        if k == 5:
-            self.line.send(k)
-        return k
-
-    data = Asking(
-        ask,
-        total=context.Value("i", 0),
-        raw=context.Value("i", 0, lock=False),
-        lock=context.Lock(),
-        semaphore=context.BoundedSemaphore(1),
-        condition=context.Condition(),
-        barrier=context.Barrier(2),
-        event=context.Event(),
-        queue=queue,
-        feeding=feeding,
-        line=writing,
-    )
-    note(list(tried(loader(data, num_workers=2))))
-    note(data.total.value, data.raw.value, data.event.is_set(), reading.recv())  # type: ignore[attr-defined]
-    note(sorted(queue.get() for _ in range(6)), sorted(feeding.get(timeout=30) for _ in range(6)))
-    feeding.close()
-    feeding.join_thread()
-    for end in (queue, reading, writing):
-        end.close()
-
-
-@program
 def value_that_the_trainer_changes_for_persistent_workers(loader: Any, note: Note) -> None:
-    """The length of a curriculum, say."""
+    """For example, the length of a curriculum."""
     epoch = multiprocessing.Value("i", 0)
     data = Asking(lambda self, k: (k, self.epoch.value), epoch=epoch)
     loading = loader(data, 3, num_workers=2, persistent_workers=True)

@@ -19,7 +19,7 @@ from watching import Note, attempt, program, run, tried
 
 
 class Counting(Dataset[Any]):
-    """Says how often this copy was asked."""
+    """Samples hold the number of calls of this copy."""
 
     def __init__(self, count: int = 12) -> None:
         self.count, self.asked = count, 0
@@ -45,7 +45,7 @@ class Stream(IterableDataset[Any]):
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether the processes end, soon."""
+    """True if the processes end soon."""
     for _ in range(2000):
         alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}/stat") and state_of(pid) not in "ZX"]  # noqa: PTH110
         if not alive:

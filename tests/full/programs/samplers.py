@@ -91,7 +91,7 @@ class Drawing(Sampler[int]):
 
 @program
 def random_numbers_of_epochs_that_are_left_early(loader: Any, note: Note) -> None:
-    """What was asked of workers before the break has advanced the generators."""
+    """Requests to workers before the break have advanced the generators."""
     for workers, persistent in ((0, False), (2, False), (2, True)):
         for options in ({"shuffle": True}, {"sampler": Drawing()}, {"shuffle": True, "generator": generator()}):
             loading = loader(Augmented(), 3, num_workers=workers, persistent_workers=persistent, **options)
@@ -275,7 +275,7 @@ class Part(IterableDataset[Any]):
 
 
 class Uneven(IterableDataset[Any]):
-    """The first worker has less than the others, and the init function a say in it."""
+    """The first worker has fewer samples; the init function changes their number."""
 
     more = 0
 
@@ -347,7 +347,7 @@ def streams_that_give_what_they_should_not(loader: Any, note: Note) -> None:
             return iter(range(4))
 
     class OnlyIter:
-        """Not one of torch's classes: taken for a map."""
+        """Not a subclass of IterableDataset, so taken for a map."""
 
         def __iter__(self) -> Iterator[int]:
             return iter((1, 2))

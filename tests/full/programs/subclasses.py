@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import (
-    Dataset,
     default_collate,
 )
-from watching import Note, program, run
-
-
-class Images(Dataset[Any]):
-    def __init__(self, count: int = 10, transform: Callable[[Any], Any] | None = None) -> None:
-        self.count, self.transform = count, transform
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        image = torch.full((3, 4, 4), float(index)) + torch.rand(1)
-        return self.transform(image) if self.transform else image, index
+from watching import Images, Note, program, run, seed_worker
 
 
 class Repeating:
@@ -161,10 +148,6 @@ def endless(base: Any) -> Any:
             self.iterator = self._get_iterator()
 
     return Endless
-
-
-def seed_worker(worker: int) -> None:
-    torch.manual_seed(torch.initial_seed() % 2**32 + worker)
 
 
 @program

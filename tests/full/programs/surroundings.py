@@ -1,4 +1,4 @@
-"""What workers find around them: the process, its limits, its settings, and the modules' globals."""
+"""The environment of workers: process, limits, settings and globals of modules."""
 
 from __future__ import annotations
 
@@ -24,29 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
-from watching import Note, program, run
-
-
-class Asking(Dataset[Any]):
-    """What a function says, as it is."""
-
-    def __init__(self, ask: Callable[[], Any], count: int = 2) -> None:
-        self.ask, self.count = ask, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        return self.ask()
-
-
-def unchanged(sample: Any) -> Any:
-    return sample
+from torch.utils.data import get_worker_info
+from watching import Asking, Note, program, run, unchanged
 
 
 def told(loader: Any, question: Callable[[], Any], count: int = 2, **options: Any) -> list[Any]:
-    return list(loader(Asking(question, count), None, num_workers=2, collate_fn=unchanged, **options))
+    return list(
+        loader(Asking(lambda *_: question(), count=count), None, num_workers=2, collate_fn=unchanged, **options)
+    )
 
 
 def shown_warnings() -> list[str]:
@@ -141,7 +126,7 @@ def worker_info(loader: Any, note: Note) -> None:
         return info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__, str(type(info)))
 
     for workers in (0, 1, 3):
-        for row in loader(Asking(ask, 4), None, num_workers=workers, collate_fn=unchanged):
+        for row in loader(Asking(lambda *_: ask(), count=4), None, num_workers=workers, collate_fn=unchanged):
             note(workers, row)
     note(torch.initial_seed())
 
@@ -152,7 +137,9 @@ def seeds_in_workers(loader: Any, note: Note) -> None:
         return torch.initial_seed(), torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
 
     for persistent in (False, True):
-        loading = loader(Asking(drawn, 6), None, num_workers=2, collate_fn=unchanged, persistent_workers=persistent)
+        loading = loader(
+            Asking(lambda *_: drawn()), None, num_workers=2, collate_fn=unchanged, persistent_workers=persistent
+        )
         for _ in range(2):
             note(list(loading))
 
@@ -181,12 +168,12 @@ def what_workers_print(loader: Any, note: Note) -> None:
             os.write(1, f"written {index}\n".encode())
             return index
 
-    note(list(loader(Printing(unchanged, 4), num_workers=2)))  # type: ignore[arg-type]
+    note(list(loader(Printing(unchanged, count=4), num_workers=2)))  # type: ignore[arg-type]
 
 
 @program
 def ends_of_workers(loader: Any, note: Note) -> None:
-    """What is registered to run at the end of a process runs at the end of a worker."""
+    """Finalizers run at the end of a worker."""
 
     def register() -> None:
         name = f"ended-{get_worker_info().id}"

@@ -44,7 +44,7 @@ def views_and_strides(loader: Any, note: Note) -> None:
         "transposed": lambda k: numbered(k, 2, 3).T,
         "permuted": lambda k: numbered(k, 2, 3, 4).permute(2, 0, 1),
         "every second": lambda k: numbered(k, 8)[::2],
-        "behind an offset": lambda k: numbered(k, 10)[5:],
+        "after an offset": lambda k: numbered(k, 10)[5:],
         "expanded": lambda k: torch.tensor([float(k)]).expand(4),
         "flipped": lambda k: numbered(k, 4).flip(0),
         "diagonal": lambda k: numbered(k, 3, 3).diagonal(),
@@ -62,7 +62,7 @@ def views_and_strides(loader: Any, note: Note) -> None:
 
 @program
 def complex_views(loader: Any, note: Note) -> None:
-    # Out of a worker of torch's loader, what is conjugated lazily comes without its sign.
+    # Without workers: those of torch lose the sign of lazily conjugated tensors.
     lazy: dict[str, Callable[[int], Any]] = {
         "conjugated": lambda k: torch.tensor([1 + 2j, k + 1j]).conj(),
         "negative": lambda k: torch.tensor([1 + 2j, k + 1j]).conj().imag,
@@ -146,7 +146,7 @@ def storages_and_generators(loader: Any, note: Note) -> None:
 
 @program
 def batches_of_one_form_and_then_another(loader: Any, note: Note) -> None:
-    """What was settled by a first batch does not hold for those after it."""
+    """The form of the first batch does not bind those after it."""
 
     def changing(k: int) -> Any:
         forms: list[Any] = [

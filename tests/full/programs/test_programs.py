@@ -46,7 +46,7 @@ PROGRAMS = [
 
 @pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str], dict[str, dict[str, Any]]]:
-    """Of a family's programs, what they noted with each class; run once, whichever of the tests' processes asks."""
+    """The notes of a family's programs with each class; a family runs once for all processes of the tests."""
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "programs"
     folder.mkdir(exist_ok=True)

@@ -1,11 +1,11 @@
-"""What trainers make of a loader: others of its options, groups of its batches, loops over several."""
+"""Trainers that remake loaders, group batches and loop over several loaders."""
 
 from __future__ import annotations
 
 import copy
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,27 +19,11 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
-from watching import Note, attempt, program, run
-
-
-class Images(Dataset[Any]):
-    def __init__(self, count: int = 10, transform: Callable[[Any], Any] | None = None) -> None:
-        self.count, self.transform = count, transform
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        image = torch.full((3, 4, 4), float(index)) + torch.rand(1)
-        return self.transform(image) if self.transform else image, index
-
-
-def seed_worker(worker: int) -> None:
-    torch.manual_seed(torch.initial_seed() % 2**32 + worker)
+from watching import Images, Note, attempt, program, run, seed_worker
 
 
 class Sharded(BatchSampler):
-    """Of each batch, the share of one process."""
+    """The share of one process of each batch."""
 
     def __init__(self, batches: Any, rank: int, world: int) -> None:
         self.batches, self.rank, self.world = batches, rank, world

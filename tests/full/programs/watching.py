@@ -1,4 +1,4 @@
-"""Runs programs with one class of loader, and writes down all that they could tell the classes apart by.
+"""Runs programs with one class of loader, and records all differences that they could see.
 
 A family of programs is a file that is run as a script, so that its classes and functions are those of `__main__`, as
 most users' are. Each program is one function that takes the class and a function that notes a thing:
@@ -42,7 +42,7 @@ PROGRAMS: dict[str, Program] = {}
 
 ENDED_BY = "ended by"
 
-# Of the machine and of torch's way to start workers, and not of a program; and ours, of workers that have to be forks.
+# About the machine, torch's start of workers, and our workers that have to be forks.
 _IGNORED_WARNINGS = ("This DataLoader will create", "use of fork()", "is multi-threaded", "cannot be sent to a worker")
 
 
@@ -91,21 +91,23 @@ def _notes_of(function: Program, loader: Any) -> list[str]:
 
 
 class Asking(Dataset[Any]):
-    """What a function says of the data set and the index, as it is."""
+    """Samples are results of a function of the data set and the index."""
+
+    count = 6
 
     def __init__(self, ask: Callable[..., Any], **things: Any) -> None:
         self.ask = ask
         vars(self).update(things)
 
     def __len__(self) -> int:
-        return 6
+        return self.count
 
     def __getitem__(self, index: int) -> Any:
         return self.ask(self, index)
 
 
 class Made(Dataset[Any]):
-    """What each of some functions makes, twice in turn: a batch of two is of one function."""
+    """Two samples of each function in turn: a batch of two is of one function."""
 
     def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
         self.makers = list(makers.values())
@@ -115,6 +117,24 @@ class Made(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.makers[index // 2](index)
+
+
+class Images(Dataset[Any]):
+    """Images with a random offset, and their numbers."""
+
+    def __init__(self, count: int = 10, transform: Callable[[Any], Any] | None = None) -> None:
+        self.count, self.transform = count, transform
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        image = torch.full((3, 4, 4), float(index)) + torch.rand(1)
+        return self.transform(image) if self.transform else image, index
+
+
+def seed_worker(worker: int) -> None:
+    torch.manual_seed(torch.initial_seed() % 2**32 + worker)
 
 
 def unchanged(sample: Any) -> Any:
@@ -146,7 +166,7 @@ def tried(iterator: Iterable[Any], at_most: int = 50) -> Iterator[Any]:
 
 
 def attempt(act: Callable[[], Any]) -> Any:
-    """What the call gives, or its error as text."""
+    """The result of the call, or its error as text."""
     try:
         return act()
     except BaseException as error:
@@ -168,7 +188,7 @@ def described_error(error: BaseException) -> str:
 
 
 def described(value: Any) -> str:
-    """The same text exactly where each type, bit and attribute is the same."""
+    """A text that is equal only if all types, bits and attributes are."""
     kind = _name(type(value))
     if isinstance(value, torch.Tensor):
         return f"{kind}[{_tensor(value)}]{_attributes(value)}"
@@ -216,7 +236,7 @@ def _tensor(value: torch.Tensor) -> str:
         return f"{told} {_tensor(value.crow_indices())} {_tensor(value.col_indices())} {_tensor(value.values())}"
     if value.is_nested:
         return f"{told} {[_tensor(part) for part in value.unbind()]}"
-    # A tensor with gaps may arrive without, and so one of which elements share a place: the order of dimensions counts.
+    # A tensor with gaps may arrive without, also if its elements share a place: only the order of dimensions counts.
     strides = torch.empty_like(value).stride() if value.numel() else None
     told += f" strides={strides} conj={value.is_conj()} neg={value.is_neg()}"
     if value.is_quantized:

@@ -26,7 +26,7 @@ class NoStateError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a trainer is started with."""
+    """The settings of a trainer."""
 
     folder: str
     samples: int

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, streamed from Parquet files, in torchdata's StatefulDataLoader as its documentation says."""
+"""Hugging Face datasets, streamed from Parquet files, in torchdata's StatefulDataLoader, after its documentation."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Loader(Contestant):
 
     @staticmethod
     def write(folder: Path, samples: int) -> None:
-        """Nothing lies on a disk."""
+        """Has no files."""
 
     def _iterator(self, number: int) -> Any:
         setting = self.setting
@@ -94,7 +94,7 @@ class Elastic(Loader):
 
 
 class Documents(grain.sources.RandomAccessDataSource):
-    """Document n has 1 to 4 tokens, each of which is n."""
+    """Document n is 1 to 4 times the token n."""
 
     def __init__(self, samples: int, count: Reads) -> None:
         self.samples, self.count = samples, count

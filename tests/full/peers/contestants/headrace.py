@@ -80,13 +80,13 @@ class Keys(Shards):
 
     @staticmethod
     def write(folder: Path, samples: int) -> None:
-        """Nothing lies on a disk."""
+        """Has no files."""
 
     def _data(self) -> Any:
         return Numbers(self.setting.samples, self.count).shuffle()
 
 
-LENGTH = 4  # of a sequence; documents have 1 to 4 tokens, each of which is the document's number
+LENGTH = 4  # of a sequence; documents are 1 to 4 times their number
 
 
 def tokens_of(number: int) -> int:

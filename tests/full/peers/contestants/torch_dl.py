@@ -41,7 +41,7 @@ class Plain(Contestant):
 
     @staticmethod
     def write(folder: Path, samples: int) -> None:
-        """Nothing lies on a disk."""
+        """Has no files."""
 
     def _sampler(self) -> Any:
         setting = self.setting
