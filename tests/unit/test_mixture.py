@@ -1,4 +1,4 @@
-"""What hr.mix refuses, and how it tells so; what a mixture says of itself."""
+"""Refusals, lengths and descriptions of `hr.mix`."""
 
 from __future__ import annotations
 
@@ -30,69 +30,47 @@ class Endless(hr.AsyncIterableDataset):
         yield 1
 
 
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        (Endless, "no numbers before they are read; .* Otherwise samples are counted as they come"),
-        (lambda: iter([1]), "is a list_iterator: a stream, a list or"),
-        (lambda: numbers(5).map(plain).map(later), "behind a plain one"),
-    ],
-)
-def test_source_is_refused_when_it_cannot_be_mixed(source: Callable[[], Any], told: str) -> None:
-    with pytest.raises(hr.OptionError, match=told):
-        hr.mix({"good": numbers(5), "bad": source()})
+def mix_two(**options: Any) -> hr.Stream:
+    return hr.mix({"a": numbers(50), "b": numbers(50)}, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"weights": {"a": 1}}, "a number for each of a, b"),
-        ({"weights": {"a": 1, "b": 1, "c": 1}}, "a number for each of a, b"),
-        ({"weights": {"a": 1, "b": -1}}, "not negative"),
-        ({"weights": {"a": 1, "b": float("nan")}}, "finite"),
-        ({"weights": {"a": 1, "b": "2"}}, "'2'"),
-        ({"weights": {"a": 0, "b": 0}}, "all weights are 0"),
-        ({"weights": [1, 2]}, "a function of the step"),
-        ({"by": "lines"}, "by='lines'"),
-        ({"by": "tokens", "until": "all"}, "by='tokens' and until='all'"),
-        ({"by": "tokens"}, "needs weights="),
-        ({"until": "never"}, "until='never'"),
-        ({"step": 0}, "step=0"),
-    ],
-)
-def test_option_is_refused_when_it_cannot_be_used(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(hr.OptionError, match=told):
-        hr.mix({"a": numbers(5), "b": numbers(5)}, **options)
+def endless() -> hr.Stream:
+    return hr.mix({"a": numbers(5)}, until="forever")
 
 
-@pytest.mark.parametrize("streams", [{}, [numbers(3)], {1: numbers(3)}])
-def test_streams_are_refused_when_they_have_no_names(streams: Any) -> None:
-    with pytest.raises(hr.OptionError, match="by their names"):
-        hr.mix(streams)
+UNNUMBERED = "no numbers before they are read; .* Otherwise samples are counted as they come"
+TWO_STEPS = lambda step: {"a": 1, "b": 1} if step < 2 else {"a": 1}
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: hr.mix({"good": numbers(5), "bad": Endless()}), UNNUMBERED),
+    (lambda: hr.mix({"good": numbers(5), "bad": iter([1])}), "is a list_iterator: a stream, a list or"),
+    (lambda: hr.mix({"bad": numbers(5).map(plain).map(later)}), "a plain one"),
+    (lambda: mix_two(weights={"a": 1}), "a number for each of a, b"),
+    (lambda: mix_two(weights={"a": 1, "b": 1, "c": 1}), "a number for each of a, b"),
+    (lambda: mix_two(weights={"a": 1, "b": -1}), "not negative"),
+    (lambda: mix_two(weights={"a": 1, "b": float("nan")}), "finite"),
+    (lambda: mix_two(weights={"a": 1, "b": "2"}), "'2'"),
+    (lambda: mix_two(weights={"a": 0, "b": 0}), "all weights are 0"),
+    (lambda: mix_two(weights=[1, 2]), "a function of the step"),
+    (lambda: mix_two(by="lines"), "by='lines'"),
+    (lambda: mix_two(by="tokens", until="all"), "by='tokens' and until='all'"),
+    (lambda: mix_two(by="tokens"), "needs weights="),
+    (lambda: mix_two(until="never"), "until='never'"),
+    (lambda: mix_two(step=0), "step=0"),
+    (lambda: len(mix_two(weights=TWO_STEPS, step=10)), "at step 2"),
+    (lambda: hr.mix({}), "by their names"),
+    (lambda: hr.mix([numbers(3)]), "by their names"),  # type: ignore[arg-type]
+    (lambda: hr.mix({1: numbers(3)}), "by their names"),  # type: ignore[dict-item]
+    (lambda: endless().shuffle("global"), "in windows only"),
+    (lambda: endless().repeat(2), "has no end"),
+    (lambda: endless().slice(3, 5), "has no end"),
+    (lambda: endless().sample(), "has no end"),
+]
 
 
-@pytest.mark.parametrize(
-    ("operate", "told"),
-    [
-        (lambda data: data.shuffle("global"), "in windows only"),
-        (lambda data: data.repeat(2), "has no end"),
-        (lambda data: data.slice(3, 5), "has no end"),
-        (lambda data: data.sample(), "has no end"),
-    ],
-)
-def test_operator_is_refused_when_a_mixture_has_no_use_for_it(operate: Callable[[hr.Stream], Any], told: str) -> None:
-    data = hr.mix({"a": numbers(5)}, until="forever")
-    with pytest.raises(hr.OptionError, match=told):
-        operate(data)
-
-
-def test_weights_of_a_step_are_refused_when_they_cannot_be_used() -> None:
-    def weights(step: int) -> Mapping[str, float]:
-        return {"a": 1, "b": 1} if step < 2 else {"a": 1}
-
-    data = hr.mix({"a": numbers(50), "b": numbers(50)}, weights, step=10)
-    with pytest.raises(hr.OptionError, match="at step 2"):
-        len(data)
+@pytest.mark.parametrize(("make", "why"), REFUSED)
+def test_mixture_that_cannot_be_made_or_used_is_refused(make: Callable[[], Any], why: str) -> None:
+    with pytest.raises(hr.OptionError, match=why):
+        make()
 
 
 def test_source_without_samples_is_named_when_it_has_a_weight() -> None:
@@ -102,15 +80,12 @@ def test_source_without_samples_is_named_when_it_has_a_weight() -> None:
     assert len(hr.mix(data, {"a": 1, "nothing": 0})) == len(hr.mix(data)) == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        ({}, 100),
-        ({"weights": {"a": 1, "b": 1}}, 40),
-        ({"weights": {"a": 1, "b": 1}, "until": "all"}, 160),
-        ({"weights": {"a": 9, "b": 1}}, 89),  # the 81st of a would be the next one
-    ],
-)
+@pytest.mark.parametrize(("options", "count"), [
+    ({}, 100),
+    ({"weights": {"a": 1, "b": 1}}, 40),
+    ({"weights": {"a": 1, "b": 1}, "until": "all"}, 160),
+    ({"weights": {"a": 9, "b": 1}}, 89),  # the 81st of a would be the next one
+])  # fmt: skip
 def test_mixture_has_a_length_when_it_ends(options: dict[str, Any], count: int) -> None:
     data = hr.mix({"a": numbers(80), "b": numbers(20)}, **options)
     assert len(data) == count
@@ -119,14 +94,14 @@ def test_mixture_has_a_length_when_it_ends(options: dict[str, Any], count: int) 
     assert len(data.batch(8)) == -(-count // 8)
 
 
-def test_mixture_tells_what_it_is() -> None:
+def test_mixture_describes_itself() -> None:
     data = hr.mix({"a": numbers(80).shuffle(), "b": numbers(20).map(plain)}, {"a": 3, "b": 0.5}).map(plain).batch(4)
     assert repr(data) == "mix(a, b).map(plain).batch(4)"
     planning = Planning(data.pipeline(), 0)
     assert planning.described() == ["mix(a, b; weights=3:0.5, until=first, step=1024)", "a: shuffle(global)"]
 
 
-def test_plans_tell_data_apart_when_a_source_or_a_name_differs() -> None:
+def test_plans_of_other_sources_or_names_have_other_fingerprints() -> None:
     data = [{"a": numbers(5), "b": numbers(6)}, {"a": numbers(6), "b": numbers(5)}, {"a": numbers(5), "c": numbers(6)}]
     assert len({Planning(hr.mix(streams).pipeline(), 0).fingerprint for streams in data}) == 3
 
@@ -153,6 +128,6 @@ def test_objects_in_a_mixture_within_a_mixture_are_read_with_their_options() -> 
         hr.mix({"inner": inner, "files": files(region="there")})
 
 
-def test_mixture_without_end_says_so() -> None:
+def test_mixture_without_end_is_described_as_endless() -> None:
     mixed = hr.mix({"a": numbers(5), "b": numbers(3)}, {"a": 1, "b": 1}, until="forever")
     assert mixed.describe().splitlines()[1] == "  samples: without end"

@@ -198,7 +198,7 @@ def test_mixture_asks_for_the_weights_of_each_step_once_and_of_one_beyond_the_en
 
     order = mixed([300, 1000], weights, "first", step=40)
     order.locate(np.arange(order.count))
-    assert asked == list(range(11))  # 400 samples: the first to come again would be in the step behind them
+    assert asked == list(range(11))  # 400 samples: the first repeated one would be in the next step
 
 
 def test_mixture_gives_every_rank_its_part_when_steps_are_shared() -> None:
@@ -216,7 +216,7 @@ def test_mixture_takes_no_memory_by_samples_when_sources_are_large() -> None:
     assert peak_of(lambda: mixed([10**12, 10**12], [0.9, 0.1]).turns(last)) < 2 * 2**20
 
 
-def test_mixture_says_where_windows_end_when_asked() -> None:
+def test_mixture_gives_the_ends_of_windows() -> None:
     order = MixOrder([Passes(partial(shuffled, 10, 0), None)], blend([10], [1], "forever"), (0, 0), window=300)
     assert [order.window_end(position) for position in (0, 299, 300)] == [300, 300, 600]
 
@@ -226,16 +226,16 @@ def test_mixture_is_empty_when_no_source_has_samples() -> None:
     assert (order.count, len(order.locate(np.arange(0)).rows)) == (0, 0)
 
 
-def test_mixture_is_refused_when_a_source_without_weight_is_to_come_in_full() -> None:
-    with pytest.raises(OptionError, match="weight of 0"):
-        blend([5, 5], [1, 0], "all")
-    with pytest.raises(OptionError, match="not come in full"):
-        blend([5, 5], lambda _: [1, 0], "all")
-
-
-def test_mixture_is_refused_when_an_empty_source_is_to_come() -> None:
-    with pytest.raises(OptionError, match="no samples"):
-        blend([5, 0], lambda _: [1, 1], "first")
+@pytest.mark.parametrize(("sizes", "weights", "until", "why"), [
+    ([5, 5], [1, 0], "all", "weight of 0"),
+    ([5, 5], lambda _: [1, 0], "all", "not come in full"),
+    ([5, 0], lambda _: [1, 1], "first", "no samples"),
+])  # fmt: skip
+def test_mixture_with_a_source_that_cannot_be_given_is_refused(
+    sizes: list[int], weights: Weights, until: Until, why: str
+) -> None:
+    with pytest.raises(OptionError, match=why):
+        blend(sizes, weights, until)
 
 
 def test_mixture_has_the_order_that_saved_states_refer_to_when_the_key_is_the_same() -> None:
@@ -270,7 +270,7 @@ def test_changing_shares_are_the_same_when_a_signal_handler_asks_for_them_meanwh
     assert asked
 
 
-def test_mixture_refuses_positions_behind_its_end() -> None:
+def test_mixture_refuses_positions_after_its_end() -> None:
     order = mixed([10, 10], [1, 1])
     with pytest.raises(IndexError):
         order.locate(np.array([20]))

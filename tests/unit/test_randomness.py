@@ -140,16 +140,12 @@ async def drawn_by_many(limit: int) -> list[tuple[float, ...]]:
     return list(await asyncio.gather(*map(sample, range(20))))
 
 
-def test_coroutines_draw_the_same_for_any_number_of_them_at_once() -> None:
+def test_coroutines_draw_what_a_worker_draws_for_any_number_of_them_at_once() -> None:
     alone, together = asyncio.run(drawn_by_many(1)), asyncio.run(drawn_by_many(20))
     assert alone == together
     assert len({number for numbers in alone for number in numbers}) == 80
-
-
-def test_coroutines_draw_what_a_worker_draws_for_that_sample() -> None:
-    drawn = asyncio.run(drawn_by_many(5))
     begin_sample(KEY, 7)
-    assert drawn[7] == tuple(hr.rng().random() for _ in range(4))
+    assert alone[7] == tuple(hr.rng().random() for _ in range(4))
 
 
 def test_a_threads_sample_is_its_own_while_coroutines_run() -> None:

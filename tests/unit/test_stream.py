@@ -89,31 +89,28 @@ BAD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("build", BAD.values(), ids=BAD.keys())
-def test_what_does_not_go_together_is_told_while_building(build: Callable[[], Any]) -> None:
+def test_wrong_arguments_are_refused_while_building(build: Callable[[], Any]) -> None:
     with pytest.raises(hr.OptionError):
         build()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"fetch_concurrency": 0},
-        {"fetch_concurrency": "many"},
-        {"fetch_concurrency": True},
-        {"seed": 1.0},
-        {"seed": "1"},
-        {"memory_budget": 0},
-        {"memory_budget": "lots"},
-        {"memory_budget": -1},
-        {"prefetch_factor": -1},
-        {"num_workers": -1},
-        {"timeout": -1},
-        {"batch_size": 0},
-        {"batch_size": None, "drop_last": True},
-        {"sampler": [1, 2]},
-        {"multiprocessing_context": "fork"},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"fetch_concurrency": 0},
+    {"fetch_concurrency": "many"},
+    {"fetch_concurrency": True},
+    {"seed": 1.0},
+    {"seed": "1"},
+    {"memory_budget": 0},
+    {"memory_budget": "lots"},
+    {"memory_budget": -1},
+    {"prefetch_factor": -1},
+    {"num_workers": -1},
+    {"timeout": -1},
+    {"batch_size": 0},
+    {"batch_size": None, "drop_last": True},
+    {"sampler": [1, 2]},
+    {"multiprocessing_context": "fork"},
+])  # fmt: skip
 def test_options_of_the_loader_out_of_bounds_are_value_errors(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         hr.DataLoader(tars(), **options)
@@ -157,7 +154,7 @@ def test_lengths_that_show_only_later_are_type_errors(data: hr.Stream) -> None:
         len(hr.DataLoader(data, batch_size=2))
 
 
-def test_repr_tells_source_and_operators_and_no_secrets() -> None:
+def test_repr_shows_source_and_operators_and_no_secrets() -> None:
     data = hr.stream("https://user:word@host/a-{0..2}.tar?X-Amz-Signature=abc", format="tar").shuffle().map(double)
     text = repr(data.filter(lambda x: x).decode("rgb8").to_tuple("jpg;png", "cls").take(5).batch(2))
     assert "word" not in text
@@ -168,7 +165,7 @@ def test_repr_tells_source_and_operators_and_no_secrets() -> None:
     assert repr(Numbers(10).map(double)) == "Numbers(…).map(double)"
 
 
-def test_describe_says_where_each_step_runs() -> None:
+def test_describe_names_the_place_of_each_step() -> None:
     lines = (
         Numbers(10)
         .shuffle()
@@ -195,18 +192,12 @@ def test_building_reads_nothing() -> None:
     assert loader.options["fetch_concurrency"] >= 1
 
 
-def test_budgets_are_read_with_their_units() -> None:
-    sizes = {
-        "2GiB": 2**31,
-        "1.5 MB": 1_500_000,
-        "64KiB": 65_536,
-        "64 kB": 64_000,
-        "100": 100,
-        77: 77,
-        "3mib": 3 * 2**20,
-    }
-    for text, size in sizes.items():
-        assert hr.DataLoader(tars(), memory_budget=text).options["memory_budget"] == size
+@pytest.mark.parametrize(("text", "size"), [
+    ("2GiB", 2**31), ("1.5 MB", 1_500_000), ("64KiB", 65_536), ("64 kB", 64_000), ("100", 100), (77, 77),
+    ("3mib", 3 * 2**20),
+])  # fmt: skip
+def test_budgets_are_read_with_their_units(text: int | str, size: int) -> None:
+    assert hr.DataLoader(tars(), memory_budget=text).options["memory_budget"] == size
 
 
 def test_a_generator_gives_the_seed_by_one_draw() -> None:
