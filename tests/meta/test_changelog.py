@@ -31,18 +31,15 @@ def test_fragment_is_one_short_sentence() -> None:
     assert {name: names for name, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "count"),
-    [
-        ("+gpu.added.md", "`device=` is tested on a GPU, e.g. an H100.\n", 0),
-        ("+gpu.added.md", "`data[0]. X` is one piece of code.", 0),
-        ("gpu.news.md", "One sentence.\n", 1),
-        ("+gpu.added.md", "No full stop\n", 1),
-        ("+gpu.added.md", "One sentence. And a second.\n", 1),
-        ("+gpu.added.md", "One\nsentence.\n", 1),
-        ("+gpu.added.md", "x" * 100 + ".\n", 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "count"), [
+    ("+gpu.added.md", "`device=` is tested on a GPU, e.g. an H100.\n", 0),
+    ("+gpu.added.md", "`data[0]. X` is one piece of code.", 0),
+    ("gpu.news.md", "One sentence.\n", 1),
+    ("+gpu.added.md", "No full stop\n", 1),
+    ("+gpu.added.md", "One sentence. And a second.\n", 1),
+    ("+gpu.added.md", "One\nsentence.\n", 1),
+    ("+gpu.added.md", "x" * 100 + ".\n", 1),
+])  # fmt: skip
 def test_check_finds_faults(name: str, text: str, count: int) -> None:
     """The folder may be empty, so the check has its own cases."""
     assert len(faults(name, text)) == count

@@ -64,7 +64,7 @@ def test_ci_runs_every_check_and_fails_with_each_of_them(tmp_path: Path, fails: 
     ran = set(re.findall("runs: (.*)", run.stdout))
     wanted = {"-s tests", "-R -s full", "-s lint", "-s types", "-s imports", "-s docs"}
     wanted.add("-R -s frameworks -- -k checkpoints")
-    if fails == "-s frameworks --install-only":  # it is others', and no fault; it says why
+    if fails == "-s frameworks --install-only":  # a failure of other projects is no fault
         wanted = wanted - {"-R -s frameworks -- -k checkpoints"} | {fails}
     assert ran == wanted
     assert run.stdout.splitlines()[-1] == "= 5 passed in 3s ="

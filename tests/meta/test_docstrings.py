@@ -1,4 +1,4 @@
-"""Docstrings say of each parameter by its own name what it is: the reference is made of them."""
+"""Docstrings describe each parameter by its own name: the reference is made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs as a script, ends by itself and shows what it says; what they share is tested by itself."""
+"""Every example runs as a script, ends by itself and prints its results; shared code is tested by itself."""
 
 import io
 import os
@@ -22,7 +22,7 @@ SHOWS = {
     "pretrain_packed.py": r"12 steps: loss 7\.\d+ to [567]\.\d+; \d\.\d% padding; prose 0\.[67]\d?, code 0\.[234]",
     "finetune_chat.py": r"12 steps: loss 7\.\d+ to [3456]\.\d+; \d\d?% padding",
     "image_text_pairs.py": r"epoch 1: 43 batches, (100|\d\d)% of the last named right",
-    "video_clips.py": r"the last epoch: 120 clips of 20 stretches, (100|[5-9]\d)% told right",
+    "video_clips.py": r"the last epoch: 120 clips of 20 stretches, (100|[5-9]\d)% .* right",
     "async_trainer.py": r"dashboard: [\s\S]*22 steps, the last loss \d",
 }
 
@@ -34,7 +34,7 @@ def test_every_example_is_run() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHOWS)
-def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
+def test_example_prints_its_results(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), "--quick"],
         capture_output=True, text=True, timeout=290, cwd=tmp_path, env=os.environ | {"PYTHONWARNINGS": "default"},
@@ -62,20 +62,17 @@ def test_shards_hold_every_digit_once(shards: dict[str, bytes]) -> None:
     assert keys == [f"{key:06}" for key in range(1797)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "expected", "span"),
-    [
-        (None, 200, slice(None), None),
-        ("bytes=0-0", 206, slice(0, 1), "bytes 0-0/10"),
-        ("bytes=3-5", 206, slice(3, 6), "bytes 3-5/10"),
-        ("bytes=8-99", 206, slice(8, None), "bytes 8-9/10"),
-        ("bytes=7-", 206, slice(7, None), "bytes 7-9/10"),
-        ("bytes=-4", 206, slice(6, None), "bytes 6-9/10"),
-        ("bytes=-99", 206, slice(None), "bytes 0-9/10"),
-        ("bytes=10-", 416, slice(0, 0), "bytes */10"),
-        ("bytes=-0", 416, slice(0, 0), "bytes */10"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "status", "expected", "span"), [
+    (None, 200, slice(None), None),
+    ("bytes=0-0", 206, slice(0, 1), "bytes 0-0/10"),
+    ("bytes=3-5", 206, slice(3, 6), "bytes 3-5/10"),
+    ("bytes=8-99", 206, slice(8, None), "bytes 8-9/10"),
+    ("bytes=7-", 206, slice(7, None), "bytes 7-9/10"),
+    ("bytes=-4", 206, slice(6, None), "bytes 6-9/10"),
+    ("bytes=-99", 206, slice(None), "bytes 0-9/10"),
+    ("bytes=10-", 416, slice(0, 0), "bytes */10"),
+    ("bytes=-0", 416, slice(0, 0), "bytes */10"),
+])  # fmt: skip
 def test_web_server_answers_ranges(
     digits: ModuleType, asked: str | None, status: int, expected: slice, span: str | None
 ) -> None:

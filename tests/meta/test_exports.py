@@ -15,7 +15,7 @@ NAMES = sorted(headrace.__all__)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_name_resolves_and_says_what_it_is(name: str) -> None:
+def test_name_resolves_and_has_a_docstring(name: str) -> None:
     value = getattr(headrace, name)
     if inspect.isclass(value) or inspect.isroutine(value):
         assert inspect.getdoc(value), f"headrace.{name} has no docstring"
@@ -26,7 +26,7 @@ def test_names_are_given_once() -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    """What the module's own code imports is no name of ours: `dir` does not show it, and a star does not give it."""
+    """Imports of the module's own code are not public: neither `dir` nor a star gives them."""
     star: dict[str, object] = {}
     exec("from headrace import *", star)
 

@@ -1,4 +1,4 @@
-"""What the registry says of headrace's own formats is what their modules say, and none is imported for another."""
+"""The registry describes headrace's own formats as their modules do, and imports no module for another format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 @pytest.mark.parametrize("known", OURS, ids=lambda known: known.name)
-def test_registry_says_what_the_module_says(known: KnownFormat) -> None:
+def test_registry_describes_the_format_as_its_module(known: KnownFormat) -> None:
     form = known.load()
     assert (known.name, known.suffixes, known.catalogue) == (form.name, form.suffixes, form.catalogue)
 

@@ -1,4 +1,4 @@
-"""What tests leave in shared memory is found; what other programs have there is not taken for theirs."""
+"""Shared memory that tests leave is found; that of other programs is not counted."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_picture_in_the_repository_is_that_of_the_page(pictures: ModuleType) -> 
     assert not old, "run python benchmarks/readme_pictures.py"
 
 
-def test_colour_of_a_cell_says_what_became_of_the_samples(pictures: ModuleType) -> None:
+def test_colour_of_a_cell_follows_its_verdict(pictures: ModuleType) -> None:
     kinds = {
         "exact": "exact",
         "exact, other order in batches": "order",

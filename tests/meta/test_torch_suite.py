@@ -25,7 +25,7 @@ def test_comparison_fails_when_another_test_fails() -> None:
     assert compared({"A::one": FAILED, "A::two": FAILED}, {"A::two": "slabs are lent"}) == 1
 
 
-def test_comparison_fails_and_says_so_when_a_listed_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_fails_when_a_listed_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert compared({"A::one": PASSED, "A::two": PASSED}, {"A::two": "slabs are lent"}) == 1
     assert "A::two does not fail any more" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The page that says where one adds something names what there is."""
+"""The page "where to add" names what exists."""
 
 from __future__ import annotations
 

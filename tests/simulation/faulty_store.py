@@ -73,7 +73,7 @@ class Body:
 
 
 class Pieces:
-    """The same body for readers that take pieces only."""
+    """A body for readers that take pieces only."""
 
     def __init__(self, body: Body) -> None:
         self._pieces, self.aclose = aiter(body), body.aclose

@@ -140,7 +140,7 @@ def test_object_that_changes_while_it_is_read_is_an_error() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", [(), PASSING], ids=["well", "faults"])
 @pytest.mark.parametrize("charged", [False, True])
-def test_read_cancelled_at_any_step_leaves_nothing_behind(faults: tuple[str, ...], charged: bool) -> None:
+def test_read_cancelled_at_any_step_holds_nothing(faults: tuple[str, ...], charged: bool) -> None:
     async def run(steps: int) -> bool:
         store = FaultyStore(random.Random(steps), dict(OBJECTS), p=0.5 * bool(faults), faults=faults)
         reader = reader_of(store, concurrency=2, options=FetchOptions(hedge_share=1.0))

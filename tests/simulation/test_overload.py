@@ -18,7 +18,7 @@ READERS, READS_AT_ONCE = 8, 16
 
 
 class BusyStore(FaultyStore):
-    """Answers 503 above `rate` requests per second: counted evenly, or anew at each full second."""
+    """Answers 503 above `rate` requests per second: counted evenly, or from zero at each full second."""
 
     rate = 100
     by_the_second = False
@@ -135,7 +135,7 @@ def test_stores_of_one_host_share_what_it_takes(host: str | None) -> None:
 
 
 class Several:
-    """Stands where a reader looks addresses up: the first letter says which store it is."""
+    """Stands where a reader looks addresses up: the first letter selects the store."""
 
     def __init__(self, stores: Sequence[FaultyStore]) -> None:
         self._stores = stores

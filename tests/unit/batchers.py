@@ -44,7 +44,7 @@ class Buckets:
 
 
 class LargestFirst:
-    """Of each four that wait the one with the largest measure, and then the first one: in another order, one or two."""
+    """The largest of each four that wait, and then the first one: groups of one or two in another order."""
 
     def __init__(self) -> None:
         self._measures: list[int] = []

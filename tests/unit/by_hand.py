@@ -1,7 +1,7 @@
-"""The engine by hand: who drives it says which worker answers what, dies or starts, what is read, and what is taken.
+"""The engine by hand: the test decides which worker answers, dies or starts, what is read, and what is taken.
 
 The epoch, its batches and the queue of tasks are those of a loader; workers carry their messages out as real ones do,
-but only when they are told to. Nothing waits, and there is no clock that goes by itself.
+but only when the test has them do so. Nothing waits, and the clock is simulated.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def settle(loop: SimulatedLoop, *calls: Callable[[], Any]) -> None:
         while loop.has_ready:  # noqa: ASYNC110 (there is no event for that)
             await asyncio.sleep(0)
 
-    loop.pass_time(0)  # it is no endless round, however long it goes on
+    loop.pass_time(0)  # it is no endless loop, however long it takes
     loop.run_until_complete(everything())
 
 
 class Worker:
-    """A worker that keeps what it is told until it is to carry it out."""
+    """A worker that keeps messages until the test has it carry them out."""
 
     pid = 0
 
@@ -88,7 +88,7 @@ class Worker:
         self.sample = sample
 
     def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
-        assert self.is_open, "a worker was told something after its end"
+        assert self.is_open, "a message to a worker that has ended"
         for segment in segments:
             self.runner.attach(segment.number, segment.view)
         if message.is_answered:
@@ -103,7 +103,7 @@ class Worker:
         message, self._workers.at_work = self.to_do.pop(at), self
         assert message.is_answered
         if fails and not isinstance(message, PlaceMessage):
-            reply = Reply("failed", errors=[(message.slot, serialize.pack_error(Broken("told to")))])
+            reply = Reply("failed", errors=[(message.slot, serialize.pack_error(Broken("by the test")))])
         else:
             reply = message.carry_out(self.runner)
         if self.dies_at is not None:
@@ -122,7 +122,7 @@ class Worker:
 
 
 class Workers:
-    """An executor whose workers start when they are told to."""
+    """An executor whose workers start when the test has them start."""
 
     def __init__(self, *, shares_memory: bool, shares_objects: bool) -> None:
         self.shares_memory, self.shares_objects = shares_memory, shares_objects
@@ -152,12 +152,12 @@ class Workers:
 
 
 class HandFed:
-    """A source that asks for room in order, and puts what it has room for when it is told to.
+    """A source that asks for room in order, and puts what it has room for when the test has it do so.
 
     Args:
         samples: a Failure stands for one that could not be read.
         sizes: of the parts that are put.
-        cuts: of the batches, where the source says them.
+        cuts: of the batches, where the source gives them.
         breaks: whether it raises at its end.
     """
 
@@ -180,7 +180,7 @@ class HandFed:
                 self._is_put.clear()
                 await self._is_put.wait()
         finally:
-            self.ready.clear()  # whoever reads for it ends with it
+            self.ready.clear()  # its readers end with it
         if self._breaks:
             raise Broken("the source")
 
@@ -195,14 +195,14 @@ class HandFed:
 
 @dataclass(kw_only=True)
 class Setup:
-    """What is driven.
+    """The epoch to drive.
 
     Attributes:
         samples: the source's; a Failure stands for one that could not be read.
         sizes: of the parts that it puts.
         chains: by number; the last one has `LAST`.
         stages: before the last one.
-        cuts: of the batches, where the source says them.
+        cuts: of the batches, where the source gives them.
         last: (how many batches are of the size, the sizes of those that follow), where that is known.
         breaks: whether the source raises at its end.
     """
@@ -244,11 +244,11 @@ def _changes_count(chain: Chain) -> bool:
 
 
 class ByHand:
-    """One epoch on workers of its own, of which each step is asked for.
+    """One epoch on workers of its own, driven step by step.
 
     Args:
         setup: what is driven.
-        seed: of the order in which what is ready at once goes on.
+        seed: of the order of callbacks that are ready at once.
 
     Attributes:
         source, workers: what they are.
@@ -391,7 +391,7 @@ class ByHand:
         arrived = self.opened.popleft()
         assert arrived.after is not None
         self._count(arrived.late, *arrived.after.said(arrived.number, arrived.number + 1))
-        number = self.spec.boundaries.find(self.used - 1)[0]  # those before it may have been left out
+        number = self.spec.boundaries.find(self.used - 1)[0]  # those before it may have been skipped
         try:
             return number, arrived.open()
         except Exception as error:

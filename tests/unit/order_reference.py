@@ -1,4 +1,4 @@
-"""Order 1 in plain Python, one sample at a time, as docs/reference/order.md says it; nothing of headrace is used."""
+"""Order 1 in plain Python, one sample at a time, as in docs/reference/order.md, without headrace."""
 
 from __future__ import annotations
 

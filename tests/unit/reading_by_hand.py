@@ -1,4 +1,4 @@
-"""What producers are given, by hand: who drives them says which read is answered next, and how, and who gets memory.
+"""The inputs of producers, by hand: the test decides which read is answered next, and how, and who gets memory.
 
 Nothing waits, and there is no clock that goes by itself.
 """
@@ -36,7 +36,7 @@ SIZE = 90
 
 
 class LostError(Exception):
-    """What a worker that ended over a range leaves."""
+    """The error of a worker that ended over a range."""
 
 
 @dataclass(eq=False)
@@ -60,11 +60,11 @@ class World:
 
     Attributes:
         archives: by their addresses.
-        broken: the addresses of which reads fail that reach so far, or behind it.
+        broken: the addresses, and the byte from which on their reads fail.
         spoilt: the addresses and numbers of samples whose bytes are others than they were.
         heals: whether these are right when they are read again.
         others: the addresses that have become larger meanwhile.
-        cut: the addresses of which nobody knows how large they were, and what is left of them.
+        cut: the addresses of unknown size, and their remaining sizes.
         renewed: the addresses that have another version whenever they are read.
         lost: the addresses over whose ranges workers end.
         gives_whole: whether the server has no ranges.
@@ -108,11 +108,11 @@ def bodies(counts: Sequence[int]) -> list[Fields]:
 
 
 class ByHand:
-    """A producer, its reader and its flow, of which each answer is given by who drives it.
+    """A producer, its reader and its flow, whose answers the test gives.
 
     Args:
         make: makes the producer of its reader.
-        seed: of the order in which what is ready at once goes on.
+        seed: of the order of callbacks that are ready at once.
 
     Attributes:
         waiting: who waits for an answer.

@@ -56,11 +56,11 @@ FLAT, SOME, APART = Step("flat_map", "many", copies), Step("filter", "filter", s
 
 
 class Broken(Exception):
-    """What a worker that is told to fail answers."""
+    """The error of a worker that fails by the test."""
 
 
 class ScriptedWorks:
-    """Workers that take any time for an answer, do a task twice, and fail when they are told to.
+    """Workers that take any time for an answer, do a task twice, and fail when the test has them fail.
 
     Args:
         fails: asked for each task, in the order in which they are taken on.
@@ -94,7 +94,7 @@ class ScriptedWorks:
         await self._some_time()
         if self._fails(task):
             self.failed.append(task)
-            reply = Reply("failed", errors=[(task.slot, serialize.pack_error(Broken("told to")))])
+            reply = Reply("failed", errors=[(task.slot, serialize.pack_error(Broken("by the test")))])
         else:
             if self._rng.random() < 0.2:  # a worker that died has left nothing: another one does it again
                 self._runner.work(TaskMessage.of(number, task, parts, place))
@@ -135,7 +135,7 @@ class ScriptedWorks:
 
 
 class Trainer:
-    """The other end of the channel: it asks for batches one after the other, and lets go of each at any time."""
+    """The other end of the channel: it asks for batches one after the other, and releases each at any time."""
 
     def __init__(self, depth: int) -> None:
         self.depth, self.asked, self.sent = depth, 0, list[Delivery | ChunkDelivery]()
@@ -208,16 +208,16 @@ class Scripted:
 
 @dataclass(kw_only=True)
 class Plan:
-    """What is run.
+    """An epoch to run.
 
     Attributes:
         samples: the source's.
         stages: before the last one; the chains that they name are in `chains`, as 1 is, the last one's.
         done: how many of the source's samples were received before.
         known: how many samples are known of what the first ones give.
-        passed: which of those that come again are of groups that do not.
+        passed: which of the repeated ones are of groups that are not repeated.
         limits: how many samples each level gives at most; empty: all do.
-        given: how many each but the last gave before those that come again.
+        given: how many each but the last gave before the repeated ones.
         together: how many batches are made by one task at most.
     """
 
@@ -247,11 +247,11 @@ class Plan:
 
 @dataclass
 class Run:
-    """What came of it.
+    """Results of a run.
 
     Attributes:
         batches: what each has; None in the place of one that was an error.
-        snapshots: how far the trainer was behind each.
+        snapshots: how far the trainer was after each.
         errors: what ended it.
         failed: the tasks that failed.
     """
@@ -319,7 +319,7 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
     progress = Progress(ProgressSnapshot(), lambda received: {})
     epoch = Epoch(spec, resources, trainer)
     task = asyncio.create_task(epoch.run())
-    task.add_done_callback(lambda _: trainer.close())  # should it have failed, that is told
+    task.add_done_callback(lambda _: trainer.close())  # also after a failure
     messages, waiting = 0, deque[Arrived]()
     opener = BatchOpener(Views(slabs.segments, lambda _: None, lambda _: None))
     while stop_after is None or len(result.batches) < stop_after:

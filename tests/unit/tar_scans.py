@@ -37,7 +37,7 @@ def scan(
         for k, key in enumerate(rows.keys.tolist()):
             members = range(int(rows.starts[k]), int(rows.starts[k + 1]))
             found.append((key, [(rows.fields[rows.field[m]], int(rows.offset[m]), int(rows.size[m])) for m in members]))
-            assert found[-1][1][0][1] >= low, "the reader may have let go of what lies before `low`"
+            assert found[-1][1][0][1] >= low, "the reader may have released what is before `low`"
         start = stop
         if carry:
             scanner = pickle.loads(pickle.dumps(scanner))

@@ -1,4 +1,4 @@
-"""Headers are compared with an index: a right one passes, whatever wrote the archive, and each lie is told."""
+"""Headers compared with an index: a right index passes for any writer, and each wrong entry is found."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_right_index_is_not_contradicted(kind: str, mtime: float) -> None:
 
 @pytest.mark.parametrize("folders", [1, 4])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_each_lie_is_told(kind: str, folders: int) -> None:
+def test_each_wrong_entry_is_found(kind: str, folders: int) -> None:
     view, rows = archive(kind, folders=folders)
     for k in range(1, len(rows.field)):
         longer, nearer = rows.size.copy(), rows.offset.copy()

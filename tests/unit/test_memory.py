@@ -150,7 +150,7 @@ def test_a_segment_cannot_shrink_under_a_reader() -> None:
     segment.close()
 
 
-def test_the_arena_goes_on_after_a_lack_of_memory_which_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_an_error_that_the_arena_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""memory_budget="auto" goes by the narrowest control group that the process is in, however deep that lies."""
+"""`memory_budget="auto"` is the narrowest control group of the process, at any depth."""
 
 from __future__ import annotations
 
@@ -18,25 +18,21 @@ def put(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{64 * MIB}\n"},
-        {
-            "proc/self/cgroup": "0::/slurm/job/step\n",
-            "sys/fs/cgroup/slurm/job/step/memory.max": "max\n",
-            "sys/fs/cgroup/slurm/job/memory.max": f"{64 * MIB}\n",
-            "sys/fs/cgroup/slurm/memory.max": f"{256 * MIB}\n",
-        },
-        {
-            "proc/self/cgroup": "5:cpu,cpuacct:/other\n4:memory:/slurm/job\n0::/\n",
-            "sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes": f"{64 * MIB}\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        },
-        {"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{64 * MIB}\n"},
-    ],
-    ids=["root of a namespace", "a group above its own", "version 1", "nothing said of groups"],
-)
+@pytest.mark.parametrize("files", [
+    {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{64 * MIB}\n"},
+    {
+        "proc/self/cgroup": "0::/slurm/job/step\n",
+        "sys/fs/cgroup/slurm/job/step/memory.max": "max\n",
+        "sys/fs/cgroup/slurm/job/memory.max": f"{64 * MIB}\n",
+        "sys/fs/cgroup/slurm/memory.max": f"{256 * MIB}\n",
+    },
+    {
+        "proc/self/cgroup": "5:cpu,cpuacct:/other\n4:memory:/slurm/job\n0::/\n",
+        "sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes": f"{64 * MIB}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    },
+    {"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{64 * MIB}\n"},
+], ids=["root of a namespace", "a group above its own", "version 1", "no groups"])  # fmt: skip
 def test_limit_is_that_of_the_narrowest_group_when_groups_are_nested(tmp_path: Path, files: dict[str, str]) -> None:
     assert memory_bytes(put(tmp_path, files)) == 64 * MIB
 

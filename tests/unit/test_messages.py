@@ -1,4 +1,4 @@
-"""What is said of a task that ends workers names what the task was about."""
+"""Messages to workers, and the error of a task that ends workers."""
 
 from __future__ import annotations
 

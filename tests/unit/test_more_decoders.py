@@ -48,17 +48,14 @@ def test_audio_is_channels_by_time_with_its_rate(kind: str, subtype: str | None,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "subtype", "most"),
-    [
-        ("WAV", "FLOAT", 0),
-        ("WAV", "PCM_16", 0),
-        ("FLAC", None, 0),
-        ("AIFF", None, 0),
-        ("OGG", None, 1e-5),
-        ("MP3", None, 1e-4),
-    ],
-)
+@pytest.mark.parametrize(("kind", "subtype", "most"), [
+    ("WAV", "FLOAT", 0),
+    ("WAV", "PCM_16", 0),
+    ("FLAC", None, 0),
+    ("AIFF", None, 0),
+    ("OGG", None, 1e-5),
+    ("MP3", None, 1e-4),
+])  # fmt: skip
 def test_audio_by_torchcodec_is_that_of_soundfile(kind: str, subtype: str | None, most: float) -> None:
     videos.torchcodec()
     data = heard(kind, subtype)
@@ -112,7 +109,7 @@ def test_audio_that_is_cut_off_is_an_error_by_torchcodec_too(kind: str) -> None:
         decoded("audio:torchcodec", data)
 
 
-def test_audio_by_torchcodec_says_what_it_needs_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torchcodec_is_an_error_that_names_its_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     with pytest.raises(
         DecodeError, match=r"torchcodec does not load.*FFmpeg's shared libraries.*'audio' is by soundfile"

@@ -74,10 +74,10 @@ def test_clip_reads_the_bytes_of_its_groups_of_pictures_alone() -> None:
     for k in (3, 14, 30):
         group = int(np.searchsorted(found.keys, k, side="right")) - 1
         whole = found.size[found.keys[group] : ends[group]].sum()
-        assert clip(data, found, [k], "pyav")[1] <= whole, "frames behind the last one that is wanted are left out"
+        assert clip(data, found, [k], "pyav")[1] <= whole, "frames after the last wanted one are not read"
 
 
-def test_tables_are_found_wherever_they_lie(tmp_path: Path) -> None:
+def test_tables_are_found_anywhere_in_the_file(tmp_path: Path) -> None:
     at_end = videos.named("h264")
     in_front = videos.written(mux={"movflags": "+faststart"}, path=str(tmp_path / "front.mp4"))
     for data in (at_end, in_front, _with_wide_mdat(at_end)):
@@ -117,7 +117,7 @@ def test_index_of_a_video_has_its_tables_alone() -> None:
     entry, block = asyncio.run(MP4.own_index(object_, DEFAULTS))
     tables = unpack_tables(block, "the index")
     assert (entry.samples, entry.size, entry.length) == (50, len(data), len(block))
-    assert entry.nbytes < len(data) - len(tables.moov), "those of its sound are left out"
+    assert entry.nbytes < len(data) - len(tables.moov), "without the tables of its sound"
     assert table_of(tables, URL, len(data), DEFAULTS).offset.tolist() == table(data).offset.tolist()
 
 
@@ -154,7 +154,7 @@ DAMAGE: list[tuple[str, tuple[bytes, int, int], str]] = [
 
 
 @pytest.mark.parametrize(("change", "why"), [(one[1], one[2]) for one in DAMAGE], ids=[one[0] for one in DAMAGE])
-def test_hostile_table_is_an_error_that_says_why(change: tuple[bytes, int, int], why: str) -> None:
+def test_hostile_table_is_an_error_with_its_reason(change: tuple[bytes, int, int], why: str) -> None:
     kind, at, number = change
     with pytest.raises(FormatError, match=why) as caught:
         table(_changed(videos.named("h264"), kind, at, number))
@@ -183,12 +183,12 @@ def test_file_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
     for data in (videos.named("h264"), in_front):
         for end in sorted({at for at in _places(Box(b"file", memoryview(data)), 0, data) if 0 <= at < len(data)}):
             if data[end:] == b"" or end > data.index(b"udta") > data.index(b"mdat"):
-                continue  # what is behind the tables is not asked for
+                continue  # what follows the tables is not read
             with pytest.raises(FormatError):
                 table(data[:end])
 
 
-def test_files_of_other_kinds_say_what_they_are() -> None:
+def test_files_of_other_kinds_are_errors_with_a_reason() -> None:
     h264 = videos.named("h264")
     for name, data, why in (
         ("nothing", b"", "no box 'moov'"),

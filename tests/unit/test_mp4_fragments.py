@@ -1,4 +1,4 @@
-"""Fragmented MP4 files have the frames that were put into them, however it is said; what is damaged is an error."""
+"""Fragmented MP4 files have the frames that were put into them, in every form; damage is an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class How:
-    """How a fragment says what its frames are."""
+    """The form in which a fragment describes its frames."""
 
     base: str = "moof"  # where its place is counted from
     tfdt: int | None = 1
@@ -69,7 +69,7 @@ def init() -> bytes:
 def fragment(at: int, runs: list[list[Frame]], begin: int, how: How) -> tuple[bytes, list[int]]:
     common = {flag: _common(runs, name) for flag, name in FIELDS.items()}
     columns = {flag for flag in FIELDS if flag in how.columns or common[flag] is None}
-    columns |= set() if common[0x800] == 0 else {0x800}  # of which there is no default
+    columns |= set() if common[0x800] == 0 else {0x800}  # there is no default of it
     if not how.in_tfhd:
         columns |= {flag for flag, name in FIELDS.items() if common[flag] != getattr(DEFAULT_FRAME, name)}
     for _ in range(2):  # the second time with the length that it has
@@ -198,7 +198,7 @@ DAMAGE: list[tuple[str, bytes, str]] = [
     ("frame without bytes", changed(b"trun", 16, 0), "frame 0 has no bytes"),
     ("frame beyond the end", changed(b"trun", 16, 2**32 - 1), "cut off"),
     ("begins before the file", changed(b"trun", 8, 2**32 - 2**20), "be at bytes -"),
-    ("begins behind the file", changed(b"trun", 8, 2**31 - 1), "cut off"),
+    ("begins after the file", changed(b"trun", 8, 2**31 - 1), "cut off"),
     ("no key frame at first", changed(b"trun", 20, OTHER), "first frame"),
     ("another description", changed(b"trex", 8, 9), "descriptions"),
     ("track that is not known", changed(b"tfhd", 4, 9), "no fragment has frames"),
@@ -209,7 +209,7 @@ DAMAGE: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("data", "why"), [one[1:] for one in DAMAGE], ids=[one[0] for one in DAMAGE])
-def test_damaged_fragment_is_an_error_that_says_why(data: bytes, why: str) -> None:
+def test_damaged_fragment_is_an_error_with_its_reason(data: bytes, why: str) -> None:
     with pytest.raises(FormatError, match=why) as caught:
         table(data)
     assert URL in str(caught.value)
@@ -225,7 +225,7 @@ def test_frames_of_one_size_are_no_more_than_the_file_has_bytes() -> None:
             table(first + made[:at] + struct.pack(">I", count) + made[at + 4 :])
 
 
-def test_fragments_whose_frames_would_lie_upon_one_another_are_an_error() -> None:
+def test_fragments_with_overlapping_frames_are_an_error() -> None:
     first = init()
     made, _ = fragment(len(first), [[Frame(SIZE, DURATION, KEY, 0)] * 50], 0, How(tfdt=None, columns=frozenset()))
     moof = made[: made.index(b"mdat") - 4]
@@ -276,7 +276,7 @@ def test_fragmented_file_that_is_cut_off_is_an_error_or_has_fewer_whole_fragment
 
 
 @pytest.mark.parametrize("name", ["fragments", "fragments-edit"])
-def test_edit_list_of_fragments_begins_where_it_says(name: str) -> None:
+def test_edit_list_of_fragments_is_applied(name: str) -> None:
     data = videos.named("fragments-edit")
     at = data.index(b"elst") + 4
     (duration, begin) = struct.unpack_from(">Ii", data, at + 8)
@@ -345,19 +345,19 @@ def test_fragments_that_a_list_names_are_read_many_at_once() -> None:
     assert found["sidx"] <= 7
 
 
-@pytest.mark.parametrize("lie", ["fewer", "elsewhere", "huge", "damaged"])
-def test_list_that_lies_leaves_no_fragment_out(lie: str) -> None:
+@pytest.mark.parametrize("wrong", ["fewer", "elsewhere", "huge", "damaged"])
+def test_wrong_list_of_fragments_hides_none(wrong: str) -> None:
     data, begins = long_file(60, 30_000)
-    wrong = {
+    begins_of_list = {
         "fewer": begins[::7],
         "elsewhere": [at + 5 for at in begins],
         "huge": [2**63, *begins, 0, 2**64 - 1],
         "damaged": begins,
-    }[lie]
-    mfra = mfra_of(wrong)
-    if lie == "damaged":
-        mfra = mfra.replace(struct.pack(">II", 0, len(wrong)), struct.pack(">II", 0, 2**31), 1)
-    for file in (data + mfra, *([] if lie == "huge" else [with_sidx(data, begins[0], wrong)])):
+    }[wrong]
+    mfra = mfra_of(begins_of_list)
+    if wrong == "damaged":
+        mfra = mfra.replace(struct.pack(">II", 0, len(begins_of_list)), struct.pack(">II", 0, 2**31), 1)
+    for file in (data + mfra, *([] if wrong == "huge" else [with_sidx(data, begins[0], begins_of_list)])):
         assert len(table(file)) == 60
 
 
@@ -390,7 +390,7 @@ def test_tables_of_all_fragments_are_held_to_the_limit() -> None:
         table(data, Limits(member_bytes=4000))
 
 
-def test_files_that_are_no_whole_video_say_so() -> None:
+def test_incomplete_videos_are_errors_with_a_reason() -> None:
     data, at = one_fragment()
     for file, why in (
         (data[at:], "begins with a fragment"),

@@ -35,7 +35,7 @@ class _Squares(RowsOfBlock):
 
 
 class _ByColumn(_Squares):
-    """The same, which give their values field by field."""
+    """Rows that give their values field by field."""
 
     def columns(self, numbers: Sequence[int]) -> Mapping[str, Sequence[object]] | None:
         rows = self.some(numbers)
@@ -159,7 +159,7 @@ def test_rows_of_a_block_are_a_sequence(at: int | slice) -> None:
 
 
 class _Counted(_Numbers):
-    """Says which blocks were opened."""
+    """A format that records the blocks opened."""
 
     def __init__(self) -> None:
         self.opened: list[bytes] = []
@@ -170,7 +170,7 @@ class _Counted(_Numbers):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_block_is_opened_once_and_let_go_of_with_the_last_row_that_is_wanted(together: bool) -> None:
+def test_block_is_opened_once_and_released_with_its_last_wanted_row(together: bool) -> None:
     form = _Counted()
     opener = Opener(form, DEFAULTS)
     rows = rows_of([b"\1\2\3\4"], [(0, row) for row in (2, 0, 3, 1)])
@@ -184,7 +184,7 @@ def test_block_is_opened_once_and_let_go_of_with_the_last_row_that_is_wanted(tog
     assert opener._held_bytes == 0
 
 
-def test_block_of_which_it_is_not_known_how_much_is_wanted_is_let_go_of_with_its_last_row() -> None:
+def test_block_without_a_count_is_released_with_its_last_row() -> None:
     form = _Counted()
     opener = Opener(form, DEFAULTS)
     for some in ((2, 0), (3, 1)):  # by tasks of two windows
@@ -196,8 +196,8 @@ def test_block_of_which_it_is_not_known_how_much_is_wanted_is_let_go_of_with_its
     assert opener._held_bytes == 0
 
 
-def test_rows_that_are_left_out_and_refused_ones_count_as_given_once() -> None:
-    """Else a block would be let go of too early, and opened again for what is left of it."""
+def test_skipped_and_refused_rows_count_once() -> None:
+    """Otherwise a block would be released too early, and opened again for the rest of it."""
 
     class Odd(_Counted):
         def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:

@@ -1,4 +1,4 @@
-"""What a format says of a shard is read as it lies, or refused: members out of their order would be cut elsewhere."""
+"""A format's own table of a shard is checked: members out of order would be cut elsewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headrace.formats.limits import DEFAULTS
 from headrace.indexes.embedded import OwnTables
 
 
-class Said(Format):
-    name = "said"
-    suffixes = (".said",)
+class Own(Format):
+    name = "own"
+    suffixes = (".own",)
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -34,42 +34,36 @@ def table(offset: list[int], size: list[int], starts: list[int], count: int, blo
 
 
 def opened(rows: Rows) -> int:
-    tables = OwnTables(Said(rows), [ShardEntry("memory://said/0.said")], DEFAULTS)
+    tables = OwnTables(Own(rows), [ShardEntry("memory://own/0.own")], DEFAULTS)
     index = asyncio.run(tables.open(None, [], lambda ordinal, shard: None))  # type: ignore[arg-type]
     return int(index.counts.sum())
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        table([0, 10], [10, 90], [0, 1, 2], 2),
-        table([0, 10], [10, 0], [0, 2], 1),
-        table([0, 4], [5, 5], [0, 1, 2], 2),
-        table([5], [5], [0, 1], 3, [0, 0, 0]),
-        table([], [], [0], 0),
-    ],
-)
+@pytest.mark.parametrize("rows", [
+    table([0, 10], [10, 90], [0, 1, 2], 2),
+    table([0, 10], [10, 0], [0, 2], 1),
+    table([0, 4], [5, 5], [0, 1, 2], 2),
+    table([5], [5], [0, 1], 3, [0, 0, 0]),
+    table([], [], [0], 0),
+])  # fmt: skip
 def test_table_that_can_be_is_taken(rows: Rows) -> None:
     assert opened(rows) == len(rows)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        table([10, 0], [5, 5], [0, 1, 2], 2),
-        table([0, 4], [9, 4], [0, 1, 2], 2),
-        table([-1], [5], [0, 1], 1),
-        table([0], [-1], [0, 1], 1),
-        table([0], [101], [0, 1], 1),
-        table([0], [5], [0, 2], 1),
-        table([0], [5], [1, 1], 1),
-        table([0, 5], [5, 5], [0, 2, 0, 2], 3),
-        table([0], [5], [0, 1], 2),
-        table([0], [5], [0, 1], 2, [0, 1]),
-        table([0], [5], [0, 1], 2, [0, -1]),
-        table([0], [5], [0, 1], 3, [0, 0]),
-    ],
-)
+@pytest.mark.parametrize("rows", [
+    table([10, 0], [5, 5], [0, 1, 2], 2),
+    table([0, 4], [9, 4], [0, 1, 2], 2),
+    table([-1], [5], [0, 1], 1),
+    table([0], [-1], [0, 1], 1),
+    table([0], [101], [0, 1], 1),
+    table([0], [5], [0, 2], 1),
+    table([0], [5], [1, 1], 1),
+    table([0, 5], [5, 5], [0, 2, 0, 2], 3),
+    table([0], [5], [0, 1], 2),
+    table([0], [5], [0, 1], 2, [0, 1]),
+    table([0], [5], [0, 1], 2, [0, -1]),
+    table([0], [5], [0, 1], 3, [0, 0]),
+])  # fmt: skip
 def test_table_that_no_shard_has_is_refused_by_name(rows: Rows) -> None:
-    with pytest.raises(hr.FormatError, match=r"'said' describes memory://said/0.said as no shard can be"):
+    with pytest.raises(hr.FormatError, match=r"'own' .* memory://own/0.own as no shard can be"):
         opened(rows)

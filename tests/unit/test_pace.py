@@ -1,10 +1,14 @@
-"""How many samples go into one task: few at first, then as many as are worth one."""
+"""Number of samples of a task: few at first, then as many as are worth a task, and at most a batch."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headrace.engine.scheduler.batch_spec import BatchSpec, GroupStage, Learned
 from headrace.engine.scheduler.chunk_sizer import Pace
+from headrace.ops.batch import EvenBatcher
 
 
 def sizes(pace: Pace, count: int) -> list[int]:
@@ -61,3 +65,52 @@ def test_task_whose_first_sample_is_waited_for_is_a_quarter_of_others() -> None:
         pace.learn(1, 1e-3, 10)
         sizes_of.append(pace.size)
     assert sizes_of == [20, 5]
+
+
+def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:
+    return BatchSpec(chain=1, batch_size=8, workers=workers, is_adaptive=is_adaptive, depth=depth)
+
+
+@given(
+    workers=st.integers(1, 64),
+    depth=st.integers(0, 64),
+    batch_size=st.integers(1, 5000),
+    sample_s=st.floats(1e-9, 10.0),
+    is_adaptive=st.booleans(),
+)
+def test_a_task_has_some_samples_of_one_batch(
+    workers: int, depth: int, batch_size: int, sample_s: float, is_adaptive: bool
+) -> None:
+    batches, learned = spec(workers, depth, is_adaptive=is_adaptive), Learned(use_slots=True)
+    before = batches.chunk(batch_size, learned.sample_s)
+    learned.learn_time(sample_s, 1)
+    after = batches.chunk(batch_size, learned.sample_s)
+    assert 1 <= before <= batch_size
+    assert 1 <= after <= batch_size
+    assert is_adaptive or after == before
+
+
+def test_heavy_samples_are_divided_among_the_workers() -> None:
+    learned = Learned(use_slots=True)
+    learned.learn_time(0.5, 100)
+    assert spec(2, 8, is_adaptive=True).chunk(512, learned.sample_s) == 128
+
+
+def test_slow_samples_that_are_put_together_are_not_made_many_at_once() -> None:
+    groups = BatchSpec(
+        chain=1,
+        batch_size=1,
+        workers=1,
+        inner=(GroupStage(2, lambda: EvenBatcher(4, drop_last=False), "batch(4)"),),
+        look_ahead=64,
+        is_adaptive=True,
+        depth=8,
+    )
+    assert groups.gathered(1) == groups.together_before == 64
+    for sample_s, most in ((0.5, 1), (0.01, 2), (1e-3, 20), (1e-5, 64)):
+        pace = Pace(groups.together_before)
+        assert pace.size == 1  # not known until the first ones are made
+        for _ in range(10):
+            pace.begin()
+            pace.learn(1, sample_s, 100)
+        assert pace.size == min(most, max(1, int(20e-3 / sample_s)))

@@ -1,4 +1,4 @@
-"""Packed lists are equal to the lists that they were made of, wherever their memory lies."""
+"""Packed lists equal the lists that they were made of, in any memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packed sequences are made of: each token once, as plain Python packs them."""
+"""Planned packing: each token once, as plain Python packs them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_little_is_filled_up_of_documents_as_they_are_on_the_web(documents: int,
 
 @settings(max_examples=20, deadline=None)
 @given(size=st.sampled_from([65_535, 65_536, 100_000]), seed=st.integers(0, 99))
-def test_lengths_beyond_16_bits_are_told_apart(size: int, seed: int) -> None:
+def test_lengths_beyond_16_bits_are_distinct(size: int, seed: int) -> None:
     lengths = np.random.default_rng(seed).integers(0, 3 * size, 30).tolist()
     found = all_of(best_fit(lengths, size))
     assert sorted(piece for some in found for piece in some) == cut(lengths, size)

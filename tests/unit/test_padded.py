@@ -38,7 +38,7 @@ def test_each_array_is_there_and_all_else_is_padding(shapes: list[tuple[int, ...
 
 
 @given(shapes=SHAPES, is_even=st.booleans())
-def test_arrays_that_lie_backwards_are_padded_as_others(shapes: list[tuple[int, ...]], is_even: bool) -> None:
+def test_reversed_arrays_are_padded_as_others(shapes: list[tuple[int, ...]], is_even: bool) -> None:
     shapes = shapes[:1] * len(shapes) if is_even else shapes
     arrays = [np.arange(int(np.prod(shape))).reshape(shape)[::-1] for shape in shapes]
     assert torch.equal(PaddedCollate()(arrays), PaddedCollate()([array.copy() for array in arrays]))
@@ -57,20 +57,17 @@ class Pair(NamedTuple):
     name: str
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [{"x": np.ones(3), "y": 1, "z": "a"}, {"x": np.zeros(3), "y": 2, "z": "b"}],
-        [(np.ones(3), 1.5), (np.zeros(3), 2.5)],
-        [Pair([1], "a"), Pair([2], "b")],
-        ["a", "b"],
-        [1, 2],
-        [{"inner": {"t": torch.ones(2, 2)}}, {"inner": {"t": torch.zeros(2, 2)}}],
-        [b"a", b"b"],
-        [np.float32(1), np.float32(2)],
-        [["a", "b"], ["c", "d"]],
-    ],
-)
+@pytest.mark.parametrize("samples", [
+    [{"x": np.ones(3), "y": 1, "z": "a"}, {"x": np.zeros(3), "y": 2, "z": "b"}],
+    [(np.ones(3), 1.5), (np.zeros(3), 2.5)],
+    [Pair([1], "a"), Pair([2], "b")],
+    ["a", "b"],
+    [1, 2],
+    [{"inner": {"t": torch.ones(2, 2)}}, {"inner": {"t": torch.zeros(2, 2)}}],
+    [b"a", b"b"],
+    [np.float32(1), np.float32(2)],
+    [["a", "b"], ["c", "d"]],
+])  # fmt: skip
 def test_what_is_as_long_is_collated_as_by_default(samples: list[Any]) -> None:
     made, expected = PaddedCollate()(samples), default_collate(samples)
     assert type(made) is type(expected)
@@ -100,29 +97,26 @@ def test_fields_have_padding_of_their_own() -> None:
     assert [one.tolist() for one in pairs] == [[[1, 0], [4, 5]], [[2, 3], [6, 7]]]
 
 
-@pytest.mark.parametrize(
-    ("pad", "samples", "match"),
-    [
-        ({"idz": 1}, [{"ids": [1]}], r"pad_value names 'idz', and samples have 'ids'"),
-        ({"x": 1}, [[1]], r"pad_value names 'x', and samples have no fields"),
-        (-1, [np.zeros(1, np.uint8), np.zeros(2, np.uint8)], r"pad_value=-1 .* uint8: they cannot hold it"),
-        (256, [torch.zeros(1, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)], "cannot hold it"),
-        (0.5, [{"x": [1]}, {"x": [1, 2]}], r"pad_value=0.5 for the samples' fields 'x'.* int64: they cannot hold it"),
-        (float("nan"), [np.zeros(1, np.int32), np.zeros(2, np.int32)], "cannot hold it"),
-        (-1e9, [np.zeros(1, np.float16), np.zeros(2, np.float16)], r"pad_value=-1000000000.0 .* float16: they cannot"),
-        (1e39, [torch.zeros(1), torch.zeros(2)], "cannot hold it"),
-        (2, [np.zeros(1, bool), np.zeros(2, bool)], "cannot hold it"),
-        (0, [np.zeros(1, np.int32), np.zeros(2, np.int64)], r"are of int32, int64: one dtype is needed"),
-        (0, [np.zeros(1, np.int32), np.zeros(1, np.float32)], r"are of float32, int32: one dtype is needed"),
-        (0, [np.zeros(1), np.zeros((1, 1))], r"the shapes .*: as many dimensions are needed"),
-        (0, [{"x": [1]}, {"x": "a"}], r"the samples' fields 'x' of a batch are list, str: arrays, tensors or lists in"),
-        (0, [{"x": 1}, {"x": [1]}], r"are int, list: arrays, tensors or lists in all of them are needed"),
-        (0, [[1, 2], np.zeros(1, np.uint64)], r"are of int64, uint64: one dtype is needed"),
-        (0, [([1], 2), ([1],)], "are tuples of several lengths: one is needed"),
-        (0, [np.zeros(1, ">i4"), np.zeros(2, ">i4")], "byte order"),
-    ],
-)
-def test_what_cannot_be_padded_is_said(pad: Any, samples: list[Any], match: str) -> None:
+@pytest.mark.parametrize(("pad", "samples", "match"), [
+    ({"idz": 1}, [{"ids": [1]}], r"pad_value names 'idz', and samples have 'ids'"),
+    ({"x": 1}, [[1]], r"pad_value names 'x', and samples have no fields"),
+    (-1, [np.zeros(1, np.uint8), np.zeros(2, np.uint8)], r"pad_value=-1 .* uint8: they cannot hold it"),
+    (256, [torch.zeros(1, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)], "cannot hold it"),
+    (0.5, [{"x": [1]}, {"x": [1, 2]}], r"pad_value=0.5 for the samples' fields 'x'.* int64: they cannot hold it"),
+    (float("nan"), [np.zeros(1, np.int32), np.zeros(2, np.int32)], "cannot hold it"),
+    (-1e9, [np.zeros(1, np.float16), np.zeros(2, np.float16)], r"pad_value=-1000000000.0 .* float16: they cannot"),
+    (1e39, [torch.zeros(1), torch.zeros(2)], "cannot hold it"),
+    (2, [np.zeros(1, bool), np.zeros(2, bool)], "cannot hold it"),
+    (0, [np.zeros(1, np.int32), np.zeros(2, np.int64)], r"are of int32, int64: one dtype is needed"),
+    (0, [np.zeros(1, np.int32), np.zeros(1, np.float32)], r"are of float32, int32: one dtype is needed"),
+    (0, [np.zeros(1), np.zeros((1, 1))], r"the shapes .*: as many dimensions are needed"),
+    (0, [{"x": [1]}, {"x": "a"}], r"the samples' fields 'x' of a batch are list, str: arrays, tensors or lists in"),
+    (0, [{"x": 1}, {"x": [1]}], r"are int, list: arrays, tensors or lists in all of them are needed"),
+    (0, [[1, 2], np.zeros(1, np.uint64)], r"are of int64, uint64: one dtype is needed"),
+    (0, [([1], 2), ([1],)], "are tuples of several lengths: one is needed"),
+    (0, [np.zeros(1, ">i4"), np.zeros(2, ">i4")], "byte order"),
+])  # fmt: skip
+def test_what_cannot_be_padded_is_an_error_with_its_reason(pad: Any, samples: list[Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         PaddedCollate(pad)(samples)
 

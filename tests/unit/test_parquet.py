@@ -128,7 +128,7 @@ def test_images_that_datasets_knows_are_their_bytes() -> None:
         read(of_table(away.replace_schema_metadata(table.schema.metadata)))
 
 
-def test_columns_are_chosen_and_those_of_pandas_left_out() -> None:
+def test_columns_are_selected_without_the_index_of_pandas() -> None:
     table = pa.table({"a": [1, 2], "b": ["x", "y"], "c.d": [[1], [2]], "__index_level_0__": [7, 8]})
     assert [set(one) for one in read(of_table(table))] == [{"a", "b", "c.d"}] * 2
     assert [set(one) for one in read(of_table(table), format=hr.Parquet(columns=["c.d", "a"]))] == [{"a", "c.d"}] * 2

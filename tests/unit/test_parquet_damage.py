@@ -53,7 +53,7 @@ def test_file_that_is_cut_off_anywhere_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.slow
-def test_byte_that_is_another_is_an_error_behind_whole_rows_or_changes_none() -> None:
+def test_changed_byte_is_an_error_after_whole_rows_or_changes_none() -> None:
     """Except for names and types in the schema, which nothing can verify, and the writer's name."""
     for at in sorted({*places(), 0, 1, 3}):
         url, got, error = read(WHOLE[:at] + bytes([WHOLE[at] ^ 0x41]) + WHOLE[at + 1 :])
@@ -84,7 +84,7 @@ def moved(old: int, new: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("new", [-1, -(2**62), 1, FOOTER, len(WHOLE), 2**62])
 @pytest.mark.parametrize("which", [1, 2, 3])
-def test_column_that_lies_nowhere_is_an_error_that_names_it(which: int, new: int) -> None:
+def test_column_at_a_wrong_offset_is_an_error_that_names_it(which: int, new: int) -> None:
     chunk = CHUNKS[which]
     url, got, error = read(moved(chunk.data_page_offset, new))
     assert got == []
@@ -92,7 +92,7 @@ def test_column_that_lies_nowhere_is_an_error_that_names_it(which: int, new: int
     assert f"column '{chunk.path_in_schema}' of group {which // 2}" in str(error)
 
 
-def test_columns_that_lie_in_one_another_are_an_error() -> None:
+def test_overlapping_columns_are_an_error() -> None:
     first = CHUNKS[0].data_page_offset
     url, got, error = read(moved(CHUNKS[1].data_page_offset, first + 1))
     assert got == []

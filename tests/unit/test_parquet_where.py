@@ -85,7 +85,7 @@ def test_numbers_larger_than_any_are_above_all_or_below(name: str, statistics: b
 
 @pytest.mark.parametrize("text", ["nan", "sNaN"])
 @pytest.mark.parametrize("value", [1, 1.0, Decimal(1)])
-def test_folder_that_says_nan_is_an_error_that_names_the_file_and_the_column(text: str, value: Any) -> None:
+def test_folder_named_nan_is_an_error_that_names_file_and_column(text: str, value: Any) -> None:
     url = put(TABLE, f"x={text}/0.parquet")
     for op in ("==", ">", "in"):
         data = hr.stream(url, format=hr.Parquet(where=[("x", op, [value] if op == "in" else value)]))
@@ -94,7 +94,7 @@ def test_folder_that_says_nan_is_an_error_that_names_the_file_and_the_column(tex
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - {"fixed", "decimal", "null"}))
-def test_groups_that_cannot_hold_are_left_out_by_their_statistics(name: str) -> None:
+def test_groups_are_excluded_by_their_statistics(name: str) -> None:
     kind, values = KINDS[name]
     plain = sorted(value for value in values if value is not None and value == value and value != math.inf)
     body = of_table(pa.table({name: pa.array(plain, kind)}), row_group_size=1)
@@ -126,7 +126,7 @@ KEPT = [35, 36, 39, 40, 43, 44, 47, 48, 51]
 
 
 @pytest.mark.slow
-def test_stream_of_a_predicate_is_as_behind_a_filter_and_its_states_are_of_it() -> None:
+def test_stream_of_a_predicate_is_that_of_a_filter_with_its_own_states() -> None:
     urls = [put(TABLE, f"{k}.parquet", row_group_size=10, write_page_index=True) for k in range(2)]
     data = hr.stream(urls, format=hr.Parquet(columns=["text"], where=SOME))
     assert [one["text"] for one in data] == [f"text {k}" for k in KEPT] * 2
@@ -149,7 +149,7 @@ def test_stream_of_a_predicate_is_as_behind_a_filter_and_its_states_are_of_it() 
 
 
 @pytest.mark.process
-def test_what_is_left_out_is_not_read() -> None:
+def test_excluded_rows_are_not_read() -> None:
     with FaultServer() as server:
         urls = [
             server.add(f"lang={lang}/0.parquet", of_table(TABLE.drop(["lang"]), row_group_size=10, compression="none"))
@@ -191,15 +191,12 @@ def test_folders_are_compared_as_what_they_are_compared_with() -> None:
         list(hr.stream(both, format=hr.Parquet(where=[("year", "=", "2025")])))
 
 
-@pytest.mark.parametrize(
-    ("where", "why"),
-    [
-        ([("x", "=", 1)], "has no column 'x'; its columns are: lang, n, text"),
-        ([("n", "=", "1")], "compares column 'n' with the text '1', and it is int64"),
-        ([("lang", ">", 1)], "compares column 'lang' with the number 1, and it is text"),
-        ([("list", "=", 1)], "compares column 'list' with the number 1, and it is list of"),
-    ],
-)
+@pytest.mark.parametrize(("where", "why"), [
+    ([("x", "=", 1)], "has no column 'x'; its columns are: lang, n, text"),
+    ([("n", "=", "1")], "compares column 'n' with the text '1', and it is int64"),
+    ([("lang", ">", 1)], "compares column 'lang' with the number 1, and it is text"),
+    ([("list", "=", 1)], "compares column 'list' with the number 1, and it is list of"),
+])  # fmt: skip
 def test_predicate_that_fits_no_column_is_an_error_that_names_it(where: Any, why: str) -> None:
     table = TABLE.append_column("list", [[[1]] * 100]) if where[0][0] == "list" else TABLE
     with pytest.raises(FormatError, match=why) as caught:
@@ -207,15 +204,12 @@ def test_predicate_that_fits_no_column_is_an_error_that_names_it(where: Any, why
     assert "damaged" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        [], "n > 3", ["n > 3"], [("n", ">")], ("n", ">", 3), [("n", "~", 3)], [("n", "=", None)], [("n", "in", [])],
-        [("n", "in", 3)], [("n", "in", "abc")], [("n", "=", math.nan)], [("n", "=", [1])], [("n", "in", [1, "a"])],
-        [("n", "=", Decimal("sNaN"))],
-        [("n", ">", True)], [[]], [[("n", ">", 3)], ("n", ">", 3)], [(3, "=", 3)],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("where", [
+    [], "n > 3", ["n > 3"], [("n", ">")], ("n", ">", 3), [("n", "~", 3)], [("n", "=", None)], [("n", "in", [])],
+    [("n", "in", 3)], [("n", "in", "abc")], [("n", "=", math.nan)], [("n", "=", [1])], [("n", "in", [1, "a"])],
+    [("n", "=", Decimal("sNaN"))],
+    [("n", ">", True)], [[]], [[("n", ">", 3)], ("n", ">", 3)], [(3, "=", 3)],
+])  # fmt: skip
 def test_what_is_no_predicate_is_refused(where: Any) -> None:
     with pytest.raises(OptionError, match="where="):
         hr.Parquet(where=where)

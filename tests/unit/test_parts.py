@@ -148,9 +148,7 @@ def test_a_member_over_several_spans_keeps_those_between() -> None:
     st.lists(st.tuples(st.integers(0, 99), st.integers(0, 30)), min_size=1, max_size=6),
     st.lists(st.integers(0, 99), min_size=1, max_size=5, unique=True),
 )
-def test_spans_of_members_that_lie_close_together_are_those_of_each(
-    members: list[tuple[int, int]], starts: list[int]
-) -> None:
+def test_spans_of_adjacent_members_are_those_of_each(members: list[tuple[int, int]], starts: list[int]) -> None:
     offset, size = (np.array(some, np.int64) for some in zip(*members, strict=True))
     count = len(members)
     keys, ends = np.zeros(count, "S1"), np.arange(count + 1)
@@ -238,7 +236,7 @@ def test_samples_packed_each_by_itself_are_taken_in_any_order(lengths: list[int]
     arena.close()
 
 
-def test_tasks_are_told_apart_though_they_are_equal() -> None:
+def test_equal_tasks_are_distinct() -> None:
     task = Task(1, 2, 3, Finish.SLOTS, [])
     assert task != dataclasses.replace(task)
     assert len({task, dataclasses.replace(task)}) == 2

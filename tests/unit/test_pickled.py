@@ -1,4 +1,4 @@
-"""What many messages have is pickled once, and loaded once."""
+"""Values that many messages share are pickled once, and loaded once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_value_of_many_messages_is_pickled_once_and_is_one_object_in_all_of_them
     assert _Counted.times == 1
 
 
-def test_values_that_lie_within_others_are_what_they_were() -> None:
+def test_nested_values_are_unchanged() -> None:
     known = Known(1, [Known(2), Known(3, "a")])
     assert pickle.loads(pickle.dumps(known)) == known
 

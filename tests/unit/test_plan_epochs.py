@@ -105,7 +105,7 @@ def test_the_data_are_others_when_single_files_have_other_names(tmp_path: Path) 
     assert planning_of(hr.files(elsewhere)).fingerprint in data
 
 
-def test_a_mixture_says_which_weight_is_too_small_when_no_epoch_can_be_as_long() -> None:
+def test_weight_too_small_for_any_epoch_is_named() -> None:
     sources = {"a": TEN, "b": hr.from_map(range(10))}
     mixture = hr.mix(sources, {"a": 1, "b": 1e-30}, until="all")
     with pytest.raises(hr.OptionError, match="weight of source 1 is 1e-30"):

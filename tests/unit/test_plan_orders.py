@@ -1,4 +1,4 @@
-"""Orders of an epoch: every sample once, any part on its own, windows that lie apart."""
+"""Orders of an epoch: every sample once, any part by itself, windows apart from one another."""
 
 from __future__ import annotations
 
@@ -38,13 +38,6 @@ def samples_of(sizes: list[int]) -> list[tuple[int, int]]:
     return [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
 
 
-@given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS)
-def test_every_sample_comes_once(sizes: list[int], by: str, key: tuple[int, int], windows: Windows) -> None:
-    order = order_of(sizes, by, key, windows)
-    assert order.count == sum(sizes)
-    assert sorted(located(order)) == samples_of(sizes)
-
-
 @pytest.mark.parametrize("windows", [Windows(4, 6000), Windows(3, 4096), Windows(256, 512), Windows(7, 4097)])
 def test_every_sample_comes_once_when_blocks_are_large(windows: Windows) -> None:
     sizes = np.array([70_000, 3, 0, 20_001, 999])
@@ -55,11 +48,13 @@ def test_every_sample_comes_once_when_blocks_are_large(windows: Windows) -> None
 
 
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
-def test_any_part_is_that_part_of_the_whole(
+def test_every_sample_comes_once_and_any_part_is_that_part_of_the_whole(
     sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
 ) -> None:
     order = order_of(sizes, by, key, windows)
     whole = located(order)
+    assert order.count == sum(sizes)
+    assert sorted(whole) == samples_of(sizes)
     positions = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=30)) if whole else []
     shards, rows = order_of(sizes, by, key, windows).locate(np.array(positions, np.int64))
     assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [whole[p] for p in positions]
@@ -69,7 +64,7 @@ def test_any_part_is_that_part_of_the_whole(
 
 
 @given(sizes=SIZES, by=st.sampled_from(["within", "windows"]), key=KEYS, windows=WINDOWS)
-def test_what_comes_behind_a_window_lies_elsewhere(
+def test_samples_of_another_window_are_elsewhere(
     sizes: list[int], by: str, key: tuple[int, int], windows: Windows
 ) -> None:
     order = order_of(sizes, by, key, windows)
@@ -83,18 +78,6 @@ def test_what_comes_behind_a_window_lies_elsewhere(
         if same is not None:  # another key mixes within the window only
             assert sorted(located(order, position, stop)) == sorted(located(same, position, stop))
         position = end
-
-
-def test_a_window_of_lanes_holds_a_block_of_each() -> None:
-    order = ShardOrder(np.array([1000]), "windows", (0, 0), Windows(4, 25))
-    assert order.window_end(0) == 100
-    begins = []
-    for lane in range(4):
-        blocks = [{row for _, row in located(order, at, at + 100) if row // 250 == lane} for at in range(0, 1000, 100)]
-        begins.append(next(row % 250 for row in blocks[0] if 250 * lane + (row - 1) % 250 not in blocks[0]))
-        turned = [250 * lane + (begins[-1] + k) % 250 for k in range(250)]
-        assert blocks == [set(turned[at : at + 25]) for at in range(0, 250, 25)]
-    assert len(set(begins)) == 4
 
 
 def windows_of(order: Order) -> np.ndarray:
@@ -151,30 +134,6 @@ def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretc
     assert windows.lanes * windows.block <= max(1, window)
     assert windows.lanes * (windows.block + 1) > window
     assert windows.lanes == 1 or windows.lanes * max(1, stretch) <= window
-
-
-@given(lanes=st.integers(1, 300))
-def test_lanes_take_turns_evenly(lanes: int) -> None:
-    turns = lane_turns(lanes)
-    assert sorted(turns.tolist()) == list(range(lanes))
-    half = np.cumsum(turns < (lanes + 1) // 2)
-    expected = np.arange(1, lanes + 1) * ((lanes + 1) // 2) / lanes
-    assert np.abs(half - expected).max() <= 1 + np.log2(lanes + 1)
-
-
-def test_a_small_batch_is_of_many_shards_when_all_data_are_one_window() -> None:
-    order = ShardOrder(np.full(50, 200), "windows", (0, 0), Windows.of(131_072, 512))
-    shards, _ = order.locate(np.arange(order.count))
-    assert np.mean([len(set(batch.tolist())) for batch in shards.reshape(-1, 8)]) > 7
-
-
-def test_orders_differ_by_seed_and_epoch() -> None:
-    for by in KINDS[1:]:
-        orders = {
-            tuple(located(order_of([20, 30, 10, 25, 5, 40], by, (seed, epoch), Windows(4, 8))))
-            for seed, epoch in itertools.product(range(4), range(4))
-        }
-        assert len(orders) == 16, by
 
 
 def test_the_sizes_are_left_alone() -> None:
@@ -274,7 +233,7 @@ def test_epochs_before_are_made_once_they_are_asked_for() -> None:
     assert made == [0, -1]
 
 
-def test_passes_without_end_go_on() -> None:
+def test_endless_passes_continue() -> None:
     passes = Passes(lambda number: order_of([10, 5], "windows", (number,), Windows(3, 2)), None)
     assert passes.count >= 2**60
     assert sorted(located(passes, 15 * 10**9, 15 * 10**9 + 15)) == samples_of([10, 5])

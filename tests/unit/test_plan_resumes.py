@@ -1,6 +1,6 @@
-"""Resumes: whenever a run ends and whatever goes on from its state, every sample of the epoch comes once.
+"""Resumes: after any run, and from its state in any other, every sample of the epoch comes once.
 
-HEADRACE_RESUMES says how many resumes are tried, 500 by default.
+HEADRACE_RESUMES is the number of resumes, 500 by default.
 """
 
 from __future__ import annotations

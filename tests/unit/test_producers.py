@@ -1,4 +1,4 @@
-"""What turns a plan into parts gives each sample once, in its place, and says where it can be begun again."""
+"""Producers give each sample of a plan once, in its place, with marks to resume from."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Basin:
 
 
 class Counting:
-    """An iterator that counts, and says how far it is."""
+    """An iterator that counts, and has a state."""
 
     def __init__(self, stop: int, start: int = 0) -> None:
         self.at, self.stop = start, stop
@@ -125,7 +125,7 @@ def test_iterator_is_taken_from_without_what_is_done_and_its_marks_are_right_bef
         assert state == at <= number
 
 
-def test_error_of_an_iterator_stands_behind_what_it_gave_and_is_no_single_samples() -> None:
+def test_error_of_an_iterator_follows_its_samples_and_is_of_no_sample() -> None:
     async def broken() -> AsyncIterator[int]:
         yield 0
         yield 1
@@ -187,7 +187,7 @@ def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
         bad = [number - start for number in sorted(failing) if start <= number < min(count, start + batch_size)]
         assert bool(failed) == bool(bad)
         if how != "many" and failed:
-            assert failed[0] == bad[0], "what comes first is told"
+            assert failed[0] == bad[0], "the first error is raised"
             assert ends or failed == bad
         assert all(sample == str(start + k) for k, sample in enumerate(batch) if k not in failed)
 
@@ -256,7 +256,7 @@ def test_buffer_lets_each_sample_leave_once_and_none_before_it_has_come(
 
 
 @given(st.data(), st.integers(0, 25), st.integers(1, 6))
-def test_flow_without_some_samples_numbers_the_others_anew(data: st.DataObject, count: int, size: int) -> None:
+def test_flow_without_some_samples_renumbers_the_others(data: st.DataObject, count: int, size: int) -> None:
     gone, basin = data.draw(st.composite(ranges)(count)), Basin()
     flow: Any = Without(basin, gone)  # type: ignore[arg-type]
     starts = data.draw(st.permutations(range(0, count, size)))
@@ -286,13 +286,13 @@ def test_samples_are_expected_to_be_as_large_as_those_before() -> None:
     expected = Expectation()
     first = expected.of(1)
     expected.learn(ListPart([0, 1]), charged=0)
-    assert expected.of(1) == first  # they say nothing
+    assert expected.of(1) == first  # without charges nothing is learned
     expected.learn(ListPart([0, 1, 2]), charged=400)
     assert expected.of(8) == 800
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_iterable_goes_on_where_it_was(has_ended: bool) -> None:
+def test_iterable_resumes_at_its_position(has_ended: bool) -> None:
     class Data:
         """Each epoch begins where the one before has ended."""
 
@@ -360,7 +360,7 @@ def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order()
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_reader_that_fails_says_why_behind_what_it_has_read(count: int) -> None:
+def test_error_of_a_reader_follows_its_parts(count: int) -> None:
     async def main() -> None:
         async def read(reading: Reading[ListPart]) -> None:
             with contextlib.closing(reading):

@@ -1,4 +1,4 @@
-"""What states say of samples that came some together is what they would say, had each come alone."""
+"""States after samples that arrived together are those after samples that arrived alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_states_of_samples_that_came_some_together_are_those_of_each_alone(
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_what_is_said_after_each_of_some_samples_is_what_is_said_after_one_at_a_time(marks: bool) -> None:
+def test_progress_after_samples_together_is_that_after_one_at_a_time(marks: bool) -> None:
     asked = list[int]()
 
     def mark(position: int) -> Any:
@@ -106,8 +106,6 @@ def test_what_is_said_after_each_of_some_samples_is_what_is_said_after_one_at_a_
         alone.cover(number, number, number + 1, boundaries)
         each.append(alone.after(boundaries, (1, 0)))
     assert [delta for k in range(5) for delta in after.said(k, k + 1)] == each
-    assert asked == [1, 2, 3, 4, 5] * 2 * marks, "a source forgets what lies before the marks that it was asked for"
+    assert asked == [1, 2, 3, 4, 5] * 2 * marks, "a source forgets positions before its last mark"
     assert together.after_each(6, 1, 6, 1, (0, 0)) is None, "one before it was not delivered"
-    assert (together.after_each(5, 4, 5, 1, (0, 0)) is None) == marks, (
-        "it is not known whether the source goes on as far"
-    )
+    assert (together.after_each(5, 4, 5, 1, (0, 0)) is None) == marks, "the source may end before"

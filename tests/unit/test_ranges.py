@@ -1,4 +1,4 @@
-"""Wanted ranges become requests: nothing is missing, nothing is cut, and no bound is broken."""
+"""Requests for ranges, and for members of an archive: nothing is missing or cut, and every bound holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.fetch.coalescer import Requests, coalesce, split
+from headrace._util.sample_ranges import Rows
+from headrace.fetch.coalescer import Requests, coalesce, member_requests, split
 
 Ranges = list[tuple[int, int]]
 
@@ -69,14 +70,11 @@ def test_requests_that_are_wanted_themselves_stay_as_they_are(ranges: Ranges, ga
     assert (again.starts.tolist(), again.stops.tolist()) == (starts.tolist(), stops.tolist())
 
 
-@pytest.mark.parametrize(
-    ("is_wanted", "requests"),
-    [
-        (lambda row: row % 10 != 3, [(0, 4_000_000)]),  # most of the object: one stream
-        (lambda row: row % 50 == 0, [(row * 4000, row * 4000 + 4000) for row in range(0, 1000, 50)]),
-        (lambda row: row < 100 or row >= 900, [(0, 400_000), (3_600_000, 4_000_000)]),
-    ],
-)
+@pytest.mark.parametrize(("is_wanted", "requests"), [
+    (lambda row: row % 10 != 3, [(0, 4_000_000)]),  # most of the object: one stream
+    (lambda row: row % 50 == 0, [(row * 4000, row * 4000 + 4000) for row in range(0, 1000, 50)]),
+    (lambda row: row < 100 or row >= 900, [(0, 400_000), (3_600_000, 4_000_000)]),
+])  # fmt: skip
 def test_rows_of_a_shard_are_one_stream_or_ranges_by_what_another_request_costs(
     is_wanted: Callable[[int], bool], requests: Ranges
 ) -> None:
@@ -91,3 +89,85 @@ def test_rows_of_a_shard_are_one_stream_or_ranges_by_what_another_request_costs(
 )
 def test_split_gives_parts_that_follow_one_another(range_: tuple[int, int], part: int, parts: Ranges) -> None:
     assert split(*range_, part) == parts
+
+
+BLOCK = 512
+HEADERS = 4 * BLOCK  # that a member may have, extended ones too
+MANY = 10**9
+
+# (size, number of other blocks before its header)
+MEMBERS = st.lists(
+    st.tuples(st.sampled_from([0, 0, 1, 511, 512, 513, 2000, 9000]), st.sampled_from([0, 0, 0, 1, 2, 5, 30])),
+    max_size=20,
+)
+
+
+def rows_of(members: list[tuple[int, int]]) -> Rows:
+    offsets, at = [], 0
+    for size, skipped in members:
+        at += (skipped + 1) * BLOCK
+        offsets.append(at)
+        at += -(-size // BLOCK) * BLOCK
+    count = len(members)
+    sizes = np.array([size for size, _ in members], np.int64)
+    offset = np.array(offsets, np.int64)
+    keys = np.array([b"%d" % n for n in range(count)] or [], "S8")
+    return Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), offset, sizes, ("a",))
+
+
+@given(
+    members=MEMBERS,
+    gap=st.sampled_from([0, 511, 1024, 16384]),
+    longest=st.sampled_from([512, 1024, 4096, MANY]),
+)
+def test_requests_hold_each_member_whole_and_keep_every_bound(
+    members: list[tuple[int, int]], gap: int, longest: int
+) -> None:
+    rows = rows_of(members)
+    starts, stops, number = member_requests(rows, gap=gap, longest=longest)
+    ends = rows.offset + rows.size
+    assert (starts[1:] > stops[:-1]).all()
+    for m in np.flatnonzero(number >= 0):
+        assert starts[number[m]] <= rows.offset[m]
+        assert ends[m] <= stops[number[m]]
+    for k, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        inside = np.flatnonzero((number == k) & (rows.size > 0))
+        assert len(inside)
+        assert stop - start <= max(longest, int(rows.size[inside].max()))
+        holes = rows.offset[inside][1:] - ends[inside][:-1]
+        has_empty = ((rows.offset >= start) & (rows.offset <= stop) & (rows.size == 0)).any()  # these are in holes
+        assert has_empty or (holes <= max(gap, HEADERS)).all()
+    assert (number[rows.size > 0] >= 0).all()
+
+
+@pytest.mark.parametrize("longest", [512, 10_000, 100_000])
+def test_what_is_wanted_completely_is_read_like_a_stream(longest: int) -> None:
+    rows = rows_of([(700, 0), (3, 0)] * 200)
+    starts, stops, _ = member_requests(rows, gap=0, longest=longest)
+    covered = int((stops - starts).sum())
+    end = int(rows.offset[-1] + rows.size[-1])
+    assert covered <= end - BLOCK
+    assert len(starts) == 400 if longest == 512 else len(starts) <= -(-end // (longest - 2560))
+
+
+def test_neighbours_are_one_request_including_headers_between_them() -> None:
+    rows = rows_of([(1, 0), (0, 0), (1, 0), (0, 0)])
+    starts, stops, number = member_requests(rows, gap=0, longest=MANY)
+    assert (starts.tolist(), number.tolist()) == ([512], [0, 0, 0, 0])
+    assert stops.tolist() == [rows.offset[3]]
+
+
+def test_a_gap_parts_requests_where_it_is_too_wide() -> None:
+    rows = rows_of([(4000, 0), (4000, 6), (100, 9)])
+    counts = [len(member_requests(rows, gap=gap * BLOCK, longest=MANY).starts) for gap in (0, 6, 8, 11)]
+    assert counts == [3, 3, 2, 1]
+
+
+def test_members_with_extended_headers_are_read_like_a_stream() -> None:
+    rows = rows_of([(700, 2)] * 400)  # each has two more blocks before its header
+    assert len(member_requests(rows, gap=0, longest=MANY).starts) == 1
+
+
+def test_members_without_bytes_need_no_request() -> None:
+    starts, stops, number = member_requests(rows_of([(0, 0), (0, 0), (0, 9)]), gap=MANY, longest=MANY)
+    assert (len(starts), len(stops), number.tolist()) == (0, 0, [-1, -1, -1])

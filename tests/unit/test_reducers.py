@@ -66,19 +66,15 @@ def test_array_of_a_mapped_file_is_copied_when_the_file_is_gone_or_changes_are_p
 
 
 class Measured(np.ndarray):
-    """Of a unit, perhaps."""
+    """An array with an attribute."""
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.zeros(2),
-        lambda: torch.zeros(2).share_memory_(),
-        lambda: torch.nn.Parameter(torch.zeros(2)),
-        lambda: np.zeros(2).view(Measured),
-    ],
-    ids=["tensor", "shared tensor", "parameter", "array"],
-)
+@pytest.mark.parametrize("make", [
+    lambda: torch.zeros(2),
+    lambda: torch.zeros(2).share_memory_(),
+    lambda: torch.nn.Parameter(torch.zeros(2)),
+    lambda: np.zeros(2).view(Measured),
+], ids=["tensor", "shared tensor", "parameter", "array"])  # fmt: skip
 def test_attributes_go_along(make: Callable[[], Any]) -> None:
     plain, measured = make(), make()
     measured.unit = "m"

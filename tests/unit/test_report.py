@@ -1,4 +1,4 @@
-"""The verdict follows from the figures, and the table says them."""
+"""The verdict and the table of a report, and the meters that they are made from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.observe import stats as stats_module
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, SkippedSample, Stats, WorkStats
 
@@ -46,15 +47,6 @@ def test_a_store_that_asks_for_fewer_requests_is_the_limit_and_more_are_not_advi
     assert "fetch_concurrency" in verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=few)).sentence
 
 
-def test_report_says_what_the_fetch_stage_has_met() -> None:
-    fetch = FetchStats(requests=900, throttled=7, lowest_level=3, hedges=40, hedges_won=31, coalesced=1200, cached=50)
-    text = report(replace(stats(busy_s={"map(f)": 2.0}), fetch=fetch))
-    assert "asked for fewer requests 7 times, down to 3 requests at once" in text
-    assert "40 second requests, 31 of them answered first" in text
-    assert "1,200 reads joined to others, 50 from the cache" in text
-    assert "second requests" not in report(stats(busy_s={"map(f)": 2.0}))
-
-
 def test_report_names_the_first_samples_that_were_skipped() -> None:
     samples = tuple(SkippedSample(0, 7 * k, f"'{k:06d}'" if k else "", f"ValueError: line\nof {k}") for k in range(5))
     text = report(replace(stats(), skipped=1200, skipped_samples=samples))
@@ -68,37 +60,43 @@ def test_report_names_the_first_samples_that_were_skipped() -> None:
     assert "skipped" not in report(stats())
 
 
-def test_no_batches_make_a_report_too() -> None:
-    meters = LoaderMeters()
-    empty = Stats(
-        epoch=0,
-        elapsed_s=meters.elapsed_s(),
-        fetch=FetchStats(),
-        work=WorkStats(workers=1),
-        deliver=DeliverStats(),
-        shared_bytes=0,
-        budget_bytes=1,
-        started_s=None,
-    )
-    text = report(empty)
-    assert "nothing yet" in text
-    assert "Too few batches" in text
+TEXTS: dict[str, tuple[Stats, list[str]]] = {
+    "figures": (
+        stats(busy_s={"map(f)": 6.0, "write": 2.0}, deaths=2),
+        [
+            "6,400 samples in 100 batches",
+            "1,234 requests (5 again)",
+            "3.0 GiB",
+            "2 workers",
+            "map(f) 75%, write 25%",
+            "waited 1.00 s for first batches, then 50%",
+            "700.0 MiB shared of a budget of 2.0 GiB",
+            "2 workers ended and were replaced",
+        ],
+    ),
+    "fetch": (
+        replace(
+            stats(busy_s={"map(f)": 2.0}),
+            fetch=FetchStats(
+                requests=900, throttled=7, lowest_level=3, hedges=40, hedges_won=31, coalesced=1200, cached=50
+            ),
+        ),
+        [
+            "asked for fewer requests 7 times, down to 3 requests at once",
+            "40 second requests, 31 of them answered first",
+            "1,200 reads joined to others, 50 from the cache",
+        ],
+    ),
+    "no batches": (replace(stats(), deliver=DeliverStats()), ["nothing yet", "Too few batches"]),
+}
 
 
-def test_the_table_says_figures_with_units() -> None:
-    text = report(stats(busy_s={"map(f)": 6.0, "write": 2.0}, deaths=2))
-    for words in (
-        "6,400 samples in 100 batches",
-        "1,234 requests (5 again)",
-        "3.0 GiB",
-        "2 workers",
-        "map(f) 75%, write 25%",
-        "waited 1.00 s for first batches, then 50%",
-        "700.0 MiB shared of a budget of 2.0 GiB",
-        "2 workers ended and were replaced",
-    ):
-        assert words in text, (words, text)
-    assert text.splitlines()[-1] == verdict(stats(busy_s={"map(f)": 6.0, "write": 2.0}, deaths=2)).sentence
+@pytest.mark.parametrize(("figures", "texts"), TEXTS.values(), ids=TEXTS)
+def test_report_has_the_figures_with_units_and_the_verdict(figures: Stats, texts: list[str]) -> None:
+    text = report(figures)
+    assert [one for one in texts if one not in text] == [], text
+    assert text.splitlines()[-1] == verdict(figures).sentence
+    assert ("second requests" in text) == (figures.fetch.hedges > 0)
 
 
 def test_own_code_on_the_loop_is_the_limit_when_it_holds_it_most_of_the_time() -> None:
@@ -120,23 +118,8 @@ def test_own_code_on_the_loop_is_the_limit_when_it_holds_it_most_of_the_time() -
     assert verdict(replace(slow, deliver=at_once)).bound_by == "loop"
 
 
-def test_the_start_of_workers_is_the_limit_when_it_took_most_of_the_time() -> None:
-    short = {"wait_s": 0.3, "trainer_s": 0.1}
-    processes = stats(busy_s={"map(f)": 0.1}, started_s=0.9, **short)
-    imports = stats(busy_s={"map(f)": 0.1, "start": 1.6}, started_s=0.05, **short)
-    for cold in (processes, imports):
-        got = verdict(cold)
-        assert got.bound_by == "work"
-        assert "The start of the workers is the limit so far: 0.8 s of 1.4 s" in got.sentence or "0.9 s" in got.sentence
-    assert imports.busy_share == pytest.approx(0.1 / (2 * (1.4 - 0.85)))
-    assert verdict(stats(busy_s={"map(f)": 19.0, "start": 1.6}, started_s=0.05)).bound_by == "work"
-
-
-def in_threads(computing_s: float, waiting_s: float = 0.0) -> FetchStats:
-    return FetchStats(reading_s=9.5, functions={"Folder.__getitem__": Function("threads", 500, computing_s, waiting_s)})
-
-
 IDLE = stats(busy_s={"map(g)": 2.0})
+SHORT = {"wait_s": 0.3, "trainer_s": 0.1}
 VERDICTS: dict[str, tuple[Stats, str, list[str]]] = {
     "trainer hardly waits": (stats(wait_s=0.5, trainer_s=9.5, busy_s={"map(f)": 19.0}), "trainer", []),
     "idle workers": (IDLE, "fetch", ["fetch_concurrency"]),
@@ -150,15 +133,26 @@ VERDICTS: dict[str, tuple[Stats, str, list[str]]] = {
     **{f"{batches} batches": (stats(batches=batches), "unknown", []) for batches in range(3)},
     "program does other things": (stats(busy_s={"map(slow)": 19.0}, elapsed_s=5000.0), "work", []),
     "workers start": (stats(started_s=1.0, wait_s=0.9, trainer_s=0.0, busy_s={"map(slow)": 1.6}), "work", []),
+    "processes start": (
+        stats(busy_s={"map(f)": 0.1}, started_s=0.9, **SHORT),
+        "work",
+        ["The start of the workers is the limit so far: 0.9 s of 1.4 s"],
+    ),
+    "workers import": (
+        stats(busy_s={"map(f)": 0.1, "start": 1.6}, started_s=0.05, **SHORT),
+        "work",
+        ["The start of the workers is the limit so far: 0.9 s of 1.4 s"],
+    ),
+    "busy workers had started": (stats(busy_s={"map(f)": 19.0, "start": 1.6}, started_s=0.05), "work", ["map(f)"]),
     "threads compute": (
-        replace(IDLE, fetch=in_threads(9.0)),
+        replace(IDLE, fetch=FetchStats(reading_s=9.5, functions={"F.__getitem__": Function("threads", 500, 9.0, 0.0)})),
         "loop",
-        ["Your Folder.__getitem__ is the limit: it computes 18.0 ms a call, 86% of the time, in threads"],
+        ["Your F.__getitem__ is the limit: it computes 18.0 ms a call, 86% of the time, in threads"],
     ),
     "threads wait": (
-        replace(IDLE, fetch=in_threads(0.1, 9.0)),
+        replace(IDLE, fetch=FetchStats(reading_s=9.5, functions={"F.__getitem__": Function("threads", 500, 0.1, 9.0)})),
         "fetch",
-        ["Your Folder.__getitem__ is the limit: it waits 18.0 ms a call", "hr.from_map(…, threads=16)"],
+        ["Your F.__getitem__ is the limit: it waits 18.0 ms a call", "hr.from_map(…, threads=16)"],
     ),
     "neither reading nor workers are busy": (
         replace(stats(busy_s={"map(f)": 6.6}), fetch=FetchStats(reading_s=0.5)),
@@ -178,9 +172,24 @@ def test_verdict_names_the_limit(figures: Stats, bound_by: str, texts: list[str]
     assert all(text in got.sentence for text in texts), got.sentence
 
 
+def test_busy_share_is_counted_without_the_start_of_workers() -> None:
+    figures, _, _ = VERDICTS["workers import"]
+    assert figures.busy_share == pytest.approx(0.1 / (2 * (1.4 - 0.85)))
+
+
 def test_first_batches_are_counted_apart() -> None:
     meters = LoaderMeters()
     meters.count_next(8, 2.0, None)
     meters.count_next(8, 0.25, 1.0)
     meters.count_next(3, 3.0, None)
     assert (meters.batches, meters.first_wait_s, meters.wait_s, meters.trainer_s) == (3, 5.0, 0.25, 1.0)
+
+
+def test_reading_time_continues_when_one_of_two_epochs_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stats_module.time, "perf_counter", lambda: now[0])
+    meters, first, second = LoaderMeters(), object(), object()
+    for at, epoch, is_reading in ((1, first, True), (2, second, True), (3, first, False), (7, second, False)):
+        now[0] = float(at)
+        meters.set_reading(epoch, is_reading)
+    assert meters.reading_s == 6

@@ -91,7 +91,7 @@ def test_bad_response_after_other_failures_is_asked_for_once_more() -> None:
 @pytest.mark.parametrize(
     ("asked", "left", "wait"), [(5, 60, 5.1), (5, 5.05, None), (600, 61, 60.1), (600, 59, None), (-9, 9, 0.1)]
 )
-def test_store_that_says_when_to_come_back_is_obeyed(asked: float, left: float, wait: float | None) -> None:
+def test_retry_after_of_a_store_is_obeyed(asked: float, left: float, wait: float | None) -> None:
     error = ThrottledError("x", url=URL, status=503, retry_after_s=asked)
     assert POLICY.wait_s(error, 1, 1, left, Always(0.5)) == wait
 

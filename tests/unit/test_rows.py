@@ -1,4 +1,4 @@
-"""The table of samples: taking, joining and measuring rows says the same as lists would."""
+"""The table of samples: taking, joining and measuring rows gives the same as lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safetensors: tensors are what was written, as files and as rows; a header that lies is an error."""
+"""Safetensors: tensors are what was written, as files and as rows; a wrong header is an error."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def packed(tensors: dict[str, torch.Tensor]) -> bytes:
 
 
 def whole(header: Any, body: bytes = b"") -> bytes:
-    said = header if isinstance(header, bytes) else json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
-    return struct.pack("<Q", len(said)) + said + body
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + body
 
 
 def read(data: bytes, form: SafeTensors | None = None, **options: Any) -> list[dict[str, Any]]:
@@ -85,21 +85,21 @@ def test_rows_of_tensors_that_share_no_dimension_are_refused(tensors: dict[str, 
         read(packed(tensors), SafeTensors(rows=True))
 
 
-def told(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[str, Any]:
+def entry(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": places}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [
-    b"", b"\1\2\3", whole(b"[]"), whole(b"{"), whole(b"[" * 1000), whole({"a": 1}, b"ab"), whole({"a": told()}, b"a"),
-    whole({"a": told()}, b"abc"), whole({"a": told((3,))}, b"ab"), whole({"a": told(places=(2, 0))}, b"ab"),
-    whole({"a": told(places=(0, 2)), "b": told(places=(1, 3))}, b"abc"), whole({"a": told((-1, -2))}, b"ab"),
-    whole({"a": told(places=(1, 3))}, b"abc"), whole({"a": told(dtype="F4")}, b"ab"),
-    whole({"a": told(dtype=5)}, b"ab"),
-    whole({"a": told((2**60, 0), (0, 0))}), whole({"a": told([1.5], (0, 2))}, b"ab"),
-    whole({"a": told(places=(0,))}, b"ab"),
+    b"", b"\1\2\3", whole(b"[]"), whole(b"{"), whole(b"[" * 1000), whole({"a": 1}, b"ab"), whole({"a": entry()}, b"a"),
+    whole({"a": entry()}, b"abc"), whole({"a": entry((3,))}, b"ab"), whole({"a": entry(places=(2, 0))}, b"ab"),
+    whole({"a": entry(places=(0, 2)), "b": entry(places=(1, 3))}, b"abc"), whole({"a": entry((-1, -2))}, b"ab"),
+    whole({"a": entry(places=(1, 3))}, b"abc"), whole({"a": entry(dtype="F4")}, b"ab"),
+    whole({"a": entry(dtype=5)}, b"ab"),
+    whole({"a": entry((2**60, 0), (0, 0))}), whole({"a": entry([1.5], (0, 2))}, b"ab"),
+    whole({"a": entry(places=(0,))}, b"ab"),
     whole(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
-    struct.pack("<Q", 2**63) + b"{}", packed(ALL)[:-1], packed(ALL)[:40], whole({"__a": told()}, b"ab"),
+    struct.pack("<Q", 2**63) + b"{}", packed(ALL)[:-1], packed(ALL)[:40], whole({"__a": entry()}, b"ab"),
 ])  # fmt: skip
 def test_file_that_is_damaged_is_an_error(data: bytes) -> None:
     for form in (SafeTensors(), SafeTensors(rows=True)):
@@ -116,7 +116,7 @@ def test_file_over_a_limit_is_a_limit_error(limits: Limits) -> None:
 
 def test_rows_without_bytes_are_not_counted() -> None:
     with pytest.raises(FormatError, match="rows have no bytes"):
-        read(whole({"a": told((2**50, 0), (0, 0))}), SafeTensors(rows=True))
+        read(whole({"a": entry((2**50, 0), (0, 0))}), SafeTensors(rows=True))
     with pytest.raises(LimitError, match="500 rows"):
         read(
             packed({"a": torch.zeros(500, dtype=torch.uint8)}), SafeTensors(rows=True), limits=Limits(member_bytes=2000)

@@ -1,4 +1,4 @@
-"""What a file of samples gives is what was added, or nothing: whatever happens to it."""
+"""A file of samples gives what was added, or nothing, after any damage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_folder_is_found_again_and_memory_is_not(tmp_path: Path) -> None:
         assert got(place.open(OTHER, COUNT), 1) is None
 
 
-def test_file_of_another_number_of_samples_is_begun_anew(tmp_path: Path) -> None:
+def test_file_of_another_number_of_samples_is_replaced(tmp_path: Path) -> None:
     place = place_of(tmp_path, None)
     place.open(ONE, COUNT).add(1, b"piece")
     assert got(place.open(ONE, COUNT + 1), 1) is None
@@ -156,7 +156,7 @@ def piece(number):
 
 file = place_of(sys.argv[1], None).open(b"1" * 32, 500)
 rng = random.Random(int(sys.argv[2]))
-print("begun", flush=True)
+print("ready", flush=True)
 while True:
     number = rng.randrange(500)
     data = file.read(number)
@@ -177,7 +177,7 @@ def test_processes_fill_one_file_at_once_though_some_are_killed(tmp_path: Path) 
         arguments = [sys.executable, "-c", ADDING, str(tmp_path), str(number), how]
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment)
         assert process.stdout is not None
-        assert process.stdout.readline() == b"begun\n"
+        assert process.stdout.readline() == b"ready\n"
         process.stdout.close()
         return process
 

@@ -117,31 +117,28 @@ def test_samples_of_tables_are_padded_as_others_are(some: list[list[Any]], data:
         assert outcome(collate, RowsOfTables(parts)) == outcome(collate, samples)
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [],
-        [{}],
-        [()],
-        [{"a": 1}, {"b": 1}],
-        [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
-        [(1,), (1, 2)],
-        [(1,), {"a": 1}],
-        [([1],)],
-        [np.float32(1)],
-        [np.array(1)],
-        [np.array(["a"])],
-        [np.zeros(2), np.zeros(2, np.int64)],
-        [torch.zeros(1, dtype=torch.bfloat16)],
-        [torch.zeros(1, requires_grad=True)],
-        [torch.zeros(1, dtype=torch.complex64).conj()],
-        [torch.nn.Parameter(torch.zeros(1), requires_grad=False)],
-        [np.ma.masked_array([1])],
-        [np.zeros(2**16)],
-        ["x" * 2**16],
-        [{(1, 2): 1}],
-    ],
-)
+@pytest.mark.parametrize("samples", [
+    [],
+    [{}],
+    [()],
+    [{"a": 1}, {"b": 1}],
+    [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+    [(1,), (1, 2)],
+    [(1,), {"a": 1}],
+    [([1],)],
+    [np.float32(1)],
+    [np.array(1)],
+    [np.array(["a"])],
+    [np.zeros(2), np.zeros(2, np.int64)],
+    [torch.zeros(1, dtype=torch.bfloat16)],
+    [torch.zeros(1, requires_grad=True)],
+    [torch.zeros(1, dtype=torch.complex64).conj()],
+    [torch.nn.Parameter(torch.zeros(1), requires_grad=False)],
+    [np.ma.masked_array([1])],
+    [np.zeros(2**16)],
+    ["x" * 2**16],
+    [{(1, 2): 1}],
+])  # fmt: skip
 def test_others_are_in_no_table(samples: list[Any]) -> None:
     assert SampleTable.of(samples) is None
 

@@ -1,4 +1,4 @@
-"""Objects as bytes come back equal, with memory of their own or as views, and exceptions with all that they say."""
+"""Objects as bytes come back equal, with memory of their own or as views, and exceptions complete."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class StatusError(Exception):
 
 
 class RpcError(Exception):
-    """As grpc has it: all that it says lies in a state with a lock."""
+    """As in grpc: its text is in a state with a lock."""
 
     def __init__(self, state: Any) -> None:
         self._state = state

@@ -1,6 +1,6 @@
 """Producers of shards, driven by hand: reads are answered in any order, fail, and are given up; memory comes late.
 
-Each sample is put once, in its place, or a failure stands there that says why; and nobody holds anything afterwards.
+Each sample is put once, in its place, or a failure in its place. Nothing is held afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def any_order(seed: int) -> Any:
     return random.Random(seed).randrange
 
 
-# Where an index says where samples lie.
+# With an index.
 
 
 @st.composite
@@ -136,7 +136,7 @@ def test_samples_that_cannot_be_had_fail_in_their_places_and_no_others(
 
 @some
 @given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS, steps=st.integers(0, 25))
-def test_nothing_is_held_of_what_was_begun_when_reading_is_given_up(
+def test_nothing_is_held_after_reading_is_cancelled(
     data: st.DataObject, counts: list[int], bounds: Bounds, seed: int, steps: int
 ) -> None:
     plan, choose = data.draw(windows(counts)), any_order(seed)
@@ -181,7 +181,7 @@ def test_nothing_comes_of_a_shard_that_is_replaced_between_two_reads(order: int)
 
 
 @pytest.mark.parametrize("left", [0, 1500, 2500])
-def test_shard_that_ends_before_its_index_says_has_changed(left: int) -> None:
+def test_shard_shorter_than_its_index_is_a_changed_object(left: int) -> None:
     world = World(archives=shards([3]), cut={"memory://hand/0.tar": left})
     with ByHand(partial(indexed, _all_of_one(3), Bounds(0, 1)), world) as hand:
         hand.finish(lambda _: 0)
@@ -247,7 +247,7 @@ WINDOWS = st.sampled_from([None, ShuffleWindow(3, 1 << 30, backwards), ShuffleWi
 @pytest.mark.slow
 @some
 @given(counts=COUNTS, window=WINDOWS, seed=SEEDS, data=st.data(), range_bytes=st.sampled_from([1024, 4096, 1 << 16]))
-def test_shards_give_their_samples_in_order_and_go_on_from_their_marks(
+def test_shards_give_their_samples_in_order_and_resume_from_marks(
     counts: list[int], window: ShuffleWindow | None, seed: int, data: st.DataObject, range_bytes: int
 ) -> None:
     world = World(archives=shards(counts), gives_whole=data.draw(st.booleans()))
@@ -347,7 +347,7 @@ def test_samples_of_a_buffer_come_each_once(counts: list[int], seed: int, size: 
         assert sorted(hand.samples, key=lambda sample: int(sample["cls"])) == bodies(counts)
 
 
-def test_rounds_are_told_and_one_without_samples_is_an_error_if_they_are_endless() -> None:
+def test_rounds_are_reported_and_an_empty_endless_round_is_an_error() -> None:
     counts = [2, 0, 1]
     with ByHand(partial(found, {"rounds": 3, "is_endless": True}, counts), World(archives=shards(counts))) as hand:
         hand.finish(any_order(0))

@@ -1,4 +1,4 @@
-"""Which failed samples are left out follows from their order alone, and from what was asked for."""
+"""Skipped samples depend on the order of failures and on the policy alone."""
 
 from __future__ import annotations
 
@@ -98,19 +98,16 @@ def noted(note: str) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(
-    ("error", "origin", "name"),
-    [
-        (FormatError("bad", url="memory://a/0.tar", key="7"), NOWHERE, "'7'"),
-        (FormatError("bad", url="memory://a/0.tar"), NOWHERE, "memory://a/0.tar"),
-        (KeyError(1), Origin("map(f)", 5, "'a; b'", "memory://a", 1), "'a; b'"),
-        (KeyError(1), Origin("fetch", 5, "(1, 'x')"), "(1, 'x')"),
-        (KeyError(1), Origin("map(f)", 5, url="memory://a", worker=1), "memory://a"),
-        (KeyError(1), Origin("map(f)", 5, worker=1), ""),
-        (noted("what users note; key 'of their own'"), NOWHERE, ""),
-        (noted("what users note; key 'of their own'"), Origin("map(f)", 5, "7"), "7"),
-    ],
-)
+@pytest.mark.parametrize(("error", "origin", "name"), [
+    (FormatError("bad", url="memory://a/0.tar", key="7"), NOWHERE, "'7'"),
+    (FormatError("bad", url="memory://a/0.tar"), NOWHERE, "memory://a/0.tar"),
+    (KeyError(1), Origin("map(f)", 5, "'a; b'", "memory://a", 1), "'a; b'"),
+    (KeyError(1), Origin("fetch", 5, "(1, 'x')"), "(1, 'x')"),
+    (KeyError(1), Origin("map(f)", 5, url="memory://a", worker=1), "memory://a"),
+    (KeyError(1), Origin("map(f)", 5, worker=1), ""),
+    (noted("what users note; key 'of their own'"), NOWHERE, ""),
+    (noted("what users note; key 'of their own'"), Origin("map(f)", 5, "7"), "7"),
+])  # fmt: skip
 def test_skipped_sample_is_named_by_its_errors_origin(error: Exception, origin: Origin, name: str) -> None:
     bench = Bench()
     assert bench.skips.rule(lambda: range(8, 10), 2, {1: pack_error(error, origin)}) is None

@@ -1,4 +1,4 @@
-"""A state that was edited is told from one that went through a file."""
+"""A state that was edited differs from one that was stored in a file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ PLAIN = {"batches": 3, "sampler": None, "copies": [{"p": 7}]}
 ANY = {**PLAIN, "copies": [{"p": np.int64(7), "of": {1, 2}}]}
 
 
-@pytest.mark.parametrize(
-    ("state", "default"),
-    [
-        (PLAIN, None),
-        ({**PLAIN, "copies": [{"p": np.int64(7)}]}, int),
-        (ANY, lambda value: sorted(value) if isinstance(value, set) else int(value)),
-    ],
-)
-def test_state_is_as_it_was_saved_behind_a_file(state: dict[str, Any], default: Any) -> None:
+@pytest.mark.parametrize(("state", "default"), [
+    (PLAIN, None),
+    ({**PLAIN, "copies": [{"p": np.int64(7)}]}, int),
+    (ANY, lambda value: sorted(value) if isinstance(value, set) else int(value)),
+])  # fmt: skip
+def test_state_is_as_it_was_saved_after_a_file(state: dict[str, Any], default: Any) -> None:
     saved = {**state, "check": whole_check(state)}
     assert is_as_saved(saved)
     assert is_as_saved(json.loads(json.dumps(saved, default=default)))

@@ -27,7 +27,7 @@ class Numbers(hr.AsyncDataset):
 
 
 class Counter(hr.AsyncIterableDataset):
-    """It goes on from its own state."""
+    """It resumes from its own state."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -113,7 +113,7 @@ def test_state_is_saved_as_it_was_once(name: str) -> None:
 
 
 def test_states_of_version_1_have_all_fields() -> None:
-    """What is not in any of them nothing would keep from changing."""
+    """A field that is in none of them could change unnoticed."""
     assert GOLDEN.keys() == LOADERS.keys()
     fields = set().union(*(golden["state"] for golden in (*GOLDEN.values(), *MARKED.values())))
     assert fields >= {"holes", "carried", "done", "rank", "mark", "check", "end", "step", "batch_size", "lanes", "tail"}

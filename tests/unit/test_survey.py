@@ -1,4 +1,4 @@
-"""What very many names have: the same that is found by looking at each."""
+"""The survey of very many names equals that of each name by itself."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def one_by_one(names: list[str], start: int) -> Survey:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "memory://place/ä/"])
 @given(paths=st.lists(_PATHS, max_size=12), in_order=st.booleans())
-def test_survey_is_what_each_name_says(folder: str, paths: list[str], in_order: bool) -> None:
+def test_survey_equals_that_of_each_name(folder: str, paths: list[str], in_order: bool) -> None:
     names = [folder + path for path in (sorted(paths) if in_order else paths)]
     found = surveyed(names, len(folder))
     expected = one_by_one(names, len(folder))
@@ -80,7 +80,7 @@ def test_survey_is_the_same_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatc
         assert surveyed(names, 2) == whole
 
 
-def test_digest_is_of_the_paths_and_their_order_wherever_they_lie() -> None:
+def test_digest_depends_on_relative_paths_and_their_order() -> None:
     here, there = (surveyed([f"{place}a/1", f"{place}b/2"], len(place)) for place in ("s3://x/", "/y/z/w/"))
     assert here.digest == there.digest
     assert len({surveyed(names, 0).digest for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""])}) == 4

@@ -15,7 +15,7 @@ from headrace.engine.scheduler.task_pool import TaskPool
 
 
 class Thing:
-    """What work is about."""
+    """An argument of work."""
 
 
 async def _turns(count: int) -> None:
@@ -69,7 +69,7 @@ def test_pool_holds_nothing_of_what_is_done() -> None:
 
 
 class OnceCancelled:
-    """A group whose tasks are told of a cancellation once, which then ended with what they waited for."""
+    """A group whose tasks are cancelled once, and end when their wait does."""
 
     def __init__(self) -> None:
         self.cancel_scope = anyio.CancelScope()

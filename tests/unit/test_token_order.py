@@ -64,7 +64,7 @@ def test_shares_hold_to_half_a_document_and_any_position_is_found_by_itself(
         drawn[k] += length
         times = [Fraction(some * whole, weight) for some, weight in zip(drawn, weights, strict=True)]
         within = Fraction(longest * whole, 2) / min(weights)
-        assert max(times) - min(times) <= 2 * within  # half a document ahead, half a document behind
+        assert max(times) - min(times) <= 2 * within  # from half a document less to half a document more
     some = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=20))
     fresh = order_of(known, ConstantShares(weights, step))
     for found, expected in zip(fresh.turns(np.array(some)), (inputs, turns), strict=True):

@@ -98,7 +98,7 @@ def test_members_of_windows_are_the_tokens_of_their_documents(
 
 
 @given(st.lists(st.integers(0, 3), max_size=20))
-def test_documents_by_token_begin_behind_it(tokens: list[int]) -> None:
+def test_documents_begin_after_their_token(tokens: list[int]) -> None:
     number, wanted = 0, []
     for token in tokens:
         wanted.append(number)

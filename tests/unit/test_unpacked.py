@@ -1,4 +1,4 @@
-"""Frames that are kept for the samples that lie in them."""
+"""Unpacked frames are cached for the samples in them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_many_who_ask_at_once_have_it_unpacked_once() -> None:
     assert not frames._locks and not frames._asking
 
 
-async def test_another_goes_on_where_the_one_who_unpacks_is_cancelled() -> None:
+async def test_another_caller_unpacks_when_the_first_is_cancelled() -> None:
     frames, unpack, got = Unpacked(), Unpacking(), []
     scope = anyio.CancelScope()
 

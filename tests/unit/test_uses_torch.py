@@ -51,7 +51,7 @@ NEED_TORCH: dict[str, Any] = {
     "calls a function that imports torch": without_torch(CALLS_ANOTHER),
     "is for a field": FieldMap(without_torch(IMPORTS), "x"),
     "is torch's": torch.zeros,
-    "holds a type of torch's": functools.partial(without_torch(DRAWS), torch.float64),
+    "holds a type from torch": functools.partial(without_torch(DRAWS), torch.float64),
     "holds a tensor": functools.partial(without_torch(DRAWS), torch.zeros(1)),
     "is headrace's": may_use_torch,
     "holds too much": functools.partial(without_torch(DRAWS), [f"{k:0100}" for k in range(20_000)]),

@@ -96,7 +96,7 @@ PLANTED = [
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("plant", PLANTED)
-def test_what_others_may_have_written_is_not_used_and_one_warning_says_so(home: Path, plant: object) -> None:
+def test_folder_that_others_can_write_is_not_used_with_one_warning(home: Path, plant: object) -> None:
     plant(home)  # type: ignore[operator]
     folder = home / "headrace" / "indexes"
     with warnings.catch_warnings(record=True) as warned:

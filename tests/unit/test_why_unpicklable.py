@@ -1,4 +1,4 @@
-"""What cannot be sent to a worker is named by its path."""
+"""The path of what cannot be sent to a worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Choosy(Plain):
 
 
 class Wrapper:
-    """Passes on what it is asked to another data set; when it is made anew, before it has one, too."""
+    """Passes attributes on to another data set, also during unpickling, before it has one."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

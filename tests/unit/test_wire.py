@@ -80,7 +80,7 @@ def test_wires_end_when_the_other_end_closes_inside_a_message(codec: Codec, coun
                 wire.receive()
 
 
-def test_polled_wire_goes_on_where_another_on_its_socket_stopped(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_polled_wire_continues_where_another_on_its_socket_stopped(pair: tuple[socket.socket, socket.socket]) -> None:
     first = PolledWire(pair[0], JSON)
     message = encode({"a": 1}, JSON)
     pair[1].sendall(message[:9])

@@ -1,4 +1,4 @@
-"""Zip archives: samples are what was written; what is damaged, hostile or packed in another way says so by name."""
+"""Zip archives: samples are what was written; damaged, hostile and unknown archives are errors with a name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = {f"{n:03}.{field}": bytes([n]) * (n * size) for n in range(9) for field,
 
 
 class Pipe(io.RawIOBase):
-    """What cannot be sought in: sizes follow what is written to it."""
+    """A file without seek: sizes follow the data."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -108,7 +108,7 @@ ONE = packed({"a.x": b"some bytes" * 9}, zipfile.ZIP_DEFLATED)
     (packed({"a.x": b"1", "a.X": b"2"}), "second field"), (ONE[:30], "cut off"), (b"x" + ONE, "before its end"),
     (edited(ONE, b"PK\1\2", 0, b"PK\1\3"), "entry 0"), (edited(ONE, b"PK\1\2", 28, b"\xff\xff"), "cut off in entry 0"),
 ])  # fmt: skip
-def test_archive_that_cannot_be_read_says_why(data: bytes, why: str) -> None:
+def test_unreadable_archive_is_an_error_with_its_reason(data: bytes, why: str) -> None:
     with pytest.raises(FormatError, match=rf"memory://zip-unit/0.zip.*{why}"):
         read(data)
 
@@ -133,7 +133,7 @@ def test_member_that_is_damaged_is_an_error_of_its_sample(data: bytes) -> None:
         read(data)
 
 
-def test_bomb_is_an_error_by_what_it_says_and_by_what_it_does() -> None:
+def test_bomb_is_an_error_by_its_entry_and_by_its_content() -> None:
     low = Limits(unpacked_free_bytes=1000, unpacked_ratio=20)
     bomb = packed({"a.x": bytes(10**6)}, zipfile.ZIP_DEFLATED)
     with pytest.raises(LimitError, match=r"'a.x' of .* unpacks to 1000000"):
