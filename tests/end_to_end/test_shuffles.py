@@ -163,7 +163,7 @@ def test_a_buffer_is_emptied_at_the_end_of_each_round(urls: list[str]) -> None:
 def test_shards_without_samples_are_not_repeated_for_ever() -> None:
     data = hr.stream(put_shards("nothing", [0, 0]), index=None)
     for endless in (data.repeat(), data.epoch(samples=10)):
-        with pytest.raises(hr.OptionError, match=r"2 shards, memory://nothing/0.tar .*no samples"):
+        with pytest.raises(hr.OptionError, match=r"2 shards, .*memory://nothing/0.tar .*no samples"):
             epochs_of(endless)
 
 

@@ -365,7 +365,7 @@ CATALOGUE = litdata([[ids(90)]])["index.json"].decode()
         ("x.bin", b"\1\2\3", {"dtype": "uint16"}, FormatError, "3 bytes are no whole number of uint16s"),
         ("x.bin", b"", {"dtype": "uint16"}, FormatError, "0 bytes have no tokens"),
         ("x.bin", bytes(18), {"dtype": "uint16"}, FormatError, "has 9 tokens, and a window 10"),
-        ("x.bin", bytes(40), {}, OptionError, "which type"),
+        ("x.bin", bytes(40), {}, OptionError, "state the type"),
         ("x.bin", bytes(40), {"documents": "ids"}, ObjectMissingError, "x.idx"),
         ("x.bin", llm_c(ids(9), version=2), {}, FormatError, "version 2, and 1 is known"),
         ("x.bin", llm_c(ids(90), count=91), {}, FormatError, "91 tokens of 2 bytes, and 180 bytes follow"),

@@ -21,6 +21,7 @@ from headrace.formats.mp4.format import read_tables, table_of
 from headrace.formats.mp4.frames import BODIES, PIECES, ClipDecoder
 from headrace.formats.mp4.pieces import pieces_of
 from headrace.formats.mp4.table import VideoTable
+from headrace.formats.pinned_object import PinnedObject
 
 SIZE = 48, 64
 URL = "memory://videos/0.mp4"
@@ -143,13 +144,11 @@ def with_edit(data: bytes, media_time: int, duration: int) -> bytes:
     return data[: at + 8] + struct.pack(">Ii", duration, media_time) + data[at + 16 :]
 
 
-class One:
-    """One object, and what was read of it."""
-
-    url, etag = URL, None
+class One(PinnedObject):
+    """One object in memory, with its reads."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.size, self.reads = data, -1, list[tuple[int, int]]()
+        self.url, self.etag, self.data, self.size, self.reads = URL, None, data, -1, list[tuple[int, int]]()
 
     async def read(self, start: int, length: int) -> memoryview:
         self.size = len(self.data)

@@ -16,10 +16,10 @@ SOURCES = ROOT / "src"
 LINES_OF_A_FILE = 800
 LINES_OF_A_MODULE_OF_ITS_OWN = 60
 PARAMETERS = 9  # except torch's constructor
-MOST = {"isinstance": 372, "Any": 609}  # may only fall
-MOST_REFUSALS = 256  # may only fall
-MOST_LINES = {"src": 70_194, "tests": 77_666}  # may only fall
-MOST_WORDS = {"src": 343, "tests": 861}  # may only fall
+MOST = {"isinstance": 366, "Any": 590}  # may only fall
+MOST_REFUSALS = 245  # may only fall
+MOST_LINES = {"src": 68_122, "tests": 71_041}  # may only fall
+MOST_WORDS = {"src": 1, "tests": 20}  # may only fall
 FIRST_WORDS = re.compile(r"\A(What|Whether|Of|The same)\b")
 WORDS = re.compile(
     r"\b(told|tells?|said|says?|lies?|behind|left out|leaves? out|go on|goes on|gone on|comes? again|came again|begun"

@@ -214,7 +214,7 @@ def test_samples_of_two_forms_are_left_to_torch(pair: tuple[Any, Any]) -> None:
     None, object(), {"a": None}, OrderedDict(a=1), torch.zeros(2, requires_grad=True), torch.zeros(2).to_sparse(),
     np.array(["a"]), np.array([object()]), np.zeros(2, ">f4"), np.zeros(2, "M8[s]"), np.float64(1).astype("c16"),
     type("MyInt", (int,), {})(3),
-], ids=repr)  # fmt: skip
+])  # fmt: skip
 def test_forms_that_slots_cannot_hold_have_no_spec(sample: Any) -> None:
     assert Spec.of(sample) is None
 

@@ -191,7 +191,7 @@ BARE = {"type": None, "context": None, "children_spec": []}
     (b"", "no JSON"), (b"[]", "no JSON object"), (b"{}", "no chunks"), (with_index(encryption={"a": 1}), "encrypted"),
     (with_index(data_format=["int", "rot13"]), "'s' is written by the serializer 'rot13'"),
     (with_index(data_format=["int"]), "2 leaves, and its data_format 1"), (with_index(data_spec="[2, {}]"), "known"),
-    (with_index(data_spec=None), "what its items are"), (with_index(compression="lz4"), "lz4"),
+    (with_index(data_spec=None), "describe its items"), (with_index(compression="lz4"), "lz4"),
     (with_index(compression="zstd", compression_level="row"), "'row'"),
     (with_index(data_spec=spec("collections.deque", "null", BARE, BARE)), "deque"),
     (with_index(data_spec=spec("builtins.dict", '["__a", "b"]', BARE, BARE)), "taken"),

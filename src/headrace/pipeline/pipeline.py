@@ -190,6 +190,11 @@ class Pipeline:
         return (*self.steps, *(step for regroup in self.regroups for step in regroup.steps), *self.after)
 
     @property
+    def runs_user_code(self) -> bool:
+        """True if a function of the user runs in the workers."""
+        return any(step.random is not None for step in self._all_steps)
+
+    @property
     def numbered(self) -> Step | None:
         """Step that adds each sample's position in the epoch."""
         return next((step for step in self.steps if step.is_numbered), None)

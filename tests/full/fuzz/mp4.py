@@ -13,6 +13,7 @@ from headrace.errors import FormatError
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.pieces import file_of, pieces_of
+from headrace.formats.pinned_object import PinnedObject
 
 LIMITS = Limits(pixels=64 * 48 * 4, member_bytes=2**20)
 URL = "memory://fuzz/0.mp4"
@@ -26,13 +27,11 @@ TABLES = (
 NUMBERS = (0, 1, 2, 50, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
 
 
-class One:
+class One(PinnedObject):
     """One object; a read may not ask for more memory than it has bytes."""
 
-    url, etag = URL, None
-
     def __init__(self, data: bytes) -> None:
-        self.data, self.size = data, -1
+        self.url, self.etag, self.data, self.size = URL, None, data, -1
 
     async def read(self, start: int, length: int) -> memoryview:
         self.size = len(self.data)
