@@ -169,7 +169,7 @@ def test_loader_of_torchs_gets_our_engine_when_it_is_prepared_with_ours(accelera
 def test_error_names_our_prepare_when_accelerates_was_used(accelerator: Accelerator) -> None:
     with loader_of("headrace") as loader:
         prepared = accelerator.prepare(loader)
-        with pytest.raises(hr.OptionError, match=r"headrace\.frameworks\.prepare"):
+        with pytest.raises(hr.OptionError, match=r"headrace\.integrations\.prepare"):
             next(iter(prepared))
 
 

@@ -273,7 +273,7 @@ def test_batches_are_refused_when_accelerate_would_divide_them_once_more(
     from accelerate.state import PartialState
 
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
-    with pytest.raises(hr.OptionError, match=r"once more.*frameworks\.prepare"):
+    with pytest.raises(hr.OptionError, match=r"once more.*integrations\.prepare"):
         iter(batches)
     gc.collect()
 
