@@ -200,7 +200,7 @@ class _KeptForkServer:
         if shared is None or shared.users or shared.owner != os.getpid():
             return
         if shared.process.poll() is not None:
-            shared.end_idle()
+            shared.shut_down(only_if_idle=True)
         else:
             self._kept = kept = shared.acquire()
             before["users"].update(_users())

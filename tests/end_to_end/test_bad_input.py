@@ -416,7 +416,7 @@ def check(case: Case, num_workers: int) -> None:
         assert (error.url, error.stage) == (URL, "scan"), case.name
         where = type(error).__name__, error.key, error.offset
         assert where == (case.damage.error, case.damage.key, case.damage.offset), case.name
-        assert case.damage.says in str(error), case.name
+        assert case.damage.text in str(error), case.name
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ class EpochPlan:
             elsewhere.
         is_left_out: True for positions of excluded documents. None: nothing is excluded.
         why_no_state: Reason for refusing states. None: states are possible.
+        is_single: True if samples are emitted one by one, also those of an uneven last step.
     """
 
     begin: State
@@ -84,6 +85,7 @@ class EpochPlan:
     pass_count: int | None = None
     is_left_out: Callable[[int], bool] | None = None
     why_no_state: str | None = None
+    is_single: bool = False
 
     @property
     def number(self) -> int:
@@ -150,7 +152,9 @@ class EpochPlan:
 
     def boundaries(self) -> BatchBoundaries:
         if self.batches is None:
-            return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
+            if self.share is None or self.is_single:
+                return EvenBoundaries(1 if self.is_single else self.batch_size)
+            return EvenBoundaries(*self.share.sizes())
         return EvenBoundaries(*self.steps.sizes())
 
     def packed_rows(self) -> PackedRows | None:

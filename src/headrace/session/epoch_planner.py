@@ -297,6 +297,7 @@ class NextEpoch:
             pass_count=None if shared is None or self.planning is None else _pass_count(pipeline, self.planning),
             is_left_out=None if excluding is None or order is None else partial(excluding.of_document, order),
             why_no_state=_why_no_state(pipeline),
+            is_single=settings.is_single,
         )
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
 

@@ -54,7 +54,8 @@ class Single:
         self.function = function
 
     def __call__(self, samples: list[object]) -> object:
-        return self.function(samples[0])
+        (sample,) = samples  # more than one would be lost
+        return self.function(sample)
 
 
 def of_single(function: Callable[[object], object]) -> Single | None:

@@ -51,7 +51,7 @@ class PairSource(SampleSource):
     def keys(self) -> Sequence[int]:
         return self.data.keys()
 
-    async def aget(self, key: int) -> Any:
+    async def aget(self, key: Any, wanted: object = None) -> Any:
         return await self.data.aget(key)
 
     def open(self, io: EpochIO) -> Producer:
