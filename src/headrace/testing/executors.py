@@ -33,7 +33,7 @@ _CHAIN, _KEY = 1, 0x5EED
 
 
 class ExecutorContract:
-    """Tests of an `Executor` (work/executor.py). Inherit the class and define `open_executor`.
+    """Tests of an `Executor` (workers/executor.py). Inherit the class and define `open_executor`.
 
         class TestPipes(ExecutorContract):
             def open_executor(self, count):
