@@ -67,8 +67,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         prefetch_factor: Batches made ahead. Torch regime: by each worker, default 2; with `economic` by all workers
             together. Headrace regime: by all workers together, default 4, or 2 per worker if a worker makes whole
             batches (a collate_fn of your own). 0: nothing is made before it is requested. With `batch_size=None` it
-            counts samples. The default sends several cheap batches or samples per message, limited by bytes and by
-            the time they take.
+            counts samples. The default sends several cheap samples per message, and several cheap batches if workers
+            run no function of the user.
         persistent_workers: Keep workers and their copies of the data set for further epochs. Always on for headrace's
             data sets.
         in_order: False gives batches as they become ready.
