@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -138,34 +141,34 @@ def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretc
 
 def test_the_sizes_are_left_alone() -> None:
     sizes = np.array([5, 0, 7, 2], np.uint32)
-    order = ShardOrder(sizes, "windows", (0, 0), Windows(2, 3))
     positions = np.arange(14)
-    order.locate(positions)
+    ShardOrder(sizes, "windows", (0, 0), Windows(2, 3)).locate(positions)
     assert sizes.tolist() == [5, 0, 7, 2]
     assert positions.tolist() == list(range(14))
 
 
+@pytest.fixture
+def _threads_switch_often() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_threads_switch_often")
 def test_threads_find_the_same_places_when_they_share_an_order() -> None:
-    order = ShardOrder(np.full(40, 50), "windows", (0, 0), Windows(8, 25))
-    passes = Passes(lambda number: ShardOrder(np.full(40, 50), "windows", (number,), Windows(8, 25)), 4)
-    wanted, wanted_of_passes = located(order), located(passes)
-    ready, differing = threading.Barrier(4), []
+    def make(number: int) -> ShardOrder:
+        return ShardOrder(np.full(40, 50), "windows", (number,), Windows(64, 25))
 
-    def look(k: int) -> None:
+    def look(order: Order, passes: Order, ready: threading.Barrier) -> list[list[tuple[int, int]]]:
         ready.wait()
-        for start in range(k * 37 % 500, 2000, 90):
-            if located(order, start, start + 10) != wanted[start : start + 10]:
-                differing.append(start)
-            at = start * 3 + k
-            if located(passes, at, at + 5) != wanted_of_passes[at : at + 5]:
-                differing.append(at)
+        return [located(order), *(located(passes, at, at + 5) for at in range(0, 8000, 400))]
 
-    threads = [threading.Thread(target=look, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not differing
+    wanted = look(make(0), Passes(make, 4), threading.Barrier(1))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(100):
+            shared = make(0), Passes(make, 4), threading.Barrier(4)
+            assert [found.result() for found in [pool.submit(look, *shared) for _ in range(4)]] == [wanted] * 4
 
 
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())

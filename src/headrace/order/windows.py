@@ -103,10 +103,9 @@ class LaneBlocks:
         if kept is None or kept.number != number:  # read once: another thread may replace it
             kept = _Window(number, np.zeros((self.lanes, self._block), np.uint16), np.zeros(self.lanes, bool))
             self._kept = kept
-        if not kept.known[lane].all():
-            wanted = np.zeros(self.lanes, bool)
-            wanted[lane] = True
-            self._make(kept, np.flatnonzero(wanted & ~kept.known))
+        missing = lane[~kept.known[lane]]  # also read once
+        if len(missing):
+            self._make(kept, np.unique(missing))
         return np.asarray(kept.orders[lane, inside], np.int64)
 
     def _make(self, kept: _Window, lanes: Ints) -> None:
