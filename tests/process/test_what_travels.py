@@ -41,11 +41,11 @@ T = TypeVar("T")
 class Base(Generic[T]):
     registry: dict[str, Any] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        Base.registry[cls.__name__] = options
+    def __init_subclass__(cls) -> None:
+        Base.registry[cls.__name__] = cls
 
 
-class Derived(Base[int], colour="red"):
+class Derived(Base[int]):
     __slots__ = ("value",)
 
     @functools.cached_property
@@ -63,7 +63,7 @@ class Derived(Base[int], colour="red"):
 
 class Colour(enum.Enum):
     RED = 1
-    CRIMSON = 1  # noqa: PIE796 (a second name)
+    BLUE = 2
 
 
 class Holding:
@@ -97,8 +97,8 @@ def local_things() -> Any:
 
 VALUES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "local classes": (local_things(), lambda it: (it.left.content(5), it.right.b, type(it).__name__, repr(it.right))),
-    "class": (Derived(), lambda it: (it.table, it.kind(1), it.kind("a"), Base.registry["Derived"], type(it).__slots__)),
-    "enumeration": (Colour.RED, lambda it: (it is Colour.RED, it is Colour.CRIMSON, list(Colour.__members__))),
+    "class": (Derived(), lambda it: (it.table, it.kind(1), it.kind("a"), Base.registry["Derived"] is type(it))),
+    "enumeration": (Colour.RED, lambda it: (it is Colour.RED, it is Colour.BLUE, list(Colour.__members__))),
     "circle": (in_circles(), lambda it: it.parts[0] is it),
     "logger": (logging.getLogger("users.data"), lambda it: it is logging.getLogger("users.data")),
     "module": (np.random, lambda it: it is np.random),

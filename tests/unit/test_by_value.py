@@ -1,16 +1,13 @@
-"""Modules sent by value do not change the user's own pickles."""
+"""Functions and classes sent by value."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import linecache
-import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -19,8 +16,7 @@ import cloudpickle
 import pytest
 
 from headrace._util.shared_memory import close_all
-from headrace.torch_compat import by_value, serialize
-from headrace.torch_compat.by_value import modules_by_value, packing
+from headrace.torch_compat import serialize
 
 
 @pytest.fixture
@@ -34,6 +30,8 @@ def plugin(tmp_path: Path) -> Iterator[ModuleType]:
     module = sys.modules["plugin_of_a_user"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
+    if "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.unregister_pickle_by_value(module)
     del sys.modules["plugin_of_a_user"]
 
 
@@ -45,43 +43,11 @@ def sent(value: object) -> bytes:
         close_all(descriptors)
 
 
-def test_users_own_pickles_do_not_change_when_a_plugin_is_sent(plugin: ModuleType) -> None:
-    before, listed = cloudpickle.dumps(plugin.twice), cloudpickle.list_registry_pickle_by_value()
+def test_module_that_workers_cannot_import_is_registered_in_cloudpickle(plugin: ModuleType) -> None:
+    before = cloudpickle.dumps(plugin.twice)
     assert len(sent(plugin.twice)) > len(before), "it goes by value"
-    assert cloudpickle.list_registry_pickle_by_value() == listed
-    assert cloudpickle.dumps(plugin.twice) == before
-    assert "plugin_of_a_user" in modules_by_value()
+    assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value()
     assert len(serialize.pack_bytes(plugin.Pair)) > 100, "so do samples, once that is known"
-    assert cloudpickle.list_registry_pickle_by_value() == listed
-
-
-def test_users_own_registration_by_value_stays(plugin: ModuleType) -> None:
-    cloudpickle.register_pickle_by_value(plugin)
-    try:
-        sent(plugin.twice)
-        assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value()
-    finally:
-        cloudpickle.unregister_pickle_by_value(plugin)
-
-
-def test_registry_is_restored_after_the_last_packing_thread(plugin: ModuleType) -> None:
-    sent(plugin.twice)
-    is_in, may_end = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with packing():
-            is_in.set()
-            may_end.wait()
-
-    with ThreadPoolExecutor(1) as pool:
-        packs = pool.submit(other)
-        is_in.wait()
-        with packing():
-            pass
-        assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value(), "the other one still packs"
-        may_end.set()
-        packs.result()
-    assert "plugin_of_a_user" not in cloudpickle.list_registry_pickle_by_value()
 
 
 CELL = """\
@@ -133,14 +99,3 @@ def test_code_sent_by_value_keeps_its_file_name(plugin: ModuleType) -> None:
         assert came.__code__ == function.__code__
         assert came.__code__.co_filename == function.__code__.co_filename
     assert came().__code__.co_filename == __file__
-
-
-@pytest.mark.process
-def test_fork_waits_for_a_thread_that_packs() -> None:
-    by_value._lock.acquire()
-    threading.Timer(0.1, by_value._lock.release).start()
-    child = os.fork()
-    if child == 0:
-        with packing():  # a copy of a lock that was held would never be free
-            os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -30,16 +30,14 @@ from headrace._util.torch_lazy import is_tensor, tensor_types, torch_is_loaded
 from headrace.errors import CannotCarryError
 from headrace.torch_compat.by_value import (
     Cells,
-    has_modules,
     is_by_name,
     load_home,
     modules_by_value,
-    packing,
     reduced_class,
     reduced_code,
     reduced_code_with_lines,
     reduced_function,
-    reference_to,
+    trainer_has,
 )
 from headrace.types import Buffer
 
@@ -240,13 +238,6 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     lets_go_of_graphs = is_outward = False
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: reduced_code}, cloudpickle.Pickler.dispatch_table)
 
-    def dump(self, obj: object) -> None:
-        if not has_modules():
-            super().dump(obj)
-            return
-        with packing():
-            super().dump(obj)
-
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             raise TypeError("an open file cannot be pickled")  # cloudpickle would copy the file's content
@@ -254,10 +245,9 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             self._check_tensor(obj)
         if is_tensor(obj) and _is_plain(obj):
             return _form_of_tensor(obj)
+        if isinstance(obj, type | FunctionType) and not self.is_outward and trainer_has(obj):
+            return NotImplemented
         if isinstance(obj, type):
-            reference = None if self.is_outward else reference_to(obj)
-            if reference is not None:
-                return reference
             load_home(obj)
             return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
         return super().reducer_override(obj)
@@ -304,7 +294,7 @@ class OutwardPacker(Packer):
         self._cells: Cells = {}
         self.modules: set[str] = set()
         self.named: list[object] = []
-        self._by_value = {"__main__", *modules_by_value()}
+        self._by_value = modules_by_value()
         self._plain: set[type] = set()  # types without special handling
 
     def reducer_override(self, obj: object) -> Any:

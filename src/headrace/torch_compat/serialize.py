@@ -17,12 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.file_limits import receiving, sending
 from headrace._util.shared_memory import close_all
-from headrace.torch_compat.by_value import modules_by_value, send_by_value
+from headrace.torch_compat.by_value import modules_by_value
 from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, put_together
 from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
@@ -77,8 +78,8 @@ def pack_for_workers(
 ) -> list[Buffer]:
     """Serialize `value` for `write` and `unpack_in_worker`.
 
-    Functions and classes of modules that a worker could not import are pickled by value from now on. Such modules were
-    loaded from outside the path: tests, plug-ins, helpers of notebooks.
+    Modules that a worker could not import are registered in cloudpickle, so that their functions and classes are
+    pickled by value from now on. Such modules were loaded from outside the path: tests, plug-ins, helpers of notebooks.
 
     Args:
         descriptors: Collects the descriptors that workers share, for `unpack_in_worker`. The caller must close them.
@@ -100,7 +101,7 @@ def pack_for_workers(
                     modules |= packer.modules - by_value
                 return [out.getbuffer(), *(buffer.raw() for buffer in buffers)]
             for name in foreign:
-                send_by_value(name)
+                cloudpickle.register_pickle_by_value(sys.modules[name])
     except BaseException:
         close_all(descriptors)
         raise

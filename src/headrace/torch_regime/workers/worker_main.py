@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace._util.shared_memory import Segment, close_all, keep_freed_memory
 from headrace.torch_compat import serialize
+from headrace.torch_compat.by_value import begin_worker
 from headrace.torch_regime.workers.batch_builder import BatchBuilder
 from headrace.torch_regime.workers.messages import (
     MADE_NS,
@@ -198,6 +199,7 @@ def _begin_process() -> None:
     import torch
     from torch.utils.data._utils import signal_handling
 
+    begin_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handlers: Any = signal_handling
     handlers._set_worker_signal_handlers()  # they report a bus error or a segmentation fault
