@@ -76,7 +76,7 @@ def first_error(job: Row) -> Iterator[Row]:
             start = time.perf_counter()
             try:
                 next(iter(loader))
-            except hr.ReadTimeoutError as error:
+            except hr.errors.ReadTimeoutError as error:
                 seconds, text = time.perf_counter() - start, str(error)
             else:
                 raise RuntimeError("a batch came of a server that never answers")

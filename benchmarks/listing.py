@@ -55,7 +55,7 @@ class Fake:
 def first_batch(kind: str, place: str, listing: str) -> None:
     import headrace as hr
 
-    hr.register_store("many", lambda root, storage_options: Fake(root))
+    hr.plugins.register_store("many", lambda root, storage_options: Fake(root))
     import torch  # noqa: F401 (its import is no part of this)
 
     began, cpu = time.monotonic(), time.process_time()

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from headrace._util import lazy_names
+
 __version__: str  # computed at first use, as it reads files
 
 if TYPE_CHECKING:
@@ -24,42 +26,21 @@ if TYPE_CHECKING:
     from headrace.dataset.rank_info import ShardInfo as ShardInfo
     from headrace.dataset.rank_info import shard_info as shard_info
     from headrace.dataset.stream import Stream as Stream
-    from headrace.errors import AccessDeniedError as AccessDeniedError
-    from headrace.errors import BadResponseError as BadResponseError
-    from headrace.errors import CannotCarryError as CannotCarryError
-    from headrace.errors import ChecksumError as ChecksumError
-    from headrace.errors import CollateError as CollateError
     from headrace.errors import DecodeError as DecodeError
-    from headrace.errors import FormatError as FormatError
     from headrace.errors import HeadraceError as HeadraceError
-    from headrace.errors import LateOptionError as LateOptionError
-    from headrace.errors import LimitError as LimitError
-    from headrace.errors import LoaderBusyError as LoaderBusyError
-    from headrace.errors import LoaderClosedError as LoaderClosedError
-    from headrace.errors import NotReady as NotReady
-    from headrace.errors import ObjectChangedError as ObjectChangedError
-    from headrace.errors import ObjectMissingError as ObjectMissingError
     from headrace.errors import OptionError as OptionError
-    from headrace.errors import ReadTimeoutError as ReadTimeoutError
-    from headrace.errors import ShortReadError as ShortReadError
-    from headrace.errors import StageError as StageError
     from headrace.errors import StateMismatchError as StateMismatchError
     from headrace.errors import StorageError as StorageError
-    from headrace.errors import ThrottledError as ThrottledError
-    from headrace.errors import WorkerDiedError as WorkerDiedError
-    from headrace.fetch.stores.addresses import register_store as register_store
     from headrace.formats.arrow.format import Arrow as Arrow
-    from headrace.formats.decoders import register_decoder as register_decoder
+    from headrace.formats.delimited import Csv as Csv
     from headrace.formats.limits import Limits as Limits
+    from headrace.formats.litdata.format import LitData as LitData
     from headrace.formats.mp4.frames import VideoFrames as VideoFrames
     from headrace.formats.parquet.format import Parquet as Parquet
-    from headrace.formats.registry import register_format as register_format
+    from headrace.formats.safetensors import SafeTensors as SafeTensors
+    from headrace.formats.tfrecord import TFRecord as TFRecord
     from headrace.loader import DataLoader as DataLoader
     from headrace.ops.mix import mix as mix
-    from headrace.ops.registry import BatchOp as BatchOp
-    from headrace.ops.registry import OrderOp as OrderOp
-    from headrace.ops.registry import SampleOp as SampleOp
-    from headrace.ops.registry import register_operator as register_operator
     from headrace.options import Exclude as Exclude
     from headrace.options import FetchOptions as FetchOptions
     from headrace.sources.arrays import arrays as arrays
@@ -86,22 +67,17 @@ _NAMES = {
     "headrace.dataset.compact": "Packed packed",
     "headrace.dataset.rank_info": "ShardInfo shard_info",
     "headrace.dataset.stream": "Stream",
-    "headrace.errors": (
-        "AccessDeniedError BadResponseError CannotCarryError ChecksumError CollateError DecodeError "
-        "FormatError HeadraceError LateOptionError LimitError LoaderBusyError LoaderClosedError NotReady "
-        "ObjectChangedError ObjectMissingError OptionError ReadTimeoutError ShortReadError StageError "
-        "StateMismatchError StorageError ThrottledError WorkerDiedError"
-    ),
-    "headrace.fetch.stores.addresses": "register_store",
+    "headrace.errors": "DecodeError HeadraceError OptionError StateMismatchError StorageError",
     "headrace.formats.arrow.format": "Arrow",
-    "headrace.formats.decoders": "register_decoder",
+    "headrace.formats.delimited": "Csv",
     "headrace.formats.limits": "Limits",
+    "headrace.formats.litdata.format": "LitData",
     "headrace.formats.mp4.frames": "VideoFrames",
     "headrace.formats.parquet.format": "Parquet",
-    "headrace.formats.registry": "register_format",
+    "headrace.formats.safetensors": "SafeTensors",
+    "headrace.formats.tfrecord": "TFRecord",
     "headrace.loader": "DataLoader",
     "headrace.ops.mix": "mix",
-    "headrace.ops.registry": "BatchOp OrderOp SampleOp register_operator",
     "headrace.options": "Exclude FetchOptions",
     "headrace.sources.arrays": "arrays",
     "headrace.sources.clips": "Clips",
@@ -117,8 +93,7 @@ _NAMES = {
 }
 """Public names by the module that defines them."""
 
-_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-__all__ = list(_HOME)
+__all__, _imported = lazy_names.of(__name__, _NAMES)
 
 
 def _version() -> str:
@@ -131,16 +106,11 @@ def _version() -> str:
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        globals()[name] = _version()
-        return globals()[name]
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
+    if name in ("errors", "plugins"):
+        return importlib.import_module(f"headrace.{name}")
+    value = globals()[name] = _version() if name == "__version__" else _imported(name)
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "errors", "plugins", "__version__"]

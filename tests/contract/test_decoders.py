@@ -213,7 +213,7 @@ class TestRegisteredMessages(OurContract):
     @pytest.fixture(autouse=True)
     def registered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(decoders, "_registered", {})
-        hr.register_decoder("tree", struct_pb2.Struct)
+        hr.plugins.register_decoder("tree", struct_pb2.Struct)
 
     by = staticmethod(MessageDecoder(struct_pb2.Struct))
 

@@ -126,7 +126,7 @@ def test_sample_that_kills_three_workers_is_named_and_iteration_goes_on(
     with recorded_deaths() as deaths:
         got = read_all(iter(loader))
     error = got[2]
-    assert isinstance(error, hr.WorkerDiedError) and isinstance(error, RuntimeError)
+    assert isinstance(error, hr.errors.WorkerDiedError) and isinstance(error, RuntimeError)
     assert str(error).startswith(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly")
     assert error.exitcode == code
     assert re.search(r"sample 9\b", str(error)), str(error)
@@ -152,7 +152,7 @@ def test_system_exit_in_a_worker_is_an_error_with_the_exit_code(stage: str, capf
     with recorded_deaths():
         got = read_all(iter(loader))
     failed = (1, 3) if stage == "init" else (2,)
-    assert [k for k, x in enumerate(got) if isinstance(x, hr.WorkerDiedError)] == list(failed)
+    assert [k for k, x in enumerate(got) if isinstance(x, hr.errors.WorkerDiedError)] == list(failed)
     for k in failed:
         assert re.match(r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly", str(got[k])), str(got[k])
         assert got[k].exitcode == 3
@@ -169,7 +169,7 @@ def test_collate_function_that_kills_three_workers_is_an_error_that_names_the_ba
     loader = hr.DataLoader(range(20), batch_size=4, num_workers=2, collate_fn=collate)
     with recorded_deaths():
         got = read_all(iter(loader))
-    assert isinstance(got[2], hr.WorkerDiedError)
+    assert isinstance(got[2], hr.errors.WorkerDiedError)
     assert got[2].exitcode == 3
     assert re.search(r"\b(batch 2|8)\b", text_of(got[2])), text_of(got[2])
     assert got[:2] + got[3:] == batches_of(4, but=(2,))
@@ -184,7 +184,7 @@ def test_death_is_an_error_at_once_when_the_data_set_is_iterable(ending: str, tm
     pid = iterator._workers[0].pid
     assert next(iterator).tolist() == [100, 101]
     error = next_error(iterator)
-    assert isinstance(error, hr.WorkerDiedError)
+    assert isinstance(error, hr.errors.WorkerDiedError)
     assert str(error).startswith(f"DataLoader worker (pid(s) {pid}) exited unexpectedly")
     assert (error.pid, error.exitcode) == (pid, code)
 
@@ -193,4 +193,4 @@ def test_stream_of_the_other_worker_goes_on_after_a_death() -> None:
     iterator = iter(hr.DataLoader(ActingStream(kill_self), batch_size=2, num_workers=2))
     batches, errors = split(read_all(iterator))
     assert batches == [[0, 1], [100, 101], [102, 103], [104, 105], [106, 107]]
-    assert [type(error) for error in errors] == [hr.WorkerDiedError]
+    assert [type(error) for error in errors] == [hr.errors.WorkerDiedError]

@@ -49,9 +49,9 @@ def test_later_epochs_have_workers_when_they_died_before_their_first_batch(tmp_p
     flag = tmp_path / "dies"
     flag.touch()
     loader = hr.DataLoader(Dies(flag), batch_size=4, num_workers=2, persistent_workers=True)
-    with pytest.raises(hr.WorkerDiedError):
+    with pytest.raises(hr.errors.WorkerDiedError):
         list(loader)
-    with pytest.raises(hr.WorkerDiedError):  # the fault is still there
+    with pytest.raises(hr.errors.WorkerDiedError):  # the fault is still there
         list(loader)
     flag.unlink()
     for _ in range(2):

@@ -120,7 +120,7 @@ def test_what_is_no_exception_is_a_runtime_error_of_its_batch(our_class: type[An
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly") as raised:
         next(iterator)
     assert kind.__name__ in str(raised.value)
-    assert isinstance(raised.value, hr.WorkerDiedError)
+    assert isinstance(raised.value, hr.errors.WorkerDiedError)
     assert next(iterator).tolist() == [8, 9, 10, 11], "the worker is there as before"
     with pytest.raises(kind):
         list(our_class(Acting(raising(lambda: kind("pressed"))), batch_size=4))
@@ -135,7 +135,7 @@ def test_what_is_no_exception_is_a_runtime_error_in_economic_mode_too(
     data = Acting(raising(lambda: kind(3)))
     with hr.DataLoader(data, batch_size=4, num_workers=2, **options) as loader:
         batches, [error] = split(read_all(iter(loader)))
-        assert isinstance(error, hr.WorkerDiedError) and kind.__name__ in str(error)
+        assert isinstance(error, hr.errors.WorkerDiedError) and kind.__name__ in str(error)
         assert batches == batches_of(4, but=(1,))
         assert loader.stats().work.deaths == 0
 
@@ -150,7 +150,7 @@ def test_init_function_that_exits_is_an_error_each_time(our_class: type[Any]) ->
             continue
         with our_class(range(8), batch_size=4, num_workers=1, worker_init_fn=stop_at_once, **options) as loader:
             got = read_all(iter(loader))
-        assert [type(error) for error in got] == [hr.WorkerDiedError] * 2
+        assert [type(error) for error in got] == [hr.errors.WorkerDiedError] * 2
         assert [error.exitcode for error in got] == [5, 5]
 
 

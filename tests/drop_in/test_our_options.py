@@ -122,7 +122,7 @@ def test_batch_comes_without_waiting_once_it_is_ready() -> None:
         while first is None:
             try:
                 first = iterator.try_next()
-            except hr.NotReady:
+            except hr.errors.NotReady:
                 polls += 1
                 assert polls < 10_000_000
         assert first.tolist() == [0, 1, 2, 3]

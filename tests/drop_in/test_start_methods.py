@@ -53,7 +53,7 @@ SCRIPT = """
     {before}
     try:
         print([batch.tolist() for batch in hr.DataLoader(Locked(), num_workers=1)])
-    except hr.CannotCarryError as error:
+    except hr.errors.CannotCarryError as error:
         print(str(error).partition(" cannot")[0])
 """
 
@@ -151,10 +151,10 @@ def test_module_that_starts_a_thread_is_imported_by_each_worker_and_no_other_is(
 def test_what_cannot_be_sent_is_an_error_that_names_the_attribute(tmp_path: Path) -> None:
     with (tmp_path / "open.txt").open("w") as file:
         data = Asked(len, transforms=[None, {"log": file}])
-        with pytest.raises(hr.CannotCarryError, match=r"dataset\.transforms\[1\]\['log'\].*context=\"fork\""):
+        with pytest.raises(hr.errors.CannotCarryError, match=r"dataset\.transforms\[1\]\['log'\].*context=\"fork\""):
             iter(hr.DataLoader(data, num_workers=1))
     data = Asked(lambda self: self.lock.locked(), lock=threading.Lock())
-    with pytest.raises(hr.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
+    with pytest.raises(hr.errors.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
         iter(hr.DataLoader(data, num_workers=1))
     assert samples_of(data, multiprocessing_context="fork") == [False] * 4
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_sent_is_named_where_the_loader_has_threads() -> None:
         ),
     }
     for name, loader in loaders.items():
-        with loader, pytest.raises(hr.CannotCarryError) as caught:
+        with loader, pytest.raises(hr.errors.CannotCarryError) as caught:
             next(iter(loader))
         assert str(caught.value).startswith(f"{name} (a _thread.lock) cannot be sent to a worker: cannot pickle")
         assert "multiprocessing_context" not in str(caught.value)
@@ -223,7 +223,7 @@ def test_index_that_cannot_be_sent_is_named(batch_size: int | None, options: dic
     is_single = batch_size is None or "economic" in options
     with (
         hr.DataLoader(Asked(len), batch_size, sampler=sampler, num_workers=1, **options) as loader,
-        pytest.raises(hr.CannotCarryError) as caught,
+        pytest.raises(hr.errors.CannotCarryError) as caught,
     ):
         next(iter(loader))
     name = "sampler's index.lock" if is_single else "sampler's index[0].lock"

@@ -49,11 +49,11 @@ def with_bad_shard(name: str, data: bytes | None) -> list[str]:
 
 GOOD = tar(numbered_samples(0, 8))
 BAD_SHARDS: dict[str, tuple[bytes | None, type[Exception], str]] = {
-    "missing": (None, hr.ObjectMissingError, "bytes 0 to"),
-    "empty": (b"", hr.FormatError, "empty"),
-    "html": (b"<!DOCTYPE html><html>no such page</html>", hr.FormatError, "not a tar archive"),
-    "gzip": (gzip.compress(GOOD, mtime=0), hr.FormatError, "gzip"),
-    "zeros of another kind": (b"x" * 5000, hr.FormatError, "byte 0"),
+    "missing": (None, hr.errors.ObjectMissingError, "bytes 0 to"),
+    "empty": (b"", hr.errors.FormatError, "empty"),
+    "html": (b"<!DOCTYPE html><html>no such page</html>", hr.errors.FormatError, "not a tar archive"),
+    "gzip": (gzip.compress(GOOD, mtime=0), hr.errors.FormatError, "gzip"),
+    "zeros of another kind": (b"x" * 5000, hr.errors.FormatError, "byte 0"),
 }
 
 
@@ -81,11 +81,11 @@ def test_a_bad_shard_is_not_lost_with_a_short_last_batch() -> None:
     memory.remove(urls[1])
     for collate in (None, list):
         got = run(hr.stream(urls).map(number_of), batch_size=2, drop_last=True, collate_fn=collate)
-        assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
+        assert [type(g) for g in got[2:]] == [hr.errors.ObjectMissingError]
     got = run(hr.stream(urls).filter(lambda s: True).map(number_of), batch_size=2, drop_last=True)
-    assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
+    assert [type(g) for g in got[2:]] == [hr.errors.ObjectMissingError]
     shuffled = run(hr.stream(urls).shuffle().map(number_of), batch_size=2, drop_last=True)
-    assert sum(isinstance(g, hr.ObjectMissingError) for g in shuffled) == 1
+    assert sum(isinstance(g, hr.errors.ObjectMissingError) for g in shuffled) == 1
 
 
 @WORKERS
@@ -95,7 +95,7 @@ def test_a_missing_field_names_the_sample_and_what_it_has(num_workers: int) -> N
     memory.put("memory://field/0.tar", tar(samples))
     data = hr.stream("memory://field/0.tar").to_tuple("cls").map(lambda t: int(t[0]))
     got = run(data, batch_size=2, num_workers=num_workers)
-    assert values(got) == [[0, 1], hr.FormatError, [4, 5]]
+    assert values(got) == [[0, 1], hr.errors.FormatError, [4, 5]]
     error = got[1]
     assert (error.key, error.url, error.stage) == ("000003", "memory://field/0.tar", "to_tuple")
     for said in ("'cls'", "bin, txt", "000003", "memory://field/0.tar"):
@@ -188,7 +188,7 @@ def test_a_collate_function_that_raises_is_told_with_the_batch(num_workers: int,
 def test_samples_that_make_no_batch_are_told_with_their_forms(num_workers: int, on_error: str) -> None:
     data = hr.stream(put_shards("shapes", [8])).map(lambda s: torch.zeros(2 if s["cls"] == b"5" else 3))
     got = run(data, batch_size=2, num_workers=num_workers, on_error=on_error)
-    assert [type(g) for g in got] == [torch.Tensor, torch.Tensor, hr.CollateError, torch.Tensor]
+    assert [type(g) for g in got] == [torch.Tensor, torch.Tensor, hr.errors.CollateError, torch.Tensor]
     error = got[2]
     assert (error.stage, error.batch) == ("collate", 2)
     assert "Tensor[2]" in str(error)
@@ -227,7 +227,7 @@ def test_field_that_some_samples_of_a_batch_lack_is_an_error(
     with GROUPED[group]([samples[0], samples[0], *samples]) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(hr.CollateError) as caught:
+        with pytest.raises(hr.errors.CollateError) as caught:
             next(batches)
     assert f"{has} has the field {field}, and {lacks} lacks it" in str(caught.value)
     assert caught.value.stage == "collate"
@@ -346,7 +346,7 @@ def test_a_url_pattern_of_nothing_is_told_while_building() -> None:
 def test_missing_files_are_told_one_by_one() -> None:
     memory.put("memory://some/1.txt", b"1")
     got = run(hr.files("memory://some/{0..2}.txt"), batch_size=None)
-    assert [type(g) for g in got] == [hr.ObjectMissingError, dict, hr.ObjectMissingError]
+    assert [type(g) for g in got] == [hr.errors.ObjectMissingError, dict, hr.errors.ObjectMissingError]
     assert got[2].url == "memory://some/2.txt"
     assert "key 2" in words(got[2])
 
@@ -362,7 +362,7 @@ def test_collation_names_the_field_and_the_sample_that_do_not_fit(value: object,
     wide = {f"c{number}": list(range(30)) for number in range(30)}
     samples = [{"__key__": f"k{k}", **wide, "a": {"b": value if k == 1 else [1]}} for k in range(3)]
     with hr.DataLoader(hr.from_map(samples), batch_size=3) as loader:
-        with pytest.raises(hr.CollateError, match=match) as caught:
+        with pytest.raises(hr.errors.CollateError, match=match) as caught:
             next(iter(loader))
     assert len(str(caught.value)) < 300
 
@@ -411,7 +411,7 @@ def check(case: Case, num_workers: int) -> None:
     assert [case.damage if batch in told else batch for batch in got] == wanted(case), case.name
     assert len(told) == (case.damage is not None), case.name
     for error in told:
-        assert isinstance(error, hr.FormatError), case.name
+        assert isinstance(error, hr.errors.FormatError), case.name
         assert case.damage is not None
         assert (error.url, error.stage) == (URL, "scan"), case.name
         where = type(error).__name__, error.key, error.offset

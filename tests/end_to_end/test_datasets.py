@@ -460,14 +460,14 @@ def test_what_is_not_ready_is_told_and_not_lost() -> None:
 
     with hr.DataLoader(Made(wait, 4), batch_size=2) as loader:
         batches = iter(loader)
-        with pytest.raises(hr.NotReady):
+        with pytest.raises(hr.errors.NotReady):
             batches.try_next()
         may_go.set()
         assert next(batches).tolist() == [0, 1]
         assert next(batches).tolist() == [2, 3]
         with pytest.raises(StopIteration):
             while True:
-                with pytest.raises(hr.NotReady):
+                with pytest.raises(hr.errors.NotReady):
                     batches.try_next()
 
 
@@ -476,15 +476,15 @@ def test_closed_iterators_and_loaders_say_so_and_batches_stay() -> None:
     batches = iter(loader)
     kept = next(batches)
     batches.close()
-    with pytest.raises(hr.LoaderClosedError, match="iterator was closed"):
+    with pytest.raises(hr.errors.LoaderClosedError, match="iterator was closed"):
         next(batches)
     other = iter(loader)
     next(other)
     loader.close()
     loader.close()
-    with pytest.raises(hr.LoaderClosedError):
+    with pytest.raises(hr.errors.LoaderClosedError):
         list(other)
-    with pytest.raises(hr.LoaderClosedError):
+    with pytest.raises(hr.errors.LoaderClosedError):
         iter(loader)
     assert kept[0].eq(0).all()
     assert kept[1].eq(1).all()

@@ -273,7 +273,9 @@ def test_a_sample_that_ends_three_workers_is_named(economic: Make) -> None:
 
     iterator = iter(economic(Function(sample, 12), batch_size=4))
     assert next(iterator).tolist() == [0, 1, 2, 3]
-    with pytest.raises(hr.WorkerDiedError, match=r"^DataLoader worker \(pid\(s\) \d+\) exited unexpectedly.*key 6"):
+    with pytest.raises(
+        hr.errors.WorkerDiedError, match=r"^DataLoader worker \(pid\(s\) \d+\) exited unexpectedly.*key 6"
+    ):
         next(iterator)
     assert next(iterator).tolist() == [8, 9, 10, 11]
 

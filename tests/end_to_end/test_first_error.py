@@ -129,10 +129,10 @@ def files_behind_a_missing_one(server: FaultServer) -> Any:
 @pytest.mark.parametrize(
     ("make", "collate", "error"),
     [
-        (shards_behind_a_missing_one, None, hr.ObjectMissingError),
-        (shards_behind_a_missing_one, same, hr.ObjectMissingError),
+        (shards_behind_a_missing_one, None, hr.errors.ObjectMissingError),
+        (shards_behind_a_missing_one, same, hr.errors.ObjectMissingError),
         (shards_behind_a_bad_sample, None, ValueError),
-        (files_behind_a_missing_one, None, hr.ObjectMissingError),
+        (files_behind_a_missing_one, None, hr.errors.ObjectMissingError),
     ],
 )
 def test_first_error_is_raised_when_nothing_later_answers(
@@ -172,7 +172,7 @@ def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, An
     while True:
         try:
             outcome = next(batches)
-        except hr.ObjectMissingError as error:
+        except hr.errors.ObjectMissingError as error:
             outcome = error.url
         except ValueError as error:
             outcome = str(error).partition("\n")[0]

@@ -66,7 +66,7 @@ def test_line_is_got_by_one_request_for_its_bytes_and_checked(tmp_path: Path) ->
         assert data[44]["n"] == 44
         assert [request.headers["range"] for request in server.log] == [_range_of(body, 44)]
         server.add("a.jsonl", body.replace(b'"n": 44', b'"n": 99'))
-        with pytest.raises(hr.ChecksumError):
+        with pytest.raises(hr.errors.ChecksumError):
             data[44]
 
 
@@ -97,7 +97,7 @@ def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(tmp_pa
 )
 def test_what_is_no_text_is_no_sample(data: bytes, why: str) -> None:
     memory.put("memory://text/none.txt", data)
-    with pytest.raises(hr.FormatError, match=f"memory://text/none.txt is no text.*{why}"):
+    with pytest.raises(hr.errors.FormatError, match=f"memory://text/none.txt is no text.*{why}"):
         list(hr.text("memory://text/none.txt", index=None))
 
 

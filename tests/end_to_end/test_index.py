@@ -75,7 +75,7 @@ def outcome(data: hr.Stream, options: dict[str, Any]) -> list[Any]:
     with hr.DataLoader(data, batch_size=None, **options) as loader:
         try:
             got += loader
-        except hr.FormatError as error:
+        except hr.errors.FormatError as error:
             got.append((type(error), str(error)))
     return got
 
@@ -321,7 +321,7 @@ def test_a_sample_that_lacks_a_field_says_which_it_has(by: str) -> None:
     with hr.DataLoader(data.slice(0).to_tuple("a") if by == "global" else data.to_tuple("a"), batch_size=1) as loader:
         batches = iter(loader)
         assert next(batches) == [(b"1",)]
-        with pytest.raises(hr.FormatError, match=r"sample '1' .*has no field 'a'; its fields are: b, c"):
+        with pytest.raises(hr.errors.FormatError, match=r"sample '1' .*has no field 'a'; its fields are: b, c"):
             next(batches)
 
 

@@ -148,7 +148,7 @@ def test_frames_that_are_wrong_for_good_are_an_error_of_their_sample(server: Fau
     packed = bytearray(server.objects[name])
     packed[30] ^= 1
     server.add(name, bytes(packed))
-    with pytest.raises(hr.ChecksumError, match="index") as caught:
+    with pytest.raises(hr.errors.ChecksumError, match="index") as caught:
         data[0]
     assert caught.value.key == "000000"
     assert data[19]["cls"] == b"19"
@@ -159,7 +159,7 @@ def test_an_index_that_headers_in_frames_contradict_is_an_error(server: FaultSer
     place = f"memory://compressed/{name}-exchanged.hri"
     exchanged = replace(index, rows=replace(index.rows, fields=index.rows.fields[::-1]))
     memory.put(place, index_file([(f"{server.url}/{name}", exchanged)]))
-    with pytest.raises(hr.ObjectChangedError, match=r"'000003\.bin' of 1 bytes .* '000003\.cls'"):
+    with pytest.raises(hr.errors.ObjectChangedError, match=r"'000003\.bin' of 1 bytes .* '000003\.cls'"):
         hr.stream(f"{server.url}/{name}", index=place)[3]
 
 
@@ -242,7 +242,7 @@ def test_a_truncated_shard_gives_what_is_whole_and_then_the_error(ending: str) -
     packed = PACK[ending](tar(bodies))
     url, after = put(packed[: len(packed) - 9], f"tar.{ending}"), put(tar(numbered_samples(100, 3)), "tar")
     got = batches(hr.stream([url, after]), batch_size=None, fetch=SMALL)
-    assert isinstance(got[-1], hr.FormatError)
+    assert isinstance(got[-1], hr.errors.FormatError)
     assert "truncated" in str(got[-1]) or "end" in str(got[-1])
     assert got[-1].url == url
     keys = [sample["__key__"] for sample in got[:-1]]
@@ -264,8 +264,8 @@ def test_zeros_in_members_and_more_behind_zeros_are_a_bomb(ending: str) -> None:
     zeros = bytes(40 * 2**20)
     for whole in (tar([("a", {"bin": zeros})]), tar([("a", {"bin": b"x"})]) + zeros + b"x" * 2**22):
         url = put(PACK[ending](whole), f"tar.{ending}")
-        assert isinstance(batches(hr.stream(url, limits=limits), batch_size=None)[-1], hr.LimitError)
-        with pytest.raises(hr.LimitError):
+        assert isinstance(batches(hr.stream(url, limits=limits), batch_size=None)[-1], hr.errors.LimitError)
+        with pytest.raises(hr.errors.LimitError):
             built_index(url, limits)
 
 
@@ -278,7 +278,7 @@ def test_member_that_is_too_large_fails_by_its_own_limit_also_where_it_is_a_bomb
     assert sample["__key__"] == "a"
     told = r"^the size of the member 'b\.bin' is 16777216 bytes, over the limit of 1048576 "
     assert re.match(told, str(error))
-    with pytest.raises(hr.LimitError, match=told):
+    with pytest.raises(hr.errors.LimitError, match=told):
         built_index(url, limits)
 
 
@@ -317,4 +317,4 @@ def test_a_replaced_shard_is_not_read_by_an_old_index(
     assert len(data) == 20
     memory.put(url, gzip.compress(tar(numbered_samples(0, 9))))
     data = data.filter(lambda key: key != "x", field="__key__") if by_key else data
-    assert isinstance(batches(data, batch_size=8)[0], hr.ObjectChangedError)
+    assert isinstance(batches(data, batch_size=8)[0], hr.errors.ObjectChangedError)

@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_an_error_in_the_place_of_its_sample(
     got = outcomes(data, fetch=hr.FetchOptions(range_bytes=range_bytes), num_workers=workers)
     error = got.pop(BAD)
     assert got == [n for n in range(TOTAL) if n != BAD]
-    assert isinstance(error, hr.ChecksumError)
+    assert isinstance(error, hr.errors.ChecksumError)
     assert (error.key, error.url) == (f"{BAD:06d}", urls[2])
     assert f"{BAD:06d}" in str(error) or f"key {BAD}" in "".join(error.__notes__)
 
@@ -138,7 +138,7 @@ def test_a_shard_of_another_size_is_another_one(
     index = put_index(urls, crc=crc)
     memory.put(urls[2], asyncio.run(hr.read(urls[2])) + bytes(512))
     got = outcomes(order(hr.stream(urls, index=index)).map(number))
-    errors = [one for one in got if isinstance(one, hr.ObjectChangedError)]
+    errors = [one for one in got if isinstance(one, hr.errors.ObjectChangedError)]
     assert errors
     assert errors[0].url == urls[2]
     assert "indexed" in str(errors[0])
@@ -167,14 +167,14 @@ def test_a_copy_with_another_version_is_fine_only_where_checksums_are_known(
     checked = put_index([url], crc=True, etag='"older"')
     assert outcomes(order(hr.stream(url, index=same)).map(number)) == list(range(TOTAL))
     assert outcomes(order(hr.stream(url, index=checked)).map(number)) == list(range(TOTAL))
-    assert isinstance(outcomes(order(hr.stream(url, index=old)).map(number))[0], hr.ObjectChangedError)
+    assert isinstance(outcomes(order(hr.stream(url, index=old)).map(number))[0], hr.errors.ObjectChangedError)
 
 
 def test_parts_of_two_versions_are_not_taken_for_one_shard(server: FaultServer) -> None:
     url, _ = serve(server, "etag")  # another one with each answer
     data = hr.stream(url, index=put_index([url], crc=False)).map(number)
     got = outcomes(data, fetch=hr.FetchOptions(range_bytes=4096))
-    assert isinstance(got[-1], hr.ObjectChangedError)
+    assert isinstance(got[-1], hr.errors.ObjectChangedError)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -184,7 +184,7 @@ def test_a_shard_that_is_missing_is_an_error_in_its_place(
     index = put_index(urls)
     memory.remove(urls[1])
     got = outcomes(order(hr.stream(urls, index=index)).map(number))
-    assert isinstance(got.pop(7), hr.ObjectMissingError)
+    assert isinstance(got.pop(7), hr.errors.ObjectMissingError)
     assert got == [n for n in range(TOTAL) if n != 7]
 
 
@@ -219,7 +219,7 @@ def test_an_index_that_headers_contradict_is_an_error(checked: bool) -> None:
     data = hr.stream(url, index=place)
     by_number = asyncio.run(got_by_number(data))
     for got in (outcomes(data), outcomes(data.slice(0)), outcomes(data.shuffle("window")), by_number):
-        wrong = [one for one in got if isinstance(one, hr.ObjectChangedError)]
+        wrong = [one for one in got if isinstance(one, hr.errors.ObjectChangedError)]
         assert len(got) == TOTAL
         assert len(wrong) == TOTAL
         assert all("was indexed: in front of '0000" in str(one) and one.key is not None for one in wrong)
@@ -238,7 +238,7 @@ def test_a_loader_can_be_closed_while_an_index_is_read(
     with hr.DataLoader(data, batch_size=4) as loader:
         batches = iter(loader)
         assert server.wait_until_stalled()
-    with pytest.raises(hr.LoaderClosedError):
+    with pytest.raises(hr.errors.LoaderClosedError):
         next(batches)
     assert server.wait_until_no_connection()
 
@@ -265,7 +265,7 @@ def test_an_index_block_that_fails_says_so_to_each_sample_once(server: FaultServ
     errors = outcomes(data)
     assert len(errors) == TOTAL  # each in its own place
     for k, error in enumerate(errors):
-        assert isinstance(error, hr.AccessDeniedError)
+        assert isinstance(error, hr.errors.AccessDeniedError)
         notes = [note for note in getattr(error, "__notes__", []) if "of the epoch" in note]
         assert len(notes) <= 1
         assert order == "in order" or f"sample {k} " in notes[0]

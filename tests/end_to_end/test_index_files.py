@@ -128,7 +128,7 @@ def test_a_stream_of_a_hundred_thousand_shards_opens_by_one_request_in_little_me
 def test_indexes_of_shards_in_another_order_are_an_error(urls: list[str]) -> None:
     indexes = [put(index_of([url])) for url in urls]
     assert list(hr.stream(urls, index=indexes)) == list(hr.stream(urls, index=None))
-    with pytest.raises(hr.FormatError, match=f"does not list {urls[0]}"):
+    with pytest.raises(hr.errors.FormatError, match=f"does not list {urls[0]}"):
         len(hr.stream(urls, index=indexes[::-1]))
 
 
@@ -187,7 +187,7 @@ def test_a_bad_index_is_an_error_that_names_it(urls: list[str], damage: Callable
     index = put(damage(index_of(urls)))
     data = hr.stream(urls, index=index)
     for use in (len, list, lambda data: data[0], lambda data: list(data.shuffle("global"))):
-        with pytest.raises(hr.FormatError, match=says) as caught:
+        with pytest.raises(hr.errors.FormatError, match=says) as caught:
             use(data)
         assert index in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_a_bad_block_is_an_error_in_the_place_of_its_shard(urls: list[str], orde
     assert len(data) == TOTAL
     with hr.DataLoader(data.slice(0) if order == "global" else data, batch_size=None) as loader:
         got = outcomes_of(loader)
-    errors = [one for one in got if isinstance(one, hr.FormatError)]
+    errors = [one for one in got if isinstance(one, hr.errors.FormatError)]
     assert "CRC-32" in str(errors[0])
     assert index in str(errors[0])
     assert sum("sample " in note for note in getattr(errors[0], "__notes__", [])) <= 1
@@ -210,7 +210,9 @@ def test_a_bad_block_is_an_error_in_the_place_of_its_shard(urls: list[str], orde
 
 def test_an_index_that_lacks_a_shard_says_which_and_what_to_do(urls: list[str]) -> None:
     index = put(index_of(urls[:2]))
-    with pytest.raises(hr.FormatError, match=r"does not list memory://index_files/2\.tar and 1 more shards: make"):
+    with pytest.raises(
+        hr.errors.FormatError, match=r"does not list memory://index_files/2\.tar and 1 more shards: make"
+    ):
         len(hr.stream(urls, index=index))
 
 
@@ -220,9 +222,9 @@ def test_an_index_that_is_missing_is_said_by_its_address(where: str) -> None:
     index: Any = {"one": "memory://without_index/a.hri", "beside": "beside"}.get(where)
     data = hr.stream(urls, index=index or ["memory://without_index/0.hri", "memory://without_index/1.hri"])
     for use in (len, list, lambda data: data[0], lambda data: asyncio.run(data.aget(0))):
-        with pytest.raises(hr.ObjectMissingError, match=r"memory://without_index/.*\.hri"):
+        with pytest.raises(hr.errors.ObjectMissingError, match=r"memory://without_index/.*\.hri"):
             use(data)
-    with hr.DataLoader(data, batch_size=2) as loader, pytest.raises(hr.ObjectMissingError):
+    with hr.DataLoader(data, batch_size=2) as loader, pytest.raises(hr.errors.ObjectMissingError):
         next(iter(loader))
 
 

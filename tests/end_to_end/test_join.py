@@ -139,7 +139,7 @@ def test_keys_that_a_step_makes_are_read_after_it() -> None:
     doubled = data.map(lambda sample: {"number": 2 * sample["id"]})
     assert [(a["number"], b["id"]) for a, b in doubled.join(data, on=("number", "id"))] == [(2, 2)]
     assert [(a["id"], b["number"]) for a, b in data.join(made, on=("id", "number"))] == [(1, 1), (2, 2)]
-    with pytest.raises(hr.FormatError, match="no field 'name'") as caught:
+    with pytest.raises(hr.errors.FormatError, match="no field 'name'") as caught:
         list(doubled.join(data, on=("name", "id")))
     assert ".join(on='name') has asked input 0 for its keys" in caught.value.__notes__
 

@@ -201,7 +201,7 @@ def test_iterator_in_a_thread_says_its_state_and_can_be_closed() -> None:
         await take(batches, 2)
         assert batches.state_dict() == loader.state_dict()
         await batches.aclose()
-        with pytest.raises(hr.LoaderClosedError):
+        with pytest.raises(hr.errors.LoaderClosedError):
             await anext(batches)
 
     asyncio.run(main())
@@ -252,7 +252,7 @@ def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(
             if ending != "closed":
                 loop.run_until_complete(data.is_reached.wait())
             close_at_once(loop)
-        with pytest.raises(hr.LoaderClosedError, match=r"OfTheCaller\.loop is 'caller'"):
+        with pytest.raises(hr.errors.LoaderClosedError, match=r"OfTheCaller\.loop is 'caller'"):
             asyncio.run(take(batches))
     assert not caplog.records
 

@@ -67,7 +67,7 @@ def op(**settings: Any) -> Any:
     """A stream's operator, as `apply_op` would put it there."""
 
     def applied(data: Any) -> Any:
-        hr.register_operator("hooked", lambda: hr.SampleOp(**settings))
+        hr.plugins.register_operator("hooked", lambda: hr.plugins.SampleOp(**settings))
         return data.apply_op("hooked")
 
     return applied
@@ -150,7 +150,7 @@ def test_what_is_not_shardable_is_refused_on_several_ranks() -> None:
         def end(self) -> Any:
             return None
 
-    hr.register_operator("twos", lambda: hr.BatchOp(batcher=Twos, is_shardable=False))
+    hr.plugins.register_operator("twos", lambda: hr.plugins.BatchOp(batcher=Twos, is_shardable=False))
     with pytest.raises(hr.OptionError, match=r"\.twos\(\) has is_shardable=False"):
         given(hr.from_map(range(4)).apply_op("twos").epoch(samples=2), rank=0, world_size=2)
     assert given(hr.from_map(range(4)).apply_op("twos")) == [[0, 1], [2, 3]]
@@ -181,4 +181,4 @@ def test_is_separate_process_says_where_it_runs() -> None:
 )
 def test_hooks_that_could_not_be_kept_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(hr.OptionError, match=says):
-        hr.SampleOp(**settings)
+        hr.plugins.SampleOp(**settings)

@@ -214,7 +214,7 @@ def test_pattern_that_nothing_is_like_and_store_that_does_not_list_are_errors(pu
     fill(put)
     with pytest.raises(OptionError, match=r"nothing there is like that; memory://place/train/ was listed"):
         hr.stream("memory://place/train/*.zst")
-    hr.register_store("unlisted", lambda root, storage_options: Unlisted())
+    hr.plugins.register_store("unlisted", lambda root, storage_options: Unlisted())
     with pytest.raises(OptionError, match=r"cannot be listed.*list"):
         hr.files("unlisted://shelf/a/*.jpg")
     with pytest.raises(OptionError, match="meant by two"):

@@ -25,15 +25,17 @@ from headrace.ops import registry as registered
 @pytest.fixture(autouse=True)
 def _operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registered, "_registered", dict(registered._registered))
-    hr.register_operator(
-        "budget", lambda most, **more: hr.BatchOp(batcher=lambda: Budget(most), measure=weight, **more)
+    hr.plugins.register_operator(
+        "budget", lambda most, **more: hr.plugins.BatchOp(batcher=lambda: Budget(most), measure=weight, **more)
     )
-    hr.register_operator(
+    hr.plugins.register_operator(
         "buckets",
-        lambda size, drop_last=False: hr.BatchOp(batcher=lambda: Buckets(size, drop_last=drop_last), measure=weight),
+        lambda size, drop_last=False: hr.plugins.BatchOp(
+            batcher=lambda: Buckets(size, drop_last=drop_last), measure=weight
+        ),
     )
-    hr.register_operator("pairs", lambda: hr.BatchOp(batcher=lambda: Budget(2)))
-    hr.register_operator("strict", lambda: hr.BatchOp(batcher=Strict, measure=weight))
+    hr.plugins.register_operator("pairs", lambda: hr.plugins.BatchOp(batcher=lambda: Budget(2)))
+    hr.plugins.register_operator("strict", lambda: hr.plugins.BatchOp(batcher=Strict, measure=weight))
 
 
 class Strict(Budget):
@@ -125,10 +127,12 @@ def test_groups_fail_with_their_samples_and_with_their_functions_in_their_places
     data = hr.from_map(range(6))
     assert got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[1:] == [[14, 21], [28, 35]]
     assert "sample 7 is damaged" in got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[0]
-    hr.register_operator("unmeasured", lambda: hr.BatchOp(batcher=lambda: Budget(0), measure=unmeasured))
+    hr.plugins.register_operator(
+        "unmeasured", lambda: hr.plugins.BatchOp(batcher=lambda: Budget(0), measure=unmeasured)
+    )
     told = got(data.map(int).apply_op("unmeasured"))[0]
     assert "stage: unmeasured(); sample 4 of the epoch; operators: FromMap(…) → map(int) → unmeasured()" in told
-    hr.register_operator("no_number", lambda: hr.BatchOp(batcher=lambda: Budget(2), measure=str))
+    hr.plugins.register_operator("no_number", lambda: hr.plugins.BatchOp(batcher=lambda: Budget(2), measure=str))
     assert "'str' object cannot be interpreted as an integer" in got(data.apply_op("no_number"))[0]
     told = got(data.apply_op("budget", 4, collate=never))
     assert len(told) == 4
@@ -181,7 +185,7 @@ def test_sample_whose_measure_ends_workers_is_left_out_and_no_other() -> None:
         assert sorted(n for batch in loader for n in batch.tolist()) == [n for n in range(20) if n != 7]
     with (
         hr.DataLoader(data, num_workers=1, timeout=60) as loader,
-        pytest.raises(hr.WorkerDiedError, match="all on sample 7 of the epoch"),
+        pytest.raises(hr.errors.WorkerDiedError, match="all on sample 7 of the epoch"),
     ):
         list(loader)
 
@@ -191,9 +195,12 @@ def test_sample_whose_measure_ends_workers_is_left_out_and_no_other() -> None:
     [
         (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
         (lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), rank=0, world_size=2))), r"pairs\(\) changes"),
-        (lambda data: hr.BatchOp(batcher=Strict, measure=as_it_is), "measure=as_it_is must be a plain function"),
-        (lambda data: hr.BatchOp(batcher=3), "batcher=3 must be a plain function"),
-        (lambda data: hr.BatchOp(batcher=Strict, collate=None), "collate=None must be a plain function"),
+        (
+            lambda data: hr.plugins.BatchOp(batcher=Strict, measure=as_it_is),
+            "measure=as_it_is must be a plain function",
+        ),
+        (lambda data: hr.plugins.BatchOp(batcher=3), "batcher=3 must be a plain function"),
+        (lambda data: hr.plugins.BatchOp(batcher=Strict, collate=None), "collate=None must be a plain function"),
     ],
 )
 def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any], Any], told: str) -> None:

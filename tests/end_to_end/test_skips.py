@@ -258,7 +258,7 @@ def test_function_sees_key_and_address() -> None:
     memory.put("memory://skip-seen/0.tar", tar(samples))
     seen: list[Any] = []
 
-    def decide(error: hr.StageError) -> bool:
+    def decide(error: hr.errors.StageError) -> bool:
         seen.append((error.key, error.url, error.stage))
         return True
 

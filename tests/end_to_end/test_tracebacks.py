@@ -145,7 +145,7 @@ def test_documented_error_has_no_frames_of_ours() -> None:
         (lambda: Made(read, 1)[0], "read"),
         (lambda: list(Made(read, 1)), "read"),
     ):
-        with pytest.raises(hr.ObjectMissingError) as caught:
+        with pytest.raises(hr.errors.ObjectMissingError) as caught:
             act()
         assert PACKAGE not in "".join(traceback.format_exception(caught.value))
         assert inner is None or caught.traceback[-1].name == inner

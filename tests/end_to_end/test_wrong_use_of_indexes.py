@@ -73,7 +73,7 @@ def test_an_index_that_could_not_be_opened_is_not_made() -> None:
     count = len(keys)
     offsets, sizes = 1024 * np.arange(count) + 512, np.ones(count, np.int64)
     many = Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), offsets, sizes, ("a",))
-    with pytest.raises(hr.LimitError, match="keys of up to 3901 bytes"):
+    with pytest.raises(hr.errors.LimitError, match="keys of up to 3901 bytes"):
         ShardIndex(many, None, 2**30, None).pack()
 
 
@@ -102,7 +102,7 @@ def test_each_format_has_an_index_of_its_own(
     memory.put(url, tar([("0", {"n": b'1}\n{"a": 7}\n{"b": 8'}), ("1", {"n": b"2"})]))
     assert command(["index", url, "--format", "tar", "--quiet"]) == 0
     assert len(hr.stream(url, format="tar", index="auto")) == 2
-    with pytest.raises((TypeError, hr.FormatError), match=says):
+    with pytest.raises((TypeError, hr.errors.FormatError), match=says):
         len(hr.stream(url, format="jsonl", index=way))
     assert len(hr.stream(url, format="tar", index=way)) == 2
 
@@ -125,7 +125,7 @@ def test_a_shard_that_was_rewritten_says_how_to_go_on(tmp_path: Path, monkeypatc
     assert len(data) == 5
     memory.put(url, tar(numbered_samples(0, 9)))
     for read in (lambda: data[0], lambda: list(hr.stream(url))):
-        with pytest.raises(hr.ObjectChangedError, match=r"make a new index .*index=None"):
+        with pytest.raises(hr.errors.ObjectChangedError, match=r"make a new index .*index=None"):
             read()
 
 

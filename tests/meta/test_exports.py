@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import inspect
+import operator
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -12,17 +14,24 @@ import pytest
 import headrace
 
 NAMES = sorted(headrace.__all__)
+NAMES_MOST = 42  # may only fall
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(f"plugins.{name}" for name in headrace.plugins.__all__)])
 def test_name_resolves_and_has_a_docstring(name: str) -> None:
-    value = getattr(headrace, name)
+    value = operator.attrgetter(name)(headrace)
     if inspect.isclass(value) or inspect.isroutine(value):
         assert inspect.getdoc(value), f"headrace.{name} has no docstring"
 
 
-def test_names_are_given_once() -> None:
-    assert len(NAMES) == len(set(NAMES))
+def test_names_are_few_and_given_once() -> None:
+    assert len(NAMES) == len(set(NAMES)) <= NAMES_MOST
+
+
+def test_misspelt_method_of_a_stream_gets_a_suggestion() -> None:
+    with pytest.raises(AttributeError) as caught:
+        headrace.from_map([1]).shufle()  # type: ignore[attr-defined]
+    assert "Did you mean: 'shuffle'?" in "".join(traceback.format_exception(caught.value))
 
 
 def test_nothing_else_is_public() -> None:
@@ -30,7 +39,7 @@ def test_nothing_else_is_public() -> None:
     star: dict[str, object] = {}
     exec("from headrace import *", star)
 
-    assert {name for name in dir(headrace) if not name.startswith("_")} == set(NAMES)
+    assert {name for name in dir(headrace) if not name.startswith("_")} == {*NAMES, "errors", "plugins"}
     assert star.keys() - {"__builtins__"} == set(NAMES)
 
 

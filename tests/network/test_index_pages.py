@@ -143,7 +143,9 @@ def test_size_that_nginx_tells_is_compared(folder: Path, nginx: str, request: py
     if "json" not in request.node.name:
         assert data[0]["tar"] == b"short"
         return
-    with pytest.raises(hr.ObjectChangedError, match=r"than was listed: it had 10240 bytes then, and has 5.*0\.tar"):
+    with pytest.raises(
+        hr.errors.ObjectChangedError, match=r"than was listed: it had 10240 bytes then, and has 5.*0\.tar"
+    ):
         data[0]
 
 
@@ -187,6 +189,6 @@ def test_folder_that_an_index_names_and_the_server_does_not_have_is_an_error() -
     with FaultServer() as server:
         server.add("a/", b"<title>Index of /</title><a href='b/'>b</a><a href='c/'>c</a>")
         server.add("a/b/", b"<title>Index of /</title><a href='1.tar'>1</a>")
-        with pytest.raises(hr.ObjectMissingError, match=r"above has this one, and the server does not.*a/c/"):
+        with pytest.raises(hr.errors.ObjectMissingError, match=r"above has this one, and the server does not.*a/c/"):
             hr.stream(f"{server.url}/a/")
         assert len(hr.files(f"{server.url}/a/b/*.tar")) == 1

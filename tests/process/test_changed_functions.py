@@ -143,7 +143,7 @@ def test_function_that_cannot_be_sent_any_more_is_an_error_of_the_next_epoch(tmp
         assert flat(loader) == list(range(6))
         with (tmp_path / "open").open("w") as file:
             kept.append(file)
-            with pytest.raises(hr.CannotCarryError, match="kept"):
+            with pytest.raises(hr.errors.CannotCarryError, match="kept"):
                 iter(loader)
             kept.clear()
         assert flat(loader) == list(range(6))

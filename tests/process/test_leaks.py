@@ -150,7 +150,7 @@ def test_iterator_that_is_closed_says_so(warm: Any) -> None:
     iterator.close()
     iterator.close()
     for _ in range(2):
-        with pytest.raises(hr.LoaderClosedError):
+        with pytest.raises(hr.errors.LoaderClosedError):
             next(iterator)
     wait_until(lambda: is_quiet(warm), "the epoch ends")
 
@@ -251,7 +251,7 @@ def test_close_in_another_thread_is_an_error_in_the_thread_that_waits(workers: i
     loader.close()
     thread.join(10)
     assert not thread.is_alive(), "it still waits"
-    assert [type(error) for error in raised] == [hr.LoaderClosedError]
+    assert [type(error) for error in raised] == [hr.errors.LoaderClosedError]
     raised.clear()
 
 
@@ -270,12 +270,12 @@ def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(worker
         else:
             closing = threading.Thread(target=loader.close)
             closing.start()
-        with pytest.raises(hr.LoaderClosedError):
+        with pytest.raises(hr.errors.LoaderClosedError):
             for batch in iterator:
                 assert (batch == batch[:, :1]).all()
         if ahead < 8:
             closing.join()
-        with pytest.raises(hr.LoaderClosedError):
+        with pytest.raises(hr.errors.LoaderClosedError):
             iter(loader)
         assert loader.epoch <= 1  # 1 if the loop got a batch before it was ended
 

@@ -111,7 +111,7 @@ def test_result_that_cannot_be_pickled_is_an_error_that_names_stage_and_type(mod
     elif mode == "samples":
         assert "with_lock" in told and "type lock" in told
     else:
-        assert isinstance(error, hr.CollateError)
+        assert isinstance(error, hr.errors.CollateError)
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_batches_of_a_stopped_worker_are_made_by_another_for_async_loops(tmp_pat
 
 @pytest.mark.slow
 def test_stopped_worker_of_an_iterable_data_set_is_an_error_that_says_so() -> None:
-    with pytest.raises(hr.WorkerDiedError, match="it was stopped while it was waited for"):
+    with pytest.raises(hr.errors.WorkerDiedError, match="it was stopped while it was waited for"):
         numbers(hr.DataLoader(StopsAsItGoes(), batch_size=4, num_workers=1))
 
 

@@ -268,7 +268,7 @@ def test_error_says_in_which_function_it_is(place: str) -> None:
     loader = hr.DataLoader(
         getattr(data, place)(function) if is_step else data, 4, num_workers=2, **({} if is_step else {place: function})
     )
-    with loader, pytest.raises(hr.CannotCarryError, match=r"pickle.*lock") as caught:
+    with loader, pytest.raises(hr.errors.CannotCarryError, match=r"pickle.*lock") as caught:
         next(iter(loader))
     assert any("stage" in note for note in caught.value.__notes__)
 

@@ -71,7 +71,7 @@ def at(number: int, act: Callable[[], Any]) -> Callable[[int], int]:
 
 
 def check_death(error: Any, code: int | None = -signal.SIGKILL) -> str:
-    assert isinstance(error, hr.WorkerDiedError), repr(error)
+    assert isinstance(error, hr.errors.WorkerDiedError), repr(error)
     assert isinstance(error, RuntimeError)
     assert str(error).startswith("DataLoader worker (pid(s)")
     assert error.exitcode == code
@@ -377,6 +377,9 @@ class _Kills(Format):
 def test_the_first_sample_of_a_block_is_blamed_that_ends_workers(tmp_path: Path) -> None:
     (tmp_path / "x.kills").write_bytes(bytes(range(4)))
     data = hr.stream(str(tmp_path / "x.kills"), format=_Kills()).map(itemgetter("n"))
-    with hr.DataLoader(data, batch_size=16, num_workers=1) as loader, pytest.raises(hr.WorkerDiedError) as caught:
+    with (
+        hr.DataLoader(data, batch_size=16, num_workers=1) as loader,
+        pytest.raises(hr.errors.WorkerDiedError) as caught,
+    ):
         next(iter(loader))
     assert "all on sample 8 of the epoch, key '8'" in check_death(caught.value)

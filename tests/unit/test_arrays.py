@@ -111,7 +111,7 @@ def test_damage_is_an_error_that_names_the_file(save: Any) -> None:
     whole = packed(save, x=VALUES["images"], y=VALUES["labels"])
     for k in range(12):
         memory.put("memory://arrays/damaged.npz", whole[: len(whole) * k // 12])
-        with pytest.raises(hr.FormatError, match=r"damaged\.npz"):
+        with pytest.raises(hr.errors.FormatError, match=r"damaged\.npz"):
             list(hr.arrays("memory://arrays/damaged.npz"))
 
 
@@ -145,13 +145,13 @@ COMPRESSED = packed(np.savez_compressed, x=VALUES["images"])
 )
 def test_array_that_is_not_read_is_named(ending: str, data: bytes, why: str) -> None:
     place = put(data, ending)
-    with pytest.raises(hr.FormatError, match=rf"{place}.*{why}"):
+    with pytest.raises(hr.errors.FormatError, match=rf"{place}.*{why}"):
         list(hr.arrays(place))
 
 
 def test_limits_hold() -> None:
     place = put(packed(np.savez_compressed, x=np.zeros((1000, 1000))))
-    with pytest.raises(hr.LimitError, match="a part of 'x' has 8000000 bytes, over the limit of 1000000"):
+    with pytest.raises(hr.errors.LimitError, match="a part of 'x' has 8000000 bytes, over the limit of 1000000"):
         len(hr.arrays(place, limits=Limits(member_bytes=10**6)))
-    with pytest.raises(hr.LimitError, match="over the limit"):
+    with pytest.raises(hr.errors.LimitError, match="over the limit"):
         list(hr.arrays(place, limits=Limits(unpacked_free_bytes=1, unpacked_ratio=3)))

@@ -84,7 +84,7 @@ def test_types_convert_values() -> None:
             rows(f'n,m\n"{text}",\n', Csv(types={"n": made}))
     with pytest.raises(hr.DecodeError, match="no column 'm'"):
         rows("n\n1\n", Csv(types={"m": int}))
-    with pytest.raises(hr.FormatError, match="columns="):
+    with pytest.raises(hr.errors.FormatError, match="columns="):
         rows("a,c\n1,2\n", Csv(columns=["a", "b"]))
 
 
@@ -97,15 +97,15 @@ def test_types_convert_values() -> None:
     (b"a,b\n1,2\r3,4\r\n", hr.DecodeError, "sample '2' .* a line ends in a field without quotes"),
     (b"a,b\n1,2\n3,4\r\r", hr.DecodeError, "sample '3' .* a line ends in a field without quotes"),
     (b"a,b\n3,4\r\r\n1,2\n", hr.DecodeError, "sample '2' .* a line ends in a field without quotes"),
-    (b'a,b\n1,2\n3,"4\n5,6\n', hr.FormatError, "line 3, byte 8"),
-    (b'a,"b\n1,2\n', hr.FormatError, "line 1, byte 0"),
-    (b"a,b\r1,2\r", hr.FormatError, "a line ends in a field without quotes .*line 1"),
-    (b"a,\xfc\n1,2\n", hr.FormatError, "header cannot be used"),
-    (b"a,\0\n1,2\n", hr.FormatError, "NUL"), (b"a,a\n1,2\n", hr.FormatError, "'a' is there twice"),
-    (b"a,__b\n1,2\n", hr.FormatError, "'__b' begins with"),
-    ("a,b\n1,2\n".encode("utf-16"), hr.FormatError, "UTF-16"), (b"\x1f\x8b\x08", hr.FormatError, "gzip"),
-    (b"<!DOCTYPE html>\n", hr.FormatError, "an HTML page"),
-    (b",".join(b"%d" % n for n in range(WIDE)) + b"\n", hr.FormatError, "100000 columns, over the limit of 1000"),
+    (b'a,b\n1,2\n3,"4\n5,6\n', hr.errors.FormatError, "line 3, byte 8"),
+    (b'a,"b\n1,2\n', hr.errors.FormatError, "line 1, byte 0"),
+    (b"a,b\r1,2\r", hr.errors.FormatError, "a line ends in a field without quotes .*line 1"),
+    (b"a,\xfc\n1,2\n", hr.errors.FormatError, "header cannot be used"),
+    (b"a,\0\n1,2\n", hr.errors.FormatError, "NUL"), (b"a,a\n1,2\n", hr.errors.FormatError, "'a' is there twice"),
+    (b"a,__b\n1,2\n", hr.errors.FormatError, "'__b' begins with"),
+    ("a,b\n1,2\n".encode("utf-16"), hr.errors.FormatError, "UTF-16"), (b"\x1f\x8b\x08", hr.errors.FormatError, "gzip"),
+    (b"<!DOCTYPE html>\n", hr.errors.FormatError, "an HTML page"),
+    (b",".join(b"%d" % n for n in range(WIDE)) + b"\n", hr.errors.FormatError, "100000 columns, over the limit of 1000"),
 ])  # fmt: skip
 def test_damage_is_an_error_that_names_its_place(data: bytes, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says) as caught:
@@ -150,8 +150,8 @@ def test_sizes_are_compared_with_limits() -> None:
     (row,) = rows(wide * 2, limits=Limits(fields=WIDE), name="wide.csv")
     assert row == {str(n): str(n) for n in range(WIDE)}
     low: Callable[[str], Any] = lambda text: rows(text, limits=Limits(member_bytes=100, header_bytes=50))
-    with pytest.raises(hr.LimitError, match=r"the record has .*100.*line 3, byte 8"):
+    with pytest.raises(hr.errors.LimitError, match=r"the record has .*100.*line 3, byte 8"):
         low("a,b\n1,2\n" + "x" * 200 + ",3\n")
-    with pytest.raises(hr.FormatError, match="over the limit of 50"):
+    with pytest.raises(hr.errors.FormatError, match="over the limit of 50"):
         low("a" * 80 + ",b\n1,2\n")
     assert rows("a,b\n" + "x" * 200_000 + ',"' + "y" * 200_000 + '"\n')[0]["b"] == "y" * 200_000

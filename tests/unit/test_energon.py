@@ -112,7 +112,7 @@ def only(name: str) -> dict[str, bytes]:
     ],
 )
 def test_damaged_metadata_is_an_error_that_names_it(files: dict[str, bytes], why: str) -> None:
-    with pytest.raises(hr.FormatError, match=why):
+    with pytest.raises(hr.errors.FormatError, match=why):
         hr.energon(put({**ONE, **files}))
 
 
@@ -122,11 +122,11 @@ def test_missing_split_folder_and_files_are_named() -> None:
 
     with pytest.raises(hr.OptionError, match="split='test' must be one of 'train'"):
         hr.energon(put(ONE), split="test")
-    with pytest.raises(hr.ObjectMissingError, match=r"nowhere/\.nv-meta/split\.yaml"):
+    with pytest.raises(hr.errors.ObjectMissingError, match=r"nowhere/\.nv-meta/split\.yaml"):
         hr.energon("memory://energon/nowhere")
-    with pytest.raises(hr.FormatError, match=r"neither \.info\.json nor \.info\.yaml"):
+    with pytest.raises(hr.errors.FormatError, match=r"neither \.info\.json nor \.info\.yaml"):
         hr.energon(without(INFO))
-    with pytest.raises(hr.ObjectMissingError, match=r"shard_000\.tar\.idx"):
+    with pytest.raises(hr.errors.ObjectMissingError, match=r"shard_000\.tar\.idx"):
         list(hr.energon(without(".idx")))
 
 
@@ -150,12 +150,12 @@ def with_index(places: list[int], **more: bytes) -> str:
     ],
 )
 def test_damaged_index_is_an_error_that_names_it(places: list[int], why: str) -> None:
-    with pytest.raises(hr.FormatError, match=rf"shard_000\.tar\.idx is damaged, or of another archive: .*{why}"):
+    with pytest.raises(hr.errors.FormatError, match=rf"shard_000\.tar\.idx is damaged, or of another archive: .*{why}"):
         list(hr.energon(with_index(places)))
 
 
 def test_index_that_is_cut_off_is_an_error_that_names_it() -> None:
-    with pytest.raises(hr.FormatError, match=r"shard_000\.tar\.idx .* 39 bytes"):
+    with pytest.raises(hr.errors.FormatError, match=r"shard_000\.tar\.idx .* 39 bytes"):
         list(hr.energon(put({**ONE, "shard_000.tar.idx": ONE["shard_000.tar.idx"][:-1]})))
 
 
@@ -165,7 +165,7 @@ def test_index_that_is_cut_off_is_an_error_that_names_it() -> None:
 def test_index_of_another_archive_is_an_error_that_names_it(k: int, step: int) -> None:
     """The offsets are valid and fit the archive's length. Headers are at multiples of 1024."""
     shifted = sorted([*PLACES[:k], PLACES[k] + step, *PLACES[k + 1 :]])
-    with pytest.raises(hr.StageError, match=r"shard_000\.tar\.idx"):
+    with pytest.raises(hr.errors.StageError, match=r"shard_000\.tar\.idx"):
         list(hr.energon(with_index(shifted)))
 
 
@@ -181,7 +181,7 @@ def test_index_that_splits_a_sample_is_an_error() -> None:
 
 def test_index_of_an_older_archive_is_an_error() -> None:
     for samples in (some(0, 4, 600), some(0, 3), [*some(0, 4), *some(9, 1)]):
-        with pytest.raises(hr.StageError, match=r"shard_000\.tar"):
+        with pytest.raises(hr.errors.StageError, match=r"shard_000\.tar"):
             list(hr.energon(put({**ONE, "shard_000.tar": tar(samples)})))
 
 
@@ -194,7 +194,7 @@ def test_members_of_no_sample_are_skipped() -> None:
 
 
 def test_limits_hold() -> None:
-    with pytest.raises(hr.LimitError, match="over the limit of 1000"):
+    with pytest.raises(hr.errors.LimitError, match="over the limit of 1000"):
         list(hr.energon(put(ONE), limits=Limits(member_bytes=1000)))
-    with pytest.raises(hr.LimitError, match=r"tar\.idx has 40 bytes"):
+    with pytest.raises(hr.errors.LimitError, match=r"tar\.idx has 40 bytes"):
         list(hr.energon(put(ONE), limits=Limits(member_bytes=30)))

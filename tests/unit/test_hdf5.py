@@ -139,7 +139,7 @@ def test_files_follow_one_another() -> None:
     assert [float(row["x"]) for row in rows(data)] == [0, 1, 2, 0, 1, 2, 3]
     assert sorted(float(row["x"]) for row in rows(data.shuffle("global"))) == [0, 0, 1, 1, 2, 2, 3]
     other = put(lambda file: file.create_dataset("x", data=np.arange(3)))
-    with pytest.raises(hr.FormatError, match=r"the files of a stream have the same arrays"):
+    with pytest.raises(hr.errors.FormatError, match=r"the files of a stream have the same arrays"):
         len(hr.hdf5([*places, other]))
 
 
@@ -167,7 +167,7 @@ def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
     ],
 )
 def test_dataset_that_is_not_read_is_named(name: str, options: dict[str, Any], why: str) -> None:
-    with pytest.raises(hr.FormatError, match=why):
+    with pytest.raises(hr.errors.FormatError, match=why):
         len(hr.hdf5(put(lambda file: file.create_dataset(name, **options))))
 
 
@@ -177,24 +177,24 @@ def test_damage_is_an_error_that_names_the_file() -> None:
     whole = out.getvalue()
     for damaged in (whole[: len(whole) // 2], b"", b"x" * 5000, whole[:600]):
         memory.put("memory://hdf5/damaged.h5", damaged)
-        with pytest.raises(hr.FormatError, match=r"damaged\.h5"):
+        with pytest.raises(hr.errors.FormatError, match=r"damaged\.h5"):
             len(hr.hdf5("memory://hdf5/damaged.h5"))
     with h5py.File(io.BytesIO(whole)) as file:
         at = file["x"].id.get_chunk_info(3).byte_offset
     memory.put("memory://hdf5/damaged.h5", whole[:at] + b"\xff" * 9 + whole[at + 9 :])
     data = hr.hdf5("memory://hdf5/damaged.h5")
     assert (data[29]["x"] == 29).all()
-    with pytest.raises(hr.FormatError, match=rf"damaged\.h5: the chunk of '/x' at byte {at} does not decode"):
+    with pytest.raises(hr.errors.FormatError, match=rf"damaged\.h5: the chunk of '/x' at byte {at} does not decode"):
         data[30]
 
 
 @pytest.mark.slow
 def test_limits_hold() -> None:
     place = put(two)
-    with pytest.raises(hr.LimitError, match="'/images'"):
+    with pytest.raises(hr.errors.LimitError, match="'/images'"):
         len(hr.hdf5(place, limits=Limits(member_bytes=29)))
     many = put(lambda file: [file.create_dataset(f"{n}/x", data=np.arange(3)) for n in range(2000)])
-    with pytest.raises(hr.LimitError, match="what describes its datasets"):
+    with pytest.raises(hr.errors.LimitError, match="what describes its datasets"):
         len(hr.hdf5(many, limits=Limits(member_bytes=1000)))
 
 
@@ -208,6 +208,6 @@ def test_file_with_a_user_block_is_read_or_refused_by_name(layout: str, monkeypa
     if layout == "plain":
         assert len(hr.hdf5(place)) == COUNT
         return
-    with pytest.raises(hr.FormatError, match=rf"{place}: the dataset '/x' .* user block.* h5py 3"):
+    with pytest.raises(hr.errors.FormatError, match=rf"{place}: the dataset '/x' .* user block.* h5py 3"):
         len(hr.hdf5(place))
     assert len(hr.hdf5(put(lambda file: file.create_dataset("x", data=IMAGES, **LAYOUTS[layout])))) == COUNT

@@ -41,7 +41,7 @@ def test_line_over_the_limit_ends_the_object_behind_those_before_it(piece: int) 
     data = b'{}\n\n{"n": 1}\n{"a": "' + b"x" * 5000 + b'"}\n{}\n'
     found, error = scan(data, piece, Limits(member_bytes=2000))
     assert found == [(b"1", 0, 2), (b"3", 4, 8)]
-    assert type(error) is hr.LimitError
+    assert type(error) is hr.errors.LimitError
     assert (error.key, error.offset) == ("4", 13)
     assert "line 4, byte 13" in str(error)
 

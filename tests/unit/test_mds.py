@@ -140,13 +140,13 @@ def _with_number(data: bytes, at: int, number: int) -> bytes:
     (b"\x1f\x8b" + bytes(600), "cut off|from byte|limit"),
 ])  # fmt: skip
 def test_table_that_is_damaged_is_an_error_that_names_the_shard(data: bytes, why: str) -> None:
-    with pytest.raises(hr.FormatError, match=why) as caught:
+    with pytest.raises(hr.errors.FormatError, match=why) as caught:
         indexed(data)
     assert URL in str(caught.value)
 
 
 def test_sample_over_the_limit_is_a_limit_error() -> None:
-    with pytest.raises(hr.LimitError, match="sample 0 has 5008 bytes"):
+    with pytest.raises(hr.errors.LimitError, match="sample 0 has 5008 bytes"):
         data = mds.shard({"s": "str", "x": "bytes"}, [{"s": "", "x": bytes(5000)}])
         indexed(data)
 
@@ -161,7 +161,7 @@ def test_compressed_shard_is_one_block_of_many_rows(compression: str) -> None:
     rows = MDS.open_block(Block("u", index.rows.fields), [data])
     assert list(rows) == [{"x": n, "s": "a" * n} for n in range(50)]
     for damaged in (data[:-1], data + b"\0", data[:60] + bytes([data[60] ^ 4]) + data[61:]):
-        with pytest.raises((ValueError, hr.FormatError), match="compressed bytes have the sha1"):
+        with pytest.raises((ValueError, hr.errors.FormatError), match="compressed bytes have the sha1"):
             MDS.open_block(Block("u", index.rows.fields), [damaged])
 
 
@@ -176,7 +176,7 @@ def test_compressed_shard_without_hashes_is_checked_by_its_own(compression: str)
     index = indexed(data, entry, Limits())
     assert len(MDS.open_block(Block("u", index.rows.fields), [data])) == 50
     for damaged in (data[:-1], b"", data[:40], data + b"\1"):
-        with pytest.raises((ValueError, hr.FormatError)):
+        with pytest.raises((ValueError, hr.errors.FormatError)):
             MDS.open_block(Block("u", index.rows.fields), [damaged])
 
 
@@ -184,9 +184,9 @@ def test_compressed_shard_of_another_size_or_over_the_limit_is_refused_before_it
     files = mds.folder({"x": "int"}, [[{"x": n} for n in range(50)]], "zstd")
     (entry,) = MDS.listed("memory://d/index.json", files["index.json"], Limits())
     data = files[entry.url.rpartition("/")[2]]
-    with pytest.raises(hr.FormatError, match=r"its catalogue (lists|has)"):
+    with pytest.raises(hr.errors.FormatError, match=r"its catalogue (lists|has)"):
         indexed(data + b"x", entry, Limits())
-    with pytest.raises(hr.LimitError, match="bytes unpacked, over the limit of 100"):
+    with pytest.raises(hr.errors.LimitError, match="bytes unpacked, over the limit of 100"):
         indexed(data, entry, Limits(member_bytes=100))
 
 
@@ -226,11 +226,11 @@ def changed(**changes: Any) -> bytes:
     (changed(column_names=["__x"]), "taken"), (changed(column_encodings=["pkl"]), "pickled"),
 ])  # fmt: skip
 def test_catalogue_that_is_damaged_is_an_error_that_names_it(data: bytes, why: str) -> None:
-    with pytest.raises(hr.FormatError, match=why) as caught:
+    with pytest.raises(hr.errors.FormatError, match=why) as caught:
         MDS.listed("memory://d/index.json", data, LOW)
     assert "memory://d/index.json" in str(caught.value)
 
 
 def test_catalogue_that_claims_a_bomb_is_a_limit_error() -> None:
-    with pytest.raises(hr.LimitError, match="would unpack to"):
+    with pytest.raises(hr.errors.LimitError, match="would unpack to"):
         MDS.listed("memory://d/index.json", changed(raw_data__bytes=2**40), LOW)

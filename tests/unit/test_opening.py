@@ -50,7 +50,7 @@ class _Numbers(Format):
         if block.members == ("single",):
             return [{"single": len(bodies[0])}]
         if not bodies[0]:
-            raise hr.LimitError("it is empty")
+            raise hr.errors.LimitError("it is empty")
         return self.rows(bodies[0])
 
 

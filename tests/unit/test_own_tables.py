@@ -65,5 +65,5 @@ def test_table_that_can_be_is_taken(rows: Rows) -> None:
     table([0], [5], [0, 1], 3, [0, 0]),
 ])  # fmt: skip
 def test_table_that_no_shard_has_is_refused_by_name(rows: Rows) -> None:
-    with pytest.raises(hr.FormatError, match=r"'own' .* memory://own/0.own as no shard can be"):
+    with pytest.raises(hr.errors.FormatError, match=r"'own' .* memory://own/0.own as no shard can be"):
         opened(rows)

@@ -45,7 +45,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.mark.asyncio
 async def test_registered_scheme_is_read_by_its_store() -> None:
-    hr.register_store("echo", Echo)
+    hr.plugins.register_store("echo", Echo)
     async with Reader(concurrency=1, storage_options={"colour": 1}) as reader:
         assert await reader.read("echo://place/a/b?c") == b"a/b?c of echo://place ['colour']"
 
@@ -60,7 +60,7 @@ def test_cache_keeps_nothing_when_a_registered_store_is_local(tmp_path: Path, st
         async with Reader(hr.FetchOptions(cache_dir=tmp_path), concurrency=1) as reader:
             await reader.read("echo://place/a")
 
-    hr.register_store("echo", store)
+    hr.plugins.register_store("echo", store)
     asyncio.run(read())
     assert len(list(tmp_path.rglob("*.range"))) == kept
 
@@ -68,7 +68,7 @@ def test_cache_keeps_nothing_when_a_registered_store_is_local(tmp_path: Path, st
 @pytest.mark.asyncio
 async def test_registered_scheme_wins_over_fsspec() -> None:
     assert fsspec.get_filesystem_class("ftp") is not None
-    hr.register_store("ftp", Echo)
+    hr.plugins.register_store("ftp", Echo)
     assert (await hr.read("ftp://host/x")).startswith(b"x of ftp://host")
 
 
@@ -83,4 +83,4 @@ async def test_entry_point_names_a_store(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("scheme", ["s3", "https", "file", "hf", "pipe", "memory", "Shelf", "a", "1a", "a b", ""])
 def test_scheme_that_is_ours_or_none_is_refused(scheme: str) -> None:
     with pytest.raises(hr.OptionError, match="scheme="):
-        hr.register_store(scheme, Echo)
+        hr.plugins.register_store(scheme, Echo)

@@ -112,7 +112,7 @@ class Operators:
         return apply(self._as_stream(), fn)
 
     def apply_op(self, name: str, *args: Any, **named: Any) -> Stream:
-        """Apply an operator registered by `hr.register_operator`.
+        """Apply an operator registered by `hr.plugins.register_operator`.
 
         Args:
             name: Name of the operator.

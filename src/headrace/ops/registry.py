@@ -149,14 +149,15 @@ def register_operator(name: str, make: Callable[..., Registered]) -> None:
 
     Args:
         name: An identifier, also used in states and errors.
-        make: Called with the arguments of `apply_op`. Returns a `hr.SampleOp`, a `hr.BatchOp` or a `hr.OrderOp`.
+        make: Called with the arguments of `apply_op`. Returns a `SampleOp`, `BatchOp` or `OrderOp` of `headrace.plugins`.
 
     Raises:
         OptionError: The name is not an identifier, or `make` is not callable.
 
     Example:
         >>> import headrace as hr
-        >>> hr.register_operator("times", lambda n: hr.SampleOp(fn=lambda sample: [sample] * n, yields="many"))
+        >>> from headrace.plugins import SampleOp, register_operator
+        >>> register_operator("times", lambda n: SampleOp(fn=lambda sample: [sample] * n, yields="many"))
         >>> list(hr.DataLoader(hr.from_map([3, 4]).apply_op("times", 2), batch_size=None))
         [3, 3, 4, 4]
     """
@@ -174,10 +175,12 @@ def registered_operators() -> dict[str, Callable[..., Registered]]:
 def made_operator(name: str, args: tuple[object, ...], named: dict[str, object]) -> Operator:
     """Create the registered operator with these arguments."""
     known = registered_operators()
-    check.one_of(".apply_op(): name", name, sorted(known), "; register others by hr.register_operator")
+    check.one_of(".apply_op(): name", name, sorted(known), "; register others by hr.plugins.register_operator")
     made = known[name](*args, **named)
     if not isinstance(made, Registered):
-        raise check.invalid(f".apply_op({name!r}): result", made, "a hr.SampleOp, hr.BatchOp or hr.OrderOp")
+        raise check.invalid(
+            f".apply_op({name!r}): result", made, "a hr.plugins.SampleOp, hr.plugins.BatchOp or hr.plugins.OrderOp"
+        )
     described = [*map(_describe, args), *(f"{key}={_describe(value)}" for key, value in named.items())]
     return made.operator(f"{name}({', '.join(described)})")
 

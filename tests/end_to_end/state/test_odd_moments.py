@@ -23,7 +23,7 @@ def test_states_and_epochs_go_on_when_another_iterator_is_looked_into() -> None:
         next(batches)
         assert some.peek().tolist() == epochs[1][0]  # as `iter` would begin now
         assert saved(some)["position"] == 4
-        with pytest.raises(hr.LoaderBusyError):
+        with pytest.raises(hr.errors.LoaderBusyError):
             some.load_state_dict(saved(some))
         assert lists(batches) == epochs[0][1:]
         assert some.peek().tolist() == epochs[1][0]
@@ -63,7 +63,7 @@ def test_state_is_refused_while_any_iterator_is_in_use() -> None:
         second = iter(some)
         next(second)
         second.close()  # type: ignore[attr-defined]
-        with pytest.raises(hr.LoaderBusyError, match="load_state_dict"):
+        with pytest.raises(hr.errors.LoaderBusyError, match="load_state_dict"):
             some.load_state_dict(state)
         first.close()  # type: ignore[attr-defined]
         some.load_state_dict(state)
@@ -137,7 +137,7 @@ def test_iterable_data_set_is_not_looked_into_while_an_iterator_reads_it() -> No
     with loader(Counting(200), prefetch_factor=0) as some:
         batches = iter(some)
         got = next(batches).tolist()
-        with pytest.raises(hr.LoaderBusyError, match="peek"):
+        with pytest.raises(hr.errors.LoaderBusyError, match="peek"):
             some.peek()
         assert got + [number for batch in batches for number in batch.tolist()] == [*range(200)]
         assert some.peek().tolist() == [0, 1, 2, 3]

@@ -58,7 +58,7 @@ def chosen(kind: str, total: int, rng: random.Random) -> tuple[str, Callable[[An
         ways["shard"] = lambda data: data.shard(index=1, count=2)
         ways["drawn"] = lambda data: data.sample(weights=weights, count=count)
         for name, make in registered_operators().items():
-            if isinstance(make(), hr.OrderOp):
+            if isinstance(make(), hr.plugins.OrderOp):
                 ways[name] = lambda data, name=name: data.apply_op(name)
     name = rng.choice(["", "", *ways])
     return name, ways[name]
@@ -170,9 +170,9 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
             continue
         for name, make in registered_operators().items():
             made = make()
-            if isinstance(made, hr.OrderOp):
+            if isinstance(made, hr.plugins.OrderOp):
                 continue  # they come before that
-            is_taken_apart = isinstance(made, hr.BatchOp)
+            is_taken_apart = isinstance(made, hr.plugins.BatchOp)
             kinds[name] = lambda data, name=name, is_taken_apart=is_taken_apart: (
                 data.apply_op(name).flat_map(list) if is_taken_apart else data.apply_op(name)
             )

@@ -222,7 +222,7 @@ def test_state_is_refused_when_a_shard_is_damaged_before_what_was_used_out_of_or
     with pytest.raises(hr.StateMismatchError) as caught:
         rest_of(shards.loader(0, 7, batch_size=1), state)
     assert caught.value.field == "mark"
-    with pytest.raises(hr.FormatError, match="is truncated"):
+    with pytest.raises(hr.errors.FormatError, match="is truncated"):
         rest_of(shards.loader(0, 7, batch_size=1, on_error="raise"), state)
     shards.cut_off(False, shard)
     assert len(rest_of(shards.loader(0, 7, batch_size=1), state)) == 90 - 18
@@ -234,7 +234,7 @@ def test_damage_is_told_when_it_lies_before_what_was_used_of_a_shard(tmp_path: P
     shards = Shards(tmp_path)
     shard, had, state = stopped_in_a_shard(shards, batches, window)
     shards.cut_off(True, shard)
-    with pytest.raises(hr.FormatError, match="is truncated"):
+    with pytest.raises(hr.errors.FormatError, match="is truncated"):
         rest_of(shards.loader(0, window, batch_size=1, on_error="raise"), state)
     loader = shards.loader(0, window, batch_size=1)
     others = {number for number in range(90) if number // 30 != shard}

@@ -106,7 +106,7 @@ def test_loading_is_refused_while_an_iterator_is_in_use(written: Written) -> Non
         iterator = iter(loader)
         next(iterator)
         for use in (lambda: loader.load_state_dict(state), lambda: loader.skip(1)):
-            with pytest.raises(hr.LoaderBusyError, match="iterator"):
+            with pytest.raises(hr.errors.LoaderBusyError, match="iterator"):
                 use()
         iterator.close()
         loader.load_state_dict(state)

@@ -24,9 +24,9 @@ class Turns:
         return stretch * size + np.minimum(stretch, longer) + turn
 
 
-def in_turn(stretches: int = 3) -> hr.OrderOp:
+def in_turn(stretches: int = 3) -> hr.plugins.OrderOp:
     """The first sample of each stretch of the data, the second of each, and so on."""
-    return hr.OrderOp(numbers=Turns(stretches))
+    return hr.plugins.OrderOp(numbers=Turns(stretches))
 
 
 class NoisyCopies:
@@ -39,9 +39,9 @@ class NoisyCopies:
             yield {**sample, "noise": noise}
 
 
-def noisy_copies(most: int = 3, field: str = "n") -> hr.SampleOp:
+def noisy_copies(most: int = 3, field: str = "n") -> hr.plugins.SampleOp:
     """Each sample several times, all but the first with noise."""
-    return hr.SampleOp(fn=NoisyCopies(most, field), yields="many")
+    return hr.plugins.SampleOp(fn=NoisyCopies(most, field), yields="many")
 
 
 class Length:
@@ -83,10 +83,10 @@ class Longest:
         return [{**sample, "longest": longest} for sample in samples]
 
 
-def length_buckets(size: int = 3, bounds: Sequence[int] = (4, 9), field: str = "n") -> hr.BatchOp:
+def length_buckets(size: int = 3, bounds: Sequence[int] = (4, 9), field: str = "n") -> hr.plugins.BatchOp:
     """Lists of `size` samples, of lengths below the first bound, from it up to the second, and so on."""
     length = Length(field)
-    return hr.BatchOp(batcher=lambda: Buckets(size, bounds), measure=length, collate=Longest(length))
+    return hr.plugins.BatchOp(batcher=lambda: Buckets(size, bounds), measure=length, collate=Longest(length))
 
 
 class Budget:
@@ -105,10 +105,10 @@ class Budget:
         return range(self.offered)
 
 
-def token_batches(most: int = 9, field: str = "n") -> hr.BatchOp:
+def token_batches(most: int = 9, field: str = "n") -> hr.plugins.BatchOp:
     """Batches of `most` tokens in all, as lists of samples."""
-    return hr.BatchOp(batcher=lambda: Budget(most), measure=Length(field))
+    return hr.plugins.BatchOp(batcher=lambda: Budget(most), measure=Length(field))
 
 
 for _make in (in_turn, noisy_copies, length_buckets, token_batches):
-    hr.register_operator(_make.__name__, _make)
+    hr.plugins.register_operator(_make.__name__, _make)

@@ -46,7 +46,7 @@ class TestHalfFloats(DecoderContract):
     @pytest.fixture(autouse=True, params=["call", "entry point"])
     def registered(self, only_here: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         if request.param == "call":
-            hr.register_decoder("half", half_floats.decode)
+            hr.plugins.register_decoder("half", half_floats.decode)
         else:
             by_entry_point(monkeypatch)
 
@@ -60,7 +60,9 @@ def test_registered_decoder_is_there_in_the_workers(workers: int, way: str, monk
     if way == "entry point":
         by_entry_point(monkeypatch)
     else:
-        hr.register_decoder("half", half_floats.decode if way == "call" else lambda data: half_floats.decode(data))
+        hr.plugins.register_decoder(
+            "half", half_floats.decode if way == "call" else lambda data: half_floats.decode(data)
+        )
     samples = [
         (str(n), {"x.half": half_floats.encode(VECTORS[2] + n), "y": half_floats.encode(VECTORS[0])}) for n in range(9)
     ]
@@ -74,7 +76,7 @@ def test_registered_decoder_is_there_in_the_workers(workers: int, way: str, monk
 
 def test_registered_decoder_is_that_of_streams_made_afterwards() -> None:
     before = hr.from_map([{"half": half_floats.encode(VECTORS[1])}]).decode()
-    hr.register_decoder("half", half_floats.decode)
+    hr.plugins.register_decoder("half", half_floats.decode)
     assert isinstance(before[0]["half"], bytes)
     assert isinstance(hr.from_map([{"half": half_floats.encode(VECTORS[1])}]).decode()[0]["half"], np.ndarray)
 
@@ -82,12 +84,12 @@ def test_registered_decoder_is_that_of_streams_made_afterwards() -> None:
 @pytest.mark.parametrize("extension", ["json", "jpg", "gz", "rgb8", "bytes", "", "A", "a.b", "a b", None])
 def test_extension_that_is_ours_or_none_is_refused(extension: str) -> None:
     with pytest.raises(hr.OptionError, match="extension="):
-        hr.register_decoder(extension, half_floats.decode)
+        hr.plugins.register_decoder(extension, half_floats.decode)
 
 
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(hr.OptionError, match="decode="):
-        hr.register_decoder("half", b"")  # type: ignore[arg-type]
+        hr.plugins.register_decoder("half", b"")  # type: ignore[arg-type]
 
 
 def test_what_packages_name_for_ours_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

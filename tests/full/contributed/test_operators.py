@@ -25,17 +25,17 @@ def delivered(data: hr.Stream, **options: Any) -> list[Any]:
     return list(hr.DataLoader(data, batch_size=None, **options))
 
 
-def one_of_each(size: int) -> hr.OrderOp:
+def one_of_each(size: int) -> hr.plugins.OrderOp:
     """A random sample of each `size` ones."""
 
     def numbers(positions: Any, count: int, seed: int) -> Any:
         return positions * size + np.random.default_rng(seed).integers(size, size=count // size)[positions]
 
-    return hr.OrderOp(numbers=numbers, count=lambda count: count // size)
+    return hr.plugins.OrderOp(numbers=numbers, count=lambda count: count // size)
 
 
-def times(modulus: int) -> hr.SampleOp:
-    return hr.SampleOp(fn=lambda n: [n] * (n % modulus), yields="many")
+def times(modulus: int) -> hr.plugins.SampleOp:
+    return hr.plugins.SampleOp(fn=lambda n: [n] * (n % modulus), yields="many")
 
 
 def drawn(sample: dict[str, int]) -> dict[str, int]:
@@ -70,7 +70,7 @@ class TestOneOfEach(OperatorContract):
     samples = list(range(23))
 
     def apply(self, data: Any) -> hr.Stream:
-        hr.register_operator("one_of_each", one_of_each)
+        hr.plugins.register_operator("one_of_each", one_of_each)
         return data.apply_op("one_of_each", 2)
 
 
@@ -86,7 +86,7 @@ class TestTimes(OperatorContract):
     expected = [n for n in range(10) for _ in range(n % 3)]
 
     def apply(self, data: Any) -> hr.Stream:
-        hr.register_operator("times", times)
+        hr.plugins.register_operator("times", times)
         return data.apply_op("times", 3)
 
 
@@ -129,12 +129,12 @@ async def doubled(n: int) -> int:
 
 
 def test_sample_operator_yields_one_or_at_most_one() -> None:
-    hr.register_operator("doubled", lambda: hr.SampleOp(fn=doubled))
-    hr.register_operator("below", lambda most: hr.SampleOp(fn=lambda n: n < most, yields="at most one"))
+    hr.plugins.register_operator("doubled", lambda: hr.plugins.SampleOp(fn=doubled))
+    hr.plugins.register_operator("below", lambda most: hr.plugins.SampleOp(fn=lambda n: n < most, yields="at most one"))
     data = hr.from_map(range(9)).apply_op("doubled").apply_op("below", most=9)
     assert delivered(data) == [0, 2, 4, 6, 8]
     assert repr(data).endswith(".doubled().below(most=9)")
-    assert [hr.SampleOp(fn=fn).where for fn in (doubled, abs)] == ["loop", "worker"]
+    assert [hr.plugins.SampleOp(fn=fn).where for fn in (doubled, abs)] == ["loop", "worker"]
 
 
 def test_operator_of_an_entry_point_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_order_operator_combines_with_others() -> None:
 
 
 def test_order_operator_draws_another_order_in_each_pass_and_epoch() -> None:
-    hr.register_operator("one_of_each", one_of_each)
+    hr.plugins.register_operator("one_of_each", one_of_each)
     data = hr.from_map(range(200)).apply_op("one_of_each", 4).repeat(2)
     loader = hr.DataLoader(data, batch_size=50, seed=7)
     passes = [tuple(batch.tolist()) for _ in range(2) for batch in loader]
@@ -204,7 +204,7 @@ OTHERS: list[tuple[Callable[[], hr.Stream], Callable[[], hr.Stream], str]] = [
 def test_state_of_another_operator_or_argument_is_refused(
     saved: Callable[[], hr.Stream], loaded: Callable[[], hr.Stream], field: str
 ) -> None:
-    hr.register_operator("take", in_turn)  # the name is that of a built-in operator
+    hr.plugins.register_operator("take", in_turn)  # the name is that of a built-in operator
     state = state_after(hr.DataLoader(saved(), batch_size=None), 1)
     with hr.DataLoader(loaded(), batch_size=None) as loader, pytest.raises(hr.StateMismatchError, match=field):
         loader.load_state_dict(state)
@@ -218,26 +218,26 @@ async def later(positions: Any, count: int, seed: int) -> Any:
 
 
 def ordered(data: Any, op: Callable[[], Any]) -> list[Any]:
-    hr.register_operator("wrong", op)
+    hr.plugins.register_operator("wrong", op)
     return delivered(data.apply_op("wrong"))
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.from_map([1]).apply_op("nobodys"), "'nobodys'.*register others"),
-    (lambda: hr.register_operator("no word", noisy_copies), "must be a word"),
-    (lambda: hr.register_operator("word", 3), "make=3 must be a function"),  # type: ignore[arg-type]
-    (lambda: hr.SampleOp(fn=abs, yields="two"), "yields='two'"),  # type: ignore[arg-type]
-    (lambda: hr.SampleOp(fn=3), "fn=3 must be a function"),  # type: ignore[arg-type]
+    (lambda: hr.plugins.register_operator("no word", noisy_copies), "must be a word"),
+    (lambda: hr.plugins.register_operator("word", 3), "make=3 must be a function"),  # type: ignore[arg-type]
+    (lambda: hr.plugins.SampleOp(fn=abs, yields="two"), "yields='two'"),  # type: ignore[arg-type]
+    (lambda: hr.plugins.SampleOp(fn=3), "fn=3 must be a function"),  # type: ignore[arg-type]
     (lambda: ordered(NUMBERS, lambda: None), "result=None must be"),
     (
-        lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p + 1)),
+        lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p + 1)),
         "no sample 9; their numbers are 0 to 8",
     ),
-    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p / 2)), "a whole number for each"),
-    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p[1:])), "a whole number for each"),
-    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=lambda p, n, s: p, count=lambda n: -1)), "gave -1"),
-    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=later)), "not an `async def`"),
-    (lambda: ordered(NUMBERS, lambda: hr.OrderOp(numbers=[2, 1])), "must be a plain function"),  # type: ignore[arg-type]
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p / 2)), "a whole number for each"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p[1:])), "a whole number for each"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p, count=lambda n: -1)), "gave -1"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=later)), "not an `async def`"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=[2, 1])), "must be a plain function"),  # type: ignore[arg-type]
     (lambda: hr.from_iterable([1]).apply_op("in_turn", 3), r"in_turn\(3\) cannot follow .*: samples have no numbers"),
     (lambda: NUMBERS.flat_map(list).apply_op("in_turn", 3), r"in_turn\(3\) selects samples of the source"),
 ]

@@ -108,7 +108,7 @@ def test_what_workers_cannot_share_is_refused_by_name() -> None:
     data = Numbers(4).map(lambda sample: sample["n"] + shared[0])
     with (
         hr.DataLoader(data, num_workers=1, workers=PipeExecutor()) as loader,
-        pytest.raises(hr.CannotCarryError, match="share nothing"),
+        pytest.raises(hr.errors.CannotCarryError, match="share nothing"),
     ):
         list(loader)
 

@@ -34,7 +34,7 @@ class TestRowGroups(FormatContract):
     @pytest.fixture(autouse=True, params=["call", "entry point"])
     def registered(self, only_here: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         if request.param == "call":
-            hr.register_format(RowGroups())
+            hr.plugins.register_format(RowGroups())
         else:
             entry = importlib.metadata.EntryPoint("any", "full.contributed.row_groups:RowGroups", "headrace.formats")
             monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
@@ -61,7 +61,7 @@ class Counting(RowGroups):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_block_is_opened_once_for_all_of_its_rows(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counting, "opened", 0)
-    hr.register_format(Counting())
+    hr.plugins.register_format(Counting())
     memory.put("memory://rowg/0.counted", row_groups.write(SAMPLES, 10))
     with hr.DataLoader(hr.stream("memory://rowg/0.counted").shuffle(), batch_size=2, num_workers=workers) as loader:
         got = [(n, k) for batch in loader for n, k in zip(batch["n"].tolist(), batch["opened"].tolist(), strict=True)]
@@ -71,7 +71,7 @@ def test_block_is_opened_once_for_all_of_its_rows(workers: int, monkeypatch: pyt
 
 
 def test_format_is_found_by_suffix_by_sniff_and_in_compressed_shards() -> None:
-    hr.register_format(RowGroups())
+    hr.plugins.register_format(RowGroups())
     data = row_groups.write(SAMPLES)
     for name, body in (("a.rowg", data), ("a.rowg.gz", gzip.compress(data)), ("of_no_known_kind.b", data)):
         memory.put(f"memory://rowg/{name}", body)
@@ -79,7 +79,7 @@ def test_format_is_found_by_suffix_by_sniff_and_in_compressed_shards() -> None:
 
 
 def test_damage_in_a_block_is_that_of_its_rows_alone() -> None:
-    hr.register_format(RowGroups())
+    hr.plugins.register_format(RowGroups())
     data = bytearray(row_groups.write(SAMPLES, 10))
     second = data.index(b"x\x9c", data.index(b"x\x9c") + 20)
     data[second + 9] ^= 1
@@ -100,7 +100,7 @@ def test_name_or_suffix_that_is_ours_or_none_is_refused(name: str, suffixes: tup
     form = RowGroups()
     form.name, form.suffixes = name, suffixes
     with pytest.raises(hr.OptionError, match="must be"):
-        hr.register_format(form)
+        hr.plugins.register_format(form)
 
 
 class Others(RowGroups):
@@ -108,18 +108,18 @@ class Others(RowGroups):
 
 
 def test_suffix_that_another_format_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    hr.register_format(RowGroups())
+    hr.plugins.register_format(RowGroups())
     with pytest.raises(
         hr.OptionError, match=r"suffix '.rowg' of others is one of rowgroups's: leave it out.*format='others'"
     ):
-        hr.register_format(Others())
-    hr.register_format(RowGroups())  # again, as a notebook's cell is run again
+        hr.plugins.register_format(Others())
+    hr.plugins.register_format(RowGroups())  # again, as a notebook's cell is run again
     entry = importlib.metadata.EntryPoint("any", "full.contributed.row_groups:RowGroups", "headrace.formats")
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     registry._installed.cache_clear()
     with pytest.raises(hr.OptionError, match=r"one of rowgroups's"):
-        hr.register_format(Others())
+        hr.plugins.register_format(Others())
 
 
 def test_suffix_that_two_installed_formats_have_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ class Cell:
         found: list[int] = []
         with hr.DataLoader(
             self.kind.open(self.kind.given(urls), index=None, storage_options=options), batch_size=None
-        ) as loader, pytest.raises(hr.StageError) as caught:  # fmt: skip
+        ) as loader, pytest.raises(hr.errors.StageError) as caught:  # fmt: skip
             found.extend(self.kind.number(sample) for sample in loader)
         assert name in str(caught.value)
         assert found == ALL[: len(found)], "whole samples alone, in their order"

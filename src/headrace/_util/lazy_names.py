@@ -1,0 +1,22 @@
+"""Public names that are imported at first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+
+def of(module: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], object]]:
+    """Return the names of a module, and the function that imports one of them.
+
+    Args:
+        homes: The names, separated by spaces, by the module that defines them.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def imported(name: str) -> object:
+        if name not in home_of:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        return getattr(importlib.import_module(home_of[name]), name)
+
+    return list(home_of), imported
