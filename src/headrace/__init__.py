@@ -21,10 +21,10 @@ __version__: str  # computed at first use, as it reads files
 if TYPE_CHECKING:
     from headrace.dataset.asynchronous import AsyncDataset as AsyncDataset
     from headrace.dataset.asynchronous import AsyncIterableDataset as AsyncIterableDataset
+    from headrace.dataset.asynchronous import ShardInfo as ShardInfo
+    from headrace.dataset.asynchronous import shard_info as shard_info
     from headrace.dataset.compact import Packed as Packed
     from headrace.dataset.compact import packed as packed
-    from headrace.dataset.rank_info import ShardInfo as ShardInfo
-    from headrace.dataset.rank_info import shard_info as shard_info
     from headrace.dataset.stream import Stream as Stream
     from headrace.errors import DecodeError as DecodeError
     from headrace.errors import HeadraceError as HeadraceError
@@ -63,9 +63,8 @@ if TYPE_CHECKING:
     from headrace.workers.randomness import rng as rng
 
 _NAMES = {
-    "headrace.dataset.asynchronous": "AsyncDataset AsyncIterableDataset",
+    "headrace.dataset.asynchronous": "AsyncDataset AsyncIterableDataset ShardInfo shard_info",
     "headrace.dataset.compact": "Packed packed",
-    "headrace.dataset.rank_info": "ShardInfo shard_info",
     "headrace.dataset.stream": "Stream",
     "headrace.errors": "DecodeError HeadraceError OptionError StateMismatchError StorageError",
     "headrace.formats.arrow.format": "Arrow",

@@ -17,6 +17,8 @@ MADE_BY = {  # what one of these makes is driven with it
     "GroupLevel": "Epoch",
     "Level": "Epoch",
     "MemberReads": "IndexedShardProducer",
+    "OpenBlocks": "TaskQueue",
+    "Opening": "TaskQueue",
     "Outcome": "Epoch",
     "PackedChain": "Chains",
     "PackedFailureError": "IndexedShardProducer",

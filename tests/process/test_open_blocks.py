@@ -16,7 +16,7 @@ from end_to_end.parquet import of_table
 
 import headrace as hr
 from headrace.formats.format import Block
-from headrace.workers.open_blocks import Opening
+from headrace.workers.queue import Opening
 
 ROWS, GROUP, BATCH = 480, 60, 16
 

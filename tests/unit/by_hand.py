@@ -20,21 +20,27 @@ from headrace._util.shared_memory import Arena, Claim, Segment
 from headrace.delivery.arrival import Arrived, BatchOpener
 from headrace.delivery.messages import ChunkDelivery, Delivery, ProgressDelta
 from headrace.delivery.slabs import Slabs, Views
-from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries, GivenBoundaries
-from headrace.engine.scheduler.batch_spec import (
+from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.epoch_run import Epoch
+from headrace.engine.scheduler.epoch_spec import (
     BatchSpec,
+    EpochSpec,
     GroupStage,
     InnerStage,
     Learned,
     LimitStage,
     LoopStage,
+    Resources,
     WorkStage,
 )
-from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
-from headrace.engine.scheduler.epoch_run import Epoch
-from headrace.engine.scheduler.lineage import GroupOrigins, Origins
-from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.position_map import (
+    BatchBoundaries,
+    EvenBoundaries,
+    GivenBoundaries,
+    GroupOrigins,
+    Origins,
+    PositionMap,
+)
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe.stats import LoaderMeters
 from headrace.readers.protocol import Flow

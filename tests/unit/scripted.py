@@ -21,13 +21,10 @@ from headrace.delivery.arrival import Arrived, BatchOpener
 from headrace.delivery.messages import ChunkDelivery, Delivery
 from headrace.delivery.progress import Progress, ProgressSnapshot
 from headrace.delivery.slabs import Slabs, Views
-from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries
-from headrace.engine.scheduler.batch_spec import BatchSpec, GroupStage, Learned, LimitStage
 from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
 from headrace.engine.scheduler.epoch_run import Epoch
-from headrace.engine.scheduler.lineage import GroupOrigins, Origins
-from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.epoch_spec import BatchSpec, EpochSpec, GroupStage, Learned, LimitStage, Resources
+from headrace.engine.scheduler.position_map import BatchBoundaries, EvenBoundaries, GroupOrigins, Origins, PositionMap
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import StateMismatchError
 from headrace.observe.stats import LoaderMeters

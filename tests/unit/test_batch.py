@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace._util.shared_memory import Arena, Lease
+from headrace.engine.scheduler.batch_work import BatchState, OpenBatch
 from headrace.engine.scheduler.budget import Budget
 from headrace.engine.scheduler.dispatch import Dispatch
-from headrace.engine.scheduler.pending_batch import BatchState, OpenBatch
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart
 from headrace.workers.tasks import Finish, Reply, Task

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.by_hand import LAST, ByHand, Setup
 
-from headrace.engine.scheduler.batch_spec import GroupStage
+from headrace.engine.scheduler.epoch_spec import GroupStage
 from headrace.ops.batch import EvenBatcher
 from headrace.torch_compat.collate import of_single
 from headrace.workers.tasks import Chain

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries, GivenBoundaries
 from headrace.engine.scheduler.batch_work import PrioritySemaphore
+from headrace.engine.scheduler.position_map import BatchBoundaries, EvenBoundaries, GivenBoundaries
 
 
 def check(boundaries: BatchBoundaries, sizes: list[int]) -> None:

@@ -15,7 +15,7 @@ from unit.batchers import KINDS
 from unit.scripted import APART, FLAT, SOME, Broken, Plan, Run, copies, run, some
 
 from headrace.delivery.progress import ProgressSnapshot
-from headrace.engine.scheduler.batch_spec import GroupStage, LimitStage, WorkStage
+from headrace.engine.scheduler.epoch_spec import GroupStage, LimitStage, WorkStage
 from headrace.workers.tasks import Chain, Finish, Step, Task
 
 SEEDS = st.integers(0, 2**32)

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
 from unit.scripted import APART, FLAT, SOME, Broken, copies, some
 
-from headrace.engine.scheduler.batch_spec import GroupStage, LimitStage, WorkStage
+from headrace.engine.scheduler.epoch_spec import GroupStage, LimitStage, WorkStage
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import WorkerDiedError
 from headrace.observe.stats import LoaderMeters

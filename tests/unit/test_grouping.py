@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.batchers import KINDS, Kind
 
-from headrace.engine.scheduler.group_finder import FoundGroup, GroupFinder
-from headrace.engine.scheduler.lineage import GroupOrigins, NumberSet
+from headrace.engine.scheduler.group_level import FoundGroup, GroupFinder
+from headrace.engine.scheduler.position_map import GroupOrigins, NumberSet
 from headrace.errors import OptionError
 from headrace.ops.bucket import BucketBatcher
 
@@ -145,7 +145,7 @@ def test_error_of_a_batcher_replaces_the_samples_it_concerns(
 
 
 def test_samples_are_refused_when_too_many_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.scheduler.group_finder._WAITING_MOST", 3)
+    monkeypatch.setattr("headrace.engine.scheduler.group_level._WAITING_MOST", 3)
     groups = found(GroupFinder(Nine, "nine()"), [1] * 5, range(5))
     assert [list(group.numbers) for group in groups] == [[3], [4], [0, 1, 2]]
     assert [type(group.error) for group in groups] == [OptionError, OptionError, type(None)]

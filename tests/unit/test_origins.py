@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.engine.scheduler.batch_bounds import EvenBoundaries
-from headrace.engine.scheduler.lineage import GroupOrigins, Origins
-from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.position_map import EvenBoundaries, GroupOrigins, Origins, PositionMap
 from headrace.engine.scheduler.reorder_buffer import Pile
 from headrace.engine.scheduler.row_level import RowMap
 from headrace.order.packed_rows import PackedRows

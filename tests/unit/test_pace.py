@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.scheduler.batch_spec import BatchSpec, GroupStage, Learned
-from headrace.engine.scheduler.chunk_sizer import Pace
+from headrace.engine.scheduler.dispatch import Pace
+from headrace.engine.scheduler.epoch_spec import BatchSpec, GroupStage, Learned
 from headrace.ops.batch import EvenBatcher
 
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace._util.sample_ranges import Rows
+from headrace._util.sample_ranges import Rows, member_pieces, spans_of, spans_of_each
 from headrace._util.shared_memory import Arena, Lease
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
-from headrace.workers.member_spans import member_pieces, spans_of, spans_of_each
 from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.task_runner import open_part

@@ -18,7 +18,7 @@ from headrace._util.shared_memory import Claim
 from headrace.readers.by_key import AdaptiveConcurrency, ChunkSizes, KeyFeed, KeyProducer
 from headrace.readers.byte_estimate import Charge, Expectation
 from headrace.readers.from_iterator import IterProducer
-from headrace.readers.read_ahead import Reading, ReadingAhead
+from headrace.readers.indexed_members import Reading, ReadingAhead
 from headrace.readers.sequential import Without
 from headrace.readers.shuffle_buffer import ShuffleBuffer
 from headrace.readers.stateful_iterable import Resumable

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from headrace.delivery.arrival import Arrived
 from headrace.delivery.messages import AfterEach, Afters, AfterThese, ProgressDelta
 from headrace.delivery.progress import Progress, ProgressSnapshot
-from headrace.engine.scheduler.batch_bounds import EvenBoundaries
-from headrace.engine.scheduler.position_map import PositionMap
+from headrace.engine.scheduler.position_map import EvenBoundaries, PositionMap
 from headrace.errors import OptionError
 from headrace.order.cursor import united
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 import anyio
 import pytest
 
-from headrace.engine.scheduler.task_pool import TaskPool
+from headrace.engine.scheduler.dispatch import TaskPool
 
 
 class Thing:

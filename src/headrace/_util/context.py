@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -70,3 +71,15 @@ def begin_part(part: tuple[int, int], worker: int) -> None:  # noqa: ARG001 (cha
     Chains refer to this function, so workers import its module and all its imports before their first sample.
     """
     running_part.set(part)
+
+
+def is_ours(error: BaseException) -> bool:
+    """True if this task itself was cancelled or closed.
+
+    All other exceptions come from the user's coroutine and are raised in the trainer. A SystemExit that left the task
+    would end the loop. A CancelledError may also come from something that the user's coroutine awaits.
+    """
+    if isinstance(error, GeneratorExit):
+        return True
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from headrace.dataset.describe import told
+    from headrace.dataset.stream import told
     from headrace.formats.mp4.format import MP4, is_video
     from headrace.sources.constructors import stream
     from headrace.sources.discovery.guessing import names_at

@@ -23,7 +23,7 @@ from headrace.order import Order, Places, ShardOrder
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.dataset.rank_info import RanksBy
+    from headrace.dataset.asynchronous import RanksBy
     from headrace.dataset.stream import Stream
     from headrace.engine.open_readers import EpochIO
     from headrace.order.mixture import TokenMixing

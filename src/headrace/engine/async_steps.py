@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace._util.cancellation import is_ours
-from headrace._util.context import RunningSample, running_sample
+from headrace._util.context import RunningSample, is_ours, running_sample
 from headrace.state.sub_position import part_position
 from headrace.torch_compat import serialize
 from headrace.workers.failures import Failure

@@ -16,8 +16,9 @@ from headrace._util.reads import Opens
 from headrace.engine.async_steps import apply
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.open_readers import WINDOW_BYTES, EpochIO
-from headrace.engine.scheduler.batch_spec import (
+from headrace.engine.scheduler.epoch_spec import (
     BatchSpec,
+    EpochSpec,
     GroupStage,
     InnerStage,
     Learned,
@@ -25,7 +26,6 @@ from headrace.engine.scheduler.batch_spec import (
     LoopStage,
     WorkStage,
 )
-from headrace.engine.scheduler.epoch_context import EpochSpec
 from headrace.engine.scheduler.skip_rules import SkipMeters, Skips
 from headrace.fetch import Meter, Reader
 from headrace.options import Settings

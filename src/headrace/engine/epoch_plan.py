@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.delivery.progress import ProgressSnapshot
-from headrace.engine.scheduler.batch_bounds import BatchBoundaries, EvenBoundaries
-from headrace.engine.scheduler.lineage import GroupOrigins, Origins
-from headrace.engine.scheduler.position_map import PositionMap, as_numbers
+from headrace.engine.scheduler.position_map import (
+    BatchBoundaries,
+    EvenBoundaries,
+    GroupOrigins,
+    Origins,
+    PositionMap,
+    as_numbers,
+)
 from headrace.errors import OptionError, StateMismatchError
 from headrace.order import Cursor, Order, Steps, draw, sample_seed, share
 from headrace.order.cursor import among_left, compressed, united

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Self
 
 from headrace._util.context import RunningSample, running_sample
-from headrace.dataset.rank_info import Asked, ShardInfo, running_shard
+from headrace.dataset.asynchronous import Asked, ShardInfo, running_shard
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import OptionError
 from headrace.order import Cursor, Steps, sample_seed

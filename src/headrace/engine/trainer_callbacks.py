@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace._util.cancellation import is_ours
-from headrace._util.context import running_charge, running_reader
+from headrace._util.context import is_ours, running_charge, running_reader
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.options import SkipPolicy
 

@@ -264,7 +264,7 @@ class Csv(Format):
     Examples:
         >>> import headrace as hr
         >>> from headrace.fetch.stores import memory
-        >>> from headrace.formats.delimited import Csv
+        >>> from headrace import Csv
         >>> memory.put("memory://table/0.csv", b'name,n\n"Ada, Countess",3\n')
         >>> [(row["name"], row["n"]) for row in hr.stream("memory://table/0.csv", format=Csv(types={"n": int}))]
         [('Ada, Countess', 3)]

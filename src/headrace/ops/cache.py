@@ -22,8 +22,7 @@ from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, Operator
 from headrace.ops.run_inline import split_steps, through, through_first
-from headrace.pipeline.needs import refusal
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.readers.protocol import Producer
 from headrace.sample_cache.file import NotAtOnceError, SampleFile
 from headrace.sample_cache.fingerprint import NotKnownError, ValueDigest

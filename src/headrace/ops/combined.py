@@ -30,8 +30,7 @@ from headrace.order import Order, Passes, Places, draw
 from headrace.order.mixture import TokenMixing
 from headrace.order.orders import ENDLESS
 from headrace.pipeline.epoch_orders import Planning
-from headrace.pipeline.needs import refusal
-from headrace.pipeline.pipeline import Ordering, Pipeline
+from headrace.pipeline.pipeline import Ordering, Pipeline, refusal
 from headrace.readers.indexed_members import Members
 from headrace.sources.constructors import from_map
 from headrace.sources.reading import OwnReaders

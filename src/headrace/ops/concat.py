@@ -10,7 +10,7 @@ from headrace.ops.nested_loader import in_turns, one_after_the_other
 from headrace.order import Order
 from headrace.order.combined import ConcatOrder
 from headrace.order.orders import ENDLESS
-from headrace.pipeline.needs import refusal
+from headrace.pipeline.pipeline import refusal
 
 
 def concat(inputs: Sequence[object]) -> Stream:

@@ -14,7 +14,7 @@ from headrace.ops.cache import is_kept
 from headrace.ops.combined import check_apart, forks_of
 from headrace.ops.map import on_field
 from headrace.ops.operator import EachSample, Operator
-from headrace.pipeline.needs import refusal
+from headrace.pipeline.pipeline import refusal
 from headrace.workers.tasks import Step
 
 

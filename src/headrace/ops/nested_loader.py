@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from headrace._util.context import running_workers
-from headrace.dataset.asynchronous import AsyncIterableDataset, IterSource
-from headrace.dataset.rank_info import shard_info
+from headrace.dataset.asynchronous import AsyncIterableDataset, IterSource, shard_info
 from headrace.dataset.source import forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, StateMismatchError

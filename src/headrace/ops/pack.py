@@ -15,8 +15,7 @@ from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, GroupOperator
 from headrace.ops.run_inline import split_steps
 from headrace.order.packing import Packing
-from headrace.pipeline.needs import refusal
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.types import Ints
 from headrace.workers.tasks import Step
 

@@ -149,7 +149,7 @@ def register_operator(name: str, make: Callable[..., Registered]) -> None:
 
     Args:
         name: An identifier, also used in states and errors.
-        make: Called with the arguments of `apply_op`. Returns a `SampleOp`, `BatchOp` or `OrderOp` of `headrace.plugins`.
+        make: Called with the arguments of `apply_op`. Returns a `SampleOp`, `BatchOp` or `OrderOp`.
 
     Raises:
         OptionError: The name is not an identifier, or `make` is not callable.

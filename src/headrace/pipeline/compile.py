@@ -10,8 +10,7 @@ from headrace._util.functions import is_async
 from headrace.dataset.source import KeepsKey, SampleSource
 from headrace.errors import OptionError, printable
 from headrace.ops.operator import EachSample, GroupOperator, Operator, OrderOperator, PassOperator
-from headrace.pipeline.needs import refusal
-from headrace.pipeline.pipeline import Ordering, Pipeline, Regroup
+from headrace.pipeline.pipeline import Ordering, Pipeline, Regroup, refusal
 from headrace.torch_compat.collate_by_torch import for_workers
 from headrace.workers.tasks import Step
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from headrace._util.cancellation import is_ours
-from headrace._util.context import RunningSample, running_charge, running_sample
+from headrace._util.context import RunningSample, is_ours, running_charge, running_sample
 from headrace.readers.byte_estimate import Charge, Expectation
 from headrace.workers.failures import ErrorPacker, Failure, Origin, PackedError
 from headrace.workers.sample_chunks import ListPart, Part

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import anyio
 
-from headrace._util.cancellation import is_ours
-from headrace._util.context import RunningSample, running_charge, running_sample
+from headrace._util.context import RunningSample, is_ours, running_charge, running_sample
 from headrace.readers.byte_estimate import Charge, Expectation
 from headrace.readers.protocol import Flow
 from headrace.readers.shuffle_buffer import ShuffleBuffer

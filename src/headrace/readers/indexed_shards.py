@@ -14,9 +14,8 @@ import numpy as np
 
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import BlockNumbers
-from headrace.readers.indexed_members import Bounds, MemberReads, Members
+from headrace.readers.indexed_members import Bounds, MemberReads, Members, Reading, ReadingAhead, ReadsInto
 from headrace.readers.protocol import Flow
-from headrace.readers.read_ahead import Reading, ReadingAhead, ReadsInto
 from headrace.readers.shard_ranges import ShardRanges
 from headrace.types import Ints
 from headrace.workers.failures import ErrorPacker, Failure

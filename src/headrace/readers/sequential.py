@@ -14,8 +14,8 @@ import numpy as np
 from headrace._util.shared_memory import Lease
 from headrace.errors import LimitError, OptionError, StateMismatchError, masked, not_as_indexed
 from headrace.readers.decompress import UNPACKED_MOST, Unpacks, unpacked
+from headrace.readers.indexed_members import Reading, ReadingAhead, ReadsInto
 from headrace.readers.protocol import Flow
-from headrace.readers.read_ahead import Reading, ReadingAhead, ReadsInto
 from headrace.readers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.readers.shard_ranges import ShardRanges
 from headrace.types import Ranges

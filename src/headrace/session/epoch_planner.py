@@ -23,8 +23,7 @@ from headrace.order import Cursor, Order, Steps
 from headrace.order.orders import ENDLESS
 from headrace.order.steps import Deal
 from headrace.pipeline.epoch_orders import Planning
-from headrace.pipeline.needs import refusal
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.session.rank_sharing import (
     check_packing,
     check_rows,

@@ -15,7 +15,7 @@ from headrace.order import Cursor, Order
 from headrace.order.cursor import compressed, united
 from headrace.order.orders import ENDLESS
 from headrace.pipeline.epoch_orders import Planning
-from headrace.pipeline.needs import refusal
+from headrace.pipeline.pipeline import refusal
 from headrace.state.state import State
 from headrace.types import Ints
 

@@ -17,8 +17,7 @@ from headrace.observe.stats import LoaderMeters
 from headrace.ops.operator import counted
 from headrace.options import Settings
 from headrace.order import Cursor, Steps, share
-from headrace.pipeline.needs import refusal
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.state.state import ResplitBase, State
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Tail

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from anyio import CapacityLimiter
 
 from headrace._util import file_limits as descriptors
-from headrace._util.cancellation import is_ours
-from headrace._util.context import running_loop, running_reader, running_threads, running_workers
+from headrace._util.context import is_ours, running_loop, running_reader, running_threads, running_workers
 from headrace._util.reads import Opens
 from headrace._util.shared_memory import Arena
 from headrace.delivery.arrival import BatchOpener
@@ -23,8 +22,8 @@ from headrace.delivery.iterator import BatchIterator, Watcher
 from headrace.delivery.slabs import HELD_SLABS, Slabs, Views
 from headrace.delivery.staging import ahead_of, mover_of
 from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
 from headrace.engine.scheduler.epoch_run import Epoch
+from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
 from headrace.engine.scheduler.event_loop import Engine, is_exiting
 from headrace.errors import LoaderClosedError
 from headrace.fetch import Meter, Reader

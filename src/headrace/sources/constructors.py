@@ -18,7 +18,7 @@ from headrace.sources.discovery.patterns import is_pattern
 from headrace.sources.reading import read_from
 
 if TYPE_CHECKING:
-    from headrace.dataset.rank_info import RanksBy
+    from headrace.dataset.asynchronous import RanksBy
     from headrace.formats.format import Format
     from headrace.formats.plain_text import By
 

@@ -11,8 +11,7 @@ from typing import Any
 import anyio.to_thread
 
 from headrace._util.context import running_reader
-from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
-from headrace.dataset.rank_info import RanksBy
+from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, RanksBy
 from headrace.errors import OptionError
 from headrace.sources.item_calls import GetItem, Taken, gate_of, timed
 from headrace.workers.tasks import Step

@@ -20,9 +20,8 @@ from torch.utils.data.dataloader import default_collate
 from headrace.delivery.arrival import Arrived
 from headrace.delivery.iterator import BatchIterator, Watcher
 from headrace.delivery.progress import Progress
-from headrace.engine.scheduler.batch_bounds import GivenBoundaries
-from headrace.engine.scheduler.batch_spec import BatchSpec, Learned
-from headrace.engine.scheduler.epoch_context import EpochSpec
+from headrace.engine.scheduler.epoch_spec import BatchSpec, EpochSpec, Learned
+from headrace.engine.scheduler.position_map import GivenBoundaries
 from headrace.options import Settings
 from headrace.order import sample_seed
 from headrace.readers.by_key import KeyFeed

@@ -16,8 +16,7 @@ from headrace.errors import OptionError
 from headrace.order.cursor import united
 from headrace.state.state import whole_check
 from headrace.torch_compat import serialize
-from headrace.torch_compat.draws import Draws
-from headrace.torch_compat.indices import Indices, SamplerState
+from headrace.torch_compat.indices import Draws, Indices, SamplerState
 from headrace.torch_compat.stateful import PackedStates, States, unpacked_states
 from headrace.torch_regime.workers.pool import LOST, Answers
 from headrace.types import Ranges

@@ -19,8 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.errors import StateMismatchError
 from headrace.state.state import VERSION, check_kind, is_as_saved, whole_check
-from headrace.torch_compat.draws import decoded
-from headrace.torch_compat.indices import SamplerState
+from headrace.torch_compat.indices import SamplerState, decoded
 from headrace.torch_compat.stateful import chain_of, parts_of
 from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_regime.state import CopyState, LoaderState, StateDict

@@ -15,7 +15,6 @@ from headrace.errors import DecodeError
 from headrace.state.sub_position import part_position
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
-from headrace.workers.batched_open import runs
 from headrace.workers.error_notes import collate_error, key_of, note_origin
 from headrace.workers.failures import (
     NOWHERE,
@@ -29,7 +28,7 @@ from headrace.workers.failures import (
 )
 from headrace.workers.messages import TaskMessage
 from headrace.workers.randomness import begin_sample, key_number, seed_global_generators
-from headrace.workers.task_inputs import Inputs
+from headrace.workers.task_inputs import Inputs, runs
 from headrace.workers.tasks import NO_STEP, Chain, Step
 from headrace.workers.wire_chunks import SentPart, offset_in
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace._util.sample_ranges import Rows
+from headrace._util.sample_ranges import Rows, member_pieces, spans_of
 from headrace._util.shared_memory import Claim, Lease, Segment
 from headrace.types import Ints
 from headrace.workers.failures import Failure
@@ -92,8 +92,6 @@ class RawPart:
         return self._with(self.rows.take(chosen), self.shards[chosen])
 
     def _with(self, rows: Rows, shards: Ints) -> RawPart:
-        from headrace.workers.member_spans import spans_of
-
         if len(self.spans) <= 1 or not len(rows.offset):
             used = self.spans[:1]
         else:
@@ -131,8 +129,6 @@ class RawPart:
 
     def carried(self) -> SentPart:
         """Return the samples with only their own bytes. The ranges contain other tasks' samples too."""
-        from headrace.workers.member_spans import member_pieces
-
         first = [address for address, _ in self.spans]
         views = [lease.view for _, lease in self.spans]
         ends = [address + len(view) for address, view in zip(first, views, strict=True)]

@@ -9,13 +9,10 @@ from anyio.abc import TaskGroup
 
 from headrace.delivery.channel import Sender
 from headrace.delivery.messages import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
-from headrace.engine.scheduler.batch_work import BatchWork
-from headrace.engine.scheduler.chunk_sizer import Pace
-from headrace.engine.scheduler.dispatch import Dispatch
-from headrace.engine.scheduler.epoch_context import EpochSpec, Resources
-from headrace.engine.scheduler.pending_batch import BatchState, OpenBatch
+from headrace.engine.scheduler.batch_work import BatchState, BatchWork, OpenBatch
+from headrace.engine.scheduler.dispatch import Dispatch, Pace, TaskPool
+from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
 from headrace.engine.scheduler.reorder_buffer import Pile
-from headrace.engine.scheduler.task_pool import TaskPool
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import Part
 from headrace.workers.tasks import Reply

@@ -1,10 +1,14 @@
-"""Runs tasks to their end."""
+"""Runs tasks: their sizes, and the asyncio tasks that wait for them."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from anyio.abc import TaskGroup
 
 from headrace._util.shared_memory import Arena, Lease
 from headrace.engine.scheduler.budget import Budget
@@ -113,3 +117,82 @@ def _expected(known: float, size: float) -> float:
 def _made_s(reply: Reply) -> float:
     """Seconds spent on samples, without collation and writing."""
     return sum(seconds for step, seconds in reply.busy_s.items() if step not in ("collate", "write"))
+
+
+_Work = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
+
+
+class TaskPool:
+    """A pool of tasks of a group, which grows as needed. Tasks end when the group is cancelled.
+
+    A task runs all its work in the context of the caller that it was started for.
+    """
+
+    def __init__(self, group: TaskGroup) -> None:
+        self._group = group
+        self._idle: deque[asyncio.Future[_Work]] = deque()
+
+    def start_soon(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Await `work(*args)` in an idle task or a new one. An exception ends the group."""
+        while self._idle:
+            idle = self._idle.pop()
+            if not idle.done():  # a cancelled task's future is done
+                idle.set_result((work, args))
+                return
+        self._group.start_soon(self._serve, work, args)
+
+    async def _serve(self, work: Callable[..., Awaitable[None]] | None, args: tuple[object, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            assert work is not None
+            await work(*args)
+            work, args = None, ()  # drop references to finished work
+            if self._group.cancel_scope.cancel_called:
+                return  # the cancellation may have come while `work` ended
+            idle: asyncio.Future[_Work] = loop.create_future()
+            self._idle.append(idle)
+            work, args = await idle
+
+
+_WORTH_S = 20e-3  # work per task: large against the overhead of a task
+_WORTH_AT_ONCE_S = 5e-3  # if the trainer waits for the first sample
+_WORTH_BYTES = 2**20
+_WORTH_AT_ONCE_BYTES = 2**18
+_LARGE_BYTES = 2**16  # larger samples have a slab alone, from which they are not copied
+
+
+class Pace:
+    """Grows the task size from one sample, for a fast start, to as many as are worth a task.
+
+    Args:
+        is_awaited: True if results go directly to the trainer and not to further tasks.
+    """
+
+    def __init__(self, most: int, *, is_awaited: bool = False) -> None:
+        self._most, self._grown, self._begun = most, 1, 0
+        self._is_awaited = is_awaited
+        self._worth_s = _WORTH_AT_ONCE_S if is_awaited else _WORTH_S
+        self._worth_bytes = _WORTH_AT_ONCE_BYTES if is_awaited else _WORTH_BYTES
+        self._sample_s = self._sample_bytes = 0.0
+
+    @property
+    def size(self) -> int:
+        if self._sample_bytes > _LARGE_BYTES or (self._is_awaited and not self._sample_s):
+            return 1
+        size = self._grown
+        if self._sample_s:
+            size = min(size, int(self._worth_s / self._sample_s))
+        if self._sample_bytes:
+            size = min(size, int(self._worth_bytes / self._sample_bytes))
+        return max(1, size)
+
+    def begin(self) -> None:
+        """Count a task: sizes grow as 1, 1, 2, 4, ..."""
+        self._begun += 1
+        if self._begun > 1:
+            self._grown = min(self._most, 2 * self._grown)
+
+    def learn(self, count: int, seconds: float, nbytes: int) -> None:
+        """Update the averages by a finished task. Increases count at once, decreases gradually."""
+        self._sample_s = max(seconds / count, (self._sample_s + seconds / count) / 2)
+        self._sample_bytes = max(nbytes / count, (self._sample_bytes + nbytes / count) / 2)

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.delivery.messages import ProgressDelta
-from headrace.engine.scheduler.batch_bounds import BatchBoundaries
-from headrace.engine.scheduler.batch_spec import InnerStage
-from headrace.engine.scheduler.epoch_context import EpochSpec
+from headrace.engine.scheduler.epoch_spec import EpochSpec, InnerStage
 from headrace.engine.scheduler.group_level import SharedPart, TogetherLevel, in_parts
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Outcome, Units
-from headrace.engine.scheduler.lineage import Origins
-from headrace.engine.scheduler.position_map import PositionMap, as_numbers
+from headrace.engine.scheduler.position_map import BatchBoundaries, Origins, PositionMap, as_numbers
 from headrace.errors import OptionError, StateMismatchError
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart, Part
