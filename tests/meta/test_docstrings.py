@@ -1,11 +1,21 @@
-"""Docstrings describe each parameter by its own name: the reference is made from them."""
+"""Docstrings describe each parameter by its own name, as the reference is made from them; their examples run."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+from meta.test_docs import BLOCK, PAGES
+
+import headrace as hr
+from headrace.dataset.operators import Operators
 
 SOURCES = Path(__file__).parents[2] / "src"
 SECTION = re.compile(r"^Args:\n((?:(?: {4}.*)?\n?)*)", re.MULTILINE)
@@ -43,3 +53,27 @@ def test_each_parameter_has_a_line_of_its_own() -> None:
 def test_a_line_for_two_parameters_is_found() -> None:
     source = 'def f(a, b, *c):\n    """F.\n\n    Args:\n        a, b: two.\n        *c: more.\n    """\n'
     assert [name for _, name, known in described(ast.parse(source)) if name not in known] == ["a, b"]
+
+
+def examples() -> Iterator[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for path in sorted(SOURCES.rglob("*.py")):
+        if ">>> " in path.read_text():
+            name = ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
+            yield from (found for found in finder.find(importlib.import_module(name)) if found.examples)
+
+
+@pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name.removeprefix("headrace."))
+def test_example_runs(example: doctest.DocTest) -> None:
+    told: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
+    assert not result.failed, "".join(told)
+
+
+def test_each_public_name_and_method_has_an_example() -> None:
+    blocks = "".join(match["code"] for page in PAGES for match in BLOCK.finditer(page.read_text()))
+    public: dict[str, Any] = {f"hr.{name}": getattr(hr, name) for name in hr.__all__ if not name.endswith("Error")}
+    methods = {f".{name}(": value for name, value in vars(Operators).items() if inspect.isfunction(value)}
+    lacking = {name for name, value in public.items() if name not in blocks and ">>>" not in (value.__doc__ or "")}
+    lacking |= {name for name, value in methods.items() if name[1] != "_" and ">>>" not in (value.__doc__ or "")}
+    assert lacking == set()

@@ -39,6 +39,17 @@ class ShardInfo:
         world: Number of parts.
         epoch: Number of the epoch.
         seed: Seed of the loader, the same on all ranks.
+
+    Examples:
+        >>> import headrace as hr
+        >>> class Numbers(hr.AsyncIterableDataset):
+        ...     ranks_by = "shard_info"
+        ...     async def aiter(self):
+        ...         part: hr.ShardInfo = hr.shard_info()
+        ...         for n in range(part.rank, 6, part.world):
+        ...             yield n
+        >>> list(hr.DataLoader(Numbers(), None, rank=1, world_size=2, tail="uneven"))
+        [1, 3, 5]
     """
 
     rank: int

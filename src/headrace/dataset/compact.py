@@ -58,6 +58,11 @@ class Packed(Sequence[T_co]):
 
     Attributes:
         nbytes: Size of the two arrays, in bytes.
+
+    Examples:
+        >>> import headrace as hr
+        >>> hr.packed(["a", "b", "c"])[1:] == ["b", "c"]
+        True
     """
 
     __slots__ = ("__weakref__", "_bytes", "_data", "_ends", "_globals", "_kind", "_offsets")

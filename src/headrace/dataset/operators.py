@@ -34,7 +34,15 @@ class Operators:
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the loader of this data set start this epoch next, like the loader's own `set_epoch`."""
+        """Make the loader of this data set start this epoch next, like the loader's own `set_epoch`.
+
+        Examples:
+            >>> import headrace as hr
+            >>> data = hr.from_map(range(3))
+            >>> data.set_epoch(2)
+            >>> hr.DataLoader(data).epoch
+            2
+        """
         self.announced_epoch = (epoch,)
 
     def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
@@ -45,6 +53,11 @@ class Operators:
             field: Apply `fn` to this field only.
             random: In workers, seed the generators of Python, numpy and torch from (seed, epoch, position) before each
                 call. False saves 7 µs a sample. `hr.rng()` is specific to the sample in either case.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(["a", "b"]).map(str.upper))
+            ['A', 'B']
         """
         from headrace.ops.map import map_samples
 
@@ -57,6 +70,11 @@ class Operators:
             fn: A plain function runs in workers, an `async def` on the event loop.
             field: Pass only this field to `fn`. With "__key__", and shards with an index, dropped samples are not read.
             random: As in `map`.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(6)).filter(lambda n: n % 2))
+            [1, 3, 5]
         """
         from headrace.ops.filter import filter_samples
 
@@ -121,6 +139,12 @@ class Operators:
 
         Raises:
             OptionError: There is no such operator.
+
+        Examples:
+            >>> import headrace as hr
+            >>> hr.plugins.register_operator("doubled", lambda: hr.plugins.SampleOp(fn=lambda n: 2 * n))
+            >>> list(hr.from_map([1, 2]).apply_op("doubled"))
+            [2, 4]
         """
         from headrace.ops.registry import made_operator
 
@@ -173,6 +197,11 @@ class Operators:
 
         Raises:
             OptionError: There is no such decoder; or pickles are requested, but not allowed.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map([{"txt": b"a", "cls": b"3"}]).decode())
+            [{'txt': 'a', 'cls': 3}]
         """
         from headrace.ops.decode import decode
 
@@ -183,6 +212,11 @@ class Operators:
 
         "jpg;png" is the first of the two that a sample has. A sample without such a field is a FormatError that names
         it.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map([{"a": 1, "b": 2}]).select("b"))
+            [{'b': 2}]
         """
         from headrace.ops.select import select
 
@@ -193,6 +227,11 @@ class Operators:
 
         "jpg;png" is the first of the two that a sample has. A sample without such a field is a FormatError that names
         it.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map([{"jpg": 1, "cls": 2}]).to_tuple("jpg;png", "cls"))
+            [(1, 2)]
         """
         from headrace.ops.select import to_tuple
 
@@ -206,6 +245,11 @@ class Operators:
 
         Before `.select()` or `.to_tuple()`, it causes unused fields to be read. Put it after `.select()`, and use the
         old names in `.to_tuple()`.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map([{"jpg": 1}]).rename(jpg="image"))
+            [{'image': 1}]
         """
         from headrace.ops.select import rename
 
@@ -232,7 +276,7 @@ class Operators:
         Examples:
             >>> import headrace as hr
             >>> next(iter(hr.from_map([{"text": "abc"}]).tokenize(lambda text: [ord(sign) for sign in text])))
-            {'input_ids': array([ 97,  98,  99])}
+            {'input_ids': array([97, 98, 99])}
         """
         from headrace.ops.tokenize import tokenize
 
@@ -302,19 +346,36 @@ class Operators:
 
         Raises:
             OptionError: An argument is out of range.
+
+        Examples:
+            >>> import headrace as hr
+            >>> sorted(hr.from_map(range(5)).shuffle(seed=1))
+            [0, 1, 2, 3, 4]
         """
         from headrace.ops.shuffle import shuffled
 
         return shuffled(self._as_stream(), by, window, buffer, seed)
 
     def take(self, n: int) -> Stream:
-        """Keep the first `n` samples (or batches, after `batch`) of each epoch."""
+        """Keep the first `n` samples (or batches, after `batch`) of each epoch.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(5)).take(2))
+            [0, 1]
+        """
         from headrace.ops.slice import take
 
         return self._with(take(n))
 
     def skip(self, n: int) -> Stream:
-        """Skip the first `n` samples: equivalent to `.slice(n)`."""
+        """Skip the first `n` samples: equivalent to `.slice(n)`.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(5)).skip(2))
+            [2, 3, 4]
+        """
         from headrace.ops.slice import skip
 
         return self._with(skip(n))
@@ -324,6 +385,11 @@ class Operators:
 
         The source's samples must have numbers. After operators that drop, make or group samples, the samples that come
         out of these are counted, on one rank.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(9)).slice(1, 8, 3))
+            [1, 4, 7]
         """
         from headrace.ops.slice import slice_of
 
@@ -340,6 +406,11 @@ class Operators:
             *positional: Refused, as the order differs between libraries.
             index: Number of the part, from 0.
             count: Number of parts.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(7)).shard(index=1, count=3))
+            [2, 3]
         """
         from headrace.ops.slice import shard
 
@@ -366,6 +437,11 @@ class Operators:
 
         Raises:
             OptionError: An argument is invalid.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(5)).sample([4, 0, 4]))
+            [4, 0, 4]
         """
         from headrace.ops.sample import sample
 
@@ -376,6 +452,11 @@ class Operators:
 
         Batches, numbers of `.enumerate()`, limits and iterable data sets are repeated pass by pass: each pass runs in a
         loader of its own, and starts batches and numbers again.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(2)).repeat(2))
+            [0, 1, 0, 1]
         """
         from headrace.ops.repeat import repeat
 
@@ -388,6 +469,11 @@ class Operators:
         shards; for an iterable data set, `ranks_by` sets how samples are divided. Then some samples may repeat and
         others be skipped; `stats()` counts both. Without `.epoch()`, and with the loader's `tail="uneven"`, each sample
         occurs once. After `.batch()`, batches are counted, as by `.take()`.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(range(3)).epoch(samples=5))
+            [0, 1, 2, 0, 1]
         """
         from headrace.ops.repeat import epoch
 
@@ -550,6 +636,11 @@ class Operators:
 
         A stream can so have batches of several sizes: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or the
         loader's `batch_size`. Collated numbers become tensors without dimensions.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map([1, 2, 3]).batch(2).unbatch().map(int))
+            [1, 2, 3]
         """
         from headrace.ops.batch import unbatch
 

@@ -37,6 +37,12 @@ class Stream(Operators):
     """Samples of shards or of a data set, with operators on them.
 
     Created by `hr.stream`, `hr.files` and the operators of data sets. Pass it to `hr.DataLoader`, or iterate over it.
+
+    Examples:
+        >>> import headrace as hr
+        >>> stream = hr.from_map(range(4)).map(lambda n: n * n)
+        >>> len(stream), stream[3], list(stream)
+        (4, 9, [0, 1, 4, 9])
     """
 
     def __init__(self, source: HasSource, operators: tuple[Operator, ...] = ()) -> None:

@@ -24,6 +24,10 @@ class Limits:
         unpacked_free_bytes: Decompressed bytes that are exempt from the ratio.
         window_bytes: Memory of a decompressor's window.
         pixels: Pixels of one image. The default equals Pillow's own limit, twice PIL.Image.MAX_IMAGE_PIXELS.
+
+    Examples:
+        >>> import headrace as hr
+        >>> data = hr.stream("https://example.org/{0..3}.tar", limits=hr.Limits(member_bytes=2**20))
     """
 
     member_bytes: int = 2**30

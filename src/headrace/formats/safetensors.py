@@ -50,6 +50,10 @@ class SafeTensors(Format):
 
     Args:
         rows: Return rows as samples instead, along the first dimension, which all tensors share.
+
+    Examples:
+        >>> import headrace as hr
+        >>> data = hr.stream("https://example.org/{0..3}.safetensors", format=hr.SafeTensors(rows=True))
     """
 
     name = "safetensors"

@@ -256,6 +256,10 @@ class TFRecord(Format):
     Args:
         raw: Return the bytes of each record, unparsed, as the field "record".
         lists: Features whose bytes are always lists. Other features with one value are that value.
+
+    Examples:
+        >>> import headrace as hr
+        >>> data = hr.stream("https://example.org/{0..3}.tfrecord", format=hr.TFRecord(lists=("words",)))
     """
 
     name = "tfrecord"

@@ -193,6 +193,12 @@ def files(
             these.
         listing: As in `hr.stream`.
         storage_options: Options of the store: credentials, endpoint, region.
+
+    Examples:
+        >>> import headrace as hr
+        >>> photos = hr.files("https://example.org/{000..999}.jpg").shuffle()
+        >>> len(photos)
+        1000
     """
     from headrace.sources.files import Files
 
