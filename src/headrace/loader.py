@@ -126,7 +126,6 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             this one. Raised when the loader is iterated over.
 
     Examples:
-        >>> import headrace as hr
         >>> class Squares(hr.AsyncDataset):
         ...     def __len__(self):
         ...         return 5

@@ -60,7 +60,9 @@ def examples() -> Iterator[doctest.DocTest]:
     for path in sorted(SOURCES.rglob("*.py")):
         if ">>> " in path.read_text():
             name = ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
-            yield from (found for found in finder.find(importlib.import_module(name)) if found.examples)
+            yield from (
+                found for found in finder.find(importlib.import_module(name), extraglobs={"hr": hr}) if found.examples
+            )
 
 
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name.removeprefix("headrace."))

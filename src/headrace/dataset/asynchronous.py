@@ -41,7 +41,6 @@ class ShardInfo:
         seed: Seed of the loader, the same on all ranks.
 
     Examples:
-        >>> import headrace as hr
         >>> class Numbers(hr.AsyncIterableDataset):
         ...     ranks_by = "shard_info"
         ...     async def aiter(self):
@@ -80,7 +79,6 @@ def shard_info() -> ShardInfo:
         OptionError: No loader runs this.
 
     Examples:
-        >>> import headrace as hr
         >>> class Numbers(hr.AsyncIterableDataset):
         ...     ranks_by = "shard_info"
         ...     async def aiter(self):
@@ -137,7 +135,6 @@ class AsyncDataset(OwnDataset):
     uses them. If another loader has the data set open, the loader opens a shallow copy, so each has its own session.
 
     Examples:
-        >>> import headrace as hr
         >>> class Squares(hr.AsyncDataset):
         ...     def __len__(self):
         ...         return 4

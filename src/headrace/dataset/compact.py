@@ -60,7 +60,6 @@ class Packed(Sequence[T_co]):
         nbytes: Size of the two arrays, in bytes.
 
     Examples:
-        >>> import headrace as hr
         >>> hr.packed(["a", "b", "c"])[1:] == ["b", "c"]
         True
     """

@@ -37,7 +37,6 @@ class Operators:
         """Make the loader of this data set start this epoch next, like the loader's own `set_epoch`.
 
         Examples:
-            >>> import headrace as hr
             >>> data = hr.from_map(range(3))
             >>> data.set_epoch(2)
             >>> hr.DataLoader(data).epoch
@@ -55,7 +54,6 @@ class Operators:
                 call. False saves 7 µs a sample. `hr.rng()` is specific to the sample in either case.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(["a", "b"]).map(str.upper))
             ['A', 'B']
         """
@@ -72,7 +70,6 @@ class Operators:
             random: As in `map`.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(6)).filter(lambda n: n % 2))
             [1, 3, 5]
         """
@@ -92,7 +89,6 @@ class Operators:
             random: As in `map`. In later steps, each result has random numbers of its own.
 
         Examples:
-            >>> import headrace as hr
             >>> data = hr.from_map(["a b", "", "c d e"]).flat_map(str.split)
             >>> list(hr.DataLoader(data, batch_size=4))
             [['a', 'b', 'c', 'd'], ['e']]
@@ -116,7 +112,6 @@ class Operators:
             fn: Called once an epoch.
 
         Examples:
-            >>> import headrace as hr
             >>> def rises(numbers):
             ...     last = next(numbers)
             ...     for number in numbers:
@@ -141,7 +136,6 @@ class Operators:
             OptionError: There is no such operator.
 
         Examples:
-            >>> import headrace as hr
             >>> hr.plugins.register_operator("doubled", lambda: hr.plugins.SampleOp(fn=lambda n: 2 * n))
             >>> list(hr.from_map([1, 2]).apply_op("doubled"))
             [2, 4]
@@ -163,7 +157,6 @@ class Operators:
                 no rank knows the counts of the others.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(["a", "b", "c"]).slice(1).enumerate())
             [(0, 'b'), (1, 'c')]
         """
@@ -199,7 +192,6 @@ class Operators:
             OptionError: There is no such decoder; or pickles are requested, but not allowed.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map([{"txt": b"a", "cls": b"3"}]).decode())
             [{'txt': 'a', 'cls': 3}]
         """
@@ -214,7 +206,6 @@ class Operators:
         it.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map([{"a": 1, "b": 2}]).select("b"))
             [{'b': 2}]
         """
@@ -229,7 +220,6 @@ class Operators:
         it.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map([{"jpg": 1, "cls": 2}]).to_tuple("jpg;png", "cls"))
             [(1, 2)]
         """
@@ -247,7 +237,6 @@ class Operators:
         old names in `.to_tuple()`.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map([{"jpg": 1}]).rename(jpg="image"))
             [{'image': 1}]
         """
@@ -274,7 +263,6 @@ class Operators:
             dtype: dtype of the array. An id that does not fit is an error.
 
         Examples:
-            >>> import headrace as hr
             >>> next(iter(hr.from_map([{"text": "abc"}]).tokenize(lambda text: [ord(sign) for sign in text])))
             {'input_ids': array([97, 98, 99])}
         """
@@ -312,7 +300,6 @@ class Operators:
                 digest.
 
         Examples:
-            >>> import headrace as hr
             >>> squares = hr.from_map(range(4)).map(lambda n: n * n).cache()
             >>> [list(squares), list(squares.map(str))]
             [[0, 1, 4, 9], ['0', '1', '4', '9']]
@@ -348,7 +335,6 @@ class Operators:
             OptionError: An argument is out of range.
 
         Examples:
-            >>> import headrace as hr
             >>> sorted(hr.from_map(range(5)).shuffle(seed=1))
             [0, 1, 2, 3, 4]
         """
@@ -360,7 +346,6 @@ class Operators:
         """Keep the first `n` samples (or batches, after `batch`) of each epoch.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(5)).take(2))
             [0, 1]
         """
@@ -372,7 +357,6 @@ class Operators:
         """Skip the first `n` samples: equivalent to `.slice(n)`.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(5)).skip(2))
             [2, 3, 4]
         """
@@ -387,7 +371,6 @@ class Operators:
         out of these are counted, on one rank.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(9)).slice(1, 8, 3))
             [1, 4, 7]
         """
@@ -408,7 +391,6 @@ class Operators:
             count: Number of parts.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(7)).shard(index=1, count=3))
             [2, 3]
         """
@@ -439,7 +421,6 @@ class Operators:
             OptionError: An argument is invalid.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(5)).sample([4, 0, 4]))
             [4, 0, 4]
         """
@@ -454,7 +435,6 @@ class Operators:
         loader of its own, and starts batches and numbers again.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(2)).repeat(2))
             [0, 1, 0, 1]
         """
@@ -471,7 +451,6 @@ class Operators:
         occurs once. After `.batch()`, batches are counted, as by `.take()`.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map(range(3)).epoch(samples=5))
             [0, 1, 2, 0, 1]
         """
@@ -486,7 +465,6 @@ class Operators:
         samples would then depend on the number of ranks.
 
         Examples:
-            >>> import headrace as hr
             >>> data = hr.from_map(range(3)).on_every_rank()
             >>> [list(hr.DataLoader(data, batch_size=None, rank=rank, world_size=2)) for rank in range(2)]
             [[0, 1, 2], [0, 1, 2]]
@@ -509,7 +487,6 @@ class Operators:
                 `prefetch_factor`.
 
         Examples:
-            >>> import headrace as hr
             >>> made = []
             >>> first = next(iter(hr.from_map(range(100)).map(made.append).prefetch(3)))
             >>> len(made) <= 4
@@ -541,7 +518,6 @@ class Operators:
 
         Examples:
             >>> import asyncio
-            >>> import headrace as hr
             >>> class Messages(hr.AsyncIterableDataset):
             ...     async def aiter(self):
             ...         for number in range(3):
@@ -567,7 +543,6 @@ class Operators:
             drop_last: Drop a short last batch.
 
         Examples:
-            >>> import headrace as hr
             >>> data = hr.from_map([{"ids": [5, 6, 7]}, {"ids": [8]}])
             >>> next(iter(hr.DataLoader(data.padded_batch(2, pad_value=-1))))
             {'ids': tensor([[ 5,  6,  7],
@@ -605,7 +580,6 @@ class Operators:
             OptionError: An argument is invalid.
 
         Examples:
-            >>> import headrace as hr
             >>> data = hr.from_map([[1, 1], [2] * 5, [3], [4] * 6, [5, 5]])
             >>> [tuple(batch.shape) for batch in hr.DataLoader(data.bucket(len, [3], batch_size=2))]
             [(2, 2), (2, 6), (1, 2)]
@@ -623,7 +597,6 @@ class Operators:
             fn: Function of a list of samples; by default torch's `default_collate`. It runs in workers.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.DataLoader(hr.from_map(["a", "bc", "d"]).batch(2).collate("+".join)))
             ['a+bc', 'd']
         """
@@ -638,7 +611,6 @@ class Operators:
         loader's `batch_size`. Collated numbers become tensors without dimensions.
 
         Examples:
-            >>> import headrace as hr
             >>> list(hr.from_map([1, 2, 3]).batch(2).unbatch().map(int))
             [1, 2, 3]
         """
@@ -696,7 +668,6 @@ class Operators:
                 documents or their lengths are known only after reading.
 
         Examples:
-            >>> import headrace as hr
             >>> texts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
             >>> data = hr.from_map([{"input_ids": text} for text in texts])
             >>> [sequence["input_ids"].tolist() for sequence in data.pack(4, lengths=[3, 1, 5])]
@@ -720,7 +691,6 @@ class Operators:
             OptionError: An input is not supported.
 
         Examples:
-            >>> import headrace as hr
             >>> letters, digits = hr.from_map(["a", "b", "c"]), hr.from_map([1, 2])
             >>> list(letters.concat(digits))
             ['a', 'b', 'c', 1, 2]
@@ -742,7 +712,6 @@ class Operators:
             OptionError: An input or the block is not supported.
 
         Examples:
-            >>> import headrace as hr
             >>> letters, digits = hr.from_map(["a", "b", "c"]), hr.from_map([1, 2])
             >>> list(letters.interleave(digits))
             ['a', 1, 'b', 2, 'c']
@@ -765,7 +734,6 @@ class Operators:
             OptionError: An input is not supported. When a loader starts: the numbers of samples differ.
 
         Examples:
-            >>> import headrace as hr
             >>> images, texts = hr.from_map(["image 0", "image 1"]), hr.from_map(["text 0", "text 1"])
             >>> list(images.zip(texts.map(str.upper)))
             [('image 0', 'TEXT 0'), ('image 1', 'TEXT 1')]
@@ -796,7 +764,6 @@ class Operators:
                 pairs together. When a loader starts: a key repeats in `other`, or no keys match.
 
         Examples:
-            >>> import headrace as hr
             >>> images = hr.from_map([{"id": 3, "size": 8}, {"id": 1, "size": 9}, {"id": 2, "size": 7}])
             >>> labels = hr.from_map([{"id": 1, "label": "cat"}, {"id": 3, "label": "dog"}])
             >>> [(image["size"], label["label"]) for image, label in images.join(labels, on="id")]
@@ -821,7 +788,6 @@ class Operators:
                 aligned, so that samples would be read once per branch.
 
         Examples:
-            >>> import headrace as hr
             >>> image, label = hr.from_map([{"n": 1}, {"n": 2}]).fork(2)
             >>> list(image.map(lambda sample: sample["n"] * 10).zip(label.map(lambda sample: sample["n"] % 2)))
             [(10, 1), (20, 0)]

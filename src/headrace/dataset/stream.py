@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import logging
 import os
 import re
 import reprlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from headrace._util.functions import is_async
 from headrace.dataset.blocking import blocking
@@ -39,7 +40,6 @@ class Stream(Operators):
     Created by `hr.stream`, `hr.files` and the operators of data sets. Pass it to `hr.DataLoader`, or iterate over it.
 
     Examples:
-        >>> import headrace as hr
         >>> stream = hr.from_map(range(4)).map(lambda n: n * n)
         >>> len(stream), stream[3], list(stream)
         (4, 9, [0, 1, 4, 9])
@@ -167,6 +167,11 @@ class Stream(Operators):
         if samples:
             lines += [f"  first: {line}" for line in told(self.take(samples))]
         return printable("\n".join(lines))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, dir(type(self)), 1)
+        advice = f". Did you mean: {near[0]!r}?" if near else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def without_short_batches(self) -> Stream:
         """Return the stream with `drop_last` set on the operator that makes its batches."""

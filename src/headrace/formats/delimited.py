@@ -262,7 +262,6 @@ class Csv(Format):
         OptionError: An argument is invalid.
 
     Examples:
-        >>> import headrace as hr
         >>> from headrace.fetch.stores import memory
         >>> from headrace import Csv
         >>> memory.put("memory://table/0.csv", b'name,n\n"Ada, Countess",3\n')

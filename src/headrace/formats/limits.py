@@ -26,7 +26,6 @@ class Limits:
         pixels: Pixels of one image. The default equals Pillow's own limit, twice PIL.Image.MAX_IMAGE_PIXELS.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("https://example.org/{0..3}.tar", limits=hr.Limits(member_bytes=2**20))
     """
 

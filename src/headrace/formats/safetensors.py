@@ -52,7 +52,6 @@ class SafeTensors(Format):
         rows: Return rows as samples instead, along the first dimension, which all tensors share.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("https://example.org/{0..3}.safetensors", format=hr.SafeTensors(rows=True))
     """
 

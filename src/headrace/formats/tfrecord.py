@@ -258,7 +258,6 @@ class TFRecord(Format):
         lists: Features whose bytes are always lists. Other features with one value are that value.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("https://example.org/{0..3}.tfrecord", format=hr.TFRecord(lists=("words",)))
     """
 

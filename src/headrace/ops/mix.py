@@ -90,7 +90,6 @@ def mix(
         OptionError: A source or an argument is not supported.
 
     Examples:
-        >>> import headrace as hr
         >>> web, code = hr.from_map([{"n": n} for n in range(60)]), hr.from_map([{"n": n} for n in range(20)])
         >>> data = hr.mix({"web": web.shuffle(), "code": code.shuffle()}, {"web": 0.75, "code": 0.25})
         >>> [batch["__source__"].count("code") for batch in hr.DataLoader(data, batch_size=20)]

@@ -155,7 +155,6 @@ def register_operator(name: str, make: Callable[..., Registered]) -> None:
         OptionError: The name is not an identifier, or `make` is not callable.
 
     Example:
-        >>> import headrace as hr
         >>> from headrace.plugins import SampleOp, register_operator
         >>> register_operator("times", lambda n: SampleOp(fn=lambda sample: [sample] * n, yields="many"))
         >>> list(hr.DataLoader(hr.from_map([3, 4]).apply_op("times", 2), batch_size=None))

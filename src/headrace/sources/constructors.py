@@ -72,7 +72,6 @@ def stream(
         TypeError: Another argument was given. For options of a format, the message states where they belong.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("s3://bucket/train-{000000..001281}.tar").shuffle().to_tuple("jpg;png", "cls")
         >>> len(data.source.urls)
         1282
@@ -131,7 +130,6 @@ def text(
         OptionError: There is no URL, or `by` is invalid.
 
     Examples:
-        >>> import headrace as hr
         >>> from headrace.fetch.stores import memory
         >>> memory.put("memory://poems/0.txt", b"Tyger Tyger,\nburning bright\n")
         >>> [sample["text"] for sample in hr.text("memory://poems/0.txt")]
@@ -195,7 +193,6 @@ def files(
         storage_options: Options of the store: credentials, endpoint, region.
 
     Examples:
-        >>> import headrace as hr
         >>> photos = hr.files("https://example.org/{000..999}.jpg").shuffle()
         >>> len(photos)
         1000
@@ -238,11 +235,10 @@ def folder(
         StorageError: The folder could not be listed.
 
     Examples:
-        >>> import headrace as hr
         >>> from headrace.fetch.stores import memory
         >>> for name in ("cat/1.txt", "cat/2.txt", "dog/3.txt"):
-        ...     memory.put(f"memory://pets/{name}", b"a pet")
-        >>> pets = hr.folder("memory://pets/")
+        ...     memory.put(f"memory://pets-at-home/{name}", b"a pet")
+        >>> pets = hr.folder("memory://pets-at-home/")
         >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
         ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
     """
@@ -334,7 +330,6 @@ def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
         OptionError: `threads` is not a number of 1 or more.
 
     Examples:
-        >>> import headrace as hr
         >>> list(hr.from_map(["a", "b", "c"]))
         ['a', 'b', 'c']
     """

@@ -76,7 +76,6 @@ def lerobot(
         StorageError: The folder could not be listed.
 
     Examples:
-        >>> import headrace as hr
         >>> options = {"decoder": "pyav", "offsets": [-0.1, 0]}
         >>> data = hr.lerobot("hf://datasets/lerobot/pusht", **options).shuffle("global")  # doctest: +SKIP
     """

@@ -91,7 +91,6 @@ def tokens(
             file that is damaged, truncated, shorter than a window or of another dtype then raises it.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.tokens("s3://bucket/train_{000000..000099}.bin", "uint16", 1025, stride=1024).shuffle()
     """
     _check(window, stride, eos, documents, tail)

@@ -58,7 +58,6 @@ def video(
         OptionError: There is no URL, the size is invalid, or the decoder is unknown, or not installed.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.video("s3://bucket/{000..999}.mp4", hr.Clips(frames=16, stride=2, every=8), decoder="pyav")
         >>> data = data.shuffle().select("frames")
     """

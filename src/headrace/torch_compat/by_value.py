@@ -1,4 +1,4 @@
-"""Pickling of functions and classes by value: cloudpickle's, with what workers need besides."""
+"""Pickling of functions and classes by value: cloudpickle's, with additions for workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begin_worker() -> None:
     _is_worker = True
 
 
-def trainer_has(what: type | types.FunctionType) -> bool:
+def trainer_has(what: Any) -> bool:
     """True in a worker for functions and classes that the trainer finds by name, in its script too."""
     return _is_worker and _is_found(what)
 

@@ -245,11 +245,13 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             self._check_tensor(obj)
         if is_tensor(obj) and _is_plain(obj):
             return _form_of_tensor(obj)
-        if isinstance(obj, type | FunctionType) and not self.is_outward and trainer_has(obj):
-            return NotImplemented
         if isinstance(obj, type):
+            if not self.is_outward and trainer_has(obj):
+                return NotImplemented
             load_home(obj)
             return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
+        if type(obj) is FunctionType and not self.is_outward and trainer_has(obj):
+            return NotImplemented
         return super().reducer_override(obj)
 
     def _check_tensor(self, tensor: torch.Tensor) -> None:

@@ -51,7 +51,6 @@ def rng() -> np.random.Generator:
     Outside a loader the operating system seeds the generator, once per thread.
 
     Examples:
-        >>> import headrace as hr
         >>> def flip(image):
         ...     return image[:, ::-1] if hr.rng().random() < 0.5 else image
     """

@@ -53,7 +53,6 @@ class Arrow(TableFormat):
         OptionError: `columns` or `where` is invalid.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("s3://bucket/{00..99}.arrow", format=hr.Arrow(columns=["text", "label"]))
     """
 

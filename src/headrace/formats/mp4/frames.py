@@ -171,7 +171,6 @@ class VideoFrames:
         OptionError: Not exactly one of `count` and `times`, or the decoder is not known or not installed.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("s3://bucket/clips-{000..099}.tar").decode(mp4=hr.VideoFrames(8, decoder="pyav"))
     """
 

@@ -41,7 +41,6 @@ class Parquet(TableFormat):
         OptionError: `columns` or `where` is invalid.
 
     Examples:
-        >>> import headrace as hr
         >>> data = hr.stream("s3://bucket/{00..99}.parquet", format=hr.Parquet(columns=["text", "label"]))
         >>> some = hr.Parquet(where=[("lang", "in", ["en", "de"]), ("score", ">", 0.5)])
     """

@@ -191,7 +191,6 @@ def shutdown() -> None:
     two. May be called at any time and repeatedly.
 
     Example:
-        >>> import headrace as hr
         >>> sum(hr.DataLoader(range(4), batch_size=2, num_workers=1), start=0).tolist()
         [2, 4]
         >>> hr.shutdown()
