@@ -19,18 +19,18 @@ Cells = dict[int, tuple[types.CellType, types.CellType]]
 """By the id of a closure cell: the cell, and the empty cell pickled in its place."""
 
 _FILE = 10  # index of the file name among the arguments of a code object
-_is_worker = False
+_has_script = False
 
 
 def begin_worker() -> None:
-    """From now on results refer by name to what modules of this process contain: the trainer has it too."""
-    global _is_worker
-    _is_worker = True
+    """Declare that this process has the trainer's script, as a fork has, and sends to the trainer only."""
+    global _has_script
+    _has_script = True
 
 
 def trainer_has(what: Any) -> bool:
-    """True in a worker for functions and classes that the trainer finds by name, in its script too."""
-    return _is_worker and _is_found(what)
+    """True in such a worker for functions and classes that the trainer finds by name, in its script too."""
+    return _has_script and _is_found(what)
 
 
 def modules_by_value() -> set[str]:

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Sequence
 
 from headrace._util.shared_memory import keep_freed_memory, mapped, mapped_privately
-from headrace.torch_compat.by_value import begin_worker
 from headrace.workers.forkserver.fd_socket import BlockingWire
 from headrace.workers.messages import Message
 from headrace.workers.task_runner import TaskRunner
@@ -73,5 +72,4 @@ def main(sock: socket.socket, number: int) -> None:
     """Serve the trainer at the other end of `sock` until it closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
-    begin_worker()
     _Worker(sock, number).serve()

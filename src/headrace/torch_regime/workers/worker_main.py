@@ -185,6 +185,7 @@ def main(sock: socket.socket, number: int, start: int) -> None:
 
 def main_of_context(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
     _begin_process()
+    begin_worker()
     parent = os.getppid()
     # A sibling may hold the other end of this socket open.
     BatchServer(BlockingWire(sock), number, start, config).serve(lambda: os.getppid() == parent)
@@ -199,7 +200,6 @@ def _begin_process() -> None:
     import torch
     from torch.utils.data._utils import signal_handling
 
-    begin_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handlers: Any = signal_handling
     handlers._set_worker_signal_handlers()  # they report a bus error or a segmentation fault
