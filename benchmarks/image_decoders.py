@@ -41,7 +41,7 @@ CASES: dict[str, list[tuple[str, Size]]] = {
 
 
 def without_simplejpeg(data: bytes, size: Size, mode: str = "RGB") -> Pixels:
-    pixels = np.array(pillow_image(data, mode, size, DEFAULTS.pixels))
+    pixels = np.array(pillow_image(data, mode, size, DEFAULTS))
     return scaled(pixels, size) if size else pixels
 
 

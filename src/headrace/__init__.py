@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from headrace.options import Exclude as Exclude
     from headrace.options import FetchOptions as FetchOptions
     from headrace.sources.arrays import arrays as arrays
+    from headrace.sources.arrays import hdf5 as hdf5
     from headrace.sources.clips import Clips as Clips
+    from headrace.sources.clips import video as video
     from headrace.sources.constructors import energon as energon
     from headrace.sources.constructors import files as files
     from headrace.sources.constructors import folder as folder
@@ -53,11 +55,9 @@ if TYPE_CHECKING:
     from headrace.sources.constructors import stream as stream
     from headrace.sources.constructors import table as table
     from headrace.sources.constructors import text as text
-    from headrace.sources.hdf5 import hdf5 as hdf5
     from headrace.sources.lerobot import lerobot as lerobot
     from headrace.sources.reading import read as read
     from headrace.sources.tokens import tokens as tokens
-    from headrace.sources.video import video as video
     from headrace.state.state import merge_states as merge_states
     from headrace.workers.forkserver.client import shutdown as shutdown
     from headrace.workers.randomness import rng as rng
@@ -78,14 +78,12 @@ _NAMES = {
     "headrace.loader": "DataLoader",
     "headrace.ops.mix": "mix",
     "headrace.options": "Exclude FetchOptions",
-    "headrace.sources.arrays": "arrays",
-    "headrace.sources.clips": "Clips",
+    "headrace.sources.arrays": "arrays hdf5",
+    "headrace.sources.clips": "Clips video",
     "headrace.sources.constructors": "energon files folder from_iterable from_map stream table text",
-    "headrace.sources.hdf5": "hdf5",
     "headrace.sources.lerobot": "lerobot",
     "headrace.sources.reading": "read",
     "headrace.sources.tokens": "tokens",
-    "headrace.sources.video": "video",
     "headrace.state.state": "merge_states",
     "headrace.workers.forkserver.client": "shutdown",
     "headrace.workers.randomness": "rng",

@@ -34,7 +34,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 _SECRET_NAMES = re.compile(
@@ -79,6 +79,14 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+_REASON_MOST = 500  # characters of a foreign error text, which may contain names from the data
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the shortened text of an error of a library, or the name of its type."""
+    return str(error)[:_REASON_MOST] or type(error).__name__
+
+
 class HeadraceError(Exception):
     """Base of all errors of this package."""
 
@@ -94,6 +102,11 @@ class HeadraceError(Exception):
 
 class OptionError(HeadraceError, ValueError):
     """An option has an invalid value. The message names the option, the value and valid ones."""
+
+    @classmethod
+    def at(cls, url: str, why: str) -> Self:
+        """Return the error of an option that does not fit the object at `url`, whose secrets are hidden."""
+        return cls(_named(url, why))
 
 
 class LateOptionError(OptionError, AssertionError):
@@ -200,6 +213,13 @@ class StorageError(StageError):
         self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
         self.retry_after_s = retry_after_s
 
+    def about(self, url: str, start: int | None, stop: int | None, attempts: int) -> StorageError:
+        """Return this error for another address or range. An error of a store's own type becomes one of ours."""
+        kind: type[StorageError] = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        error = kind(self.reason, url=url, start=start, stop=stop, attempts=attempts, status=self.status)
+        error.retry_after_s = self.retry_after_s
+        return error
+
 
 class ObjectMissingError(StorageError):
     """The object does not exist. Check the address."""
@@ -275,6 +295,11 @@ class FormatError(StageError):
         super().__init__(message, stage=stage, url=url, key=key)
         self.offset = offset
 
+    @classmethod
+    def at(cls, url: str, why: str, *, offset: int | None = None) -> Self:
+        """Return the error of the object at `url`, whose secrets are hidden."""
+        return cls(_named(url, why), url=url, offset=offset)
+
 
 class LimitError(FormatError):
     """A declared size or count is over its limit."""
@@ -325,6 +350,10 @@ class WorkerDiedError(StageError, RuntimeError):
     ) -> None:
         super().__init__(message, stage="work", url=url, key=key, batch=batch)
         self.pid, self.exitcode = pid, exitcode
+
+
+def _named(url: str, why: str) -> str:
+    return f"{masked(url)}{'' if why.startswith((':', ';', ',')) else ' '}{why}"
 
 
 def is_secret_name(name: str) -> bool:

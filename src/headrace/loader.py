@@ -14,11 +14,9 @@ import torch.utils.data
 from headrace._util.functions import as_it_is
 from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
-from headrace.delivery.loop_locks import Closing, asyncio_loop
-from headrace.delivery.loop_lookahead import TrainingLoop, find_training_loop, sync_fabric_epoch
+from headrace.delivery.loop_lookahead import Closing, TrainingLoop, asyncio_loop, find_training_loop, sync_fabric_epoch
 from headrace.observe.stats import Reports, Stats
-from headrace.options import Balance, Exclude, FetchOptions
-from headrace.options.error_policy import MAX_SKIPS
+from headrace.options import MAX_SKIPS, Balance, Exclude, FetchOptions
 from headrace.session import resolve
 from headrace.session.session import Position, Streaming
 from headrace.torch_compat.ranks import Ranks, find_ranks

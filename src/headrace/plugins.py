@@ -40,7 +40,3 @@ _NAMES = {
     "headrace.workers.executor": "Executor Loss Worker",
 }
 __all__, __getattr__ = lazy_names.of(__name__, _NAMES)
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -23,6 +23,11 @@ def loaded(data: Any, *arguments: Any, **options: Any) -> list[Any]:
         return list(loader)
 
 
+def first_of(data: Any, **options: Any) -> Any:
+    with hr.DataLoader(data, **options) as loader:
+        return next(iter(loader))
+
+
 def given_later(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
     async def main() -> list[Any]:
         async with hr.DataLoader(data, batch_size, **{"collate_fn": list, **options}) as loader:

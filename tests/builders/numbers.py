@@ -35,6 +35,13 @@ class Named(Made):
         return self.names
 
 
+class Words(Named):
+    """Samples that are no dicts, with keys of their own."""
+
+    def __init__(self) -> None:
+        super().__init__([f"word-{k}" for k in range(25)])
+
+
 class Numbers(Made):
     """Numbers. `asked` has those that were asked for in this process."""
 

@@ -12,48 +12,36 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import torch
-from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords
-from end_to_end.tars import tar
+from builders import arrows, energon, litdata, mds, parquet, tfrecords
+from builders.tars import tar
+from builders.zips import zipped
 
-from headrace.formats.arrow.format import ARROW
-from headrace.formats.delimited import CSV, TSV
-from headrace.formats.energon import ENERGON
 from headrace.formats.format import Format
-from headrace.formats.json_lines import JSON_LINES
-from headrace.formats.litdata.format import LITDATA
-from headrace.formats.mds.format import MDS
-from headrace.formats.parquet.format import PARQUET
-from headrace.formats.plain_text import TEXT
-from headrace.formats.tar.format import TAR
-from headrace.formats.tfrecord import TFRECORD
-from headrace.formats.zip.format import ZIP
+from headrace.formats.registry import known_formats
 from headrace.testing import FormatContract
 
 
 class OurContract(FormatContract):
-    form: ClassVar[Format]
+    form: ClassVar[str]
 
     def open_format(self) -> Format:
-        return self.form
+        return known_formats()[self.form].load()
 
 
 class TestTar(OurContract):
     samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
-    form = TAR
+    form = "tar"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.tar": tar([(f"{n:04}", dict(sample)) for n, sample in enumerate(samples)])}
 
 
 class TestZip(TestTar):
-    form = ZIP
+    form = "zip"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-            for n, sample in enumerate(samples):
-                for field, data in sample.items():
-                    archive.writestr(f"{n:04}.{field}", data)
-        return {"0.zip": out.getvalue()}
+        files = {f"{n:04}.{field}": data for n, sample in enumerate(samples) for field, data in sample.items()}
+        return {"0.zip": zipped(files, zipfile.ZIP_DEFLATED)}
 
 
 class TestJsonLines(OurContract):
@@ -61,7 +49,7 @@ class TestJsonLines(OurContract):
         {"n": n, "text": "grüße\n\\u2028" * n, "list": [None, True, 1.5, {"a": []}], "": "x" * (40 * n)}
         for n in range(30)
     ]
-    form = JSON_LINES
+    form = "jsonl"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         lines = (json.dumps(sample, ensure_ascii=n % 2 == 0) for n, sample in enumerate(samples))
@@ -70,23 +58,23 @@ class TestJsonLines(OurContract):
 
 class TestCsv(OurContract):
     samples = [{"n": str(n), "text": 'grüße, "\n\r\n' * n, "": "x" * (40 * n), "last": ""} for n in range(30)]
-    form, dialect = CSV, "excel"
+    form, dialect = "csv", "excel"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         text = io.StringIO()
         writer = csv.DictWriter(text, list(self.samples[0]), dialect=self.dialect)
         writer.writeheader()
         writer.writerows(samples)
-        return {f"0.{self.form.name}": text.getvalue().encode()}
+        return {f"0.{self.form}": text.getvalue().encode()}
 
 
 class TestTsv(TestCsv):
-    form, dialect = TSV, "excel-tab"
+    form, dialect = "tsv", "excel-tab"
 
 
 class TestText(OurContract):
     samples = [{"text": "grüße\u2028 " * (n % 7 * n)} for n in range(30)]
-    form = TEXT
+    form = "text"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.txt": "".join(sample["text"] + "\n" for sample in samples).encode()}
@@ -105,7 +93,7 @@ COLUMNS = {"x": "int", "s": "str", "a": "ndarray"}
 class TestMds(OurContract):
     samples = [{"a": np.arange(n + 1, dtype=np.float32), "s": "ü" * n, "x": n} for n in range(30)]
     compression: str | None = None
-    form = MDS
+    form = "mds"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return mds.folder(COLUMNS, [samples], self.compression)
@@ -123,17 +111,11 @@ class TestMdsAlone(TestMds):
 
 class TestLitData(OurContract):
     samples = [
-        {
-            "a": np.arange(n + 1, dtype=np.float32),
-            "s": "ü" * n,
-            "x": n,
-            "t": torch.ones(2, n),
-            "y": (n / 2, [n % 2 == 0]),
-        }
+        {"a": np.arange(n + 1, dtype="f4"), "s": "ü" * n, "x": n, "t": torch.ones(2, n), "y": (n / 2, [n % 2 == 0])}
         for n in range(30)
     ]
     level: str | None = None
-    form = LITDATA
+    form = "litdata"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return litdata.folder([samples], self.level)
@@ -152,7 +134,7 @@ class TestLitDataInFrames(TestLitData):
 
 class TestLitDataOfTables(OurContract):
     samples = [{"n": n, "s": "ü" * n, "body": bytes(n)} for n in range(30)]
-    form = LITDATA
+    form = "litdata"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         schema = pa.schema({"n": pa.int64(), "s": pa.string(), "body": pa.binary()})
@@ -161,7 +143,7 @@ class TestLitDataOfTables(OurContract):
 
 class TestEnergon(OurContract):
     samples = [{"bin": bytes([n]) * (90 * n), "cls": str(n).encode()} for n in range(30)]
-    form = ENERGON
+    form = "energon"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return energon.folder({"train": [[(f"{n:04}", dict(sample)) for n, sample in enumerate(samples)]]})
@@ -172,7 +154,7 @@ class TestTFRecord(OurContract):
         {"b": b"\xff" * n, "f": np.arange(n, dtype=np.float32), "i": np.arange(-n, n), "l": [b"", b"a" * n]}
         for n in range(30)
     ]
-    form = TFRECORD
+    form = "tfrecord"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.tfrecord": tfrecords.file_of(samples)}
@@ -189,14 +171,14 @@ class TestParquet(OurContract):
         }
         for n in range(30)
     ]
-    form = PARQUET
+    form = "parquet"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.parquet": parquet.written(samples, parquet.SCHEMA, row_group_size=7, write_page_index=True)}
 
 
 class TestArrow(TestParquet):
-    form = ARROW
+    form = "arrow"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.arrow": arrows.written(samples, parquet.SCHEMA, compression="zstd")}

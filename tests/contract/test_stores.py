@@ -40,16 +40,17 @@ class _Prefixed:
 
     @property
     def gives_ends(self) -> bool:
-        return gives_ends(self._stores.of(f"{self._base}/x")[0])
+        return gives_ends(self._found("x")[0])
 
-    async def get(
-        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
-    ) -> Any:
-        store, path = self._stores.of(f"{self._base}/{quote(path) if self._quoted else path}")
-        return await store.get(path, start, stop, if_match=if_match)
+    def _found(self, path: str) -> tuple[Store, str]:
+        return self._stores.of(f"{self._base}/{quote(path) if self._quoted else path}")
+
+    async def get(self, path: str, *where: Any, **options: Any) -> Any:
+        store, path = self._found(path)
+        return await store.get(path, *where, **options)
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
-        store, path = self._stores.of(f"{self._base}/{quote(prefix) if self._quoted else prefix}")
+        store, path = self._found(prefix)
         before = path[: len(path) - len(prefix)]
         if isinstance(store, Lists):
             async for page in store.listing(path, levels=levels):
@@ -138,11 +139,12 @@ def s3() -> Iterator[tuple[str, Any]]:
 
 class TestS3(StoreContract):
     access: ClassVar[str] = "private"
+    bucket: ClassVar[str] = ""
     settings: ClassVar[dict[str, Any]] = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
 
     @pytest.fixture(autouse=True)
     def server(self, s3: tuple[str, Any]) -> None:
-        self.endpoint, self.client = s3
+        self.endpoint, self.client = s3[0] + self.bucket, s3[1]
 
     def open_store(self) -> Store:
         return _Prefixed("s3://contract", **self.settings, endpoint=self.endpoint)
@@ -158,10 +160,7 @@ class TestS3ForEverybody(TestS3):
 
 class TestS3WithTheBucketInTheEndpoint(TestS3):
     settings = {**TestS3.settings, "virtual_hosted_style_request": True}
-
-    @pytest.fixture(autouse=True)
-    def server(self, s3: tuple[str, Any]) -> None:
-        self.endpoint, self.client = f"{s3[0]}/contract", s3[1]
+    bucket = "/contract"
 
 
 class TestS3ByObstore(TestS3):

@@ -1,4 +1,4 @@
-"""Data sets that call a function at some samples, and the batches that are expected of them."""
+"""Data sets that call a function for samples, and the batches that are expected of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
-class Acting(Dataset[int]):
+class Made(Dataset[Any]):
+    """Samples that a function makes of their numbers."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = 20) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+class Acting(Made):
     """The numbers 0 to 19; `act` is called before those in `at`."""
 
     def __init__(self, act: Callable[[int], Any], at: tuple[int, ...] = (5,)) -> None:
+        super().__init__(int)
         self.act, self.at = act, at
-
-    def __len__(self) -> int:
-        return 20
 
     def __getitem__(self, index: int) -> int:
         if index in self.at:

@@ -19,19 +19,11 @@ class ThreadLoader(hr.DataLoader[T]):
         super().__init__(*args, workers=workers, **options)
 
 
-# Two workers may be more than a small machine has CPUs; and torch forks a process that may have threads by then.
-_QUIET = (
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-)
-
 # Workers of torch that are terminated leave the folder of a socket in the temporary folder.
 _LEAVES = pytest.mark.may_leave(files="^pymp-", reason="torch's workers were terminated")
 
-_TORCHS = pytest.param(torch.utils.data.DataLoader, id="torch", marks=(*_QUIET, _LEAVES))
-_PROCESSES, _THREADS = (
-    pytest.param(kind, id=name, marks=_QUIET) for name, kind in {"ours": hr.DataLoader, "threads": ThreadLoader}.items()
-)
+_TORCHS = pytest.param(torch.utils.data.DataLoader, id="torch", marks=_LEAVES)
+_PROCESSES, _THREADS = pytest.param(hr.DataLoader, id="ours"), pytest.param(ThreadLoader, id="threads")
 CLASSES = [_TORCHS, _PROCESSES, _THREADS]
 OURS = [_PROCESSES, _THREADS]
 
@@ -42,3 +34,18 @@ in_processes = pytest.mark.parametrize("loader_class", [_TORCHS, _PROCESSES])
 def caught(loader_class: type[Any], error: str, worker: int) -> str:
     kind = "thread" if issubclass(loader_class, ThreadLoader) else "process"
     return f"Caught {error} in DataLoader worker {kind} {worker}.\nOriginal Traceback (most recent call last):\n"
+
+
+# A script that makes such a loader begins with these lines.
+PREAMBLE = """
+import multiprocessing, os, sys, threading, warnings
+warnings.filterwarnings("ignore", "This DataLoader will create")
+import torch
+from torch.utils.data import Dataset
+
+"""
+IMPORTS = {
+    torch.utils.data.DataLoader: "from torch.utils.data import DataLoader\n",
+    hr.DataLoader: "from headrace import DataLoader\n",
+    ThreadLoader: "import functools, headrace\nDataLoader = functools.partial(headrace.DataLoader, workers='thread')\n",
+}

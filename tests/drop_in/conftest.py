@@ -5,6 +5,7 @@ Where ours differs on purpose, a test uses our class alone.
 
 from __future__ import annotations
 
+import warnings
 from multiprocessing import resource_tracker
 
 import pytest
@@ -22,6 +23,13 @@ def loader_class(request: pytest.FixtureRequest) -> type[torch.utils.data.DataLo
 def our_class(request: pytest.FixtureRequest) -> type[torch.utils.data.DataLoader]:
     """Ours, with workers that are processes and with threads: for what we do otherwise than torch."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_warnings_about_this_machine() -> None:
+    """Two workers may be more than a small machine has CPUs; and torch forks a process that may have threads."""
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
 
 
 @pytest.fixture(scope="session", autouse=True)

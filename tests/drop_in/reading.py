@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return "tensor", str(value.dtype), tuple(value.shape), value.tolist()
-    if isinstance(value, np.ndarray):
-        return "array", str(value.dtype), value.shape, value.tolist()
-    if isinstance(value, Mapping):
-        return type(value).__name__, [(key, plain(of)) for key, of in value.items()]
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [plain(of) for of in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value).__name__, plain(vars(value))
-    return type(value).__name__, value
 
 
 def read_all(iterator: Iterator[Any], at_most: int = 100) -> list[Any]:
@@ -56,8 +40,3 @@ def text_of(error: BaseException) -> str:
     told = [str(error), *getattr(error, "__notes__", [])]
     cause = error.__cause__
     return "\n".join(told if cause is None else [*told, text_of(cause)])
-
-
-def causes_of(error: BaseException) -> list[BaseException]:
-    cause = error.__cause__
-    return [] if cause is None else [cause, *causes_of(cause)]

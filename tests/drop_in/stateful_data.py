@@ -7,24 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
+from drop_in.acting import Made
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
+
+import headrace as hr
 
 
 def identity(samples: Any) -> Any:
     return samples
 
 
-class Numbers(Dataset[int]):
+class Numbers(Made):
     """The numbers from 0."""
 
     def __init__(self, count: int = 23) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
+        super().__init__(int, count)
 
 
 class Counted(Numbers):
@@ -183,3 +180,24 @@ class Batches(EpochSampler):
 
 def through_text(state: Any) -> Any:
     return json.loads(json.dumps(state))
+
+
+def loader_of(dataset: Any, batch_size: int | None = 4, **options: Any) -> hr.DataLoader[Any]:
+    """A loader of lists of samples."""
+    return hr.DataLoader(dataset, batch_size, **{"collate_fn": identity, **options})
+
+
+def begun(loader: hr.DataLoader[Any], batches: int = 1) -> tuple[list[Any], dict[str, Any], Iterator[Any]]:
+    """Some batches, the state after them, and the iterator, which has the rest."""
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(batches)]
+    return got, through_text(loader.state_dict()), iterator
+
+
+def resumed(loader: hr.DataLoader[Any], state: dict[str, Any], **options: Any) -> hr.DataLoader[Any]:
+    loader.load_state_dict(state, **options)
+    return loader
+
+
+def flat(batches: Any) -> list[Any]:
+    return [sample for batch in batches for sample in batch]

@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from drop_in.acting import Made
+from drop_in.reading import read_all
+from drop_in.stateful_data import Stream
 
 import headrace as hr
 
@@ -32,21 +34,16 @@ def spin(seconds: float) -> None:
         pass
 
 
-class Numbers(Dataset[torch.Tensor]):
-    def __init__(self, count: int, spent_s: float = 0.0, size: int = 8) -> None:
-        self.count, self.spent_s, self.size = count, spent_s, size
+class Numbers(Made):
+    """Tensors of `size` numbers, each made in `spent_s` seconds of CPU time."""
 
-    def __len__(self) -> int:
-        return self.count
+    def __init__(self, count: int, spent_s: float = 0.0, size: int = 8) -> None:
+        super().__init__(partial(torch.full, (size,)), count)
+        self.spent_s = spent_s
 
     def __getitem__(self, index: int) -> torch.Tensor:
         spin(self.spent_s)
-        return torch.full((self.size,), index)
-
-
-class Feed(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(10)
+        return super().__getitem__(index)
 
 
 @pytest.mark.slow
@@ -74,7 +71,9 @@ def test_bytes_from_workers_are_counted(size: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("data", "batch_size", "batches"), [(lambda: Numbers(10), None, 10), (Feed, 5, 2)], ids=["unbatched", "iterable"]
+    ("data", "batch_size", "batches"),
+    [(lambda: Numbers(10), None, 10), (lambda: Stream(10), 5, 2)],
+    ids=["unbatched", "iterable"],
 )
 def test_samples_of_unbatched_and_iterable_data_are_counted(
     data: Any, batch_size: int | None, batches: int, num_workers: int
@@ -107,23 +106,26 @@ def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ready_fork_server")
-@pytest.mark.parametrize("way", [name for name in WAYS if name != "economic"])
-def test_a_slow_data_set_is_named(way: str) -> None:
-    stats, report, bound_by = run(200, 0.005, **WAYS[way])
-    assert stats.work.busy_s["Numbers.__getitem__"] >= 200 * 0.005
-    assert bound_by == "work", report
-    assert "most of it in Numbers.__getitem__" in report
+# What is slow, and its name, the seconds that it takes at least, the verdict and a text of the report.
+SLOW: dict[str, tuple[dict[str, Any], str, float, str, str]] = {
+    "data set": (
+        {"spent_s": 0.005},
+        *("Numbers.__getitem__", 200 * 0.005, "work", "most of it in Numbers.__getitem__"),
+    ),
+    "collate function": ({"collate_fn": slow_collate}, "collate", 50 * 0.04, "collate", ""),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ready_fork_server")
 @pytest.mark.parametrize("way", [name for name in WAYS if name != "economic"])
-def test_a_slow_collate_function_is_named(way: str) -> None:
-    stats, report, bound_by = run(200, collate_fn=slow_collate, **WAYS[way])
-    assert stats.work.busy_s["collate"] >= 50 * 0.04
-    assert bound_by == "collate", report
+@pytest.mark.parametrize("slow", SLOW)
+def test_slow_function_of_the_user_is_named(slow: str, way: str) -> None:
+    options, name, least_s, verdict, text = SLOW[slow]
+    stats, report, bound_by = run(200, **options, **WAYS[way])
+    assert stats.work.busy_s[name] >= least_s
+    assert bound_by == verdict, report
+    assert text in report
 
 
 @pytest.mark.slow
@@ -135,14 +137,9 @@ def test_a_slow_trainer_is_named(way: str) -> None:
         assert loader.bound_by() == "trainer", loader.report()
 
 
-class Beginning:
-    """Keeps a worker busy for some seconds before it is ready."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __call__(self, _: int) -> None:
-        spin(self.seconds)
+def begin(seconds: float, _: int) -> None:
+    """Keep a worker busy before it is ready."""
+    spin(seconds)
 
 
 @pytest.mark.slow
@@ -150,7 +147,7 @@ class Beginning:
 def test_the_start_of_workers_is_named() -> None:
     seconds = 1.0
     while True:  # on a busy machine all else may take longer
-        with hr.DataLoader(Numbers(40), batch_size=4, num_workers=1, worker_init_fn=Beginning(seconds)) as loader:
+        with hr.DataLoader(Numbers(40), batch_size=4, num_workers=1, worker_init_fn=partial(begin, seconds)) as loader:
             list(loader)
             stats, report = loader.stats(), loader.report()
         assert stats.work.busy_s["start"] >= seconds
@@ -160,16 +157,16 @@ def test_the_start_of_workers_is_named() -> None:
     assert "The start of the workers is the limit so far" in report
 
 
-def test_async_for_is_counted_too() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_async_for_is_counted_too(num_workers: int) -> None:
     async def run(loader: Any) -> None:
         async for _ in loader:
             await asyncio.sleep(0.01)
 
-    for num_workers in (0, 1):
-        with hr.DataLoader(Numbers(12), batch_size=4, num_workers=num_workers) as loader:
-            asyncio.run(run(loader))
-            assert (loader.stats().deliver.batches, loader.stats().deliver.samples) == (3, 12)
-            assert loader.stats().deliver.trainer_s >= 0.02
+    with hr.DataLoader(Numbers(12), batch_size=4, num_workers=num_workers) as loader:
+        asyncio.run(run(loader))
+        assert (loader.stats().deliver.batches, loader.stats().deliver.samples) == (3, 12)
+        assert loader.stats().deliver.trainer_s >= 0.02
 
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
@@ -184,17 +181,13 @@ def test_deaths_are_counted() -> None:
         assert "1 workers ended and were replaced" in loader.report()
 
 
-def test_error_in_the_place_of_a_batch_has_no_samples() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_error_in_the_place_of_a_batch_has_no_samples(num_workers: int) -> None:
     def fail(samples: list[torch.Tensor]) -> Any:
         if int(samples[0][0]) == 4:
             raise ValueError("bad")
         return samples
 
-    for num_workers in (0, 1):
-        with hr.DataLoader(Numbers(12), batch_size=4, num_workers=num_workers, collate_fn=fail) as loader:
-            iterator = iter(loader)
-            next(iterator)
-            with pytest.raises(ValueError, match="bad"):
-                next(iterator)
-            next(iterator)
-            assert loader.stats().deliver.samples == 8
+    with hr.DataLoader(Numbers(12), batch_size=4, num_workers=num_workers, collate_fn=fail) as loader:
+        assert [type(one) for one in read_all(iter(loader))] == [list, ValueError, list]
+        assert loader.stats().deliver.samples == 8

@@ -1,11 +1,11 @@
-"""Deaths of workers: their batches are made again, or one error names the sample."""
+"""Deaths of workers: their batches are made again, or one error names the sample, and later epochs have workers."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,35 +14,25 @@ from typing import Any
 
 import pytest
 import torch
-from drop_in.acting import Acting, ActingStream, batches_of, split
+from drop_in.acting import Acting, ActingStream, Made, batches_of, raising
 from drop_in.reading import next_error, read_all, text_of
+from drop_in.stateful_data import Stream
+from process.waiting import is_running, wait_until
 from torch.utils.data import get_worker_info
 
 import headrace as hr
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 
 
 def kill_self(index: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def segfault(index: int) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def leave(index: int) -> None:
-    os._exit(3)
-
-
-def exit_with_3(index: int) -> None:
-    raise SystemExit(3)
-
-
 ENDINGS = {
     "SIGKILL": (kill_self, -signal.SIGKILL),
-    "SIGSEGV": (segfault, -signal.SIGSEGV),
-    "os._exit": (leave, 3),
+    "SIGSEGV": (lambda index: os.kill(os.getpid(), signal.SIGSEGV), -signal.SIGSEGV),
+    "os._exit": (lambda index: os._exit(3), 3),
 }
 
 
@@ -96,90 +86,56 @@ def test_no_sample_is_lost_when_workers_are_killed_from_outside(persistent: bool
 
 
 def test_fresh_worker_is_seeded_and_initialised_as_the_dead_one_was(tmp_path: Path) -> None:
-    act = once(kill_self, tmp_path / "died")
+    kill_once = once(kill_self, tmp_path / "died")
 
-    class Seen(Acting):
-        def __getitem__(self, index: int) -> Any:
-            worker = get_worker_info()
-            assert worker is not None
-            return [super().__getitem__(index), worker.id, worker.seed, torch.initial_seed(), os.environ["INIT"]]
+    def ask(index: int) -> Any:
+        if index == 9:
+            kill_once(index)
+        worker = get_worker_info()
+        return [index, worker.id, worker.seed, torch.initial_seed(), os.environ["INIT"]]
 
     def init(worker_id: int) -> None:
         os.environ["INIT"] = str(worker_id)
 
-    loader = hr.DataLoader(
-        Seen(act, at=(9,)), num_workers=2, worker_init_fn=init, collate_fn=lambda samples: samples[0]
-    )
-    with recorded_deaths():
-        got = read_all(iter(loader))
+    loader = hr.DataLoader(Made(ask), None, num_workers=2, worker_init_fn=init)
+    got = read_all(iter(loader))
     base = got[0][2]
     assert got == [[k, k % 2, base + k % 2, base + k % 2, str(k % 2)] for k in range(20)]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["sample", "collate"])
 @pytest.mark.parametrize("ending", list(ENDINGS))
-def test_sample_that_kills_three_workers_is_named_and_iteration_goes_on(
-    ending: str, capfd: pytest.CaptureFixture[str]
+def test_sample_or_batch_that_kills_three_workers_is_named_and_iteration_goes_on(
+    ending: str, place: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     act, code = ENDINGS[ending]
-    loader = hr.DataLoader(Acting(act, at=(9,)), batch_size=4, num_workers=2)
+
+    def collate(samples: list[int]) -> list[int]:
+        if place == "collate" and 9 in samples:
+            act(9)
+        return samples
+
+    data = Acting(act, at=(9,) if place == "sample" else ())
     with recorded_deaths() as deaths:
-        got = read_all(iter(loader))
+        got = read_all(iter(hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate)))
     error = got[2]
     assert isinstance(error, hr.errors.WorkerDiedError) and isinstance(error, RuntimeError)
     assert str(error).startswith(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly")
     assert error.exitcode == code
-    assert re.search(r"sample 9\b", str(error)), str(error)
+    assert re.search(r"sample 9\b" if place == "sample" else r"\b(batch 2|8)\b", text_of(error)), text_of(error)
     assert got[:2] + got[3:] == batches_of(4, but=(2,))
     assert 2 <= len(deaths) <= 3, deaths  # the third death costs the batches that this worker had yet to make
     assert len(set(deaths)) == len(deaths), "one warning for each death"
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("stage", ["sample", "collate", "init"])
-def test_system_exit_in_a_worker_is_an_error_with_the_exit_code(stage: str, capfd: pytest.CaptureFixture[str]) -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if stage == "collate" and 9 in samples:
-            sys.exit(3)
-        return samples
-
-    def init(worker_id: int) -> None:
-        if stage == "init" and worker_id == 1:
-            sys.exit(3)
-
-    data = Acting(exit_with_3, at=(9,)) if stage == "sample" else Acting(exit_with_3, at=())
-    loader = hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate, worker_init_fn=init)
-    with recorded_deaths():
-        got = read_all(iter(loader))
-    failed = (1, 3) if stage == "init" else (2,)
-    assert [k for k, x in enumerate(got) if isinstance(x, hr.errors.WorkerDiedError)] == list(failed)
-    for k in failed:
-        assert re.match(r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly", str(got[k])), str(got[k])
-        assert got[k].exitcode == 3
-    assert split(got)[0] == batches_of(4, but=failed)
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_collate_function_that_kills_three_workers_is_an_error_that_names_the_batch() -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if 9 in samples:
-            os._exit(3)
-        return samples
-
-    loader = hr.DataLoader(range(20), batch_size=4, num_workers=2, collate_fn=collate)
-    with recorded_deaths():
-        got = read_all(iter(loader))
-    assert isinstance(got[2], hr.errors.WorkerDiedError)
-    assert got[2].exitcode == 3
-    assert re.search(r"\b(batch 2|8)\b", text_of(got[2])), text_of(got[2])
-    assert got[:2] + got[3:] == batches_of(4, but=(2,))
-
-
 @pytest.mark.parametrize("ending", [*ENDINGS, "SystemExit"])
-def test_death_is_an_error_at_once_when_the_data_set_is_iterable(ending: str, tmp_path: Path) -> None:
-    act, code = {**ENDINGS, "SystemExit": (exit_with_3, 3)}[ending]
-    loader = hr.DataLoader(ActingStream(once(act, tmp_path / "died")), batch_size=2, num_workers=2)
-    iterator = iter(loader)
+def test_death_is_an_error_at_once_and_the_other_stream_goes_on_when_the_data_set_is_iterable(
+    ending: str, tmp_path: Path
+) -> None:
+    act, code = {**ENDINGS, "SystemExit": (raising(lambda: SystemExit(3)), 3)}[ending]
+    iterator = iter(hr.DataLoader(ActingStream(once(act, tmp_path / "died")), batch_size=2, num_workers=2))
     assert next(iterator).tolist() == [0, 1]
     pid = iterator._workers[0].pid
     assert next(iterator).tolist() == [100, 101]
@@ -187,10 +143,113 @@ def test_death_is_an_error_at_once_when_the_data_set_is_iterable(ending: str, tm
     assert isinstance(error, hr.errors.WorkerDiedError)
     assert str(error).startswith(f"DataLoader worker (pid(s) {pid}) exited unexpectedly")
     assert (error.pid, error.exitcode) == (pid, code)
+    assert read_all(iterator) == [[102, 103], [104, 105], [106, 107]]
 
 
-def test_stream_of_the_other_worker_goes_on_after_a_death() -> None:
-    iterator = iter(hr.DataLoader(ActingStream(kill_self), batch_size=2, num_workers=2))
-    batches, errors = split(read_all(iterator))
-    assert batches == [[0, 1], [100, 101], [102, 103], [104, 105], [106, 107]]
-    assert [type(error) for error in errors] == [hr.errors.WorkerDiedError]
+class Dies(Made):
+    """Ends each process in which it begins, as long as a file is there."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__(int, 16)
+        self.flag = flag
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.flag.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("no_fork")
+@pytest.mark.slow
+def test_later_epochs_have_workers_when_they_died_before_their_first_batch(tmp_path: Path) -> None:
+    flag = tmp_path / "dies"
+    flag.touch()
+    loader = hr.DataLoader(Dies(flag), batch_size=4, num_workers=2, persistent_workers=True)
+    with pytest.raises(hr.errors.WorkerDiedError):
+        list(loader)
+    with pytest.raises(hr.errors.WorkerDiedError):  # the fault is still there
+        list(loader)
+    flag.unlink()
+    for _ in range(2):
+        assert read_all(iter(loader)) == batches_of(4, count=16)
+    del loader
+
+
+class SecondDiesThrice(Made):
+    """Kills the second process that loads it, its replacement, and, once `end` exists, the replacement of that."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(int, 16)
+        self.folder = folder
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        start = next(n for n in itertools.count(1) if self._is_first_at(n))
+        if start == 4:
+            wait_until((self.folder / "end").exists, "the second epoch runs")
+        if 2 <= start <= 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first_at(self, start: int) -> bool:
+        try:
+            (self.folder / str(start)).mkdir()
+        except FileExistsError:
+            return False
+        return True
+
+    def __getitem__(self, index: int) -> int:
+        wait_until((self.folder / "4").exists, "two processes have ended")
+        return index
+
+
+@pytest.mark.usefixtures("no_fork")
+@pytest.mark.slow
+def test_deaths_of_an_earlier_epoch_do_not_count(tmp_path: Path) -> None:
+    loader = hr.DataLoader(
+        SecondDiesThrice(tmp_path), batch_size=4, num_workers=2, persistent_workers=True, in_order=False
+    )
+    next(iter(loader))  # of the worker that lives; by then, two in the place of the other one have ended
+    again = iter(loader)
+    (tmp_path / "end").touch()
+    assert sorted(read_all(again)) == batches_of(4, count=16)
+    del again, loader
+
+
+@pytest.mark.usefixtures("no_fork")
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [range(16), Stream(16)], ids=["by index", "iterable"])
+@pytest.mark.parametrize(("context", "killed"), [(None, "worker"), ("fork", "worker"), (None, "fork server")])
+def test_later_epochs_have_workers_when_they_or_the_fork_server_died_between_two(
+    data: Any, context: str | None, killed: str
+) -> None:
+    loader = hr.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True, multiprocessing_context=context)
+    for _ in range(3):
+        iterator = iter(loader)
+        assert read_all(iterator) == batches_of(4, count=16)
+        pid = iterator._workers[0].pid
+        if killed == "worker":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            iterator._pool._starter._fork_server.process.kill()
+        wait_until(lambda pid=pid: not is_running(pid), "the worker has ended")
+    del iterator, loader
+
+
+@pytest.mark.slow
+def test_next_epoch_is_whole_when_a_worker_died_in_one_that_was_left() -> None:
+    loader = hr.DataLoader(range(64), batch_size=4, num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    os.kill(iterator._workers[1].pid, signal.SIGKILL)
+    assert read_all(iter(loader)) == batches_of(4, count=64)
+    del iterator, loader
+
+
+@pytest.mark.usefixtures("no_fork")
+@pytest.mark.slow
+def test_epoch_goes_on_with_another_fork_server_when_one_is_killed() -> None:
+    iterator = iter(hr.DataLoader(range(400), batch_size=4, num_workers=2))
+    got = [next(iterator).tolist()]
+    iterator._pool._starter._fork_server.process.kill()
+    assert got + read_all(iterator) == batches_of(4, count=400)
+    del iterator

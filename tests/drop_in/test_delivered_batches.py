@@ -7,23 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from drop_in.acting import Made
 from torch import tensor
-from torch.utils.data import Dataset
 
 import headrace as hr
 
 
-class Rows(Dataset[torch.Tensor]):
+def rows(count: int, width: int) -> Made:
     """Sample k is `width` times k."""
-
-    def __init__(self, count: int, width: int) -> None:
-        self.count, self.width = count, width
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, k: int) -> torch.Tensor:
-        return torch.full((self.width,), float(k))
+    return Made(lambda k: torch.full((width,), float(k)), count)
 
 
 @pytest.mark.slow
@@ -39,7 +31,7 @@ def test_values_are_right_when_a_tensor_is_conjugated_lazily() -> None:
 
 
 def test_saved_batch_is_no_larger_than_its_values(loader_class: Any) -> None:
-    loader = loader_class(Rows(6, 10_000), 2, num_workers=2, collate_fn=lambda rows: (torch.stack(rows), 1))
+    loader = loader_class(rows(6, 10_000), 2, num_workers=2, collate_fn=lambda samples: (torch.stack(samples), 1))
     for batch, _ in loader:
         assert batch.untyped_storage().nbytes() == 2 * 10_000 * 4
         file = io.BytesIO()
@@ -49,7 +41,7 @@ def test_saved_batch_is_no_larger_than_its_values(loader_class: Any) -> None:
 
 
 def test_places_are_used_again_when_epochs_are_left_early() -> None:
-    loader = hr.DataLoader(Rows(400, 20_000), 4, num_workers=2, prefetch_factor=4, persistent_workers=True)
+    loader = hr.DataLoader(rows(400, 20_000), 4, num_workers=2, prefetch_factor=4, persistent_workers=True)
     most = []
     for _ in range(12):
         iterator = iter(loader)
@@ -60,13 +52,10 @@ def test_places_are_used_again_when_epochs_are_left_early() -> None:
 
 
 def test_batches_of_ours_are_not_shared_until_they_are_asked_to_be() -> None:
-    first, second = hr.DataLoader(Rows(4, 10_000), 2, num_workers=1)
+    first, second = hr.DataLoader(rows(4, 10_000), 2, num_workers=1)
     assert not first.is_shared()
     first.share_memory_()
     assert first.is_shared()
     assert (first == tensor([[0.0], [1.0]])).all()
     with pytest.raises(RuntimeError, match="resiz"):
         second.resize_(3, 10_000)
-
-
-# Pinned memory

@@ -1,33 +1,39 @@
-"""Data sets with `__getitem__`: what each parameter does, in the process and with workers."""
+"""Data sets with `__getitem__` and `__getitems__`: when they are asked, for what, and the order of batches.
+
+`tests/full/programs/samplers.py` has what is as with torch's loader.
+"""
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
+from drop_in.acting import Acting, Made, raising
 from drop_in.reading import next_error
 from drop_in.stateful_data import Numbers
+from full.programs.watching import described
 from process.waiting import wait_until
+from torch.utils.data import Dataset
+
+import headrace as hr
 
 
 class Counted:
-    """A sampler, or a batch sampler, that counts what was drawn from it, in the process that iterates."""
+    """A sampler that counts what was drawn from it, in the process that iterates."""
 
-    def __init__(self, values: Iterable[Any]) -> None:
-        self.values, self.drawn = list(values), 0
+    def __init__(self, count: int) -> None:
+        self.count, self.drawn = count, 0
 
-    def __iter__(self) -> Iterator[Any]:
-        for value in self.values:
+    def __iter__(self) -> Iterator[int]:
+        for value in range(self.count):
             self.drawn += 1
             yield value
-
-
-class Failing(Numbers):
-    def __getitem__(self, k: int) -> int:
-        raise LookupError(f"no sample {k}")
 
 
 class Gate(Numbers):
@@ -54,25 +60,10 @@ class Gate(Numbers):
         return {int(line) for line in Path(self.log).read_text().splitlines()}
 
 
-# How batches are made
-
-
-# Lengths
-
-
-# When things happen
-
-
 def test_nothing_happens_before_next_when_there_are_no_workers(loader_class: Any) -> None:
-    asked = []
-
-    class Recording(Numbers):
-        def __getitem__(self, k: int) -> int:
-            asked.append(k)
-            return k
-
-    sampler = Counted(range(6))
-    iterator = iter(loader_class(Recording(6), 2, sampler=sampler))
+    asked: list[int] = []
+    sampler = Counted(6)
+    iterator = iter(loader_class(Acting(asked.append, at=tuple(range(6))), 2, sampler=sampler))
     assert (sampler.drawn, asked) == (0, [])
     next(iterator)
     assert (sampler.drawn, asked) == (2, [0, 1])
@@ -88,25 +79,20 @@ def test_workers_begin_at_iter_without_a_call_of_next(loader_class: Any, tmp_pat
 
 
 def test_outstanding_batches_are_prefetch_factor_for_each_worker(loader_class: Any) -> None:
-    sampler = Counted(range(40))
-    loader = loader_class(Numbers(), 2, sampler=sampler, num_workers=2, prefetch_factor=3)
-    loader.collate_fn = tuple
-    loader.dataset.count = 100
-    iterator = iter(loader)
+    sampler = Counted(40)
+    iterator = iter(loader_class(Numbers(40), 2, sampler=sampler, num_workers=2, prefetch_factor=3))
     for received in range(5):
         assert sampler.drawn == 2 * (2 * 3 + received), "primed at iter(), one more at each next()"
         next(iterator)
 
 
 def test_one_more_batch_is_asked_for_before_an_error_is_raised(loader_class: Any) -> None:
-    sampler = Counted(range(9))
-    iterator = iter(loader_class(Failing(), None, sampler=sampler, num_workers=1, prefetch_factor=2))
+    sampler = Counted(9)
+    failing = Made(lambda k: {}[k], 9)
+    iterator = iter(loader_class(failing, None, sampler=sampler, num_workers=1, prefetch_factor=2))
     for received in range(1, 4):
-        assert f"no sample {received - 1}" in str(next_error(iterator))
+        assert f"KeyError: {received - 1}" in str(next_error(iterator))
         assert sampler.drawn == 2 + received
-
-
-# Which worker, and in which order
 
 
 def test_batches_come_in_the_samplers_order_when_a_later_one_is_ready_first(loader_class: Any, tmp_path: Path) -> None:
@@ -127,12 +113,6 @@ def test_batches_come_as_they_are_ready_when_in_order_is_false(loader_class: Any
     assert list(iterator) == [0, 2]
 
 
-# Epochs
-
-
-# Time-outs
-
-
 @pytest.mark.slow
 def test_next_raises_when_a_batch_takes_longer_than_the_timeout(loader_class: Any, tmp_path: Path) -> None:
     data = Gate(tmp_path, 2)
@@ -141,3 +121,120 @@ def test_next_raises_when_a_batch_takes_longer_than_the_timeout(loader_class: An
     assert isinstance(error, RuntimeError)
     assert str(error) == "DataLoader timed out after 0.25 seconds"
     data.open()
+
+
+class Columns(Mapping[str, Any]):
+    """Columns with a number of rows, as a TensorDict has: its length is not that of its keys."""
+
+    def __init__(self, columns: dict[str, Any], rows: int) -> None:
+        self.columns, self.rows = columns, rows
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+# What whole batches may be, of three samples; only a list can be divided.
+FORMS: dict[str, Callable[..., Any]] = {
+    "dict": lambda: {"x": torch.arange(3)},
+    "dict of as many columns as keys": lambda: {key: key for key in range(3)},
+    "mapping": lambda: Columns({"x": torch.arange(3)}, 3),
+    "tensor": lambda: torch.zeros(3, 3000),
+    "array": lambda: np.arange(3),
+    "array of records": lambda: np.zeros(3, dtype=[("a", "i4"), ("b", "f4")]),
+    "tuple": lambda: (torch.arange(3), torch.arange(3)),
+    "named tuple": lambda: Two(np.arange(3), ["a", "b", "c"]),
+    "list": lambda count=3: [torch.ones(3000)] * count,
+    "kind of list": lambda: Rows(range(3)),
+    "deque": lambda: collections.deque(range(3)),
+    "range": lambda: range(3),
+    "string": lambda: "abc",
+    "bytes": lambda: bytes(3),
+    "generator": lambda: (key for key in range(3)),
+    "number": lambda: 3,
+    "None": lambda: None,
+}
+
+
+class Rows(list[Any]):
+    source = "a table"
+
+
+class Two(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Many(Made):
+    """Whole batches, which a function makes of their keys."""
+
+    def __getitems__(self, keys: list[Any]) -> Any:
+        return self.make(keys)  # type: ignore[arg-type]
+
+
+def test_economic_mode_refuses_batches_that_cannot_be_divided_among_workers(our_class: Any) -> None:
+    def make_many(keys: Any) -> Any:
+        return FORMS["list"](len(keys)) if keys[0] == "list" else FORMS[keys[0]]()
+
+    data = Many(make_many)
+    keys = [[form] * 3 for form in FORMS]
+    with our_class(data, batch_sampler=keys, num_workers=2, economic=True, collate_fn=described) as loader:
+        iterator = iter(loader)
+        for form, make in FORMS.items():
+            if form == "list":
+                assert next(iterator) == described(make())
+                continue
+            error = next_error(iterator)
+            assert isinstance(error, TypeError)
+            assert f"__getitems__ gave a {type(make()).__qualname__}: " in str(error)
+            assert "economic=False" in str(error)
+
+
+def test_getitems_that_raises_stop_iteration_is_an_error(our_class: Any) -> None:
+    error = next_error(iter(our_class(Many(raising(StopIteration)), 4, num_workers=1)))
+    assert isinstance(error, RuntimeError)
+    assert "__getitems__([0, 1, 2, 3]) raised StopIteration" in str(error)
+
+
+def test_tensor_indices_arrive_as_they_are() -> None:
+    # Of ours alone: torch starts a thread that shares tensors, for the life of the process.
+    keys = [torch.tensor(3), torch.arange(2), torch.zeros(0)]
+    loader = hr.DataLoader(Made(repr), batch_size=None, sampler=keys, num_workers=2)
+    assert list(loader) == [repr(key) for key in keys]
+
+
+class Wide(Dataset[torch.Tensor]):
+    """Takes long lists of indices, and may give large samples for them."""
+
+    def __init__(self, numbers_in_a_sample: int) -> None:
+        self.numbers_in_a_sample = numbers_in_a_sample
+
+    def __len__(self) -> int:
+        return 10_000_000
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        assert len(indices) == 20_000
+        return [torch.full((self.numbers_in_a_sample,), sum(indices))]
+
+
+def whole(samples: list[torch.Tensor]) -> list[Any]:
+    return samples[0].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers_in_a_sample", [1, 20_000], ids=["small results", "large results"])
+@pytest.mark.parametrize("taken", [0, 3, 24])
+def test_long_lists_of_indices_lock_nothing_up_when_the_trainer_leaves_early(
+    loader_class: type[Any], numbers_in_a_sample: int, taken: int
+) -> None:
+    batches = [list(range(20_000 * k, 20_000 * (k + 1))) for k in range(24)]
+    data = Wide(numbers_in_a_sample)
+    iterator = iter(loader_class(data, batch_sampler=batches, num_workers=2, collate_fn=whole, prefetch_factor=16))
+    for number in range(taken):
+        assert next(iterator) == [sum(batches[number])] * numbers_in_a_sample
+    del iterator

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from builders.numbers import Numbers
+from drop_in.acting import Made
+from drop_in.reading import read_all
+from drop_in.stateful_data import Stream
 from unit.fake_device import FakeBackend
 
 import headrace as hr
 from headrace.delivery.device import StillMover
-
-
-class Counting(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
-
 
 NUMBERS = list(range(8))
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (NUMBERS, {"workers": "fibre"}, r"workers='fibre'.*'process', 'thread'"),
     (NUMBERS, {"economic": True}, "economic=True needs workers"),
-    (Counting(), {"economic": True, "num_workers": 1}, "economic=True needs a data set with __getitem__: Counting"),
+    (Stream(4), {"economic": True, "num_workers": 1}, "economic=True needs a data set with __getitem__: Stream"),
     (NUMBERS, {"economic": True, "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 0}, "num_batch_workers=0 must be"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_workers_batches": "2"}, "num_workers_batches='2' must be"),
@@ -103,20 +98,17 @@ def test_numbers_that_can_bring_nothing_are_warned_about(options: dict[str, Any]
         hr.DataLoader(NUMBERS, **({"num_workers": 1, "economic": True} | options)).close()
 
 
-def test_batch_workers_may_be_named_as_in_the_rfc_and_are_as_many_as_batches_when_they_are_not() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        named = hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3, num_workers_batches=2)
-        unnamed = hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3)
-    assert named.options["num_batch_workers"] == 2
-    assert unnamed.options["num_batch_workers"] == 3
-    named.close()
-    unnamed.close()
+@pytest.mark.parametrize(("options", "expected"), [({"num_workers_batches": 2}, 2), ({}, 3)], ids=["RFC", "default"])
+def test_batch_workers_may_be_named_as_in_the_rfc_and_are_as_many_as_batches_when_they_are_not(
+    options: dict[str, Any], expected: int
+) -> None:
+    with hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3, **options) as loader:
+        assert loader.options["num_batch_workers"] == expected
 
 
-def test_batch_comes_without_waiting_once_it_is_ready() -> None:
-    for economic in (False, True):
-        loader = hr.DataLoader(NUMBERS, 4, num_workers=1, economic=economic)
+@pytest.mark.parametrize("economic", [False, True])
+def test_batch_comes_without_waiting_once_it_is_ready(economic: bool) -> None:
+    with hr.DataLoader(NUMBERS, 4, num_workers=1, economic=economic) as loader:
         iterator: Any = iter(loader)
         first, polls = None, 0
         while first is None:
@@ -125,11 +117,7 @@ def test_batch_comes_without_waiting_once_it_is_ready() -> None:
             except hr.errors.NotReady:
                 polls += 1
                 assert polls < 10_000_000
-        assert first.tolist() == [0, 1, 2, 3]
-        assert next(iterator).tolist() == [4, 5, 6, 7]
-        with pytest.raises(StopIteration):
-            next(iterator)
-        loader.close()
+        assert [first.tolist(), *read_all(iterator)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize(
@@ -154,34 +142,21 @@ def test_batches_go_through_the_mover_whoever_makes_them(
     loader.close()
 
 
-def test_seed_gives_other_random_numbers_each_epoch_and_the_same_for_the_same_epoch() -> None:
-    class Drawing:
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> float:
-            return float(hr.rng().random())
-
-    for persistent in (False, True):
-        options: dict[str, Any] = {"num_workers": 2, "economic": True, "seed": 5, "persistent_workers": persistent}
-        with hr.DataLoader(Drawing(), 4, **options) as loader:
-            epochs = [[number for batch in loader for number in batch.tolist()] for _ in range(3)]
-            assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-            loader.set_epoch(1)
-            assert loader.epoch == 1
-            assert [number for batch in loader for number in batch.tolist()] == epochs[1]
-        with hr.DataLoader(Drawing(), 4, **options | {"seed": 6}) as loader:
-            assert [number for batch in loader for number in batch.tolist()] != epochs[0]
+@pytest.mark.parametrize("persistent", [False, True])
+def test_seed_gives_other_random_numbers_each_epoch_and_the_same_for_the_same_epoch(persistent: bool) -> None:
+    data = Made(lambda _: float(hr.rng().random()), 8)
+    options: dict[str, Any] = {"num_workers": 2, "economic": True, "persistent_workers": persistent}
+    with hr.DataLoader(data, 4, seed=5, **options) as loader:
+        epochs = [read_all(iter(loader)) for _ in range(3)]
+        assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+        loader.set_epoch(1)
+        assert loader.epoch == 1
+        assert read_all(iter(loader)) == epochs[1]
+    with hr.DataLoader(data, 4, seed=6, **options) as loader:
+        assert read_all(iter(loader)) != epochs[0]
 
 
 @pytest.mark.parametrize("name", ["economic", "num_batch_workers", "num_workers_batches"])
 def test_what_is_for_torchs_data_sets_is_refused_for_ours(name: str) -> None:
-    class Numbers(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 4
-
-        async def aget(self, key: int) -> int:
-            return key
-
     with pytest.raises(hr.OptionError, match=f"{name}=1 is for torch's data sets"):
-        hr.DataLoader(Numbers(), **{name: 1})
+        hr.DataLoader(Numbers(4), **{name: 1})

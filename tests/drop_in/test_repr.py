@@ -6,28 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
+from builders.numbers import Numbers
+from drop_in.acting import Made
 
 import headrace as hr
 
 
-class Wordy(torch.utils.data.Dataset[int]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
+class Wordy(Made):
     def __repr__(self) -> str:
         return "many\nlines"
-
-
-class Async(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 4
-
-    async def aget(self, index: int) -> int:
-        return index
 
 
 class Own(hr.DataLoader[int]):
@@ -38,17 +25,17 @@ class Own(hr.DataLoader[int]):
     ("make", "text"),
     [
         (
-            lambda: hr.DataLoader(Wordy(), 2, num_workers=1),
+            lambda: hr.DataLoader(Wordy(int), 2, num_workers=1),
             "DataLoader(Wordy(…), batch_size=2, num_workers=1, regime='torch')",
         ),
-        (lambda: Own(Wordy()), "Own(Wordy(…), batch_size=1, num_workers=0, regime='torch')"),
-        (lambda: hr.DataLoader(Async()), "DataLoader(Async(…), batch_size=1, num_workers=0, regime='headrace')"),
+        (lambda: Own(Wordy(int)), "Own(Wordy(…), batch_size=1, num_workers=0, regime='torch')"),
+        (lambda: hr.DataLoader(Numbers()), "DataLoader(Numbers(…), batch_size=1, num_workers=0, regime='headrace')"),
         (
-            lambda: hr.DataLoader(Async().map(len)),
-            "DataLoader(Async(…).map(len), batch_size=1, num_workers=0, regime='headrace')",
+            lambda: hr.DataLoader(Numbers().map(len)),
+            "DataLoader(Numbers(…).map(len), batch_size=1, num_workers=0, regime='headrace')",
         ),
         (
-            lambda: hr.DataLoader(Wordy(), 2, num_workers=2, economic=True),
+            lambda: hr.DataLoader(Wordy(int), 2, num_workers=2, economic=True),
             "DataLoader(Wordy(…), batch_size=2, num_workers=2, regime='economic')",
         ),
     ],

@@ -12,31 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from drop_in.stateful_data import Counted, identity
-from process.waiting import run_script
-from torch.utils.data import Dataset
+from drop_in.acting import Made
+from drop_in.classes import IMPORTS, PREAMBLE, in_processes
+from drop_in.stateful_data import Counted, begun, loader_of, resumed
+from process.waiting import output_of
 
 import headrace as hr
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python's, where there are threads
 
+class Holding(Made):
+    """A data set with attributes."""
 
-class Asked(Dataset[Any]):
-    """Each sample is the result of a function of the data set."""
-
-    def __init__(self, ask: Callable[[Any], Any], **things: Any) -> None:
-        self.ask = ask
+    def __init__(self, make: Callable[[int], Any] = int, **things: Any) -> None:
+        super().__init__(make, 4)
         vars(self).update(things)
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        return self.ask(self)
-
-
-def samples_of(dataset: Dataset[Any], **options: Any) -> list[Any]:
-    return list(hr.DataLoader(dataset, None, num_workers=2, collate_fn=lambda sample: sample, **options))
 
 
 SCRIPT = """
@@ -61,8 +50,7 @@ SCRIPT = """
 @pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_workers_are_forked_where_torchs_would_be(method: str | None) -> None:
     before = f"multiprocessing.set_start_method({method!r})" if method else ""
-    code, out, err = run_script(SCRIPT.format(before=before))
-    assert code == 0, err
+    out = output_of(SCRIPT.format(before=before))
     would_fork = (method or multiprocessing.get_all_start_methods()[0]) == "fork"
     assert out.strip() == ("[[0], [1]]" if would_fork else "type(dataset).lock (a _thread.lock)")
 
@@ -101,21 +89,6 @@ def locked(sample):
 """
 
 
-class Through:
-    """A data set with functions of several modules."""
-
-    def __init__(self, *functions: Callable[[Any], Any]) -> None:
-        self.functions = functions
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        for function in self.functions:
-            index = function(index)
-        return index
-
-
 @pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_module_that_starts_a_thread_is_imported_by_each_worker_and_no_other_is(
@@ -136,7 +109,7 @@ def test_module_that_starts_a_thread_is_imported_by_each_worker_and_no_other_is(
     first, threads, last = (importlib.import_module(f"users_{name}") for name in ("first", "threads", "last"))
     try:
         for _ in range(2):
-            data = Through(first.light, threads.locked, last.light)
+            data = Made(lambda index: last.light(threads.locked(first.light(index))), 2)
             assert [int(batch) for batch in hr.DataLoader(data, num_workers=2, timeout=60)] == [0, 1]
         lines = (tmp_path / "imports").read_text().splitlines()
         assert [line for line in lines if line.endswith(" worker")] == ["users_threads worker"] * 4
@@ -150,36 +123,32 @@ def test_module_that_starts_a_thread_is_imported_by_each_worker_and_no_other_is(
 @pytest.mark.usefixtures("no_fork")
 def test_what_cannot_be_sent_is_an_error_that_names_the_attribute(tmp_path: Path) -> None:
     with (tmp_path / "open.txt").open("w") as file:
-        data = Asked(len, transforms=[None, {"log": file}])
+        data = Holding(transforms=[None, {"log": file}])
         with pytest.raises(hr.errors.CannotCarryError, match=r"dataset\.transforms\[1\]\['log'\].*context=\"fork\""):
             iter(hr.DataLoader(data, num_workers=1))
-    data = Asked(lambda self: self.lock.locked(), lock=threading.Lock())
+    data = Holding(lock=threading.Lock())
     with pytest.raises(hr.errors.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
         iter(hr.DataLoader(data, num_workers=1))
-    assert samples_of(data, multiprocessing_context="fork") == [False] * 4
+    assert list(hr.DataLoader(data, None, num_workers=2, multiprocessing_context="fork")) == [0, 1, 2, 3]
 
 
 def test_tensor_on_another_device_is_an_error_that_says_what_to_do() -> None:
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)  # as far as can be seen here
 
-    data = Asked(lambda self: torch.zeros(3).as_subclass(Elsewhere))
+    data = Made(lambda _: torch.zeros(3).as_subclass(Elsewhere))
     with pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot be sent to another process"):
-        samples_of(data)
+        list(hr.DataLoader(data, None, num_workers=2))
 
 
 @pytest.mark.parametrize("options", [{}, {"economic": True}], ids=["fork", "economic"])
 def test_functions_share_their_variables_in_a_worker(options: dict[str, Any]) -> None:
     count = 0
 
-    class Counting(Dataset[Any]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> int:
-            nonlocal count
-            count += 1
-            return count
+    def sample(_: int) -> int:
+        nonlocal count
+        count += 1
+        return count
 
     def begin(_: int) -> None:
         nonlocal count
@@ -188,25 +157,11 @@ def test_functions_share_their_variables_in_a_worker(options: dict[str, Any]) ->
     def collate(samples: list[int]) -> tuple[list[int], int]:
         return samples, count
 
-    with hr.DataLoader(Counting(), 4, num_workers=1, collate_fn=collate, worker_init_fn=begin, **options) as loader:
+    with hr.DataLoader(
+        Made(sample, 4), 4, num_workers=1, collate_fn=collate, worker_init_fn=begin, **options
+    ) as loader:
         assert list(loader) == [([11, 12, 13, 14], 14)]
     assert count == 0
-
-
-def test_what_cannot_be_sent_is_named_where_the_loader_has_threads() -> None:
-    """No fork is offered: it would not copy the thread of the engine."""
-    lock = threading.Lock()
-    loaders: dict[str, hr.DataLoader[Any]] = {
-        "dataset.lock": hr.DataLoader(Asked(len, lock=lock), num_workers=1, economic=True),
-        "collate_fn.<variable lock>": hr.DataLoader(
-            hr.from_map([1]), num_workers=1, collate_fn=lambda samples: lock and samples
-        ),
-    }
-    for name, loader in loaders.items():
-        with loader, pytest.raises(hr.errors.CannotCarryError) as caught:
-            next(iter(loader))
-        assert str(caught.value).startswith(f"{name} (a _thread.lock) cannot be sent to a worker: cannot pickle")
-        assert "multiprocessing_context" not in str(caught.value)
 
 
 class Locked(int):
@@ -222,7 +177,7 @@ def test_index_that_cannot_be_sent_is_named(batch_size: int | None, options: dic
     sampler = [Locked(number) for number in range(4)]
     is_single = batch_size is None or "economic" in options
     with (
-        hr.DataLoader(Asked(len), batch_size, sampler=sampler, num_workers=1, **options) as loader,
+        hr.DataLoader(Made(int), batch_size, sampler=sampler, num_workers=1, **options) as loader,
         pytest.raises(hr.errors.CannotCarryError) as caught,
     ):
         next(iter(loader))
@@ -237,15 +192,45 @@ def test_indices_of_batches_that_are_made_again_are_sent_as_the_others() -> None
 
     def make() -> hr.DataLoader[Any]:
         sampler = [Own(number) for number in range(6)]
-        return hr.DataLoader(
-            Counted(6), None, sampler=sampler, num_workers=1, collate_fn=identity, snapshot_every_n_steps=3
-        )
+        return loader_of(Counted(6), None, sampler=sampler, num_workers=1, snapshot_every_n_steps=3)
 
-    with make() as loader:
-        iterator = iter(loader)
-        for _ in range(5):
-            next(iterator)
-        state = loader.state_dict()
-    with make() as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == [(5, 6)]
+    _, state, _ = begun(make(), 5)
+    assert list(resumed(make(), state)) == [(5, 6)]
+
+
+ASKING = """
+changed_late = False
+
+class Asking(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        parent = multiprocessing.parent_process()
+        return (changed_late, os.getppid(), parent and parent.pid)
+
+def as_is(samples):
+    return samples[0]
+
+if __name__ == "__main__":
+    changed_late = True
+    context = {context}
+    for batch in DataLoader(Asking(), num_workers=1, collate_fn=as_is, multiprocessing_context=context):
+        changed, parent, answer = batch
+        print(changed, parent == os.getpid(), answer == os.getpid())
+"""
+
+
+@pytest.mark.slow
+@in_processes
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        ("'fork'", "True True True"),
+        ("multiprocessing.get_context('fork')", "True True True"),
+        ("multiprocessing.get_context('spawn')", "False True True"),
+        ("'forkserver'", "False False True"),
+    ],
+)
+def test_named_start_method_is_used(loader_class: type[Any], context: str, expected: str) -> None:
+    code = IMPORTS[loader_class] + ASKING.replace("{context}", context)
+    assert output_of(code, preamble=PREAMBLE).splitlines() == [expected, expected]

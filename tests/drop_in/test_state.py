@@ -22,7 +22,10 @@ from drop_in.stateful_data import (
     SamplerOfPlaces,
     Stream,
     StreamOfPlaces,
+    begun,
     identity,
+    loader_of,
+    resumed,
     through_text,
 )
 from hypothesis import given, settings
@@ -30,8 +33,6 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import headrace as hr
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 KINDS: list[Callable[[], Any]] = [Numbers, Counted, CountedInBulk, Stream, EpochStream, StreamOfPlaces]
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -51,6 +52,8 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "no sampler at all": lambda: {"sampler": range(22, -1, -1)},
 }
 Make = Callable[..., hr.DataLoader[Any]]
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+EVERY = [None, 0, 1, 2, 5]
 
 
 @pytest.fixture
@@ -59,6 +62,10 @@ def make(our_class: type[hr.DataLoader[Any]]) -> Make:
         return our_class(dataset, **{"collate_fn": identity, "batch_size": 4, **options})
 
     return make
+
+
+def drawn(data: Any, **choices: Any) -> dict[str, Any]:
+    return {name: data.draw(st.sampled_from(values)) for name, values in choices.items()}
 
 
 def assert_goes_on(make: Callable[[], Any], data: Any) -> None:
@@ -91,16 +98,16 @@ def assert_goes_on(make: Callable[[], Any], data: Any) -> None:
 @settings(max_examples=6)
 @given(data=st.data())
 def test_resumed_loaders_give_what_one_gives_with_workers(kind: Callable[[], Any], data: Any) -> None:
-    options: dict[str, Any] = {
-        "batch_size": data.draw(st.sampled_from([None, 1, 4])),
-        "num_workers": data.draw(st.sampled_from([1, 3])),
-        "snapshot_every_n_steps": data.draw(st.sampled_from([None, 0, 1, 2, 5])),
-        "persistent_workers": data.draw(st.booleans()),
-        "shuffle": issubclass(kind, Numbers) and data.draw(st.booleans()),
-        "workers": data.draw(st.sampled_from(["process", "thread"])),
-        "collate_fn": identity,
-    }
-    assert_goes_on(lambda: hr.DataLoader(kind(), **options), data)
+    options = drawn(
+        data,
+        batch_size=[None, 1, 4],
+        num_workers=[1, 3],
+        snapshot_every_n_steps=EVERY,
+        persistent_workers=[False, True],
+        shuffle=[False, issubclass(kind, Numbers)],
+        workers=["process", "thread"],
+    )
+    assert_goes_on(lambda: loader_of(kind(), **options), data)
 
 
 @pytest.mark.slow
@@ -108,13 +115,9 @@ def test_resumed_loaders_give_what_one_gives_with_workers(kind: Callable[[], Any
 @settings(max_examples=60)
 @given(data=st.data())
 def test_resumed_loaders_give_what_one_gives_without_workers(kind: Callable[[], Any], data: Any) -> None:
-    options: dict[str, Any] = {
-        "batch_size": data.draw(st.sampled_from([None, 1, 4, 23])),
-        "snapshot_every_n_steps": data.draw(st.sampled_from([None, 0, 1, 2, 5])),
-        "shuffle": issubclass(kind, Numbers) and data.draw(st.booleans()),
-        "collate_fn": identity,
-    }
-    assert_goes_on(lambda: hr.DataLoader(kind(), **options), data)
+    shuffle = [False, issubclass(kind, Numbers)]
+    options = drawn(data, batch_size=[None, 1, 4, 23], snapshot_every_n_steps=EVERY, shuffle=shuffle)
+    assert_goes_on(lambda: loader_of(kind(), **options), data)
 
 
 @pytest.mark.slow
@@ -123,13 +126,8 @@ def test_resumed_loaders_give_what_one_gives_without_workers(kind: Callable[[], 
 @given(data=st.data())
 def test_resumed_loaders_give_what_one_gives_for_every_sampler(sampler: str, data: Any) -> None:
     kind = data.draw(st.sampled_from([Numbers, Counted]))
-    options: dict[str, Any] = {
-        "batch_size": 4,
-        "num_workers": data.draw(st.sampled_from([0, 2])),
-        "snapshot_every_n_steps": data.draw(st.sampled_from([None, 1, 3])),
-        "collate_fn": identity,
-    }
-    assert_goes_on(lambda: hr.DataLoader(kind(), **options | SAMPLERS[sampler]()), data)
+    options = drawn(data, num_workers=[0, 2], snapshot_every_n_steps=[None, 1, 3])
+    assert_goes_on(lambda: loader_of(kind(), **options | SAMPLERS[sampler]()), data)
 
 
 def test_earlier_state_does_not_change_when_iteration_goes_on(make: Make) -> None:
@@ -144,17 +142,14 @@ def test_earlier_state_does_not_change_when_iteration_goes_on(make: Make) -> Non
 
 
 def test_loading_a_state_keeps_a_copy_of_it(make: Make) -> None:
-    loader = make(Numbers())
-    next(iter(loader))
-    state = loader.state_dict()
-    other = make(Numbers())
-    other.load_state_dict(state)
+    _, state, _ = begun(make(Numbers()))
+    other = resumed(make(Numbers()), state)
     state["due"] = 4
     assert next(iter(other)) == [4, 5, 6, 7]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_state_before_iter_is_that_of_the_next_iterator(make: Make, num_workers: int) -> None:
     loader = make(Numbers(), shuffle=True, num_workers=num_workers)
     torch.manual_seed(1)
@@ -167,26 +162,20 @@ def test_state_before_iter_is_that_of_the_next_iterator(make: Make, num_workers:
     assert (list(loader), list(loader)) == epochs
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_state_after_load_is_what_was_loaded(make: Make, num_workers: int) -> None:
-    loader = make(EpochStream(), num_workers=num_workers)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    other = make(EpochStream(), num_workers=num_workers)
-    other.load_state_dict(state)
+    _, state, rest = begun(make(EpochStream(), num_workers=num_workers))
+    other = resumed(make(EpochStream(), num_workers=num_workers), state)
     assert other.state_dict() == state
-    resumed = iter(other)
+    iterator = iter(other)
     assert other.state_dict() == state
-    assert list(resumed) == list(iterator)
+    assert list(iterator) == list(rest)
 
 
 def test_empty_state_begins_anew(make: Make) -> None:
     loader = make(Numbers())
-    next(iter(loader))
-    loader.load_state_dict(loader.state_dict())
-    loader.load_state_dict({})
-    assert len(list(loader)) == 6
+    _, state, _ = begun(loader)
+    assert len(list(resumed(resumed(loader, state), {}))) == 6
 
 
 def test_load_lets_go_of_persistent_workers_and_their_copies(make: Make) -> None:
@@ -195,10 +184,8 @@ def test_load_lets_go_of_persistent_workers_and_their_copies(make: Make) -> None
     state = loader.state_dict()
     whole = list(iterator)
     next(iter(loader))
-    loader.load_state_dict(state)
-    assert iter(loader) is not iterator
-    loader.load_state_dict(state)
-    assert list(loader) == whole
+    assert iter(resumed(loader, state)) is not iterator
+    assert list(resumed(loader, state)) == whole
 
 
 def test_iterator_has_its_own_state_and_the_loader_that_of_the_newest(make: Make) -> None:
@@ -207,59 +194,50 @@ def test_iterator_has_its_own_state_and_the_loader_that_of_the_newest(make: Make
     next(first)
     assert (first.state_dict()["batches"], second.state_dict()["batches"]) == (1, 0)
     assert loader.state_dict() == second.state_dict()
-    loader.load_state_dict(first.state_dict())
-    assert list(loader) == list(first)
+    assert list(resumed(loader, first.state_dict())) == list(first)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
 def test_state_after_an_earlier_batch_is_there_for_the_last_three(
-    make: Make, kind: Callable[[], Any], num_workers: int
+    make: Make, kind: Callable[[int], Any], num_workers: int
 ) -> None:
-    loader = make(kind(40), num_workers=num_workers)
-    batches = list(make(kind(40), num_workers=num_workers))
+    loader, *others = (make(kind(40), num_workers=num_workers) for _ in range(5))
+    batches = list(others.pop())
     iterator = iter(loader)
     for _ in range(6):
         next(iterator)
-    for number in (4, 5, 6):
-        other = make(kind(40), num_workers=num_workers)
-        other.load_state_dict(loader.state_dict(batches=number))
-        assert list(other) == batches[number:]
+    for number, other in zip((4, 5, 6), others, strict=True):
+        assert list(resumed(other, loader.state_dict(batches=number))) == batches[number:]
     for number in (3, 7):
         with pytest.raises(hr.OptionError, match=f"batches={number}.*4, 5, 6"):
             loader.state_dict(batches=number)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@WORKERS
 def test_state_after_a_number_of_batches_is_not_at_the_end_when_a_wrapper_is(make: Make, num_workers: int) -> None:
-    loader = make(Numbers(), num_workers=num_workers, shuffle=True)
+    loader, other = (make(Numbers(), num_workers=num_workers, shuffle=True) for _ in range(2))
     batches = list(loader)
-    other = make(Numbers(), num_workers=num_workers, shuffle=True)
-    other.load_state_dict(loader.state_dict(batches=len(batches) - 1))
-    assert list(other) == batches[-1:]
-    other.load_state_dict(loader.state_dict(batches=len(batches)))
-    assert list(other) == []
+    for left in (1, 0):
+        state = loader.state_dict(batches=len(batches) - left)
+        assert list(resumed(other, state)) == batches[len(batches) - left :]
 
 
 def test_data_set_without_state_is_read_again_and_that_is_logged_once(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = make(Stream(), num_workers=2)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
+    _, state, _ = begun(loader)
     with caplog.at_level(logging.WARNING, "headrace"):
         for _ in range(2):
-            loader.load_state_dict(state)
-            list(loader)
+            list(resumed(loader, state))
     assert [record.name for record in caplog.records] == ["headrace"]
     assert "1 batches are read once more" in caplog.text
 
 
 def test_state_says_what_it_is_and_is_text_where_the_users_states_are(make: Make) -> None:
     loader = make(Counted(), shuffle=True, num_workers=2)
-    next(iter(loader))
-    state = loader.state_dict()
-    assert (state["version"], state["regime"], state["num_workers"]) == (1, "torch", 2)
-    assert through_text(state) == state
+    _, text, _ = begun(loader)
+    assert (text["version"], text["regime"], text["num_workers"]) == (1, "torch", 2)
+    assert text == loader.state_dict()

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from drop_in.classes import OURS, ThreadLoader
+from drop_in.classes import ThreadLoader
 from drop_in.reading import text_of
-from drop_in.stateful_data import Counted, EpochSampler, Numbers, identity
+from drop_in.stateful_data import Counted, EpochSampler, Numbers, begun, identity, loader_of, resumed
 
 import headrace as hr
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
-def plain(dataset: Any, kind: type[hr.DataLoader[Any]] = hr.DataLoader, **options: Any) -> hr.DataLoader[Any]:
-    loader = kind(dataset, **{"collate_fn": identity, **options})
+def unsaved(loader: hr.DataLoader[Any]) -> hr.DataLoader[Any]:
+    """A loader of a program that does not ask for states."""
     loader.snapshot_every_n_steps = None  # type: ignore[assignment]
     return loader
 
@@ -40,20 +39,14 @@ class Asked(Numbers):
         """There is nothing to take."""
 
 
-@pytest.mark.parametrize("kind", OURS)
-@WORKERS
-def test_data_set_is_asked_once_an_epoch_when_nobody_wants_a_state(
-    kind: type[hr.DataLoader[Any]], num_workers: int
-) -> None:
-    if kind is ThreadLoader and num_workers == 0:
-        kind = hr.DataLoader
-    loader = plain(Asked(), kind, num_workers=num_workers, batch_size=None)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+def test_data_set_is_asked_once_an_epoch_when_nobody_wants_a_state(options: dict[str, Any]) -> None:
+    loader = unsaved(loader_of(Asked(), None, **options))
     iterator = iter(loader)
     assert max(next(iterator) for _ in range(10)) <= 1
     loader.state_dict()
     assert max(iterator) > 2
-    explicit = kind(Asked(), num_workers=num_workers, batch_size=None, snapshot_every_n_steps=2)
-    assert max(explicit) > 2
+    assert max(loader_of(Asked(), None, snapshot_every_n_steps=2, **options)) > 2
 
 
 @WORKERS
@@ -66,7 +59,7 @@ def test_sampler_is_asked_at_begin_and_end_when_nobody_wants_a_state(num_workers
             return super().state_dict()
 
     sampler = Sampler(23)
-    loader = plain(Numbers(), sampler=sampler, num_workers=num_workers)
+    loader = unsaved(loader_of(Numbers(), 1, sampler=sampler, num_workers=num_workers))
     assert len(list(loader)) == 23
     assert sampler.asked <= 2
     loader.state_dict()
@@ -159,12 +152,9 @@ def test_threads_share_a_data_set_that_cannot_be_copied_and_refuse_its_state() -
     assert "cannot be copied for each thread" in text_of(told.value)
     assert len(list(iterator)) == 22
     assert dataset.given == 23
-    other = ThreadLoader(Counted(), num_workers=2, collate_fn=identity)
-    iterator = iter(other)
-    next(iterator)
-    loader.load_state_dict(other.state_dict())
+    _, state, _ = begun(ThreadLoader(Counted(), num_workers=2, collate_fn=identity))
     with pytest.raises(Exception, match=r"lock"):
-        next(iter(loader))
+        next(iter(resumed(loader, state)))
 
 
 class Property(Numbers):

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drop_in.stateful_data import Counted, EpochStream, Numbers, identity, through_text
+from drop_in.stateful_data import Counted, EpochStream, Numbers, loader_of, resumed, through_text
 
 import headrace as hr
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 
 
-def loader_of(dataset: Any, **options: Any) -> hr.DataLoader[Any]:
-    return hr.DataLoader(dataset, **{"num_workers": 2, "batch_size": 4, "collate_fn": identity, **options})
+def two_workers(dataset: Any, **options: Any) -> hr.DataLoader[Any]:
+    return loader_of(dataset, num_workers=2, **options)
 
 
 def kill(iterator: Any, number: int) -> None:
@@ -42,7 +39,7 @@ def dying_once(number: int, mark: Path) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("kind", [Counted, EpochStream])
 def test_state_is_there_when_a_worker_dies_at_being_asked(kind: Callable[[int], Any], tmp_path: Path) -> None:
-    loader = loader_of(kind(4), worker_init_fn=dying_once(1, tmp_path / "mark"), prefetch_factor=1)
+    loader = two_workers(kind(4), worker_init_fn=dying_once(1, tmp_path / "mark"), prefetch_factor=1)
     iterator = iter(loader)
     state = loader.state_dict()
     assert (tmp_path / "mark").exists()
@@ -54,14 +51,12 @@ def test_state_is_there_when_a_worker_dies_at_being_asked(kind: Callable[[int], 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_state_is_there_when_a_worker_has_died_in_the_epoch(number: int) -> None:
-    expected = list(loader_of(Counted()))
-    loader = loader_of(Counted())
+    expected = list(two_workers(Counted()))
+    loader = two_workers(Counted())
     iterator = iter(loader)
     kill(iterator, number)
     assert next(iterator) == expected[0]
-    other = loader_of(Counted())
-    other.load_state_dict(through_text(loader.state_dict()))
-    assert list(other) == expected[1:]
+    assert list(resumed(two_workers(Counted()), through_text(loader.state_dict()))) == expected[1:]
 
 
 @pytest.mark.slow
@@ -71,19 +66,17 @@ def test_state_after_an_epoch_is_what_goes_on_when_a_persistent_worker_has_died(
     is_asked_before: bool, every: int
 ) -> None:
     options: dict[str, Any] = {"persistent_workers": True, "snapshot_every_n_steps": every}
-    loader = loader_of(Counted(), **options)
+    loader = two_workers(Counted(), **options)
     list(loader)
     before = loader.state_dict() if is_asked_before else None
     kill(loader._iterator, 0)
     state = loader.state_dict()
     assert state["copies"] == (before or state)["copies"]
-    other = loader_of(Counted(), **options)
-    other.load_state_dict(through_text(state))
-    assert list(loader) == list(other)
+    assert list(loader) == list(resumed(two_workers(Counted(), **options), through_text(state)))
 
 
 def test_state_after_an_epoch_is_there_when_a_persistent_worker_had_nothing_to_do() -> None:
-    loader = loader_of(Counted(4), persistent_workers=True)
+    loader = two_workers(Counted(4), persistent_workers=True)
     list(loader)
     copies = loader.state_dict()["copies"]
     assert [known["states"] for known in copies] == [{"dataset": {"given": given}} for given in (4, 0)]
@@ -93,7 +86,7 @@ def test_state_after_an_epoch_is_there_when_a_persistent_worker_had_nothing_to_d
 def test_state_after_close_is_refused_when_what_copies_carry_on_was_never_told(
     kind: Callable[[], Any], begins_another: bool
 ) -> None:
-    loader = loader_of(kind(), persistent_workers=True)
+    loader = two_workers(kind(), persistent_workers=True)
     list(loader)
     if begins_another:
         iter(loader)
@@ -106,7 +99,7 @@ def test_state_after_close_is_refused_when_what_copies_carry_on_was_never_told(
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
 @pytest.mark.parametrize("batches", [0, 3, None])
 def test_state_after_close_is_that_before_when_somebody_had_asked(kind: Callable[[], Any], batches: int | None) -> None:
-    loader = loader_of(kind(), persistent_workers=True)
+    loader = two_workers(kind(), persistent_workers=True)
     loader.state_dict()
     iterator = iter(loader)
     for _ in range(batches or 0):
@@ -121,9 +114,7 @@ def test_state_after_close_is_that_before_when_somebody_had_asked(kind: Callable
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
 def test_state_after_close_begins_the_epoch_when_it_was_the_first(kind: Callable[[], Any]) -> None:
-    loader = loader_of(kind())
+    loader = two_workers(kind())
     iter(loader)
     loader.close()
-    other = loader_of(kind())
-    other.load_state_dict(through_text(loader.state_dict()))
-    assert list(other) == list(loader_of(kind()))
+    assert list(resumed(two_workers(kind()), through_text(loader.state_dict()))) == list(two_workers(kind()))

@@ -7,46 +7,34 @@ from typing import Any
 
 import pytest
 import torch
-from drop_in.stateful_data import EpochSampler, Numbers, Places, Stream, identity, through_text
+from drop_in.stateful_data import EpochSampler, Numbers, Places, Stream, begun, loader_of, resumed, through_text
 from torch.utils.data import RandomSampler
 
 import headrace as hr
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-
-def with_own(generator: Any) -> hr.DataLoader[Any]:
-    return hr.DataLoader(Numbers(), 4, shuffle=True, generator=generator)
-
-
-def in_order(generator: Any) -> hr.DataLoader[Any]:
-    return hr.DataLoader(Numbers(), 4, generator=generator)
-
-
-def in_sampler(generator: Any) -> hr.DataLoader[Any]:
-    return hr.DataLoader(Numbers(), 4, sampler=RandomSampler(Numbers(), generator=generator))
-
-
-def economic(generator: Any) -> hr.DataLoader[Any]:
-    return hr.DataLoader(Numbers(), 4, shuffle=True, generator=generator, num_workers=1, economic=True)
-
-
-def streamed(generator: Any) -> hr.DataLoader[Any]:
-    return hr.DataLoader(Stream(), 4, generator=generator)
+KINDS: dict[str, Callable[[Any], hr.DataLoader[Any]]] = {
+    "shuffled": lambda generator: hr.DataLoader(Numbers(), 4, shuffle=True, generator=generator),
+    "in order": lambda generator: hr.DataLoader(Numbers(), 4, generator=generator),
+    "sampler": lambda generator: hr.DataLoader(Numbers(), 4, sampler=RandomSampler(Numbers(), generator=generator)),
+    "economic": lambda generator: hr.DataLoader(
+        Numbers(), 4, shuffle=True, generator=generator, num_workers=1, economic=True
+    ),
+    "stream": lambda generator: hr.DataLoader(Stream(), 4, generator=generator),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_finished", [False, True])
 @pytest.mark.parametrize("had_one", [False, True])
-@pytest.mark.parametrize("kind", [with_own, in_order, in_sampler, economic, streamed])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_state_is_refused_by_name_when_only_one_of_the_loaders_has_a_generator(
     kind: Callable[[Any], hr.DataLoader[Any]], had_one: bool, is_finished: bool
 ) -> None:
     with kind(torch.Generator() if had_one else None) as saved:
-        iterator = iter(saved)
-        for _ in iterator if is_finished else [next(iterator)]:
-            pass
-        state = through_text(saved.state_dict())
+        _, state, rest = begun(saved)
+        if is_finished:
+            list(rest)
+            state = through_text(saved.state_dict())
     with kind(None if had_one else torch.Generator()) as loader:
         for force in (False, True):
             with pytest.raises(hr.StateMismatchError, match=r"^generator: ") as told:
@@ -106,23 +94,17 @@ def test_global_generator_is_left_alone_when_the_iterator_of_a_sampler_draws_wha
     received: int, batch_size: int | None, num_workers: int
 ) -> None:
     def make() -> hr.DataLoader[Any]:
-        return hr.DataLoader(
-            Numbers(), batch_size, sampler=SamplerOfDrawnPlaces(23), num_workers=num_workers, collate_fn=identity
-        )
+        return loader_of(Numbers(), batch_size, sampler=SamplerOfDrawnPlaces(23), num_workers=num_workers)
 
     for is_asked in (False, True):
         loader = make()
         if is_asked:
             loader.state_dict()
-        iterator = iter(loader)
-        for _ in range(received):
-            next(iterator)
-        state = through_text(loader.state_dict())
-        expected = list(iterator), list(loader), list(loader)
+        _, state, rest = begun(loader, received)
+        expected = list(rest), list(loader), list(loader)
         torch.manual_seed(977)
         outside = torch.get_rng_state()
-        other = make()
-        other.load_state_dict(state)
+        other = resumed(make(), state)
         iterator = iter(other)
         assert torch.equal(torch.get_rng_state(), outside)
         assert (list(iterator), list(other), list(other)) == expected
@@ -142,15 +124,11 @@ class EagerEpochSampler(EpochSampler):
 
 
 def test_order_is_still_to_be_drawn_when_the_state_is_that_before_the_first_batch() -> None:
-    def make() -> hr.DataLoader[Any]:
-        return hr.DataLoader(Numbers(), 4, sampler=EagerEpochSampler(23), collate_fn=list)
-
-    loader, other = make(), make()
+    loader, other = (loader_of(Numbers(), sampler=EagerEpochSampler(23)) for _ in range(2))
     list(loader)
     loader.state_dict()
-    iterator = iter(loader)
-    state = through_text(loader.state_dict())
-    expected = list(iterator), list(loader)
+    _, state, rest = begun(loader, 0)
+    expected = list(rest), list(loader)
     torch.manual_seed(977)
-    other.load_state_dict(state)
+    resumed(other, state)
     assert (list(other), list(other)) == expected

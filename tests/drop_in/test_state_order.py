@@ -1,28 +1,26 @@
-"""The order of a resumed loader in the torch regime: samplers, random numbers, batches out of order, economic mode."""
+"""The order of a resumed loader in the torch regime: samplers, random numbers, economic mode."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+import asyncio
+import random
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from drop_in.classes import ThreadLoader
-from drop_in.stateful_data import Numbers, Stream, identity, through_text
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, get_worker_info
+from drop_in.acting import Acting, raising
+from drop_in.stateful_data import Numbers, Stream, begun, loader_of, resumed, through_text
+from torch.utils.data import BatchSampler, DistributedSampler
 
 import headrace as hr
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
-def epochs(loader: hr.DataLoader[Any], count: int) -> list[Any]:
-    return [[batch.tolist() for batch in loader] for _ in range(count)]
-
-
 def shuffled(num_workers: int) -> hr.DataLoader[Any]:
-    return hr.DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers)
+    return loader_of(Numbers(), shuffle=True, num_workers=num_workers)
 
 
 @pytest.mark.slow
@@ -31,7 +29,7 @@ def test_epochs_go_on_from_the_global_generator_where_that_was_restored(num_work
     def run(loader: hr.DataLoader[Any], count: int) -> Iterator[Any]:
         for _ in range(count):
             for batch in loader:
-                yield batch.tolist(), torch.rand(1).item()  # a trainer that draws, too
+                yield batch, torch.rand(1).item()  # a trainer that draws, too
 
     torch.manual_seed(8)
     expected = list(run(shuffled(num_workers), 3))
@@ -54,8 +52,7 @@ def test_saving_and_resuming_leave_the_global_generator_alone(num_workers: int) 
     before = torch.get_rng_state()
     other = shuffled(num_workers)
     torch.set_rng_state(before)  # where the sampler has drawn, it does not any more
-    other.load_state_dict(loader.state_dict())
-    assert len(list(other)) == 5
+    assert len(list(resumed(other, loader.state_dict()))) == 5
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -63,16 +60,13 @@ def test_saving_and_resuming_leave_the_global_generator_alone(num_workers: int) 
 def test_seed_that_the_user_sets_before_each_epoch_counts_after_a_resume(num_workers: int) -> None:
     def epoch(loader: hr.DataLoader[Any], seed: int) -> list[Any]:
         torch.manual_seed(seed)
-        return epochs(loader, 1)[0]
+        return list(loader)
 
     first = shuffled(num_workers)
     torch.manual_seed(1)
-    iterator = iter(first)
-    next(iterator)
-    state = first.state_dict()
-    other = shuffled(num_workers)
-    other.load_state_dict(state)
-    assert epoch(other, 9) == [batch.tolist() for batch in iterator]
+    _, state, rest = begun(first)
+    other = resumed(shuffled(num_workers), state)
+    assert epoch(other, 9) == list(rest)
     assert [epoch(other, seed) for seed in (2, 3)] == [epoch(first, seed) for seed in (2, 3)]
 
 
@@ -84,7 +78,7 @@ def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one(
 ) -> None:
     def make() -> tuple[Any, hr.DataLoader[Any]]:
         sampler: Any = DistributedSampler(Numbers(), num_replicas=1, rank=0)
-        return sampler, hr.DataLoader(Numbers(), 3, sampler=sampler, num_workers=num_workers, collate_fn=identity)
+        return sampler, loader_of(Numbers(), 3, sampler=sampler, num_workers=num_workers)
 
     sampler, loader = make()
     early = loader.state_dict()
@@ -97,14 +91,13 @@ def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one(
     assert got == list(other) != whole
     assert (early["epoch"], state["epoch"]) == (0, 5)
     for saved, expected in ((early, whole), (state, got)):
-        other.load_state_dict(saved)
-        assert list(other) == expected
+        assert list(resumed(other, saved)) == expected
 
 
 @pytest.mark.slow
 def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one_in_economic_mode() -> None:
-    options: dict[str, Any] = {"num_workers": 1, "economic": True, "seed": 3, "collate_fn": identity}
-    with hr.DataLoader(Drawing(), **options) as loader, hr.DataLoader(Drawing(), **options) as other:
+    options: dict[str, Any] = {"num_workers": 1, "economic": True, "seed": 3}
+    with loader_of(Drawing(), **options) as loader, loader_of(Drawing(), **options) as other:
         loader.state_dict()
         loader.set_epoch(5)
         other.set_epoch(5)
@@ -116,82 +109,27 @@ def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one_in_econom
 def test_samplers_that_know_epochs_are_told_the_one_of_the_state(num_workers: int, is_nested: bool) -> None:
     def make() -> hr.DataLoader[Any]:
         sampler: Any = DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)
-        given: Any = {"batch_sampler": BatchSampler(sampler, 3, False)} if is_nested else {"sampler": sampler}
-        return hr.DataLoader(Numbers(), **given, num_workers=num_workers, collate_fn=identity)
+        if is_nested:
+            return loader_of(Numbers(), 1, batch_sampler=BatchSampler(sampler, 3, False), num_workers=num_workers)
+        return loader_of(Numbers(), 1, sampler=sampler, num_workers=num_workers)
 
     loader = make()
     loader.set_epoch(5)
-    iterator = iter(loader)
-    next(iterator)
-    other = make()
-    other.load_state_dict(loader.state_dict())
-    assert list(other) == list(iterator)
+    _, state, rest = begun(loader)
+    other = resumed(make(), state)
+    assert list(other) == list(rest)
     assert other.epoch == 5
 
 
-class Held(Numbers):
-    """Its first sample is made when the trainer allows it."""
-
-    def __init__(self, allowed: threading.Event) -> None:
-        super().__init__(12)
-        self.allowed = allowed
-
-    def __getitem__(self, index: int) -> int:
-        if index == 0:
-            assert self.allowed.wait(60)
-        return index
-
-
-class HeldStream(IterableDataset[int]):
-    """A stream of each worker; that of the first waits until the trainer allows it."""
-
-    def __init__(self, allowed: threading.Event) -> None:
-        self.allowed = allowed
-
-    def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        assert worker is not None
-        if worker.id == 0:
-            assert self.allowed.wait(60)
-        yield from range(10 * worker.id, 10 * worker.id + 6)
-
-
-@pytest.mark.parametrize("kind", [Held, HeldStream])
-def test_nothing_is_lost_or_doubled_when_batches_come_out_of_order(kind: Callable[[threading.Event], Any]) -> None:
-    allowed = threading.Event()
-    options: dict[str, Any] = {"num_workers": 2, "in_order": False, "batch_size": None}
-    loader = ThreadLoader(kind(allowed), **options)
-    iterator = iter(loader)
-    head = [int(next(iterator)) for _ in range(2)]
-    state = through_text(loader.state_dict(batches=2))
-    allowed.set()
-    rest = [int(batch) for batch in iterator]
-    assert 0 in rest
-    other = ThreadLoader(kind(allowed), **options)
-    other.load_state_dict(state)
-    assert sorted(int(batch) for batch in other) == sorted(rest)
-    assert len({*head, *rest}) == len(head) + len(rest) == 12
-
-
-def test_state_stays_small_when_batches_come_out_of_order() -> None:
-    allowed = threading.Event()
-    dataset = Held(allowed)
-    dataset.count = 200
-    loader = ThreadLoader(dataset, num_workers=2, in_order=False, batch_size=None)
-    iterator = iter(loader)
-    head = [int(next(iterator)) for _ in range(150)]
-    state = through_text(loader.state_dict())
-    assert len(state["beyond"]) <= 4
-    assert [number for start, stop in state["beyond"] for number in range(start, stop)] == sorted(head)
-    allowed.set()
-    rest = [int(batch) for batch in iterator]
-    loader.load_state_dict(state)
-    assert sorted(int(batch) for batch in loader) == sorted(rest)
-    assert sorted(head + rest) == list(range(200))
-
-
 class Drawing(Numbers):
-    """Numbers with random ones."""
+    """Numbers with random ones of all kinds."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, hr.rng().random(), torch.rand(()).item(), np.random.rand(), random.random()  # noqa: NPY002
+
+
+class DrawingOwn(Drawing):
+    """Global generators are not a sample's own in threads."""
 
     def __getitem__(self, index: int) -> Any:
         return index, hr.rng().random()
@@ -205,57 +143,67 @@ class Drawing(Numbers):
 )
 def test_economic_mode_goes_on_with_the_same_samples_and_random_numbers(options: dict[str, Any]) -> None:
     def make(**changed: Any) -> hr.DataLoader[Any]:
-        given = {"num_workers": 2, "economic": True, "prefetch_factor": 3, "shuffle": True, "batch_size": 4}
-        return hr.DataLoader(Drawing(), **{**given, **changed}, collate_fn=identity)
+        data = DrawingOwn() if "workers" in options else Drawing()
+        return loader_of(data, **{"num_workers": 2, "economic": True, "prefetch_factor": 3, "shuffle": True, **changed})
 
     with make(**{**options, "num_workers": 2}) as first, make(**options) as second:
         list(first)
-        iterator = iter(first)
-        for _ in range(3):
-            next(iterator)
-        state = through_text(first.state_dict())
-        expected = list(iterator), list(first)
+        _, state, rest = begun(first, 3)
+        expected = list(rest), list(first)
         torch.manual_seed(977)
-        second.load_state_dict(state)
+        resumed(second, state)
         assert (list(second), list(second)) == expected
         state = through_text(first.state_dict())
-        expected_next = list(first)
-        second.load_state_dict(state)
-        assert list(second) == expected_next
+        assert list(first) == list(resumed(second, state))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_random_numbers_go_on_without_workers_and_are_those_of_the_begin_with_them(num_workers: int) -> None:
+    """Without workers the user restores the generators."""
+
+    def make() -> hr.DataLoader[Any]:
+        return loader_of(Drawing(), 2, num_workers=num_workers, generator=torch.Generator())
+
+    def drawn(batches: list[Any]) -> list[Any]:
+        return [[sample[2:] for sample in batch] for batch in batches]
+
+    loader, other = make(), make()
+    head, state, rest = begun(loader, 3)
+    outside = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    whole, after = head + list(rest), list(loader)
+    torch.manual_seed(977)
+    resumed(other, state)
+    torch.set_rng_state(outside[0])
+    np.random.set_state(outside[1])  # noqa: NPY002
+    random.setstate(outside[2])
+    got = list(other)
+    assert [[sample[0] for sample in batch] for batch in got] == [
+        [sample[0] for sample in batch] for batch in whole[3:]
+    ]
+    same = drawn(whole)[3:] if num_workers == 0 else drawn(whole)[: len(got) - 1]
+    assert drawn(got)[: len(same)] == same
+    assert drawn(list(other)) == drawn(after)
 
 
 def test_economic_mode_counts_batches_that_have_failed() -> None:
-    class Failing(Numbers):
-        def __getitem__(self, index: int) -> int:
-            if index == 1:
-                raise ValueError("bad sample")
-            return index
-
     options: dict[str, Any] = {"num_workers": 1, "economic": True, "batch_size": None}
-    with hr.DataLoader(Failing(), **options) as first, hr.DataLoader(Failing(), **options) as second:
+    data = Acting(raising(lambda: ValueError("bad sample")), at=(1,))
+    with hr.DataLoader(data, **options) as first, hr.DataLoader(data, **options) as second:
         iterator = iter(first)
         next(iterator)
         with pytest.raises(ValueError, match="bad sample"):
             next(iterator)
-        second.load_state_dict(first.state_dict())
-        assert [int(batch) for batch in second] == list(range(2, 23))
+        assert list(resumed(second, first.state_dict())) == list(range(2, 20))
 
 
 @WORKERS
 def test_async_iteration_counts_as_well(num_workers: int) -> None:
-    import asyncio
-
-    loader = hr.DataLoader(Stream(), num_workers=num_workers, collate_fn=identity)
+    loader, other, whole = (loader_of(Stream(), 1, num_workers=num_workers) for _ in range(3))
 
     async def read() -> list[Any]:
-        got = []
-        async for batch in loader:
-            got.append(batch)
-            if len(got) == 3:
-                break
-        return got
+        iterator = aiter(loader)
+        return [await anext(iterator) for _ in range(3)]
 
     head = asyncio.run(read())
-    other = hr.DataLoader(Stream(), num_workers=num_workers, collate_fn=identity)
-    other.load_state_dict(loader.state_dict())
-    assert head + list(other) == list(hr.DataLoader(Stream(), num_workers=num_workers, collate_fn=identity))
+    assert head + list(resumed(other, loader.state_dict())) == list(whole)

@@ -8,52 +8,51 @@ from typing import Any
 
 import pytest
 from drop_in.acting import Acting, raising
-from drop_in.reading import read_all
-from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, Stream, identity
+from drop_in.stateful_data import (
+    Counted,
+    EpochSampler,
+    EpochStream,
+    Numbers,
+    Stream,
+    begun,
+    loader_of,
+    resumed,
+)
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import headrace as hr
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def state_of(dataset: Any, **options: Any) -> dict[str, Any]:
-    loader = hr.DataLoader(dataset, **options)
-    iterator = iter(loader)
-    next(iterator)
-    return loader.state_dict()
+    return begun(hr.DataLoader(dataset, **options))[1]
+
+
+def refused(loader: hr.DataLoader[Any], state: Any, text: str, field: str, **options: Any) -> None:
+    with pytest.raises(hr.StateMismatchError, match=text) as caught:
+        loader.load_state_dict(state, **options)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("kind", "saved", "loaded"), [(Numbers, 0, 2), (EpochStream, 1, 2)])
 def test_state_of_another_number_of_workers_is_refused_by_name(kind: Any, saved: int, loaded: int) -> None:
     loader = hr.DataLoader(kind(), num_workers=loaded)
-    with pytest.raises(
-        hr.StateMismatchError, match=f"num_workers: {saved} in the state, {loaded} in the loader"
-    ) as caught:
-        loader.load_state_dict(state_of(kind(), num_workers=saved))
-    assert caught.value.field == "num_workers"
+    text = f"num_workers: {saved} in the state, {loaded} in the loader"
+    refused(loader, state_of(kind(), num_workers=saved), text, "num_workers")
     assert len(list(loader)) == 23
 
 
 def test_force_takes_a_state_of_another_number_of_workers_for_map_style_data() -> None:
-    state = state_of(Numbers(), num_workers=2)
-    loader = hr.DataLoader(Numbers(), num_workers=0)
-    loader.load_state_dict(state, force=True)
+    loader = resumed(hr.DataLoader(Numbers()), state_of(Numbers(), num_workers=2), force=True)
     assert [int(batch) for batch in loader] == list(range(1, 23))
-    stream = hr.DataLoader(Stream(), num_workers=0)
-    with pytest.raises(hr.StateMismatchError, match="num_workers"):
-        stream.load_state_dict(state_of(Stream(), num_workers=2), force=True)
+    refused(hr.DataLoader(Stream()), state_of(Stream(), num_workers=2), "num_workers", "num_workers", force=True)
 
 
 def test_state_of_other_data_is_refused_by_name() -> None:
     loader = hr.DataLoader(Numbers())
     state = loader.state_dict()
     for field, other in {"regime": "headrace", "version": 2, "is_map": False, "economic": True}.items():
-        with pytest.raises(hr.StateMismatchError, match=field) as caught:
-            loader.load_state_dict({**state, field: other})
-        assert caught.value.field == field
-    with pytest.raises(hr.StateMismatchError, match="regime"):
-        loader.load_state_dict({"version": 1, "seed": 3})
+        refused(loader, {**state, field: other}, field, field)
+    refused(loader, {"version": 1, "seed": 3}, "regime", "regime")
 
 
 def divided(**options: Any) -> DistributedSampler[Any]:
@@ -106,20 +105,16 @@ def test_state_of_another_sampler_is_refused_by_name_unless_forced(text: str, sa
     def make(options: Options) -> hr.DataLoader[Any]:
         return hr.DataLoader(**{"dataset": Numbers(), **options})
 
-    before = make(saved)
-    next(iter(before))
-    state = before.state_dict()
+    state = state_of(**{"dataset": Numbers(), **saved})
     make(saved).load_state_dict(state)
     loader = make(loaded)
-    with pytest.raises(hr.StateMismatchError, match=text) as caught:
-        loader.load_state_dict(state)
-    assert caught.value.field == text.split(".", maxsplit=1)[0].strip("^: ")
+    refused(loader, state, text, text.split(".", maxsplit=1)[0].strip("^: "))
     loader.load_state_dict(state, force=True)
 
 
 def test_state_serves_other_ranks() -> None:
     state = state_of(Numbers(), sampler=divided())
-    hr.DataLoader(Numbers(), sampler=divided(rank=3)).load_state_dict(state)
+    resumed(hr.DataLoader(Numbers(), sampler=divided(rank=3)), state)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -129,14 +124,12 @@ def test_state_is_refused_when_the_sampler_was_told_another_epoch_since(
 ) -> None:
     def make() -> tuple[Any, hr.DataLoader[Any]]:
         sampler = divided()
-        return sampler, hr.DataLoader(Numbers(), 2, sampler=sampler, num_workers=num_workers)
+        return sampler, loader_of(Numbers(), 2, sampler=sampler, num_workers=num_workers)
 
     sampler, loader = make()
     sampler.set_epoch(1)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    rest = [batch.tolist() for batch in iterator]
+    _, state, iterator = begun(loader)
+    rest = list(iterator)
 
     sampler, loader = make()
     loader.load_state_dict(state)
@@ -145,7 +138,7 @@ def test_state_is_refused_when_the_sampler_was_told_another_epoch_since(
         iter(loader)
     assert caught.value.field == "epoch"
     (loader if is_told_by_the_loader else sampler).set_epoch(1)
-    assert [batch.tolist() for batch in loader] == rest
+    assert list(loader) == rest
 
 
 class Unmeasured(EpochSampler):
@@ -157,18 +150,14 @@ class Unmeasured(EpochSampler):
 
 def test_sampler_of_the_users_is_not_asked_for_its_length() -> None:
     state = state_of(Numbers(), sampler=Unmeasured(23))
-    loader = hr.DataLoader(Numbers(), sampler=Unmeasured(23))
-    loader.load_state_dict(state)
-    assert sum(1 for _ in loader) == 22
+    assert sum(1 for _ in resumed(hr.DataLoader(Numbers(), sampler=Unmeasured(23)), state)) == 22
 
 
 def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:
     loader = hr.DataLoader(Counted(), shuffle=True)
     state = state_of(Counted(), shuffle=True)
     for field in set(state) - {"version", "regime", "check"}:  # earlier states have no check
-        with pytest.raises(hr.StateMismatchError, match=field) as caught:
-            loader.load_state_dict({name: value for name, value in state.items() if name != field})
-        assert caught.value.field == field
+        refused(loader, {name: value for name, value in state.items() if name != field}, field, field)
     for field, value in (
         ("generators", ["xx"]),
         ("generators", [3]),
@@ -180,14 +169,11 @@ def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:
         ("copies", [{}]),
         ("beyond", [3]),
     ):
-        with pytest.raises(hr.StateMismatchError) as caught:
-            loader.load_state_dict({**state, field: value})
-        assert caught.value.field == field
+        refused(loader, {**state, field: value}, ".", field)
     for other in ({"_snapshot": {}, "_steps_since_snapshot": 1}, None, []):
         with pytest.raises(hr.StateMismatchError, match="is no state of a headrace loader"):
             loader.load_state_dict(other)  # type: ignore[arg-type]
-    loader.load_state_dict(state)
-    assert len(list(loader)) == 22
+    assert len(list(resumed(loader, state))) == 22
 
 
 class LateToLoad(Counted):
@@ -203,50 +189,11 @@ class LateToLoad(Counted):
 
 
 def test_state_is_kept_when_the_first_iter_fails() -> None:
-    loader = hr.DataLoader(LateToLoad(), batch_size=None)
-    loader.load_state_dict(state_of(LateToLoad(), batch_size=None))
+    loader = resumed(hr.DataLoader(LateToLoad(), None), state_of(LateToLoad(), batch_size=None))
     with pytest.raises(OSError, match="not mounted"):
         iter(loader)
     assert loader.state_dict()["batches"] == 1
-    assert len(list(loader)) == 22
-    assert len(list(loader)) == 23
-
-
-class Interrupted(Numbers):
-    """The user stops it at one sample."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2:
-            raise KeyboardInterrupt
-        return index
-
-
-def test_batch_at_which_the_user_has_stopped_counts_as_received() -> None:
-    loader = hr.DataLoader(Interrupted(), batch_size=None)
-    iterator = iter(loader)
-    assert [next(iterator), next(iterator)] == [0, 1]
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    assert next(iterator) == 3
-    other = hr.DataLoader(Interrupted(), batch_size=None)
-    other.load_state_dict(loader.state_dict())
-    assert list(other) == list(iterator) == list(range(4, 23))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_state_of_a_data_set_that_takes_none_is_refused_by_name(num_workers: int) -> None:
-    loader = hr.DataLoader(Numbers(), num_workers=num_workers)
-    loader.load_state_dict(state_of(Counted(), num_workers=num_workers))
-    with pytest.raises(hr.StateMismatchError, match=r"dataset.*Numbers has no load_state_dict") as caught:
-        next(iter(loader))
-    assert caught.value.field == "dataset"
-
-
-def test_state_of_a_sampler_that_takes_none_is_refused_by_name() -> None:
-    loader = hr.DataLoader(Numbers(), sampler=range(23))
-    loader.load_state_dict(state_of(Numbers(), sampler=EpochSampler(23)), force=True)
-    with pytest.raises(hr.StateMismatchError, match=r"sampler.*range has no load_state_dict"):
-        iter(loader)
+    assert [len(list(loader)) for _ in range(2)] == [22, 23]
 
 
 class Forgetful(Counted):
@@ -256,12 +203,29 @@ class Forgetful(Counted):
         raise ZeroDivisionError("what state?")
 
 
+# Saved data and sampler, resumed data and sampler, the error, its text and its field.
+UNTAKEN: dict[str, tuple[Any, Any, Any, Any, type[Exception], str, str | None]] = {
+    "data set": (
+        *(Counted, None, Numbers, None),
+        *(hr.StateMismatchError, r"dataset.*Numbers has no load_state_dict", "dataset"),
+    ),
+    "sampler": (
+        *(Numbers, EpochSampler(23), Numbers, range(23)),
+        *(hr.StateMismatchError, r"sampler.*range has no load_state_dict", "sampler"),
+    ),
+    "data set that fails": (Forgetful, None, Forgetful, None, ZeroDivisionError, "what state", None),
+}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_error_of_load_state_dict_comes_as_it_is(num_workers: int) -> None:
-    loader = hr.DataLoader(Forgetful(), num_workers=num_workers)
-    loader.load_state_dict(state_of(Forgetful(), num_workers=num_workers))
-    with pytest.raises(ZeroDivisionError, match="what state"):
+@pytest.mark.parametrize("case", UNTAKEN)
+def test_state_that_the_user_does_not_take_is_an_error(case: str, num_workers: int) -> None:
+    saved, saved_sampler, kind, sampler, error, text, field = UNTAKEN[case]
+    state = state_of(saved(), sampler=saved_sampler, num_workers=num_workers)
+    loader = resumed(hr.DataLoader(kind(), sampler=sampler, num_workers=num_workers), state, force=True)
+    with pytest.raises(error, match=text) as caught:
         next(iter(loader))
+    assert getattr(caught.value, "field", None) == field
 
 
 def test_state_is_there_when_no_worker_can_begin() -> None:
@@ -276,27 +240,22 @@ def test_state_is_there_when_no_worker_can_begin() -> None:
 
 
 def test_state_is_there_when_workers_have_nothing_to_do() -> None:
-    loader = hr.DataLoader(Counted(1), num_workers=3, collate_fn=identity)
-    iterator = iter(loader)
-    state = loader.state_dict()
+    _, state, iterator = begun(loader_of(Counted(1), 1, num_workers=3), 0)
     assert [known["states"] for known in state["copies"]] == [{"dataset": {"given": 0}}] * 3
     assert list(iterator) == [[(0, 1)]]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batch_that_has_failed_counts_as_received(num_workers: int) -> None:
-    dataset = Acting(raising(lambda: ValueError("bad sample")))
-    loader = hr.DataLoader(dataset, num_workers=num_workers)
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
-    with pytest.raises(ValueError, match="bad sample"):
+@pytest.mark.parametrize(("num_workers", "error"), [(0, ValueError), (2, ValueError), (0, KeyboardInterrupt)])
+def test_batch_that_has_failed_counts_as_received(num_workers: int, error: type[BaseException]) -> None:
+    dataset = Acting(raising(lambda: error("bad sample")))
+    loader = loader_of(dataset, 1, num_workers=num_workers)
+    _, _, iterator = begun(loader, 5)
+    with pytest.raises(error, match="bad sample"):
         next(iterator)
     state = loader.state_dict()
     assert state["batches"] == 5
-    other = hr.DataLoader(dataset, num_workers=num_workers)
-    other.load_state_dict(state)
-    assert read_all(iter(other)) == read_all(iterator) == [[number] for number in range(6, 20)]
+    other = resumed(loader_of(dataset, 1, num_workers=num_workers), state)
+    assert list(other) == list(iterator) == [[number] for number in range(6, 20)]
 
 
 class Dying(Counted):
@@ -313,15 +272,6 @@ class Dying(Counted):
         return super().__getitem__(index)
 
 
-@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_worker_that_replaces_a_dead_one_has_the_state_of_its_copy(tmp_path: Path) -> None:
-    quiet = tmp_path / "quiet"
-    quiet.touch()
-    options: dict[str, Any] = {"num_workers": 2, "collate_fn": identity, "snapshot_every_n_steps": 1}
-    expected = list(hr.DataLoader(Dying(quiet), **options))
-    assert list(hr.DataLoader(Dying(tmp_path / "loud"), **options)) == expected
-
-
 class Unwilling(Dying):
     """A `Dying` data set whose state cannot be had."""
 
@@ -330,6 +280,11 @@ class Unwilling(Dying):
 
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_worker_is_replaced_when_its_data_set_cannot_say_its_state(tmp_path: Path) -> None:
-    loader = hr.DataLoader(Unwilling(tmp_path / "loud"), num_workers=2, collate_fn=identity)
-    assert [batch[0][0] for batch in loader] == list(range(23))
+def test_worker_that_replaces_a_dead_one_has_the_state_of_its_copy_if_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "quiet").touch()
+    quiet, loud, unwilling = (
+        list(loader_of(kind(tmp_path / name), 1, num_workers=2, snapshot_every_n_steps=every))
+        for kind, name, every in ((Dying, "quiet", 1), (Dying, "loud", 1), (Unwilling, "unwilling", None))
+    )
+    assert loud == quiet
+    assert [batch[0][0] for batch in unwilling] == list(range(23))

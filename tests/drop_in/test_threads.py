@@ -7,37 +7,20 @@ import threading
 from typing import Any
 
 import pytest
-from drop_in.acting import batches_of
+from drop_in.acting import Acting, Made, batches_of
 from drop_in.reading import read_all
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import headrace as hr
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-
-class Counting(Dataset[int]):
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        self.asked += 1
-        return index
-
-
-def as_is(samples: list[Any]) -> list[Any]:
-    return samples
-
 
 def test_data_set_in_a_thread_is_the_trainers_own_object() -> None:
-    data = Counting()
+    asked: list[int] = []
+    data = Acting(asked.append, at=tuple(range(20)))
     loader = hr.DataLoader(data, collate_fn=lambda samples: get_worker_info().dataset, num_workers=1, workers="thread")
     assert all(batch is data for batch in loader)
-    assert data.asked == 4
+    assert asked == list(range(20))
 
 
 def test_batch_of_a_thread_is_the_very_object_that_collate_fn_gave_whether_it_pickles_or_not() -> None:
@@ -74,7 +57,7 @@ def test_nothing_keeps_a_threads_batch_when_the_epoch_is_left_before_its_turn() 
 
 
 def test_workers_are_threads_of_this_process_that_end_with_the_iterator() -> None:
-    iterator = iter(hr.DataLoader(range(8), num_workers=2, workers="thread", collate_fn=as_is))
+    iterator = iter(hr.DataLoader(range(8), num_workers=2, workers="thread", collate_fn=list))
     workers = list(iterator._workers)
     assert {worker.pid for worker in workers} == {os.getpid()}
     assert [(worker.is_alive(), worker.exitcode) for worker in workers] == [(True, None)] * 2
@@ -96,15 +79,11 @@ def test_graph_is_each_threads_own_copy_and_may_hold_lambdas() -> None:
 def test_worker_info_is_each_threads_own_and_the_trainers_stays_none() -> None:
     met = threading.Barrier(2)
 
-    class Asking(Dataset[Any]):
-        def __len__(self) -> int:
-            return 2
+    def ask(index: int) -> Any:
+        met.wait(20)
+        worker = get_worker_info()
+        return index, worker.id, worker.num_workers, worker.worker_method
 
-        def __getitem__(self, index: int) -> Any:
-            met.wait(20)
-            worker = get_worker_info()
-            return index, worker.id, worker.num_workers, worker.worker_method
-
-    loader = hr.DataLoader(Asking(), None, num_workers=2, workers="thread")
+    loader = hr.DataLoader(Made(ask, 2), None, num_workers=2, workers="thread")
     assert list(loader) == [[0, 0, 2, "thread"], [1, 1, 2, "thread"]]
     assert get_worker_info() is None

@@ -7,30 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from drop_in.classes import in_processes
-from process.waiting import is_running, wait_until
+from drop_in.classes import IMPORTS, PREAMBLE, in_processes
+from process.waiting import is_running, run_script, wait_until
 
 import headrace as hr
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-
-def as_is(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def pids_of(iterator: Any) -> list[int]:
-    return [worker.pid for worker in iterator._workers]
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_running, pids)), f"the workers {pids} are gone")
-
-
-# What a worker knows of itself
-
-
-# Persistent workers, several iterators, threads
 
 
 @pytest.mark.slow
@@ -65,9 +45,6 @@ def test_threads_that_share_an_iterator_all_end_and_get_each_batch_once() -> Non
     assert sorted(got) == [[k, k + 1] for k in range(0, 400, 2)]
 
 
-# Their end
-
-
 @in_processes
 def test_workers_can_be_looked_at_and_are_gone_when_the_iterator_is_exhausted(loader_class: type[Any]) -> None:
     iterator = iter(loader_class(range(8), batch_size=2, num_workers=2))
@@ -80,12 +57,12 @@ def test_workers_can_be_looked_at_and_are_gone_when_the_iterator_is_exhausted(lo
         worker.join(20)
     assert not any(worker.is_alive() for worker in workers)
     assert [worker.exitcode for worker in workers] == [0, 0]
-    wait_until_gone([worker.pid for worker in workers])
+    wait_until(lambda: not any(is_running(worker.pid) for worker in workers), "they are gone")
 
 
 @in_processes
 def test_idle_worker_can_be_terminated(loader_class: type[Any]) -> None:
-    loader = loader_class(range(8), batch_size=2, num_workers=1, persistent_workers=True, collate_fn=as_is)
+    loader = loader_class(range(8), batch_size=2, num_workers=1, persistent_workers=True, collate_fn=list)
     iterator = iter(loader)
     assert len(list(iterator)) == 4
     worker = iterator._workers[0]
@@ -101,10 +78,34 @@ def test_iterator_is_freed_by_its_last_reference_alone() -> None:
     loader = hr.DataLoader(range(40), batch_size=2, num_workers=2)
     iterator = iter(loader)
     next(iterator)
-    pids = pids_of(iterator)
+    pids = [worker.pid for worker in iterator._workers]
     gc.disable()
     try:
         del iterator
-        wait_until_gone(pids)
+        wait_until(lambda: not any(map(is_running, pids)), "the workers are gone")
     finally:
         gc.enable()
+
+
+LIVE = """
+loader = DataLoader(range(400), batch_size=2, num_workers=2, persistent_workers={persistent})
+iterator = iter(loader)
+print(next(iterator).tolist(), *(worker.pid for worker in iterator._workers))
+{ending}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("persistent", "ending"), [(False, ""), (True, ""), (False, "raise ZeroDivisionError('of the trainer')")]
+)
+def test_interpreter_exits_well_and_workers_with_it_when_an_iterator_is_live(
+    loader_class: type[Any], persistent: bool, ending: str
+) -> None:
+    code = IMPORTS[loader_class] + LIVE.format(persistent=persistent, ending=ending)
+    returncode, out, err = run_script(code, preamble=PREAMBLE)
+    assert (returncode, err.rstrip().endswith("ZeroDivisionError: of the trainer")) == (bool(ending), bool(ending)), err
+    assert err == "" or ending
+    pids = [int(pid) for pid in out.removeprefix("[0, 1] ").split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(is_running, pids)), "the workers are gone")

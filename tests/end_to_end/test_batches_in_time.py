@@ -7,11 +7,12 @@ import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from builders.loops import flat, lists
+from builders.loops import flat, lists, loaded
 from builders.numbers import Iterated, Made
 
 import headrace as hr
@@ -56,7 +57,7 @@ class Messages(hr.AsyncIterableDataset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batch_comes_without_the_samples_that_do_not(workers: int) -> None:
+def test_batch_is_emitted_without_samples_that_do_not_arrive(workers: int) -> None:
     messages = Messages()
     with hr.DataLoader(messages.map(abs).batch(4, max_wait_s=0.02), num_workers=workers, timeout=60) as loader:
         batches, came = iter(loader), list[int]()
@@ -70,7 +71,7 @@ def test_batch_comes_without_the_samples_that_do_not(workers: int) -> None:
         assert came == list(range(15))
 
 
-def test_batch_comes_without_samples_of_a_map_that_are_slow() -> None:
+def test_batch_is_emitted_without_slow_samples_of_a_map() -> None:
     may_go = threading.Event()
 
     async def slow(key: int) -> int:
@@ -86,7 +87,7 @@ def test_batch_comes_without_samples_of_a_map_that_are_slow() -> None:
         assert came + flat(lists(batches)) == list(range(8))
 
 
-def test_ranks_make_as_many_steps_of_batches_that_need_not_be_as_large() -> None:
+def test_ranks_make_as_many_steps_of_batches_of_any_size() -> None:
     """All that ranks that train together need: none may wait for a step that the others do not make."""
     came = []
     for rank in range(2):
@@ -96,13 +97,10 @@ def test_ranks_make_as_many_steps_of_batches_that_need_not_be_as_large() -> None
             assert len(batches) == 2
             came += flat(batches)
     assert sorted(came) == list(range(8))
-    with (
-        hr.DataLoader(first_ten().batch(2, max_wait_s=LONG_S).epoch(samples=8), rank=0, world_size=2) as loader,
-        pytest.raises(hr.OptionError, match="come to their end on rank 0 of 2 after 3 of 4 batches"),
-    ):
-        list(loader)
+    with pytest.raises(hr.OptionError, match="come to their end on rank 0 of 2 after 3 of 4 batches"):
+        loaded(first_ten().batch(2, max_wait_s=LONG_S).epoch(samples=8), rank=0, world_size=2)
     with pytest.raises(hr.OptionError, match=r"tail='uneven'.*\.epoch\(samples=N\)"):
-        next(iter(hr.DataLoader(first_ten().batch(2, max_wait_s=1), rank=0, world_size=2)))
+        loaded(first_ten().batch(2, max_wait_s=1), rank=0, world_size=2)
 
 
 def batches_of(stream: hr.Stream, ranks: int, steps: int | None, state: Any) -> tuple[list[list[int]], Any]:
@@ -127,9 +125,7 @@ def batches_of(stream: hr.Stream, ranks: int, steps: int | None, state: Any) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2), (3, 2), (2, 3)])
 @pytest.mark.parametrize("wait_s", [LONG_S, 1e-6, None])
-def test_merged_states_go_on_with_other_ranks_and_no_sample_comes_twice(
-    before: int, after: int, wait_s: float | None
-) -> None:
+def test_merged_states_resume_on_other_ranks(before: int, after: int, wait_s: float | None) -> None:
     """As of samples that are counted as they come and given one by one, for which nothing waits."""
     data = hr.from_map(range(72)).shuffle()
     if wait_s is None:
@@ -145,19 +141,24 @@ def test_merged_states_go_on_with_other_ranks_and_no_sample_comes_twice(
         assert len(numbers) == 48
 
 
-def test_samples_that_fail_are_left_out_and_no_batch_is_empty() -> None:
+def test_failed_samples_are_skipped_and_no_batch_is_empty() -> None:
     def broken(n: int) -> int:
         if n < 5:
             raise ValueError(f"{n} is damaged")
         return n
 
     stream = first_ten().map(broken).batch(4, max_wait_s=LONG_S)
+    assert stream.describe().splitlines()[-1] == "  .batch(4, max_wait_s=3600)  [workers]"
     with hr.DataLoader(stream, on_error="skip") as loader:
         assert [batch.tolist() for batch in loader] == [[5, 6, 7], [8, 9]]
         assert loader.stats().skipped == 5
 
 
-Make = Callable[[hr.Stream], Any]
+NO_TIMES = (0, -1, float("nan"), float("inf"), "1", True, torch.ones(2))
+
+
+def timed(max_wait_s: Any, _: Any = None) -> hr.Stream:
+    return first_ten().batch(4, max_wait_s=max_wait_s)
 
 
 @pytest.mark.parametrize(
@@ -172,27 +173,13 @@ Make = Callable[[hr.Stream], Any]
         (lambda data: data.batch(2, max_wait_s=2), r"\.batch\(2, max_wait_s=2\) cannot"),
         (lambda data: data.collate(list).collate(list), "makes batches of lists"),
         (lambda data: hr.DataLoader(data, collate_fn=list), r"collate_fn=list and .*: put \.collate\(list\) right"),
-        (
-            lambda data: hr.DataLoader(data, batch_size=3),
-            r"batch_size=3 and \.batch\(4, max_wait_s=1\) exclude each other",
-        ),
+        (lambda data: hr.DataLoader(data, batch_size=3), r"batch_size=3 and \.batch\(4, max_wait_s=1\) exclude"),
         (lambda data: hr.DataLoader(data, drop_last=True), r"drop_last=True and \.batch\(4, max_wait_s=1\)"),
         (lambda data: hr.DataLoader(data, in_order=False), r"in_order=False and \.batch\(4, max_wait_s=1\)"),
+        (lambda _: first_ten().batch(4, drop_last=True, max_wait_s=2), "drop_last"),
+        *((partial(timed, wait_s), "must be a number of seconds above 0") for wait_s in NO_TIMES),
     ],
 )
-def test_what_would_depend_on_time_is_refused(make: Make, match: str) -> None:
+def test_operators_whose_result_would_depend_on_time_are_refused(make: Callable[[hr.Stream], Any], match: str) -> None:
     with pytest.raises(hr.OptionError, match=match):
-        make(first_ten().batch(4, max_wait_s=1))
-
-
-@pytest.mark.parametrize("max_wait_s", [0, -1, float("nan"), float("inf"), "1", True, torch.ones(2)])
-def test_time_is_refused_when_it_is_none(max_wait_s: Any) -> None:
-    with pytest.raises(hr.OptionError, match="must be a number of seconds above 0"):
-        first_ten().batch(4, max_wait_s=max_wait_s)
-    with pytest.raises(hr.OptionError, match="drop_last"):
-        first_ten().batch(4, drop_last=True, max_wait_s=2)
-
-
-def test_stream_says_how_long_samples_wait() -> None:
-    stream = first_ten().batch(4, max_wait_s=0.5)
-    assert stream.describe().splitlines()[-1] == "  .batch(4, max_wait_s=0.5)  [workers]"
+        make(timed(1))

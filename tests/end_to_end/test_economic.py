@@ -23,10 +23,11 @@ import headrace as hr
 from headrace.delivery.slabs import HELD_SLABS
 from headrace.observe.report import verdict
 from headrace.observe.stats import DeliverStats, FetchStats, Stats, WorkStats
+from headrace.testing.decoders import same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.usefixtures("warm_workers"),
+    pytest.mark.usefixtures("warm_server"),
 ]
 
 
@@ -43,14 +44,12 @@ pytestmark = [
     ],
 )
 def test_batches_are_torchs_in_the_samplers_order(economic: Make, kind: str, options: dict[str, Any]) -> None:
-    torch.manual_seed(7)
-    wanted = list(torch.utils.data.DataLoader(Squares(), **options))
-    torch.manual_seed(7)
-    got = list(economic(Squares(), kind=kind, **options))
-    assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
-        assert type(one) is type(other)
-        assert one.equal(other) if isinstance(one, torch.Tensor) else one == other
+    for data in (Squares(), Function(lambda k: k if k % 4 else k + 0.5)):  # of one form, and of several
+        torch.manual_seed(7)
+        wanted = list(torch.utils.data.DataLoader(data, **options))
+        torch.manual_seed(7)
+        got = list(economic(data, kind=kind, **options))
+        assert same(got, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,23 +67,21 @@ def test_samples_are_written_into_slots_when_they_are_of_one_form(economic: Make
     assert stats.shared_bytes == loader.economy.runtime._slabs.nbytes  # nothing of it was input
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_torchs_when_samples_differ_in_form(economic: Make, kind: str) -> None:
-    data = Function(lambda k: k if k % 4 else k + 0.5)
-    got = list(economic(data, kind=kind, batch_size=4))
-    wanted = list(torch.utils.data.DataLoader(data, batch_size=4))
-    assert [b.dtype for b in got] == [b.dtype for b in wanted]
-    assert all(a.equal(b) for a, b in zip(got, wanted, strict=True))
-
-
-def test_ragged_samples_raise_as_torchs_do_and_those_after_them_come(economic: Make) -> None:
-    data = Function(lambda k: torch.ones(3 if k == 5 else 2))
-    iterator = iter(economic(data, batch_size=4))
+def test_error_of_collate_replaces_its_batch_and_later_batches_follow(economic: Make) -> None:
+    iterator = iter(economic(Function(lambda k: torch.ones(3 if k == 5 else 2)), batch_size=4))
     assert next(iterator).shape == (4, 2)
     with pytest.raises(RuntimeError, match=r"(?s)^Caught RuntimeError in DataLoader worker process \d.*stack expects"):
         next(iterator)
     assert [len(batch) for batch in iterator] == [4, 4]
+
+    def collate(samples: list[int]) -> list[int]:
+        if 5 in samples:
+            raise LookupError("five")
+        return samples
+
+    *got, error, last = outcomes_of(economic(list(range(8)), batch_size=2, collate_fn=collate))
+    assert [*got, last] == [[0, 1], [2, 3], [6, 7]]
+    assert str(error).splitlines()[-2] == "LookupError: five"
 
 
 @pytest.mark.slow
@@ -103,17 +100,6 @@ def test_an_error_is_torchs_and_iteration_goes_on(economic: Make, kind: str, col
     assert isinstance(caught.value.__cause__, ValueError)
     assert str(caught.value.__cause__) == "no sample 5"
     assert [list(batch) for batch in iterator] == [[6, 7, 8], [9, 10, 11]]
-
-
-def test_an_error_of_collate_is_raised_in_its_batchs_place(economic: Make) -> None:
-    def collate(samples: list[int]) -> list[int]:
-        if 5 in samples:
-            raise LookupError("five")
-        return samples
-
-    got = outcomes_of(economic(list(range(8)), batch_size=2, collate_fn=collate))
-    assert [*got[:2], got[3]] == [[0, 1], [2, 3], [6, 7]]
-    assert str(got[2]).splitlines()[-2] == "LookupError: five"
 
 
 @pytest.mark.slow
@@ -184,20 +170,15 @@ def test_workers_answer_as_torchs_do(economic: Make, kind: str) -> None:
         assert (pid == os.getpid()) == (kind == "thread")
     assert get_worker_info() is None
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_of_worker_init_fn_is_raised(economic: Make, kind: str) -> None:
-    def begin(_: int) -> None:
+    def fail(_: int) -> None:
         raise ValueError("not today")
 
     with pytest.raises(ValueError, match=r"(?s)Caught ValueError in DataLoader worker.*not today"):
-        next(iter(economic(Squares(), kind=kind, worker_init_fn=begin)))
+        next(iter(economic(Squares(), kind=kind, worker_init_fn=fail)))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_data_set_is_sent_anew_unless_workers_are_persistent(
-    economic: Make, tmp_path: Path, persistent: bool
-) -> None:
+def test_data_set_is_sent_again_without_persistent_workers(economic: Make, tmp_path: Path, persistent: bool) -> None:
     begun = tmp_path / "begun"
 
     def begin(number: int) -> None:
@@ -213,27 +194,26 @@ def test_the_data_set_is_sent_anew_unless_workers_are_persistent(
 
 
 class Many(Squares):
+    def __init__(self, count: int, lacks: int = 0) -> None:
+        super().__init__(count)
+        self.lacks = lacks
+
     def __getitems__(self, keys: list[int]) -> list[tuple[int, int]]:
-        return [(k, len(keys)) for k in keys]
-
-
-class TooFew(Squares):
-    def __getitems__(self, keys: list[int]) -> list[int]:
-        return keys[:-1]
+        return [(k, len(keys)) for k in keys[self.lacks :]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_samples_are_got_at_once_when_the_data_set_can(economic: Make, kind: str) -> None:
+def test_getitems_of_the_data_set_is_used(economic: Make, kind: str) -> None:
     got = list(economic(Many(24), kind=kind, batch_size=12, collate_fn=as_list))
     assert [k for batch in got for k, _ in batch] == list(range(24))
     assert {count for batch in got for _, count in batch} <= {3, 6}
     assert flat(economic(Subset(Squares(), [3, 4]), kind=kind, collate_fn=as_list)) == [9, 16]
     with pytest.raises(ValueError, match="__getitems__ gave 1 samples for 2 keys"):
-        next(iter(economic(TooFew(), kind=kind, batch_size=8)))
+        next(iter(economic(Many(8, lacks=1), kind=kind, batch_size=8)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_come_as_they_are_ready_when_order_is_of_no_matter(economic: Make, kind: str) -> None:
+def test_batches_arrive_in_any_order(economic: Make, kind: str) -> None:
     got = [batch.tolist() for batch in economic(Squares(), kind=kind, batch_size=4, in_order=False)]
     assert sorted(got) == [[k * k for k in range(a, min(a + 4, 23))] for a in range(0, 23, 4)]
 
@@ -241,9 +221,7 @@ def test_batches_come_as_they_are_ready_when_order_is_of_no_matter(economic: Mak
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["sample", "collate"])
 @pytest.mark.parametrize("collate", [None, as_list])
-def test_nothing_is_lost_when_a_worker_dies_in_a_batch(
-    economic: Make, tmp_path: Path, collate: Any, where: str
-) -> None:
+def test_nothing_is_lost_when_a_worker_dies(economic: Make, tmp_path: Path, collate: Any, where: str) -> None:
     marks = [tmp_path / f"died{k}" for k in range(2)]
 
     def die_once(at: bool) -> None:
@@ -283,7 +261,7 @@ def test_a_sample_that_ends_three_workers_is_named(economic: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("collate", [None, as_list])
-def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, collate: Any) -> None:
+def test_early_break_releases_all_memory(economic: Make, kind: str, collate: Any) -> None:
     loader = economic(Images(), kind=kind, batch_size=4, collate_fn=collate)
     runtime = loader.economy.runtime
     for _run in range(3):
@@ -294,9 +272,7 @@ def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, coll
         wait_until(lambda: runtime._slabs.limit == 0, "the epoch has ended")
         wait_until(lambda: runtime._workers.is_idle, "")
         wait_until(lambda: not runtime._arena.leased_bytes, "inputs are free")
-        wait_until(
-            lambda: not runtime._slabs._out, "slabs are free"
-        )  # the last batch's may be given back after all else
+        wait_until(lambda: not runtime._slabs._out, "slabs are free")  # the last one may be given back after all else
     assert len(list(loader)) == 10
 
 
@@ -314,20 +290,15 @@ class OpensSlowly:
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch_factor", [1, 2])
 def test_engine_has_keys_where_two_batches_are_received_before_one_is_given(prefetch_factor: int) -> None:
-    options: dict[str, Any] = {"economic": True, "num_workers": 1, "device": "cpu", "timeout": 30}
-    loader: Any = hr.DataLoader(
-        range(40), batch_size=4, prefetch_factor=prefetch_factor, collate_fn=OpensSlowly, **options
-    )
-    assert [n for batch in loader for n in batch.samples] == list(range(40))
-    loader.close()
+    options: Any = {"economic": True, "num_workers": 1, "device": "cpu", "prefetch_factor": prefetch_factor}
+    with hr.DataLoader(range(40), batch_size=4, collate_fn=OpensSlowly, timeout=30, **options) as loader:
+        assert [n for batch in loader for n in batch.samples] == list(range(40))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 4])
 @pytest.mark.parametrize("collate", [None, as_list])
-def test_memory_is_bounded_by_batches_and_not_by_workers(
-    economic: Make, tmp_path: Path, num_workers: int, collate: Any
-) -> None:
+def test_memory_is_bounded_by_batches(economic: Make, tmp_path: Path, num_workers: int, collate: Any) -> None:
     log = tmp_path / "made"
     log.touch()
 
@@ -336,9 +307,8 @@ def test_memory_is_bounded_by_batches_and_not_by_workers(
             file.write(b".")
         return torch.full((50_000,), float(k))
 
-    loader = economic(
-        Function(sample, 48), batch_size=4, num_workers=num_workers, prefetch_factor=3, collate_fn=collate
-    )
+    options = {"batch_size": 4, "num_workers": num_workers, "prefetch_factor": 3}
+    loader = economic(Function(sample, 48), collate_fn=collate, **options)
     slabs, arena = loader.economy.runtime._slabs, loader.economy.runtime._arena
     most = most_inputs = 0
     for number, _ in enumerate(loader):
@@ -383,41 +353,30 @@ def test_collations_at_once_are_as_many_as_asked_for(economic: Make, tmp_path: P
         inside.unlink(missing_ok=True)
         return samples, is_alone
 
-    got = list(
-        economic(Squares(60), batch_size=3, num_workers=3, prefetch_factor=4, num_batch_workers=1, collate_fn=collate)
-    )
+    options = {"batch_size": 3, "num_workers": 3, "prefetch_factor": 4, "num_batch_workers": 1}
+    got = list(economic(Squares(60), collate_fn=collate, **options))
     assert all(is_alone for _, is_alone in got)
     assert [k for samples, _ in got for k in samples] == [k * k for k in range(60)]
 
 
-def test_several_iterators_live_beside_one_another(economic: Make) -> None:
+def test_several_iterators_of_a_loader_work_at_once_and_outlive_it(economic: Make) -> None:
     loader = economic(Images(), batch_size=4)
     pairs = [(a[1].tolist(), b[1].tolist()) for a, b in zip(loader, loader, strict=True)]
     assert all(a == b for a, b in pairs)
     assert len(pairs) == 10
-
-
-def test_an_iterator_outlives_its_loader() -> None:
     iterator = iter(Loader(Squares(), batch_size=4, num_workers=1))
     assert len(list(iterator)) == 6
 
 
-def test_the_report_wants_more_batches_under_way_when_collating_is_slow() -> None:
-    def bound(batches_at_once: int, collations_at_once: int, busy_s: dict[str, float]) -> Any:
-        work = WorkStats(
-            workers=8, busy_s=busy_s, batches_at_once=batches_at_once, collations_at_once=collations_at_once
-        )
+def test_report_advises_more_batches_at_once_when_collating_is_slow() -> None:
+    def bound(batches: int, collations: int, getitem_s: float = 32.0, collate_s: float = 12.0) -> Any:
+        busy_s = {"__getitem__": getitem_s, "collate": collate_s}
+        work = WorkStats(workers=8, busy_s=busy_s, batches_at_once=batches, collations_at_once=collations)
         deliver = DeliverStats(batches=50, samples=800, wait_s=8.0, trainer_s=2.0)
-        snapshot = Stats(
-            epoch=0, elapsed_s=10.0, fetch=FetchStats(), work=work, deliver=deliver, shared_bytes=0, budget_bytes=1,
-            started_s=0.0,
-        )  # fmt: skip
-        return verdict(snapshot)
+        rest: Any = {"epoch": 0, "elapsed_s": 10.0, "started_s": 0.0, "shared_bytes": 0, "budget_bytes": 1}
+        return verdict(Stats(fetch=FetchStats(), work=work, deliver=deliver, **rest))
 
-    slow = {"__getitem__": 32.0, "collate": 12.0}
-    assert bound(2, 2, slow).bound_by == "collate"
-    assert "prefetch_factor=4 and num_batch_workers=3" in bound(2, 2, slow).sentence
-    assert "prefetch_factor" not in bound(4, 2, slow).sentence
-    assert bound(4, 3, slow).bound_by == "work"
-    assert bound(0, 0, slow).bound_by == "work"
-    assert bound(2, 2, {"__getitem__": 48.0, "collate": 1.5}).bound_by == "work"
+    assert bound(2, 2).bound_by == "collate"
+    assert "prefetch_factor=4 and num_batch_workers=3" in bound(2, 2).sentence
+    assert "prefetch_factor" not in bound(4, 2).sentence
+    assert bound(4, 3).bound_by == bound(0, 0).bound_by == bound(2, 2, 48.0, 1.5).bound_by == "work"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from builders.loops import lists, loaded, state_after
+import torch
+from builders.loops import flat, lists, loaded, state_after
 from builders.numbers import Numbers, is_even
-from end_to_end.tars import put_shards
+from builders.tars import number_of, put_shards
+from end_to_end.economic import Squares
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, random_split
 
 import headrace as hr
 
@@ -68,7 +69,7 @@ class Failing(Numbers):
         return key
 
 
-def test_an_error_that_was_peeked_at_is_told_again_in_its_place() -> None:
+def test_error_of_peek_is_raised_again_in_its_place_and_that_of_skipped_batches_is_not() -> None:
     with hr.DataLoader(Failing(), batch_size=4) as loader:
         for _ in range(2):
             with pytest.raises(ValueError, match="bad"):
@@ -79,16 +80,9 @@ def test_an_error_that_was_peeked_at_is_told_again_in_its_place() -> None:
             next(batches)
         assert next(batches).tolist() == [4, 5, 6, 7]
         assert loader.position.batch == 2
-
-
-def test_errors_in_what_is_skipped_are_not_told() -> None:
-    with hr.DataLoader(Failing().filter(is_even_or_three), batch_size=2) as loader:
+    with hr.DataLoader(Failing().filter(lambda number: number == 3 or number % 2 == 0), batch_size=2) as loader:
         loader.skip(2)
         assert next(iter(loader)).tolist() == [6, 8]
-
-
-def is_even_or_three(number: int) -> bool:
-    return number == 3 or number % 2 == 0
 
 
 def test_two_iterators_of_one_loader_have_ends_of_their_own() -> None:
@@ -182,52 +176,15 @@ def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, o
 
 
 @pytest.mark.slow
-def test_shards_that_end_give_nothing_when_a_filter_keeps_nothing() -> None:
-    data = shards("filtered out too").filter(is_none).repeat(4).take(60)
-    assert lists(loaded(data, batch_size=8, timeout=30)) == []
-
-
-def number_of(sample: dict[str, Any]) -> int:
-    return int(sample["__key__"])
-
-
-def is_last(number: int) -> bool:
-    return number == 1499
-
-
-@pytest.mark.slow
-def test_mixture_goes_on_when_what_its_filter_keeps_is_of_a_source_that_comes_rarely() -> None:
-    """One of 15,000 samples is kept, and both sources together have a tenth of so many."""
+def test_filter_may_keep_few_samples_of_an_endless_epoch() -> None:
+    """One of 15,000 samples of the mixture is kept, and both sources together have a tenth of so many."""
     mixed = hr.mix({"rare": Numbers(1500), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever")
-    assert lists(loaded(mixed.filter(is_last).take(1), batch_size=1, timeout=60)) == [[1499]]
-
-
-def test_epoch_goes_on_when_its_filter_keeps_few() -> None:
-    def is_lucky(number: int) -> bool:
-        return bool(hr.rng().random() < 0.02)
-
-    assert sum(map(len, lists(loaded(Numbers().filter(is_lucky).epoch(samples=30), batch_size=8, timeout=30)))) == 30
-
-
-def test_an_async_trainer_goes_on_while_ranks_compare_their_plans() -> None:
-    """Comparing waits for other ranks: the trainer's loop must not."""
-    compared, beside = threading.Event(), []
-
-    async def main() -> list[int]:
-        with hr.DataLoader(Numbers(), batch_size=20) as loader:
-            batches = aiter(loader)
-            batches.before = lambda: beside.append(compared.wait(30))  # as `Ranks.agree`, which waits in its thread
-
-            async def others() -> None:
-                compared.set()
-
-            async with asyncio.TaskGroup() as group:
-                first = group.create_task(anext(batches))
-                group.create_task(others())
-            return [len(first.result()), *[len(batch) async for batch in batches]]
-
-    assert asyncio.run(main()) == [20, 20]
-    assert beside == [True]
+    data = mixed.filter(lambda number: number == 1499).take(1)
+    assert lists(loaded(data, batch_size=1, timeout=60)) == [[1499]]
+    data = Numbers().filter(lambda number: hr.rng().random() < 0.02).epoch(samples=30)
+    assert len(flat(loaded(data, batch_size=8, timeout=30))) == 30
+    data = shards("filtered out too").filter(is_none).repeat(4).take(60)  # has an end
+    assert loaded(data, batch_size=8, timeout=30) == []
 
 
 @pytest.mark.slow
@@ -247,23 +204,60 @@ def test_epoch_advances_with_the_last_batch_when_nobody_asks_for_one_more(num_wo
         assert [lists(loader) for _ in range(2)] == counted
 
 
-def test_epoch_does_not_advance_before_the_last_batch() -> None:
-    with hr.DataLoader(hr.from_map(range(10)), batch_size=4) as loader:
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_epoch_advances_with_its_last_batch_or_the_end_of_an_epoch_of_unknown_length(is_counted: bool) -> None:
+    data = hr.from_map(range(10))
+    with hr.DataLoader(data if is_counted else data.filter(lambda key: key >= 0), batch_size=4) as loader:
         batches = iter(loader)
         next(batches), next(batches)
         assert loader.epoch == 0
         next(batches)
-        assert loader.epoch == 1
-        loader.set_epoch(0)
+        assert loader.epoch == is_counted
+        if is_counted:
+            loader.set_epoch(0)
         assert list(batches) == []
-        assert loader.epoch == 0, "it was counted twice"
+        assert loader.epoch == (not is_counted), "it was counted twice"
 
 
-def test_epoch_of_unknown_length_advances_when_it_is_used_up() -> None:
-    with hr.DataLoader(hr.from_map(range(10)).filter(lambda key: key != 3), batch_size=3) as loader:
-        batches = iter(loader)
-        for _ in range(3):
-            next(batches)
-        assert loader.epoch == 0
-        assert list(batches) == []
-        assert loader.epoch == 1
+class Ten(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class Plain:
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, k: int) -> int:
+        return k
+
+
+TORCHS: list[tuple[Any, dict[str, Any]]] = [
+    (Squares(), {}),
+    (Squares(), {"shuffle": True}),
+    (Squares(), {"batch_size": None}),
+    (Squares(), {"sampler": [3, 1, 4]}),
+    (Squares(), {"batch_sampler": BatchSampler(RandomSampler(range(20)), 3, drop_last=False)}),
+    (Ten(), {}),
+    (list(range(9)), {}),
+    (Plain(), {"num_workers": 1, "economic": True}),
+]
+
+
+@pytest.mark.parametrize(("data", "options"), TORCHS)
+@pytest.mark.usefixtures("warm_server")
+def test_epoch_of_data_sets_of_torch_can_be_set(data: Any, options: dict[str, Any]) -> None:
+    with hr.DataLoader(data, **options) as loader:
+        assert loader.regime == "torch"
+        loader.set_epoch(3)
+        assert loader.epoch == 3
+        assert len(list(loader)) > 0
+        with pytest.raises(hr.OptionError, match="consumed"):
+            loader.peek()
+
+
+def test_parts_of_a_data_set_of_ours_are_torchs_data_sets() -> None:
+    assert hr.DataLoader(Numbers()).regime == "headrace"
+    first, second = random_split(Numbers(6), [4, 2], torch.Generator().manual_seed(1))  # type: ignore[arg-type]
+    got = [int(n) for part in (first, second) for batch in hr.DataLoader(part, batch_size=2) for n in batch]
+    assert sorted(got) == list(range(6))

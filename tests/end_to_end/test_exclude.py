@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.utils.data
 from builders.loops import loaded
 from builders.numbers import Numbers
 from builders.ranks import ran, steps_of, whole
-from end_to_end.tars import put_shards
+from builders.tars import put_shards
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +40,7 @@ def cut(numbers: Sequence[int], size: int) -> list[list[int]]:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, phases=[Phase.generate, Phase.reuse])
 @given(data=st.data(), seed=st.integers(0, 99), size=st.integers(4, 9))
-def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObject, seed: int, size: int) -> None:
+def test_any_ranks_skip_excluded_samples_and_steps(data: st.DataObject, seed: int, size: int) -> None:
     stream = hr.from_map(ALL).shuffle(seed=seed)
     (order,) = numbers_of([loader_of(stream, len(ALL))])
     samples = data.draw(st.lists(st.sampled_from(ALL), max_size=6))
@@ -60,7 +60,7 @@ def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObj
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_steps_are_left_out_of_a_run_that_had_not_left_them_out(world: int) -> None:
+def test_steps_are_excluded_after_a_state_without_exclusions(world: int) -> None:
     stream = hr.from_map(ALL).shuffle()
     with loader_of(stream, 4) as before:
         numbers_of([before], 2)
@@ -74,7 +74,7 @@ def test_steps_are_left_out_of_a_run_that_had_not_left_them_out(world: int) -> N
     assert all(len(loader) == 10 for loader in loaders)  # no step of the next epoch is excluded
 
 
-def test_a_state_says_itself_what_its_epoch_lacks() -> None:
+def test_state_stores_the_exclusions_of_its_epoch() -> None:
     stream = hr.from_map(ALL)
     with loader_of(stream, 4, exclude=hr.Exclude(samples=[9], steps=[(5, 9)])) as loader:
         assert len(loader) == 6
@@ -86,11 +86,30 @@ def test_a_state_says_itself_what_its_epoch_lacks() -> None:
         assert numbers_of([loader]) == cut(ALL, 4)
 
 
-def test_steps_are_of_one_epoch_and_samples_of_all() -> None:
-    with loader_of(hr.from_map(range(8)), 2, exclude=hr.Exclude(samples=[3], steps=[(0, 2)], epoch=1)) as loader:
-        assert [len(loader), *numbers_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
-        assert [len(loader), *numbers_of([loader])] == [2, [4, 5], [6, 7]]
-        assert [len(loader), *numbers_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
+PART = [[0, 1], [2, 4], [5, 6], [7]]
+OF_TEN = hr.from_map(range(10))
+EPOCHS: dict[str, tuple[Any, int, hr.Exclude, list[list[list[int]]]]] = {
+    "steps of one epoch, samples of all": (
+        hr.from_map(range(8)), 2, hr.Exclude(samples=[3], steps=[(0, 2)], epoch=1), [PART, [[4, 5], [6, 7]], PART],
+    ),
+    "steps without end": (OF_TEN.repeat(), 5, hr.Exclude(steps=[(1, 2**40)]), [[[0, 1, 2, 3, 4]] * 2]),
+    "all steps": (hr.from_map(ALL), 4, hr.Exclude(steps=[(0, 99)]), [[], cut(ALL, 4)]),
+    "samples after a filter": (
+        hr.from_map(ALL).filter(lambda number: number % 3 == 0), 4, hr.Exclude(samples=[6, 7, 8]),
+        [cut([n for n in ALL if n % 3 == 0 and n != 6], 4)],
+    ),
+    "samples that are not taken": (OF_TEN.take(3), 1, hr.Exclude(samples=[4, 2]), [[[0], [1]]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EPOCHS)
+def test_epochs_lack_what_is_excluded(case: str) -> None:
+    data, size, exclude, epochs = EPOCHS[case]
+    with loader_of(data, size, exclude=exclude) as loader:
+        for steps in epochs:
+            has_length = "filter" not in case and "without end" not in case
+            assert not has_length or len(loader) == len(steps)
+            assert numbers_of([loader], len(steps) if "without end" in case else None) == steps
 
 
 def test_excluded_samples_are_not_read() -> None:
@@ -98,30 +117,6 @@ def test_excluded_samples_are_not_read() -> None:
     with loader_of(data, 4, exclude=hr.Exclude(samples=range(3, 9))) as loader:
         assert numbers_of([loader]) == cut([0, 1, 2, *range(9, 20)], 4)
     assert sorted(data.asked) == [0, 1, 2, *range(9, 20)]
-
-
-def test_behind_a_filter_the_numbers_are_those_of_the_source() -> None:
-    stream = hr.from_map(ALL).filter(lambda number: number % 3 == 0)
-    with loader_of(stream, 4, exclude=hr.Exclude(samples=[6, 7, 8])) as loader:
-        assert numbers_of([loader]) == cut([n for n in ALL if n % 3 == 0 and n != 6], 4)
-
-
-def test_steps_of_an_endless_epoch_are_excluded() -> None:
-    with loader_of(hr.from_map(range(10)).repeat(), 5, exclude=hr.Exclude(steps=[(1, 2**40)])) as loader:
-        assert numbers_of([loader], 2) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]  # position 5 * 2**40 is sample 0
-
-
-def test_a_number_that_no_sample_has_is_refused() -> None:
-    with loader_of(hr.from_map(range(5)).take(3), 1, exclude=hr.Exclude(samples=[4, 2])) as loader:
-        assert numbers_of([loader]) == [[0], [1]]
-    with loader_of(hr.from_map(range(5)), 1, exclude=hr.Exclude(samples=[1, 5])) as loader:
-        with pytest.raises(hr.OptionError, match=r"exclude= of sample 5: FromMap has 5, counted from 0"):
-            next(iter(loader))
-
-
-def test_all_of_an_epoch_can_be_excluded() -> None:
-    with loader_of(hr.from_map(ALL), 4, exclude=hr.Exclude(steps=[(0, 99)])) as loader:
-        assert [numbers_of([loader]), len(numbers_of([loader]))] == [[], 10]
 
 
 def failing(number: int) -> int:
@@ -132,7 +127,7 @@ def failing(number: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_was_skipped_is_written_down_and_left_out_the_next_time(tmp_path: Path, num_workers: int) -> None:
+def test_quarantined_samples_are_excluded_from_the_next_run(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "bad.jsonl"
     stream = hr.from_map(ALL).shuffle().map(failing)
     options: dict[str, Any] = {"on_error": "skip", "quarantine": path, "exclude": path, "num_workers": num_workers}
@@ -169,34 +164,61 @@ def test_samples_of_shards_are_named(tmp_path: Path) -> None:
         assert [key for batch in loader for key in batch] == seen
 
 
-def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
-    def refused(why: str, data: Any, exclude: Any, **options: Any) -> None:
-        with pytest.raises(hr.OptionError, match=why), loader_of(data, 4, exclude=exclude, **options) as loader:
-            next(iter(loader))
+SOME, SOME_MORE, STREAM = hr.Exclude(samples=[1]), hr.Exclude(samples=[1, 5]), hr.from_map(ALL)
 
-    some, stream = hr.Exclude(samples=[1]), hr.from_map(ALL)
-    refused("'pad'", stream, some, tail="pad")
-    refused("have no numbers", hr.from_iterable(ALL), some)
-    refused("has no end", stream.repeat(), some)
-    refused("sampler", stream.sample(torch.utils.data.RandomSampler(ALL)), some)
-    refused("must be hr.Exclude", stream, [1])
-    refused("cannot be read", stream, tmp_path / "none")
+
+def excluding(exclude: Any, data: Any = STREAM, **options: Any) -> Any:
+    with loader_of(data, 4, exclude=exclude, **options) as loader:
+        next(iter(loader))
+
+
+def quarantine(path: Path, data: Any = STREAM, on_error: Any = "skip") -> Any:
+    hr.DataLoader(data, quarantine=path, on_error=on_error)
+
+
+def written(path: Path, line: str) -> Path:
+    (path / "bad.jsonl").write_text(line + "\n")
+    return path / "bad.jsonl"
+
+
+NO_NAMES: list[dict[str, Any]] = [
+    *({"samples": samples} for samples in ([-1], ["a"], [False, True], [2**63], 3, iter([1, 2]))),
+    *({"steps": steps} for steps in ([(2, 2)], [(1,)], (1, 2), iter([(1, 2)]))),
+    *({"files": files} for files in ("a", [3], iter(["a"]))),
+    {"epoch": -1},
+]
+REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
+    ("exclude= of sample 5: FromMap has 5, counted from 0", lambda _: excluding(SOME_MORE, hr.from_map(range(5)))),
+    ("'pad'", lambda _: excluding(SOME, tail="pad")),
+    ("have no numbers", lambda _: excluding(SOME, hr.from_iterable(ALL))),
+    ("has no end", lambda _: excluding(SOME, STREAM.repeat())),
+    ("sampler", lambda _: excluding(SOME, STREAM.sample(torch.utils.data.RandomSampler(ALL)))),
+    ("must be hr.Exclude", lambda _: excluding([1])),
+    ("cannot be read", lambda path: excluding(path / "none")),
+    ("cannot be read: it is a pipe", lambda path: excluding(path / "fifo")),
+    ("line 1: this is no line", lambda path: excluding(written(path, "nonsense"))),
+    ("has no number", lambda path: excluding(written(path, '{"data": "x"}'))),
+    ("other data", lambda path: excluding(written(path, '{"data": "x", "number": 1}'))),
+    ("other data", lambda path: excluding(written(path, '{"data": "x", "number": true}'))),
+    ("is for headrace's data sets", lambda _: hr.DataLoader(ALL, exclude=SOME)),  # type: ignore[arg-type]
+    ("'raise'", lambda path: quarantine(path / "bad.jsonl", on_error="raise")),
+    ("cannot be written", lambda path: quarantine(path / "no" / "bad.jsonl")),
+    ("cannot be written", lambda path: quarantine(path / "fifo")),
+    (r"\.bucket", lambda path: quarantine(path / "bad.jsonl", STREAM.bucket(int, [9], batch_size=2))),
+    *(("must be a", lambda _, options=options: hr.Exclude(**options)) for options in NO_NAMES),
+]
+
+
+@pytest.mark.parametrize(("match", "use"), REFUSED)
+def test_exclude_or_quarantine_that_makes_no_sense_is_refused(
+    match: str, use: Callable[[Path], Any], tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "fifo")
-    refused("cannot be read: it is a pipe", stream, tmp_path / "fifo")
-    file = tmp_path / "bad.jsonl"
-    for line, why in [
-        ("nonsense", "line 1: this is no line"),
-        ('{"data": "x"}', "has no number"),
-        ('{"data": "x", "number": 1}', "other data"),
-        ('{"data": "x", "number": true}', "other data"),
-    ]:
-        file.write_text(line + "\n")
-        refused(why, stream, file)
-    with pytest.raises(hr.OptionError, match="is for headrace's data sets"):
-        hr.DataLoader(ALL, exclude=some)  # type: ignore[arg-type]
+    with pytest.raises(hr.OptionError, match=match):
+        use(tmp_path)
 
 
-def test_numbers_of_interleaved_streams_are_one_behind_the_other_also_in_a_quarantine(tmp_path: Path) -> None:
+def test_numbers_of_interleaved_streams_continue_those_of_earlier_inputs(tmp_path: Path) -> None:
     def refuse_b(key: str) -> str:
         if key == "b":
             raise ValueError
@@ -209,44 +231,7 @@ def test_numbers_of_interleaved_streams_are_one_behind_the_other_also_in_a_quara
         assert loaded(data, batch_size=None, exclude=exclude) == ["a", "d", "e", "c"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"samples": [-1]},
-        {"samples": ["a"]},
-        {"samples": [False, True]},
-        {"samples": [2**63]},
-        {"samples": 3},
-        {"steps": [(2, 2)]},
-        {"steps": [(1,)]},
-        {"steps": (1, 2)},
-        {"epoch": -1},
-        {"files": "a"},
-        {"files": [3]},
-        {"samples": iter([1, 2])},
-        {"steps": iter([(1, 2)])},
-        {"files": iter(["a"])},
-    ],
-)
-def test_what_names_nothing_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(hr.OptionError, match="must be a"):
-        hr.Exclude(**options)
-
-
-def test_a_quarantine_of_no_use_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    with pytest.raises(hr.OptionError, match="'raise'"):
-        hr.DataLoader(hr.from_map(ALL), quarantine=path)
-    with pytest.raises(hr.OptionError, match="cannot be written"):
-        hr.DataLoader(hr.from_map(ALL), quarantine=tmp_path / "no" / "bad.jsonl", on_error="skip")
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(hr.OptionError, match="cannot be written"):
-        hr.DataLoader(hr.from_map(ALL), quarantine=tmp_path / "fifo", on_error="skip")
-    with pytest.raises(hr.OptionError, match=r"\.bucket"):
-        hr.DataLoader(hr.from_map(ALL).bucket(int, [9], batch_size=2), quarantine=path, on_error="skip")
-
-
-def test_a_states_own_part_is_not_divided_anew() -> None:
+def test_state_of_one_rank_keeps_its_share() -> None:
     stream = hr.from_map(ALL).filter(lambda number: number >= 0).epoch(samples=40)
     _, states = ran(2, lambda: stream, most=2, global_batch_size=4, collate_fn=list, ranks="local")
     exclude = hr.Exclude(steps=[(5, 6)])

@@ -9,8 +9,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from builders.loops import first_of
 from builders.numbers import Iterated, Made
-from end_to_end.tars import number_of, numbered_samples, put_shards, tar
+from builders.tars import number_of, numbered_samples, put_shards, tar
+from end_to_end.state.runs import take
 
 import headrace as hr
 from headrace.testing import FaultServer
@@ -31,21 +33,15 @@ def waiting(bad: int, missing: range) -> Made:
     return Made(get, 160)
 
 
-def same(batch: list[Any]) -> list[Any]:
-    return batch
-
-
 def is_kept(_: Any) -> bool:
     return True
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
-@pytest.mark.parametrize("collate", [None, same])
+@pytest.mark.parametrize("collate", [None, list])
 @pytest.mark.parametrize("bad", [0, 5, 40])
-def test_first_error_is_raised_when_later_samples_never_come(
-    bad: int, collate: Callable[..., Any] | None, num_workers: int
-) -> None:
+def test_first_error_is_raised_when_later_samples_never_come(bad: int, collate: Any, num_workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 64, "collate_fn": collate, "num_workers": num_workers}
     with hr.DataLoader(waiting(bad, range(bad + 1, 64)), **options) as loader:
         batches = iter(loader)
@@ -54,9 +50,8 @@ def test_first_error_is_raised_when_later_samples_never_come(
         assert [int(k) for batch in batches for k in batch] == list(range(64, 160))
         assert loader.stats().fetch.claimed_bytes == 0
         assert loader.stats().fetch.input_bytes == 0
-    with hr.DataLoader(waiting(bad, range(bad + 1, 160)).filter(is_kept), **options) as loader:
-        with pytest.raises(ValueError, match=f"^sample {bad}\n"):
-            next(iter(loader))
+    with pytest.raises(ValueError, match=f"^sample {bad}\n"):
+        first_of(waiting(bad, range(bad + 1, 160)).filter(is_kept), **options)
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
@@ -82,7 +77,7 @@ def test_earlier_error_is_raised_when_a_later_one_came_first(num_workers: int) -
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_first_error_of_an_asynchronous_step_is_raised_when_the_next_sample_never_comes(num_workers: int) -> None:
+def test_error_of_an_asynchronous_step_is_raised_when_the_next_sample_never_comes(num_workers: int) -> None:
     async def two_samples() -> AsyncIterator[int]:
         yield 0
         yield 1
@@ -93,9 +88,8 @@ def test_first_error_of_an_asynchronous_step_is_raised_when_the_next_sample_neve
             raise ValueError("no ones")
         return sample
 
-    with hr.DataLoader(Iterated(two_samples).map(fails), batch_size=64, num_workers=num_workers) as loader:
-        with pytest.raises(ValueError, match="no ones"):
-            next(iter(loader))
+    with pytest.raises(ValueError, match="no ones"):
+        first_of(Iterated(two_samples).map(fails), batch_size=64, num_workers=num_workers)
 
 
 def served(server: FaultServer, count: int, silent: range, size: int = 10) -> list[str]:
@@ -130,23 +124,21 @@ def files_behind_a_missing_one(server: FaultServer) -> Any:
     ("make", "collate", "error"),
     [
         (shards_behind_a_missing_one, None, hr.errors.ObjectMissingError),
-        (shards_behind_a_missing_one, same, hr.errors.ObjectMissingError),
+        (shards_behind_a_missing_one, list, hr.errors.ObjectMissingError),
         (shards_behind_a_bad_sample, None, ValueError),
         (files_behind_a_missing_one, None, hr.errors.ObjectMissingError),
     ],
 )
 def test_first_error_is_raised_when_nothing_later_answers(
-    make: Callable[[FaultServer], Any], collate: Callable[..., Any] | None, error: type[Exception], num_workers: int
+    make: Any, collate: Any, error: Any, num_workers: int
 ) -> None:
-    with FaultServer() as server:
-        with hr.DataLoader(make(server), batch_size=64, collate_fn=collate, num_workers=num_workers) as loader:
-            with pytest.raises(error, match=r"missing|no threes"):
-                next(iter(loader))
+    with FaultServer() as server, pytest.raises(error, match=r"missing|no threes"):
+        first_of(make(server), batch_size=64, collate_fn=collate, num_workers=num_workers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_workers: int) -> None:
+def test_iteration_and_states_continue_after_the_batch_of_a_failed_shard(num_workers: int) -> None:
     with FaultServer() as server:
         urls = served(server, 12, range(0), 20)
         urls[1] = f"{server.url}/missing.tar"
@@ -154,7 +146,7 @@ def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_worker
         data = hr.stream(urls).map(number_of)
 
         def loader() -> hr.DataLoader[Any]:
-            return hr.DataLoader(data, batch_size=32, num_workers=num_workers, collate_fn=same)
+            return hr.DataLoader(data, batch_size=32, num_workers=num_workers, collate_fn=list)
 
         with loader() as first:
             told = list(failures_too(first))
@@ -168,16 +160,11 @@ def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_worker
 
 
 def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each batch, or the text of its error, with the state after it."""
     batches = iter(loader)
-    while True:
-        try:
-            outcome = next(batches)
-        except hr.errors.ObjectMissingError as error:
-            outcome = error.url
-        except ValueError as error:
-            outcome = str(error).partition("\n")[0]
-        except StopIteration:
-            return
+    while (outcome := take(batches)) is not None:
+        if isinstance(outcome, Exception):
+            outcome = getattr(outcome, "url", "") or str(outcome).partition("\n")[0]
         yield outcome, loader.state_dict()
 
 
@@ -199,7 +186,7 @@ def test_states_are_exact_when_shards_fail_after_an_earlier_error() -> None:
         urls[missing] = f"memory://first-error/missing-{missing}.tar"
 
     def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(hr.stream(urls).map(number_of), batch_size=32, collate_fn=same, num_workers=0)
+        return hr.DataLoader(hr.stream(urls).map(number_of), batch_size=32, collate_fn=list, num_workers=0)
 
     with loader() as first:
         told = list(failures_too(first))
@@ -218,7 +205,7 @@ def test_states_of_a_filter_are_exact_when_an_error_came_first() -> None:
         return index
 
     def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(Made(get, 48).filter(is_kept), batch_size=8, collate_fn=same, num_workers=0)
+        return hr.DataLoader(Made(get, 48).filter(is_kept), batch_size=8, collate_fn=list, num_workers=0)
 
     with loader() as first:
         outcomes = failures_too(first)

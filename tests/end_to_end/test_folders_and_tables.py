@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,12 @@ from PIL import Image
 
 import headrace as hr
 from headrace.errors import FormatError, ObjectMissingError, OptionError
-from headrace.fetch.stores import memory
-
-
-@pytest.fixture
-def put() -> Iterator[Any]:
-    written: list[str] = []
-
-    def put(path: str, data: bytes = b"x") -> None:
-        memory.put(f"memory://pets/{path}", data)
-        written.append(path)
-
-    yield put
-    for path in written:
-        memory.remove(f"memory://pets/{path}")
 
 
 def test_folders_are_classes_and_files_of_one_name_are_one_sample(put: Any) -> None:
     for name in ("dog/2.txt", "cat/1.jpg", "cat/1.json", "cat/1.b.jpg", "cat/1-a.jpg", "bird/x/9.jpg"):
         put(name, b'{"of": 1}' if name.endswith("json") else name.encode())
-    data = hr.folder("memory://pets")
+    data = hr.folder("memory://place")
     assert data.source.classes == ("bird", "cat", "dog")
     assert len(data) == 5
     samples = {sample["__key__"]: sample for sample in data.decode()}
@@ -52,7 +38,7 @@ def test_images_of_a_folder_are_one_field_whatever_their_format(put: Any) -> Non
         if kind is not None:
             Image.new("RGB", (8, 6)).save(picture, kind)
         put(name, picture.getvalue())
-    data = hr.folder("memory://pets")
+    data = hr.folder("memory://place")
     ((images, labels),) = hr.DataLoader(data.decode("rgb8").to_tuple("image", "label"), batch_size=3)
     assert images.shape == (3, 6, 8, 3)
     assert labels.tolist() == [0, 0, 1]
@@ -61,45 +47,45 @@ def test_images_of_a_folder_are_one_field_whatever_their_format(put: Any) -> Non
         list(data.to_tuple("jpg;png"))
 
     put("dog/3.png")  # a mask, which would be the same field
-    assert {*hr.folder("memory://pets")[2]} == {"__key__", "__url__", "label", "jpeg", "png", "txt"}
+    assert {*hr.folder("memory://place")[2]} == {"__key__", "__url__", "label", "jpeg", "png", "txt"}
 
 
 def test_place_with_pictures_is_a_folder(put: Any) -> None:
     for k in range(3):
         put(f"{'ab'[k % 2]}/{k}.jpg")
         put(f"{'ab'[k % 2]}/{k}.txt", b"caption")
-    data = hr.stream("memory://pets/")
+    data = hr.stream("memory://place/")
     assert [sample["label"] for sample in data] == [0, 0, 1]
     assert {sample["txt"] for sample in data.decode()} == {"caption"}
 
 
-def test_names_say_what_the_pattern_has(put: Any) -> None:
+def test_pattern_gives_fields_of_names(put: Any) -> None:
     for name in ("train/cat_01.png", "train/dog_2.png", "test/cat_3.png"):
         put(name)
-    data = hr.folder("memory://pets/", pattern="{split}/{label}_{id:d}.png")
+    data = hr.folder("memory://place/", pattern="{split}/{label}_{id:d}.png")
     said = [(sample["split"], sample["label"], sample["id"]) for sample in data]
     assert said == [("test", 0, 3), ("train", 0, 1), ("train", 1, 2)]
     put("train/odd.png")
     with pytest.raises(OptionError, match=r"1 of 4 files.*train/odd\.png"):
-        hr.folder("memory://pets/", pattern="{split}/{label}_{id:d}.png")
-    data = hr.folder("memory://pets/*/*_*.png", pattern="{split}/{label}_{id:d}.png")
+        hr.folder("memory://place/", pattern="{split}/{label}_{id:d}.png")
+    data = hr.folder("memory://place/*/*_*.png", pattern="{split}/{label}_{id:d}.png")
     assert len(data) == 3
     for wrong in ("{a}{a}", "x", "{a:f}", "{}"):
         with pytest.raises(OptionError, match="pattern="):
-            hr.folder("memory://pets/", pattern=wrong)
+            hr.folder("memory://place/", pattern=wrong)
 
 
-def test_folders_that_may_be_classes_or_not_are_asked_about(put: Any) -> None:
+def test_folders_that_may_be_classes_or_splits_are_refused(put: Any) -> None:
     for name in ("train/cat/1.jpg", "test/cat/2.jpg"):
         put(name)
-    with pytest.raises(OptionError, match=r"the folders test, train.*memory://pets/test/"):
-        hr.folder("memory://pets/")
-    assert hr.folder("memory://pets/train").source.classes == ("cat",)
-    assert hr.folder("memory://pets/", labels=True).source.classes == ("test", "train")
+    with pytest.raises(OptionError, match=r"the folders test, train.*memory://place/test/"):
+        hr.folder("memory://place/")
+    assert hr.folder("memory://place/train").source.classes == ("cat",)
+    assert hr.folder("memory://place/", labels=True).source.classes == ("test", "train")
     put("3.jpg")
     with pytest.raises(OptionError, match="1 files beside 2 folders"):
-        hr.folder("memory://pets/")
-    assert len(hr.folder("memory://pets/", labels=False)) == 3
+        hr.folder("memory://place/")
+    assert len(hr.folder("memory://place/", labels=False)) == 3
 
 
 @pytest.mark.parametrize(
@@ -117,16 +103,16 @@ def test_empty_folder_is_a_class(tmp_path: Path, place: str, pattern: str | None
 
 
 def test_classes_set_the_numbers_of_labels(put: Any) -> None:
-    for name in ("train/cat/1.txt", "train/dog/2.txt"):
-        put(name)
+    put("train/cat/1.txt")
+    put("train/dog/2.txt")
     put("rows.csv", b"path,kind\ntrain/cat/1.txt,cat\ntrain/dog/2.txt,dog\n")
     classes = ("dog", "bird", "cat")
 
     def data_with(classes: Any) -> list[Any]:
         return [
-            hr.folder("memory://pets/train/", classes=classes),
-            hr.folder("memory://pets/train/", pattern="{label}/{id}.txt", classes=classes),
-            hr.table("memory://pets/rows.csv", label_column="kind", classes=classes),
+            hr.folder("memory://place/train/", classes=classes),
+            hr.folder("memory://place/train/", pattern="{label}/{id}.txt", classes=classes),
+            hr.table("memory://place/rows.csv", label_column="kind", classes=classes),
         ]
 
     for data, other in zip(data_with(classes), data_with(sorted(classes)), strict=True):
@@ -147,39 +133,37 @@ def test_classes_set_the_numbers_of_labels(put: Any) -> None:
     ],
 )
 def test_classes_are_refused_when_they_do_not_fit(put: Any, error: str, options: dict[str, Any]) -> None:
-    for name in ("cat/1.txt", "dog/2.txt"):
-        put(name)
+    put("cat/1.txt")
+    put("dog/2.txt")
     with pytest.raises(OptionError, match=error):
-        hr.folder("memory://pets/", **options)
+        hr.folder("memory://place/", **options)
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_table_says_which_objects_there_are(put: Any, kind: str) -> None:
+def test_table_lists_its_objects(put: Any, kind: str) -> None:
     for k in range(5):
         put(f"images/{k}.jpg", b"%d" % k)
     rows = [{"file_name": f"images/{k}.jpg", "breed": "ab"[k % 2], "text": 'a "b",\nc'} for k in range(5)]
-    if kind == "jsonl":
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-    else:
-        comma = "," if kind == "csv" else "\t"
-        quoted = [[row["file_name"], row["breed"], '"a ""b"",\nc"'] for row in rows]
-        text = "".join(comma.join(row) + "\r\n" for row in [["file_name", "breed", "text"], *quoted])
-    put(f"metadata.{kind}", text.encode())
-    data = hr.table(f"memory://pets/metadata.{kind}", label_column="breed")
+    out = io.StringIO("".join(json.dumps(row) + "\n" for row in rows) if kind == "jsonl" else "")
+    if kind != "jsonl":
+        writer = csv.DictWriter(out, rows[0], dialect="excel" if kind == "csv" else "excel-tab")
+        writer.writeheader()
+        writer.writerows(rows)
+    put(f"metadata.{kind}", out.getvalue().encode())
+    data = hr.table(f"memory://place/metadata.{kind}", label_column="breed")
     assert len(data) == 5
-    first = dict(data[1])
-    assert first == {
-        "__key__": "images/1.jpg", "__url__": "memory://pets/images/1.jpg", "file_name": "images/1.jpg", "breed": "b",
+    assert dict(data[1]) == {
+        "__key__": "images/1.jpg", "__url__": "memory://place/images/1.jpg", "file_name": "images/1.jpg", "breed": "b",
         "text": 'a "b",\nc', "label": 1, "jpg": b"1",
     }  # fmt: skip
-    assert {sample["jpg"] for sample in hr.stream("memory://pets/").shuffle()} == {b"0", b"1", b"2", b"3", b"4"}
+    assert {sample["jpg"] for sample in hr.stream("memory://place/").shuffle()} == {b"0", b"1", b"2", b"3", b"4"}
 
 
 def test_table_names_several_objects_of_a_row_and_elsewhere(put: Any) -> None:
     put("elsewhere/1.jpg", b"one")
     put("masks/1.png", b"mask")
-    put("t/rows.csv", b"a,b\nmemory://pets/elsewhere/1.jpg,masks/1.png\n")
-    (sample,) = hr.table("memory://pets/t/rows.csv", url_column=["a", "b"], base="memory://pets")
+    put("t/rows.csv", b"a,b\nmemory://place/elsewhere/1.jpg,masks/1.png\n")
+    (sample,) = hr.table("memory://place/t/rows.csv", url_column=["a", "b"], base="memory://place")
     assert (sample["a.jpg"], sample["b.png"]) == (b"one", b"mask")
 
 
@@ -201,14 +185,14 @@ def test_table_names_several_objects_of_a_row_and_elsewhere(put: Any) -> None:
 def test_table_that_is_damaged_is_an_error(put: Any, text: bytes, kind: type[Exception], why: str) -> None:
     put("rows.csv", text)
     with pytest.raises(kind, match=why):
-        list(hr.table("memory://pets/rows.csv"))
+        list(hr.table("memory://place/rows.csv"))
 
 
 def test_folder_and_table_resume_anywhere(put: Any) -> None:
     for k in range(13):
         put(f"all/{k}.txt", b"%d" % k)
     put("rows.jsonl", b"".join(json.dumps({"path": f"all/{k}.txt"}).encode() + b"\n" for k in range(13)))
-    for data in (hr.folder("memory://pets/all/"), hr.table("memory://pets/rows.jsonl")):
+    for data in (hr.folder("memory://place/all/"), hr.table("memory://place/rows.jsonl")):
         bodies = data.shuffle().to_tuple("txt")
         (whole,) = resumed_anywhere(lambda bodies=bodies: hr.DataLoader(bodies, batch_size=2, seed=3))
         assert sorted(body for (batch,) in whole for body in batch) == sorted(b"%d" % k for k in range(13))

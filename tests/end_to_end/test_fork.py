@@ -9,26 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.loops import flat, given, iterated_later, loaded
+from builders.numbers import Made
 
 import headrace as hr
 
 
-class Counted(hr.AsyncDataset):
-    """Samples that can be changed in place, and which of them were asked for."""
+def mutable(key: int) -> dict[str, Any]:
+    return {"n": key, "list": [key], "array": np.full(2, key)}
 
-    def __init__(self, count: int) -> None:
-        self.count, self.asked, self._lock = count, list[int](), threading.Lock()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Counted, (self.count,)
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        with self._lock:
-            self.asked.append(key)
-        return {"n": key, "list": [key], "array": np.full(2, key)}
+def counted(count: int) -> Made:
+    """Samples that can be changed in place. `asked` has the requested ones."""
+    return Made(mutable, count)
 
 
 def changed(sample: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +44,7 @@ def drawn(sample: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_branches_that_are_zipped_get_each_sample_once(workers: int) -> None:
-    data = Counted(9)
+    data = counted(9)
     first, second = data.shuffle().fork(2)
     pairs = first.map(changed).zip(second.map(slowly)).map(plain)
     got = loaded(pairs, batch_size=None, num_workers=workers, collate_fn=list)
@@ -65,20 +57,25 @@ def test_branches_that_are_zipped_get_each_sample_once(workers: int) -> None:
 
 
 def test_later_branches_do_not_see_what_earlier_ones_change() -> None:
-    branches = Counted(2).fork(3)
+    branches = counted(2).fork(3)
     pairs = branches[0].map(changed).zip(branches[1], branches[2].map(changed)).map(plain)
     assert [sample["n"] for sample in next(iter(pairs))] == [100, 0, 100]
     assert pairs[1][1] == {"n": 1, "list": [1], "array": [1, 1]}
+    first, second = counted(3).fork(2)
+    third, fourth = second.map(slowly).fork(2)  # a fork within a branch
+    inner = third.map(drawn).zip(fourth.map(lambda sample: sample["slow"]))
+    got = list(first.map(lambda sample: sample["n"]).zip(inner))
+    assert [(n, pair[1]) for n, pair in got] == [(0, True), (1, True), (2, True)]
 
 
 def test_branches_draw_random_numbers_of_their_own() -> None:
-    first, second = Counted(50).fork(2)
+    first, second = counted(50).fork(2)
     pairs = list(first.map(drawn).zip(second.map(drawn)))
     assert all(one != other for one, other in pairs)
     assert pairs == list(first.map(drawn).zip(second.map(drawn)))
 
 
-def test_branches_of_what_has_no_numbers_stay_together() -> None:
+def test_branches_of_samples_without_numbers_stay_together() -> None:
     first, second = hr.from_iterable(lambda: iter(range(10))).filter(lambda n: n % 2).fork(2)
     assert list(first.map(str).zip(second)) == [(str(n), n) for n in range(1, 10, 2)]
     first, second = hr.from_map(range(5)).batch(2).fork(2)
@@ -92,23 +89,19 @@ def test_branch_by_itself_is_the_stream() -> None:
     assert next(iter(first.map(str).zip(hr.from_map("abcde")))) == (str(next(iter(first))), "a")
     text = first.map(str).zip(second.map(abs)).describe()
     assert all(line in text for line in ("fork(2)  [w", ".map(str) of branch 0  [w", ".map(abs) of branch 1  [w"))
+    first, second = (pickle.loads(pickle.dumps(branch)) for branch in counted(3).fork(2))
+    assert [pair[0]["n"] for pair in first.zip(second)] == [0, 1, 2]
+    assert first.source.asked == [0, 1, 2]
+    assert second.source.asked == []
 
 
 def test_branches_give_the_same_in_any_loop_and_with_any_workers() -> None:
-    first, second = Counted(11).shuffle().fork(2)
+    first, second = counted(11).shuffle().fork(2)
     data = first.map(drawn).zip(second.map(drawn)).filter(lambda pair: pair[0] < 0.8)
 
     alone = given(data, 2)
     assert alone == given(data, 2, num_workers=1)
     assert iterated_later(data) == list(data) == [tuple(pair) for pair in flat(alone)]
-
-
-def test_branches_are_known_in_another_process() -> None:
-    data = Counted(3)
-    first, second = (pickle.loads(pickle.dumps(branch)) for branch in data.fork(2))
-    assert [pair[0]["n"] for pair in first.zip(second)] == [0, 1, 2]
-    assert first.source.asked == [0, 1, 2]
-    assert second.source.asked == []
 
 
 def test_error_of_a_branch_names_it() -> None:
@@ -142,14 +135,6 @@ def test_error_of_a_branch_names_it() -> None:
         (lambda a, b: a.fork(0), "n=0 must be"),
     ],
 )
-def test_what_would_get_samples_twice_is_refused(make: Any, match: str) -> None:
+def test_branches_that_would_read_samples_twice_are_refused(make: Any, match: str) -> None:
     with pytest.raises(hr.OptionError, match=match):
         make(*hr.from_map([1, 2]).fork(2))
-
-
-def test_fork_within_a_branch_is_put_together_first() -> None:
-    a, b = Counted(3).fork(2)
-    c, d = b.map(slowly).fork(2)
-    inner = c.map(drawn).zip(d.map(lambda sample: sample["slow"]))
-    got = list(a.map(lambda sample: sample["n"]).zip(inner))
-    assert [(n, pair[1]) for n, pair in got] == [(0, True), (1, True), (2, True)]

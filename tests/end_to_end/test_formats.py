@@ -6,14 +6,15 @@ import gzip
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
-from end_to_end import mds, parquet
-from end_to_end.packed import seekable
+from builders import mds, parquet
+from builders.loops import flat, given
+from builders.packed import seekable
 
 import headrace as hr
 from headrace.cli import main
@@ -23,7 +24,7 @@ from headrace.formats.delimited import Csv
 from headrace.formats.json_lines import JsonLines
 from headrace.testing import FaultServer
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 COLUMNS = {"n": "int", "text": "str"}
 COUNTS = [40, 0, 23, 60]
@@ -38,51 +39,55 @@ def lines(samples: Sequence[Any]) -> bytes:
     return b"".join(json.dumps(sample).encode() + b"\n" for sample in samples)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
 def seen(data: Any, **options: Any) -> list[int]:
-    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=7, collate_fn=list, **options)
-    with loader:
-        return [sample["n"] for batch in loader for sample in batch]
+    return [sample["n"] for sample in flat(given(data, 7, **options))]
 
 
 def test_format_can_be_given_itself_with_options_of_its_own() -> None:
-    memory.put("memory://told/0.txt", lines([{"n": 3}, {"n": 4}]))
-    assert seen(hr.stream("memory://told/0.txt", format=JsonLines()), num_workers=2) == [3, 4]
+    memory.put("memory://given/0.txt", lines([{"n": 3}, {"n": 4}]))
+    assert seen(hr.stream("memory://given/0.txt", format=JsonLines()), num_workers=2) == [3, 4]
     with pytest.raises(OptionError, match="format=7 must be one of"):
-        hr.stream("memory://told/0.txt", format=7)  # type: ignore[arg-type]
+        hr.stream("memory://given/0.txt", format=7)  # type: ignore[arg-type]
 
 
-def test_line_is_got_by_one_request_for_its_bytes_and_checked(tmp_path: Path) -> None:
+@pytest.fixture
+def indexed(server: FaultServer, tmp_path: Path) -> Callable[..., tuple[str, hr.Stream]]:
+    """Puts a shard on the server and makes its index. Returns its address and the stream."""
+
+    def put(name: str, body: bytes, **options: Any) -> tuple[str, hr.Stream]:
+        url = server.add(name, body)
+        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
+        server.log.clear()
+        return url, hr.stream(url, index=str(tmp_path / "a.hri"), **options)
+
+    return put
+
+
+def ranges(server: FaultServer) -> list[str]:
+    return [request.headers["range"] for request in server.log]
+
+
+def test_line_is_got_by_one_request_for_its_bytes_and_checked(server: FaultServer, indexed: Any) -> None:
     body = lines(numbered([50])[0])
-    with FaultServer() as server:
-        url = server.add("a.jsonl", body)
-        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
-        data = hr.stream(url, index=str(tmp_path / "a.hri"))
-        server.log.clear()
-        assert data[44]["n"] == 44
-        assert [request.headers["range"] for request in server.log] == [_range_of(body, 44)]
-        server.add("a.jsonl", body.replace(b'"n": 44', b'"n": 99'))
-        with pytest.raises(hr.errors.ChecksumError):
-            data[44]
+    _, data = indexed("a.jsonl", body)
+    assert data[44]["n"] == 44
+    starts = [0, *(k + 1 for k, byte in enumerate(body) if byte == 10)]
+    assert ranges(server) == [f"bytes={starts[44]}-{starts[45] - 2}"]
+    server.add("a.jsonl", body.replace(b'"n": 44', b'"n": 99'))
+    with pytest.raises(hr.errors.ChecksumError):
+        data[44]
 
 
-def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(tmp_path: Path) -> None:
-    body = b'name,n\r\n"A, ""b""\n",1\r\n\r\nc,2\r\n'
-    with FaultServer() as server:
-        url = server.add("a.csv", body)
-        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
-        data = hr.stream(url, index=str(tmp_path / "a.hri"))
-        server.log.clear()
-        assert [data[k]["name"] for k in (1, 0)] == ["c", 'A, "b"\n']
-        assert data.keys() == ["2", "5"]
-        assert [request.headers["range"] for request in server.log] == ["bytes=25-28", "bytes=8-21"]
-        other = hr.stream(url, index=str(tmp_path / "a.hri"), format=Csv(header=False, columns=["name", "n"]))
-        with pytest.raises(hr.DecodeError, match="its index is of"):
-            other[0]
+def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(
+    server: FaultServer, tmp_path: Path, indexed: Any
+) -> None:
+    url, data = indexed("a.csv", b'name,n\r\n"A, ""b""\n",1\r\n\r\nc,2\r\n')
+    assert [data[k]["name"] for k in (1, 0)] == ["c", 'A, "b"\n']
+    assert data.keys() == ["2", "5"]
+    assert ranges(server) == ["bytes=25-28", "bytes=8-21"]
+    other = hr.stream(url, index=str(tmp_path / "a.hri"), format=Csv(header=False, columns=["name", "n"]))
+    with pytest.raises(hr.DecodeError, match="its index is of"):
+        other[0]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,7 @@ def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(tmp_pa
     ],
     ids=["pointer", "utf-16", "gzip", "pdf"],
 )
-def test_what_is_no_text_is_no_sample(data: bytes, why: str) -> None:
+def test_objects_without_text_are_refused(data: bytes, why: str) -> None:
     memory.put("memory://text/none.txt", data)
     with pytest.raises(hr.errors.FormatError, match=f"memory://text/none.txt is no text.*{why}"):
         list(hr.text("memory://text/none.txt", index=None))
@@ -121,57 +126,36 @@ def test_text_is_read_by_lines_by_paragraphs_and_whole(ending: str) -> None:
         assert hr.text(urls, by="paragraph", index="build")[2]["text"] == " four\nfive"
 
 
-def test_line_of_a_seekable_shard_is_got_by_the_bytes_of_its_frames_alone(tmp_path: Path) -> None:
+def test_line_of_a_seekable_shard_is_got_by_the_bytes_of_its_frames_alone(server: FaultServer, indexed: Any) -> None:
     rows = [json.dumps({"n": n, "text": random.Random(n).randbytes(300).hex()}).encode() + b"\n" for n in range(80)]
     body = b"".join(rows)
     frame = 2 * len(rows[-1])  # a line spans one or two frames
     packed = seekable(body, frame)
     sizes = [len(zstandard.compress(body[at : at + frame])) for at in range(0, len(body), frame)]
     frames_at, lines_at = ([0, *itertools.accumulate(some)] for some in (sizes, map(len, rows)))
-    with FaultServer() as server:
-        url = server.add("a.jsonl.zst", packed)
-        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
-        data = hr.stream(url, index=str(tmp_path / "a.hri"))
-        assert len(data) == 80
-        for row in (0, 1, 44, 79):
-            server.log.clear()
-            assert data[row]["n"] == row
-            first, last = lines_at[row] // frame, (lines_at[row + 1] - 2) // frame
-            start, stop = frames_at[first], frames_at[last + 1]
-            assert [request.headers["range"] for request in server.log] == [f"bytes={start}-{stop - 1}"]
-            with hr.DataLoader(data.slice(row, row + 1), batch_size=None) as loader:
-                assert [sample["n"] for sample in loader] == [row]
-            assert loader.stats().fetch.bytes == stop - start < len(packed) / 10
+    _, data = indexed("a.jsonl.zst", packed)
+    assert len(data) == 80
+    for row in (0, 1, 44, 79):
+        server.log.clear()
+        assert data[row]["n"] == row
+        first, last = lines_at[row] // frame, (lines_at[row + 1] - 2) // frame
+        start, stop = frames_at[first], frames_at[last + 1]
+        assert ranges(server) == [f"bytes={start}-{stop - 1}"]
+        with hr.DataLoader(data.slice(row, row + 1), batch_size=None) as loader:
+            assert [sample["n"] for sample in loader] == [row]
+        assert loader.stats().fetch.bytes == stop - start < len(packed) / 10
 
 
-def _range_of(body: bytes, row: int) -> str:
-    starts = [0, *(k + 1 for k, byte in enumerate(body) if byte == 10)]
-    return f"bytes={starts[row]}-{starts[row + 1] - 2}"
-
-
-def test_mds_sample_is_got_by_one_request_behind_the_table_of_its_shard() -> None:
-    files = mds.folder(COLUMNS, numbered())
-    with FaultServer() as server:
-        for name, data in files.items():
-            server.add(f"d/{name}", data)
-        stream = hr.stream(f"{server.url}/d")
-        assert len(server.log) == 1, "the catalogue"
-        assert len(stream) == sum(COUNTS)
-        assert len(server.log) == 1, "it has counted them"
-        assert stream[45]["n"] == 45
-        ranges = [request.headers["range"] for request in server.log[1:]]
-        assert ranges[0] == f"bytes=0-{4 * (23 + 2) - 1}"
-        assert len(ranges) == 2
-
-
-@pytest.mark.parametrize("compression", ["zstd", "gz"])
-def test_compressed_shard_with_other_bytes_names_its_hash(compression: str) -> None:
-    files = mds.folder(COLUMNS, numbered([30]), compression)
-    name = f"shard.00000.mds.{compression}"
-    files[name] = files[name][:30] + bytes([files[name][30] ^ 1]) + files[name][31:]
-    data = hr.stream(mds.put("mds-hash", files))
-    with pytest.raises(hr.DecodeError, match=r"sample '0' of memory://mds-hash/shard.00000.mds.*sha1"):
-        seen(data)
+def test_mds_sample_is_got_by_one_request_after_the_table_of_its_shard(server: FaultServer) -> None:
+    for name, data in mds.folder(COLUMNS, numbered()).items():
+        server.add(f"d/{name}", data)
+    server.log.clear()
+    stream = hr.stream(f"{server.url}/d")
+    assert len(stream) == sum(COUNTS)
+    assert len(server.log) == 1, "the catalogue, which has counted them"
+    assert stream[45]["n"] == 45
+    first, _ = (request.headers["range"] for request in server.log[1:])
+    assert first == f"bytes=0-{4 * (23 + 2) - 1}"
 
 
 def test_catalogue_is_found_by_its_name_and_several_folders_are_one_stream() -> None:
@@ -182,17 +166,17 @@ def test_catalogue_is_found_by_its_name_and_several_folders_are_one_stream() -> 
         hr.stream(first, index="build")
 
 
-def test_groups_of_rows_are_read_by_the_columns_that_are_wanted_and_about_once() -> None:
+def test_row_groups_are_read_by_the_wanted_columns_and_about_once(server: FaultServer) -> None:
     rows = [{"n": n, "text": "x", "body": random.Random(n).randbytes(9000)} for n in range(600)]
     schema = parquet.SCHEMA.remove(3).remove(2)
     body = parquet.written(rows, schema, row_group_size=50, compression="none", use_dictionary=False)
     needed = 600 * 9004
-    with FaultServer() as server:
-        data = hr.stream(server.add("a.parquet", body))
-        assert len(data) == 600
-        assert [request.headers["range"].partition("=")[0] for request in server.log] == ["bytes"], "its end"
-        for stream, most in ((data, 1.2), (data.shuffle(window=200), 3), (data.select("n"), 0.1)):
-            with hr.DataLoader(stream, batch_size=32, collate_fn=list) as loader:
-                assert sorted(sample["n"] for batch in loader for sample in batch) == list(range(600))
-            read = loader.stats().fetch.bytes
-            assert read <= most * needed + 70_000, f"{read} bytes, and {needed} are needed"
+    server.log.clear()
+    data = hr.stream(server.add("a.parquet", body))
+    assert len(data) == 600
+    assert [one.partition("=")[0] for one in ranges(server)] == ["bytes"], "its end"
+    for stream, most in ((data, 1.2), (data.shuffle(window=200), 3), (data.select("n"), 0.1)):
+        with hr.DataLoader(stream, batch_size=32, collate_fn=list) as loader:
+            assert sorted(sample["n"] for batch in loader for sample in batch) == list(range(600))
+        read = loader.stats().fetch.bytes
+        assert read <= most * needed + 70_000, f"{read} bytes, and {needed} are needed"

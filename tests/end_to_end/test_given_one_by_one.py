@@ -1,16 +1,19 @@
-"""Single samples are made in groups and delivered as if made alone."""
+"""Single samples are made in groups and delivered as if made alone, at a cost that does not depend on their number."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import given_later, loaded, rest_of
-from builders.numbers import Numbers
+from builders.loops import given_later, loaded, rest_of, state_after
+from builders.numbers import Counting, Numbers
+from builders.tars import put_shards
 
 import headrace as hr
 from headrace.torch_compat.serialize import PackedEach, each_size, is_data, packed_size, unpack_each, write
@@ -51,13 +54,6 @@ def of_any_size(number: int) -> np.ndarray[Any, Any]:
     return np.full([10, 100 * KIB, 3, 300 * KIB][number % 4], number % 250, np.uint8)
 
 
-SHARED = [0]
-
-
-def shared(_: int) -> dict[str, list[int]]:
-    return {"shared": SHARED}
-
-
 def all_of(data: Any, **options: Any) -> list[Any]:
     return loaded(data, batch_size=None, **options)
 
@@ -80,12 +76,14 @@ def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
             for sample in loader:
                 yield sample, json.dumps(loader.state_dict(), sort_keys=True)
 
-    assert list(course()) == list(course(prefetch_factor=1))
+    for options in ({}, {"rank": 1, "world_size": 3}) if kind in ("by number", "shuffled") else ({},):
+        assert list(course(**options)) == list(course(**options, prefetch_factor=1))
+    assert given_later(DATA[kind](), None, collate_fn=None) == all_of(DATA[kind]())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str)
-def test_samples_are_the_same_whoever_makes_them(workers: dict[str, Any]) -> None:
+def test_workers_make_the_same_samples(workers: dict[str, Any]) -> None:
     for kind in ("by number", "filtered"):
         assert all_of(DATA[kind](), **workers) == all_of(DATA[kind]())
     own = {"collate_fn": drawn}
@@ -93,32 +91,21 @@ def test_samples_are_the_same_whoever_makes_them(workers: dict[str, Any]) -> Non
     assert all_of(data, **own, **workers) == all_of(data, **own) == all_of(data, **own, prefetch_factor=1)
 
 
-def test_ranks_have_the_samples_that_they_had_alone() -> None:
-    for rank in range(3):
-        ranks = {"rank": rank, "world_size": 3}
-        assert all_of(DATA["by number"](), **ranks) == all_of(DATA["by number"](), **ranks, prefetch_factor=1)
-
-
-def test_async_loop_gets_the_same_samples() -> None:
-    assert given_later(DATA["shuffled"](), None, collate_fn=None) == all_of(DATA["shuffled"]())
-
-
 def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
     got = list[Any]()
     with hr.DataLoader(Numbers(COUNT).map(fails_at_some), batch_size=None) as loader:
         samples = iter(loader)
-        while True:
+        while len(got) < COUNT:
             try:
                 got.append(int(next(samples)))
             except ValueError as error:
                 got.append(error.args)
-            except StopIteration:
-                break
             assert loader.position.batch <= len(got)
+        assert next(samples, None) is None
     assert got == [(n,) if n % 10 in (3, 4) else n for n in range(COUNT)]
 
 
-def test_failed_samples_are_left_out_and_counted_as_they_are_passed() -> None:
+def test_failed_samples_are_skipped_and_counted_in_their_order() -> None:
     data = Numbers(COUNT).map(fails_at_some)
     options: dict[str, Any] = {"batch_size": None, "on_error": "skip"}
     whole = [n for n in range(COUNT) if n % 10 not in (3, 4)]
@@ -132,7 +119,7 @@ def test_failed_samples_are_left_out_and_counted_as_they_are_passed() -> None:
         assert loader.stats().skipped == COUNT - len(whole)
 
 
-def test_samples_of_any_size_are_whole_and_their_own() -> None:
+def test_samples_of_any_size_are_whole_and_share_no_memory() -> None:
     with hr.DataLoader(Numbers(COUNT).map(of_any_size), batch_size=None, memory_budget="2MiB") as loader:
         kept = []
         for number, sample in enumerate(loader):
@@ -141,15 +128,13 @@ def test_samples_of_any_size_are_whole_and_their_own() -> None:
             kept += [(number, sample)] if number % 9 == 0 else []
     for number, sample in kept:
         assert np.array_equal(sample.numpy(), of_any_size(number))
-
-
-def test_samples_share_nothing_that_the_trainer_might_change() -> None:
-    for sample in all_of(hr.from_map(range(20)).map(shared)):
+    shared = [0]
+    for sample in all_of(hr.from_map(range(20)).map(lambda _: {"shared": shared})):
         assert sample == {"shared": [0]}
         sample["shared"].append(1)
 
 
-def test_sample_is_not_waited_for_that_comes_only_once_the_one_before_was_received() -> None:
+def test_sample_is_delivered_before_the_next_one_is_made() -> None:
     data = Answered()
     with hr.DataLoader(data, batch_size=None) as loader:
         for number, sample in enumerate(loader):
@@ -157,7 +142,7 @@ def test_sample_is_not_waited_for_that_comes_only_once_the_one_before_was_receiv
             data.loop.call_soon_threadsafe(data.received.release)
 
 
-def test_no_more_samples_are_made_ahead_than_was_said() -> None:
+def test_no_more_samples_are_made_ahead_than_prefetch_factor() -> None:
     made = list[int]()
     with hr.DataLoader(hr.from_map(range(400)).map(made.append), batch_size=None, prefetch_factor=40) as loader:
         for number, _ in enumerate(loader, 1):
@@ -165,7 +150,7 @@ def test_no_more_samples_are_made_ahead_than_was_said() -> None:
     assert len(made) == 400
 
 
-def test_each_value_comes_back_from_among_others() -> None:
+def test_packed_values_come_back_each_by_itself() -> None:
     values: list[Any] = [1, "two", {"three": [3, (b"3",)]}, np.arange(4), {"a": np.zeros(3), "b": np.ones(2)}, None]
     packed = PackedEach()
     for value in values:
@@ -179,12 +164,8 @@ def test_each_value_comes_back_from_among_others() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {"a": {1, 2}}, [np.float64(1)], {(1,): 1}, [[[[[[1]]]]]], True.__class__])
-def test_what_is_more_than_data_is_not_taken_for_it(value: Any) -> None:
+def test_objects_are_not_packed_as_data(value: Any) -> None:
     assert not is_data(value, has_arrays=True)
-
-
-class Shape:
-    """A class that only cloudpickle sends to another process."""
 
 
 @pytest.mark.parametrize(
@@ -194,13 +175,13 @@ class Shape:
         ({"a": [np.zeros(0, np.uint16), 1]}, True),
         (np.array(["a", "bc"]), True),
         (np.zeros(3)[::2], True),
-        (np.array([Shape()], object), False),
+        (np.array([Answered()], object), False),
         (np.zeros(2, [("a", "O"), ("b", "<i4")]), False),
         (np.ma.masked_array([1, 2], [True, False]), False),
         (np.zeros(2).view(np.recarray), False),
     ],
 )
-def test_arrays_of_numbers_and_texts_are_data_where_they_may_be(value: Any, is_alike: bool) -> None:
+def test_arrays_of_numbers_and_texts_are_packed_as_data_where_allowed(value: Any, is_alike: bool) -> None:
     assert is_data(value, has_arrays=True) is is_alike
     assert not is_data(value)
     if is_alike:
@@ -210,3 +191,54 @@ def test_arrays_of_numbers_and_texts_are_data_where_they_may_be(value: Any, is_a
         (back,) = (opened() for opened in unpack_each(bytes(target), packed.sizes))
         assert repr(back) == repr(value)
         assert not isinstance(value, np.ndarray) or (back.dtype == value.dtype and back.flags.writeable)
+
+
+FEW, MANY = 250, 2000
+
+
+def is_kept(_: Any) -> bool:
+    return True
+
+
+async def is_kept_by_the_loop(_: Any) -> bool:
+    return True
+
+
+def shards(count: int, each: int | None = None) -> hr.Stream:
+    size = each or count
+    return hr.stream(put_shards(f"one-by-one-{count}-{size}", [size] * (count // size), 10))
+
+
+KINDS: dict[str, Any] = {
+    "alone": lambda n: (shards(n), {"batch_size": None}),
+    "batches of one": lambda n: (shards(n), {"batch_size": 1}),
+    "batches of three": lambda n: (shards(n), {"batch_size": 3}),
+    "shuffled": lambda n: (shards(n).shuffle(seed=1), {}),
+    "filtered": lambda n: (shards(n).filter(is_kept), {}),
+    "filtered by the loop": lambda n: (shards(n).filter(is_kept_by_the_loop), {}),
+    "skipping": lambda n: (shards(n), {"on_error": "skip"}),
+    "in any order": lambda n: (shards(n), {"in_order": False}),
+    "many shards": lambda n: (shards(n, 50), {}),
+    "by number": lambda n: (Numbers(n), {}),
+    "as they come": lambda n: (Counting(n), {}),
+}
+
+
+def calls_for(kind: str, count: int, *, is_resumed: bool) -> float:
+    data, options = KINDS[kind](count)
+    state = state_after(hr.DataLoader(data, **options), 10) if is_resumed else {}
+    calls = itertools.count()
+    threading.setprofile(lambda frame, event, argument: event == "call" and next(calls))
+    try:
+        assert len(rest_of(hr.DataLoader(data, **options), state)) > count // 4
+    finally:
+        threading.setprofile(None)
+    return next(calls) / count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_for_a_sample_do_not_depend_on_the_number_of_samples(kind: str, is_resumed: bool) -> None:
+    few, many = (calls_for(kind, count, is_resumed=is_resumed) for count in (FEW, MANY))
+    assert many < 1.5 * few

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import loaded
-from end_to_end.tars import Fields, index_file, index_of_archive, numbered_samples, put_index, put_shards, tar
+from builders.tars import Fields, numbered_samples, put_index, put_shards, tar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -40,12 +40,8 @@ def data(urls: list[str], index: str) -> hr.Stream:
     return hr.stream(urls, index=index)
 
 
-def all_of(data: Any, **options: Any) -> list[Any]:
-    return loaded(data, **options)
-
-
 def samples_of(data: Any, **options: Any) -> list[Any]:
-    return all_of(data, batch_size=None, **options)
+    return loaded(data, batch_size=None, **options)
 
 
 def as_numbers(sample: dict[str, Any]) -> dict[str, Any]:
@@ -156,8 +152,8 @@ def test_a_small_memory_budget_is_enough(order: Any) -> None:
     urls = put_shards(f"budget-{order}", [40] * 10, size=30_000)
     data = hr.stream(urls, index=put_index(urls))
     data = data if order == "in order" else data.shuffle(order, seed=50)
-    options = {"batch_size": 8, "memory_budget": 2**20, "fetch": hr.FetchOptions(range_bytes=2**17)}
-    with hr.DataLoader(data.map(as_numbers), **options) as loader:
+    fetch = hr.FetchOptions(range_bytes=2**17)
+    with hr.DataLoader(data.map(as_numbers), batch_size=8, memory_budget=2**20, fetch=fetch) as loader:
         for _ in range(2):
             assert sorted(int(n) for batch in loader for n in batch["n"]) == list(range(400))
         assert loader.stats().fetch.input_bytes == loader.stats().fetch.claimed_bytes == 0
@@ -168,11 +164,9 @@ def test_fields_that_are_not_read_leave_windows_as_they_are(
 ) -> None:
     monkeypatch.setattr("headrace.pipeline.epoch_orders.WINDOW_BYTES", 3000)  # the bytes of a few whole samples
 
-    def keys(*names: str) -> list[Any]:
-        data = hr.stream(urls, index=index).shuffle(seed=8).to_tuple("__key__", *names)
-        return [sample[0] for sample in samples_of(data)]
-
-    assert keys("cls") == keys("bin", "cls") != sorted(keys("cls"))
+    data = hr.stream(urls, index=index).shuffle(seed=8)
+    one, both = (keys_of(data.select("__key__", *names)) for names in (["cls"], ["bin", "cls"]))
+    assert one == both != sorted(one)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +183,7 @@ def test_an_indexed_stream_has_a_length_numbers_and_keys(data: hr.Stream, wanted
     assert list(data.keys()) == [sample["__key__"] for sample in wanted]
     assert [data[0], data[7], data[-1], data[torch.tensor(9)]] == [wanted[0], wanted[7], wanted[-1], wanted[9]]
     assert [len(data.take(3)), len(data.take(99)), len(data.slice(20)), len(data.batch(4))] == [3, TOTAL, 5, 7]
-    with hr.DataLoader(data, batch_size=4) as loader, hr.DataLoader(data, batch_size=4, drop_last=True) as full:
-        assert [len(loader), len(full)] == [7, 6]
+    assert [len(hr.DataLoader(data, batch_size=4, drop_last=drop_last)) for drop_last in (False, True)] == [7, 6]
 
 
 @pytest.mark.parametrize(
@@ -198,42 +191,33 @@ def test_an_indexed_stream_has_a_length_numbers_and_keys(data: hr.Stream, wanted
     [*((n, IndexError) for n in (TOTAL, -TOTAL - 1, 10**30)), *((k, TypeError) for k in (slice(0, 3), "000001", 1.0))],
 )
 def test_a_key_that_names_no_sample_is_an_error(data: hr.Stream, key: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        data[key]
-    if error is IndexError:
+    for get in (lambda: data[key], lambda: asyncio.run(data.aget(key))):
         with pytest.raises(error):
-            asyncio.run(data.aget(key))
+            get()
 
 
-def test_samples_are_got_by_number_in_the_users_own_loop(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
-    async def main() -> list[Any]:
-        assert data[3] == wanted[3]  # also where a loop is running
-        one = await data.aget(-2)
-        return [one, *await asyncio.gather(*(data.aget(n) for n in range(TOTAL)))]
-
-    assert asyncio.run(main()) == [wanted[-2], *wanted]
-
-
-def test_a_map_applies_to_samples_by_number(data: hr.Stream) -> None:
+def test_samples_are_got_by_number_with_their_steps_in_any_loop(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
     async def double(sample: dict[str, Any]) -> int:
         return 2 * sample["n"]
 
+    async def main() -> list[Any]:
+        assert data[3] == wanted[3]  # also where a loop is running
+        return [await data.aget(-2), *await asyncio.gather(*(data.aget(n) for n in range(TOTAL)))]
+
+    assert asyncio.run(main()) == [wanted[-2], *wanted]
     assert data.map(as_numbers).map(double)[8] == 16
     with pytest.raises(TypeError, match="number"):
         data.shuffle()[0]
 
 
-def test_only_the_fields_that_are_named_are_read_of_a_sample() -> None:
-    archive = tar(numbered_samples(0, 12, 700))
-    with FaultServer() as server:
-        url = f"{server.url}/one.tar"
-        server.objects["one.tar"] = archive
-        memory.put("memory://indexes/one.hri", index_file([(url, index_of_archive(url, archive))]))
-        data = hr.stream(url, index="memory://indexes/one.hri")
-        both, one = data.select("bin", "cls")[9], data.select("cls")[9]
-        assert both == {**one, "bin": both["bin"]}
-        assert int(one["cls"]) == data.to_tuple("cls").map(lambda fields: int(fields[0]))[9] == 9
-        ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
+def test_only_the_fields_that_are_named_are_read_of_a_sample(server: FaultServer) -> None:
+    url = server.add("one.tar", tar(numbered_samples(0, 12, 700)))
+    data = hr.stream(url, index=put_index([url]))
+    server.log.clear()
+    both, one = data.select("bin", "cls")[9], data.select("cls")[9]
+    assert both == {**one, "bin": both["bin"]}
+    assert int(one["cls"]) == data.to_tuple("cls").map(lambda fields: int(fields[0]))[9] == 9
+    ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
     lengths = [int(stop) + 1 - int(start) for start, stop in ranges]
     assert lengths[0] > len(both["bin"])
     assert lengths[1:] == [len(one["cls"])] * 2
@@ -265,9 +249,8 @@ def is_third(key: str) -> bool:
     return int(key) % 3 == 0
 
 
-async def is_third_soon(key: str) -> bool:
-    await asyncio.sleep(0)
-    return int(key) % 3 == 0
+async def is_third_async(key: str) -> bool:
+    return is_third(key)
 
 
 FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
@@ -275,7 +258,7 @@ FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
     "twice": lambda data: data.filter(is_third, field="__key__").filter(str.isdigit, field="__key__"),
     "after take": lambda data: data.take(10).filter(is_third, field="__key__"),
     "before take": lambda data: data.filter(is_third, field="__key__").take(5),
-    "by a coroutine": lambda data: data.filter(is_third_soon, field="__key__"),
+    "by a coroutine": lambda data: data.filter(is_third_async, field="__key__"),
     "after a map": lambda data: data.map(as_numbers).filter(is_third, field="key"),
     "with fields": lambda data: data.filter(is_third, field="__key__").select("cls"),
     "after a shuffle of shards": lambda data: data.shuffle("shards", seed=3).filter(is_third, field="__key__"),
@@ -294,13 +277,13 @@ def test_a_filter_on_keys_keeps_the_same_with_and_without_an_index(
 
 
 def test_a_filter_on_keys_has_a_length(data: hr.Stream) -> None:
+    kept = data.filter(is_third, field="__key__")
     chosen = data.shuffle("global", seed=1).filter(is_third, field="__key__")
     keys = keys_of(chosen)
-    assert len(chosen) == len(keys) == 9
+    assert len(kept) == len(chosen) == len(keys) == 9
     assert keys != sorted(keys) == [f"{n:06d}" for n in range(0, TOTAL, 3)]
     assert [len(chosen.slice(2, 4)), len(chosen.take(3))] == [2, 3]
-    assert keys_of(data.filter(is_third, field="__key__").slice(2, 4)) == ["000006", "000009"]
-    assert len(data.filter(is_third, field="__key__")) == 9
+    assert keys_of(kept.slice(2, 4)) == ["000006", "000009"]
 
 
 @pytest.mark.parametrize("by", ["window", "global"])
@@ -312,13 +295,11 @@ def test_an_error_in_a_filter_on_keys_is_the_users_own(data: hr.Stream, by: Any)
         samples_of(data.shuffle(by).filter(fails, field="__key__"))
 
 
-@pytest.mark.parametrize("by", ["in order", "global"])
-def test_a_sample_that_lacks_a_field_says_which_it_has(by: str) -> None:
-    samples: list[tuple[str, Fields]] = [("0", {"a": b"1", "b": b"2"}), ("1", {"b": b"3", "c": b"4"})]
-    url = f"memory://lacks-{by}/0.tar"
-    memory.put(url, tar(samples))
-    data = hr.stream(url, index=put_index([url]))
-    with hr.DataLoader(data.slice(0).to_tuple("a") if by == "global" else data.to_tuple("a"), batch_size=1) as loader:
+@pytest.mark.parametrize("order", [lambda data: data, lambda data: data.slice(0)], ids=["in order", "by number"])
+def test_a_sample_that_lacks_a_field_says_which_it_has(order: Callable[[hr.Stream], hr.Stream]) -> None:
+    url = "memory://lacks/0.tar"
+    memory.put(url, tar([("0", {"a": b"1", "b": b"2"}), ("1", {"b": b"3", "c": b"4"})]))
+    with hr.DataLoader(order(hr.stream(url, index=put_index([url]))).to_tuple("a"), batch_size=1) as loader:
         batches = iter(loader)
         assert next(batches) == [(b"1",)]
         with pytest.raises(hr.errors.FormatError, match=r"sample '1' .*has no field 'a'; its fields are: b, c"):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders.loops import flat, given, loaded, state_after
-from end_to_end import parquet, videos
+from builders import mds, parquet, videos
+from builders.loops import flat, given, loaded, rest_of, state_after
 
 import headrace as hr
 from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 LENGTHS = (20, 30, 50)
 EPISODES = [(0, 0, 0.0), (1, 0, 20 / videos.RATE), (2, 1, 0.0)]
@@ -27,24 +28,22 @@ FILES = ("h264-open", "fragments-edit")  # of the first camera, and of the secon
 ROWS = [(episode, k) for episode, length in enumerate(LENGTHS) for k in range(length)]
 
 
+LAYOUT_3 = "chunk-{chunk_index:03d}", "file-{file_index:03d}"
+LAYOUT_2 = "chunk-{episode_chunk:03d}", "episode_{episode_index:06d}"
+
+
 def info(version: str, **changes: object) -> bytes:
+    chunk, file = LAYOUT_2 if version == "v2.1" else LAYOUT_3
+    video = f"{chunk}/{{video_key}}" if version == "v2.1" else f"{{video_key}}/{chunk}"
     features = {name: {"dtype": "video", "shape": [48, 64, 3]} for name in CAMERAS}
-    paths = {
-        "v3.0": ("videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"),
-        "v2.1": ("videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"),
-    }
-    data_paths = {
-        "v3.0": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-        "v2.1": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-    }
     said = {
         "codebase_version": version,
         "fps": videos.RATE,
         "total_episodes": len(LENGTHS),
         "total_frames": sum(LENGTHS),
         "chunks_size": 2,
-        "video_path": paths.get(version),
-        "data_path": data_paths.get(version),
+        "video_path": f"videos/{video}/{file}.mp4",
+        "data_path": f"data/{chunk}/{file}.parquet",
         "features": {**features, "action": {"dtype": "float32", "shape": [2]}},
     }
     return json.dumps({**said, **changes}).encode()
@@ -68,7 +67,6 @@ def rows_of(some: list[tuple[int, int]]) -> bytes:
 
 
 def version_3() -> dict[str, bytes]:
-    types = {name: pa.int64() for name in ("episode_index", "length", "data/chunk_index", "data/file_index")}
     rows: list[dict[str, Any]] = []
     for (episode, file, begin), length in zip(EPISODES, LENGTHS, strict=True):
         place = {"data/chunk_index": 0, "data/file_index": int(episode == 2)}
@@ -76,17 +74,11 @@ def version_3() -> dict[str, bytes]:
         for camera in CAMERAS:
             at = {"chunk_index": 0, "file_index": file, "from_timestamp": begin}
             rows[-1] |= {f"videos/{camera}/{name}": value for name, value in at.items()}
-            types |= {f"videos/{camera}/chunk_index": pa.int64(), f"videos/{camera}/file_index": pa.int64()}
-            types[f"videos/{camera}/from_timestamp"] = pa.float64()
     tasks = [{"task_index": 0, "__index_level_0__": "push"}, {"task_index": 1, "__index_level_0__": "pull"}]
     files = {
         "meta/info.json": info("v3.0"),
-        "meta/tasks.parquet": parquet.written(
-            tasks, pa.schema({"task_index": pa.int64(), "__index_level_0__": pa.string()})
-        ),
-        "meta/episodes/chunk-000/file-000.parquet": parquet.written(
-            rows, pa.schema({**types, "tasks": pa.list_(pa.string())})
-        ),
+        "meta/tasks.parquet": parquet.written(tasks),
+        "meta/episodes/chunk-000/file-000.parquet": parquet.written(rows),
         "data/chunk-000/file-000.parquet": rows_of(ROWS[:50]),
         "data/chunk-000/file-001.parquet": rows_of(ROWS[50:]),
         "README.md": b"# data",
@@ -97,13 +89,19 @@ def version_3() -> dict[str, bytes]:
     return files
 
 
+def json_lines(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
+def episodes_of(lengths: Sequence[int]) -> bytes:
+    return json_lines([{"episode_index": k, "tasks": ["x"], "length": length} for k, length in enumerate(lengths)])
+
+
 def version_2() -> dict[str, bytes]:
-    lines = [{"episode_index": episode, "tasks": ["x"], "length": length} for episode, length in enumerate(LENGTHS)]
-    tasks = [{"task_index": 0, "task": "push"}, {"task_index": 1, "task": "pull"}]
     files = {
         "meta/info.json": info("v2.1"),
-        "meta/tasks.jsonl": "\n".join(map(json.dumps, tasks)).encode(),
-        "meta/episodes.jsonl": "\n".join(map(json.dumps, lines)).encode(),
+        "meta/tasks.jsonl": json_lines([{"task_index": 0, "task": "push"}, {"task_index": 1, "task": "pull"}]),
+        "meta/episodes.jsonl": episodes_of(LENGTHS),
     }
     for episode, length in enumerate(LENGTHS):
         chunk = f"chunk-{episode // 2:03}"
@@ -120,10 +118,7 @@ def video(name: str, number: int) -> bytes:
 
 
 def put(files: dict[str, bytes], place: str = "") -> str:
-    place = place or f"memory://robot{len(files)}"  # of each version another
-    for name, body in files.items():
-        memory.put(f"{place}/{name}", body)
-    return place
+    return mds.put(place or f"robot{len(files)}", files)  # of each version another place
 
 
 def frame_of(camera: int, episode: int, k: int, version: str, decoder: str = "pyav") -> Any:
@@ -188,14 +183,14 @@ def test_frames_at_offsets_stay_within_the_episode(version: str) -> None:
 def test_state_is_exact_and_ranks_share_the_rows() -> None:
     data = hr.lerobot(put(version_3()), cameras=CAMERAS[1:], decoder="pyav").shuffle("global", seed=3)
 
-    def indexes(**options: Any) -> list[int]:
-        return [sample["index"] for sample in flat(given(data, 8, **options))]
+    def loader(**options: Any) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=8, num_workers=1, collate_fn=list, **options)
 
-    state = state_after(hr.DataLoader(data, batch_size=8, num_workers=1), 1)
-    with hr.DataLoader(data, batch_size=8, num_workers=1, collate_fn=list) as loader:
-        loader.load_state_dict(state)
-        assert [sample["index"] for sample in flat(loader)] == indexes()[8:]
-    ranks = [indexes(rank=rank, world_size=2) for rank in range(2)]
+    def indexes(batches: Iterable[Any]) -> list[int]:
+        return [sample["index"] for sample in flat(batches)]
+
+    assert indexes(rest_of(loader(), state_after(loader(), 1))) == indexes(given(data, 8))[8:]
+    ranks = [indexes(given(data, 8, rank=rank, world_size=2)) for rank in range(2)]
     assert sorted(flat(ranks)) == list(range(len(ROWS)))
 
 
@@ -220,29 +215,26 @@ def test_several_data_sets_are_put_together(num_workers: int) -> None:
         np.testing.assert_array_equal(sample[CAMERAS[0]], frame_of(0, episode, k, version))
 
 
-def test_rows_alone_read_no_video() -> None:
-    with FaultServer() as server:
-        urls = [server.add(f"bucket/robot/{name}", body) for name, body in version_3().items()]
-        options = {"endpoint": server.url, "skip_signature": True}
-        data = hr.lerobot("s3://bucket/robot", cameras=(), storage_options=options)
-        assert [sample["action"].tolist() for sample in data] == [[episode, k] for episode, k in ROWS]
-        assert data[0]["task"] == "push"
-        assert not [request for request in server.log if ".mp4" in request.target]
-        assert len(urls) == 10
+def test_rows_alone_read_no_video(server: FaultServer) -> None:
+    for name, body in version_3().items():
+        server.add(f"bucket/robot/{name}", body)
+    options = {"endpoint": server.url, "skip_signature": True}
+    data = hr.lerobot("s3://bucket/robot", cameras=(), storage_options=options)
+    assert [sample["action"].tolist() for sample in data] == [[episode, k] for episode, k in ROWS]
+    assert data[0]["task"] == "push"
+    assert not [request for request in server.log if ".mp4" in request.target]
 
 
-def test_stream_says_what_it_is_and_what_reads_it() -> None:
+def test_stream_of_lerobots_layout_names_the_function_that_reads_it() -> None:
     for files in (version_3(), version_2()):
         place = put(files)
         with pytest.raises(OptionError, match=r"LeRobot's layout.*hr\.lerobot\('memory://robot\d+'\).*hr\.video\("):
             hr.stream(place)
 
 
-def changed(name: str, body: bytes | None, place: str, files: dict[str, bytes]) -> str:
-    return put({**{key: value for key, value in files.items() if key != name}, **({name: body} if body else {})}, place)
-
-
-EPISODES_WITH_A_GAP = b"\n".join(b'{"episode_index": %d, "length": %d}' % (k, (k and 40) or 20) for k in (0, 1, 3))
+GAP = json_lines([{"episode_index": k, "length": (k and 40) or 20} for k in (0, 1, 3)])
+TWICE = json_lines([{"task_index": 0, "task": "a"}] * 2)
+PATH = "videos/{video_key.__class__}"
 
 
 @pytest.mark.slow
@@ -254,10 +246,10 @@ EPISODES_WITH_A_GAP = b"\n".join(b'{"episode_index": %d, "length": %d}' % (k, (k
         ("meta/info.json", info("v1.6"), OptionError, "version 'v1.6'"),
         ("meta/info.json", info("v2.1", fps="x"), FormatError, "no fps"),
         ("meta/info.json", info("v2.1", total_episodes=4), FormatError, "3 episodes, and meta/info.json .* 4"),
-        ("meta/info.json", info("v2.1", video_path="videos/{video_key.__class__}"), FormatError, "is not there"),
+        ("meta/info.json", info("v2.1", video_path=PATH), FormatError, "is not there"),
         ("meta/info.json", info("v2.1", total_frames=101), FormatError, "100 rows, and meta/info.json .* 101"),
-        ("meta/episodes.jsonl", EPISODES_WITH_A_GAP, FormatError, "it has an episode 3, and meta/info.json .* 3"),
-        ("meta/tasks.jsonl", b'{"task_index": 0, "task": "a"}\n' * 2, FormatError, "have one number"),
+        ("meta/episodes.jsonl", GAP, FormatError, "it has an episode 3, and meta/info.json .* 3"),
+        ("meta/tasks.jsonl", TWICE, FormatError, "have one number"),
         ("data/chunk-000/episode_000001.parquet", None, FormatError, "file of rows .*000001.parquet is not there"),
         ("data/chunk-000/copy.parquet", rows_of(ROWS[:1]), FormatError, "copy.parquet is of none of its episodes"),
         ("meta/episodes.jsonl", None, FormatError, "0 episodes"),
@@ -269,60 +261,57 @@ EPISODES_WITH_A_GAP = b"\n".join(b'{"episode_index": %d, "length": %d}' % (k, (k
 def test_layout_that_is_damaged_is_an_error_that_names_it(
     name: str, body: bytes | None, error: type[Exception], why: str, request: pytest.FixtureRequest
 ) -> None:
-    place = changed(name, body, f"memory://damaged{abs(hash(request.node.name))}", version_2())
+    files = {key: value for key, value in version_2().items() if key != name} | ({name: body} if body else {})
     with pytest.raises(error, match=why):
-        hr.lerobot(place, decoder="pyav")
+        hr.lerobot(put(files, f"damaged{abs(hash(request.node.name))}"), decoder="pyav")
+
+
+TOP = f"videos/chunk-000/{CAMERAS[0]}"
+
+
+def rows_with(place: str, changes: dict[str, bytes], **options: Any) -> hr.Stream:
+    place = put({**version_2(), **changes}, place)
+    return hr.lerobot(place, **{"cameras": CAMERAS[:1], "decoder": "pyav", **options})
 
 
 def test_video_that_is_not_of_its_rows_is_an_error_and_no_other_frame() -> None:
-    files = version_2()
-    slow = videos.HOW["mpeg4"]
-    short = {f"videos/chunk-000/{CAMERAS[0]}/episode_000001.mp4": videos.written(10, **slow)}
-    data = hr.lerobot(put({**files, **short}, "memory://short"), cameras=CAMERAS[:1], decoder="pyav")
+    data = rows_with("short", {f"{TOP}/episode_000001.mp4": videos.written(10, **videos.HOW["mpeg4"])})
     assert data[20][CAMERAS[0]].shape == (3, *videos.SIZE)
-    with pytest.raises(
-        FormatError, match=r"episode_000001\.mp4 has not the frames of row 10 .*no frame begins at 0\.3333"
-    ):
+    why = r"episode_000001\.mp4 has not the frames of row 10 .*no frame begins at 0\.3333"
+    with pytest.raises(FormatError, match=why):
         data[30]
-    off = hr.lerobot(put(files, "memory://off"), cameras=CAMERAS[:1], offsets=[0.01], decoder="pyav")
     with pytest.raises(FormatError, match="no frame begins at"):
-        off[3]
+        rows_with("off", {}, offsets=[0.01])[3]
 
 
-def test_row_beyond_its_episode_is_an_error() -> None:
-    lines = [{"episode_index": episode, "length": length} for episode, length in enumerate((5, 30, 65))]
-    episodes = {"meta/episodes.jsonl": "\n".join(map(json.dumps, lines)).encode()}
-    data = hr.lerobot(put({**version_2(), **episodes}, "memory://beyond"), cameras=CAMERAS[:1], decoder="pyav")
+def test_row_beyond_its_episode_or_of_an_unlisted_task_is_an_error() -> None:
+    data = rows_with("beyond", {"meta/episodes.jsonl": episodes_of((5, 30, 65))})
     np.testing.assert_array_equal(data[4][CAMERAS[0]], frame_of(0, 0, 4, "v2.1"))
     with pytest.raises(FormatError, match=r"row 5 of .*_000000\.parquet, at 0\.1667 s, .* beyond its episode, 0"):
         data[5]
-
-
-def test_row_of_a_task_that_is_not_listed_is_an_error() -> None:
-    tasks = {"meta/tasks.jsonl": b'{"task_index": 0, "task": "push"}'}
-    data = hr.lerobot(put({**version_2(), **tasks}, "memory://tasks"), cameras=())
+    data = rows_with("tasks", {"meta/tasks.jsonl": json_lines([{"task_index": 0, "task": "push"}])}, cameras=())
     assert data[0]["task"] == "push"
     with pytest.raises(FormatError, match=r"row 0 of .*_000001\.parquet is of task 1, which meta/tasks lacks"):
         data[20]
 
 
 def test_video_that_changed_since_it_was_listed_is_an_error() -> None:
-    place = put(version_2(), "memory://changes")
+    place = put(version_2(), "changes")
     data = hr.lerobot(place, cameras=CAMERAS[:1], decoder="pyav")
-    memory.put(f"{place}/videos/chunk-000/{CAMERAS[0]}/episode_000000.mp4", video(FILES[0], 7))
+    memory.put(f"{place}/{TOP}/episode_000000.mp4", video(FILES[0], 7))
     with pytest.raises(ObjectChangedError, match="listed"):
         data[0]
 
 
-def test_wrong_use_is_an_option_error() -> None:
-    place = put(version_2())
-    with pytest.raises(OptionError, match=r"cameras='wrist' must be one of 'observation\.images\.top'"):
-        hr.lerobot(place, cameras=["wrist"], decoder="pyav")
-    wrong: list[Any] = [[], [float("nan")], 0.5, "ab", [[0.0]]]
-    for offsets in wrong:
-        with pytest.raises(OptionError, match=r"offsets=.* must be one number of seconds or more"):
-            hr.lerobot(place, offsets=offsets, decoder="pyav")
-    with pytest.raises(OptionError, match="decoder='opencv'"):
-        hr.lerobot(place, decoder="opencv")
-    with pytest.raises(OptionError, match="size="):
-        hr.lerobot(place, size=(0, 1), decoder="pyav")
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"cameras": ["wrist"]}, r"cameras='wrist' must be one of 'observation\.images\.top'"),
+        *(({"offsets": some}, "must be one number of seconds or more") for some in ([], [np.nan], 0.5, "ab", [[0.0]])),
+        ({"decoder": "opencv"}, "decoder='opencv'"),
+        ({"size": (0, 1)}, "size="),
+    ],
+)
+def test_wrong_use_is_an_option_error(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        hr.lerobot(put(version_2()), **{"decoder": "pyav", **options})

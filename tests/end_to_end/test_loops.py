@@ -12,21 +12,14 @@ from typing import Any
 
 import anyio
 import pytest
-from builders import numbers
-from builders.numbers import Made
+from builders.loops import flat, lists, rest_of
+from builders.numbers import Made, Numbers
 from torch.utils.data import Dataset, IterableDataset
 
 import headrace as hr
 
 COUNT = 20
-
-
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        return index
+LIST = list(range(COUNT))
 
 
 class Counting(IterableDataset[int]):
@@ -35,15 +28,15 @@ class Counting(IterableDataset[int]):
 
 
 LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
-    "no workers": lambda: hr.DataLoader(Numbers(), 4),
+    "no workers": lambda: hr.DataLoader(LIST, 4),
     "iterable, no workers": lambda: hr.DataLoader(Counting(), 4),
-    "workers": lambda: hr.DataLoader(Numbers(), 4, num_workers=2),
-    "threads": lambda: hr.DataLoader(Numbers(), 4, num_workers=2, workers="thread"),
-    "economic": lambda: hr.DataLoader(Numbers(), 4, num_workers=2, economic=True),
-    "asynchronous data set": lambda: hr.DataLoader(numbers.Numbers(COUNT), 4),
-    "stream": lambda: hr.DataLoader(numbers.Numbers(COUNT).filter(lambda number: number >= 0), 4),
+    "workers": lambda: hr.DataLoader(LIST, 4, num_workers=2),
+    "threads": lambda: hr.DataLoader(LIST, 4, num_workers=2, workers="thread"),
+    "economic": lambda: hr.DataLoader(LIST, 4, num_workers=2, economic=True),
+    "asynchronous data set": lambda: hr.DataLoader(Numbers(COUNT), 4),
+    "stream": lambda: hr.DataLoader(Numbers(COUNT).filter(lambda number: number >= 0), 4),
 }
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 every_kind = pytest.mark.parametrize("kind", LOADERS)
 leaves_threads = pytest.mark.may_leave(
     threads="^(Trio|AnyIO) .*thread", reason="libraries keep idle threads for a while"
@@ -65,7 +58,7 @@ async def take(batches: Any, count: int | None = None) -> list[int]:
 @leaves_threads
 @pytest.mark.parametrize("order", [("asyncio", "asyncio"), ("asyncio", "trio"), ("trio", "asyncio"), ("trio", "trio")])
 @every_kind
-def test_loop_goes_on_with_the_rest_when_another_loop_has_ended(kind: str, order: tuple[str, str]) -> None:
+def test_another_event_loop_continues_an_iterator_when_the_first_has_ended(kind: str, order: tuple[str, str]) -> None:
     with LOADERS[kind]() as loader:
         batches = aiter(loader)
         first = anyio.run(take, batches, 2, backend=order[0])
@@ -76,7 +69,7 @@ def test_loop_goes_on_with_the_rest_when_another_loop_has_ended(kind: str, order
 
 @pytest.mark.slow
 @every_kind
-def test_loop_goes_on_with_the_rest_when_a_task_of_another_loop_still_waits(kind: str) -> None:
+def test_another_event_loop_continues_an_iterator_while_a_task_of_the_first_waits(kind: str) -> None:
     """As where a loop is stopped and left, and nobody cancels its tasks."""
 
     async def begin() -> asyncio.Task[Any]:
@@ -110,14 +103,32 @@ class Gate:
         return True
 
 
-class Gated(Numbers):
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+class Gated(Dataset[int]):
+    """Numbers for the torch regime. A gate holds one of them."""
+
+    def __init__(self, gate: Gate, fails: bool) -> None:
+        self.gate, self.fails = gate, fails
+
+    def __len__(self) -> int:
+        return COUNT
 
     def __getitem__(self, index: int) -> int:
         if not self.gate.pass_by(index):
             self.gate.is_open.wait()
+        if self.fails and index == 4:
+            raise ValueError("number 4")
         return index
+
+
+def gated(gate: Gate, fails: bool) -> Made:
+    async def get(key: int) -> int:
+        if not gate.pass_by(key):
+            await asyncio.to_thread(gate.is_open.wait)
+        if fails and key == 4:
+            raise ValueError("number 4")
+        return key
+
+    return Made(get, COUNT)
 
 
 async def cancel_waiting(batches: Any, gate: Gate) -> None:
@@ -130,40 +141,32 @@ async def cancel_waiting(batches: Any, gate: Gate) -> None:
     gate.is_open.set()
 
 
-class AsyncGated(numbers.Numbers):
-    def __init__(self, gate: Gate) -> None:
-        super().__init__(COUNT)
-        self.gate = gate
-
-    async def aget(self, key: int) -> int:
-        if not self.gate.pass_by(key):
-            await asyncio.to_thread(self.gate.is_open.wait)
-        return key
-
-
-@pytest.mark.parametrize("dataset", [Gated, AsyncGated])
-def test_batch_comes_next_when_the_task_that_waited_for_it_was_cancelled(dataset: Any) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("dataset", [Gated, gated])
+def test_batch_or_its_error_is_next_after_the_task_that_waited_for_it_was_cancelled(dataset: Any, fails: bool) -> None:
     gate = Gate()
     states: list[Any] = []
 
     async def main() -> list[int]:
-        async with hr.DataLoader(dataset(gate), 4) as loader:
+        async with hr.DataLoader(dataset(gate, fails), 4) as loader:
             batches = aiter(loader)
             got = await take(batches, 1)
             await cancel_waiting(batches, gate)
             states.append(loader.state_dict())
+            if fails:
+                with pytest.raises(ValueError, match="number 4"):
+                    await anext(batches)
             return got + await take(batches)
 
-    assert asyncio.run(main()) == list(range(COUNT))
-    with hr.DataLoader(dataset(gate), 4) as loader:
-        loader.load_state_dict(states[0])
-        assert [number for batch in loader for number in batch.tolist()] == list(range(4, COUNT))
+    assert asyncio.run(main()) == [*range(4), *range(8 if fails else 4, COUNT)]
+    if not fails:
+        assert flat(lists(rest_of(hr.DataLoader(dataset(gate, False), 4), states[0]))) == list(range(4, COUNT))
 
 
 @leaves_threads
 def test_waiting_for_a_batch_can_be_cancelled_under_trio_and_nothing_is_lost() -> None:
     async def read() -> list[int]:
-        batches = aiter(hr.DataLoader(Numbers(), 10, num_workers=1))
+        batches = aiter(hr.DataLoader(LIST, 10, num_workers=1))
         with anyio.CancelScope() as scope:
             scope.cancel()
             await anext(batches)
@@ -172,29 +175,9 @@ def test_waiting_for_a_batch_can_be_cancelled_under_trio_and_nothing_is_lost() -
     assert anyio.run(read, backend="trio") == list(range(COUNT))
 
 
-def test_error_is_told_in_its_place_when_the_task_that_waited_was_cancelled() -> None:
-    class Broken(Gated):
-        def __getitem__(self, index: int) -> int:
-            if super().__getitem__(index) == 4:
-                raise ValueError("number 4")
-            return index
-
-    gate = Gate()
-
-    async def main() -> list[int]:
-        batches = aiter(hr.DataLoader(Broken(gate), 4))
-        got = await take(batches, 1)
-        await cancel_waiting(batches, gate)
-        with pytest.raises(ValueError, match="number 4"):
-            await anext(batches)
-        return got + await take(batches)
-
-    assert asyncio.run(main()) == [*range(4), *range(8, COUNT)]
-
-
-def test_iterator_in_a_thread_says_its_state_and_can_be_closed() -> None:
+def test_iterator_in_a_thread_has_a_state_and_can_be_closed() -> None:
     async def main() -> None:
-        loader = hr.DataLoader(Numbers(), 4)
+        loader = hr.DataLoader(LIST, 4)
         batches: Any = aiter(loader)
         with pytest.raises(hr.OptionError, match="ask its loader"):
             batches.state_dict()
@@ -232,9 +215,7 @@ def close_at_once(loop: asyncio.AbstractEventLoop) -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "closed", "closed while it makes a sample"])
-def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(
-    ending: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_of_the_callers_loop_are_an_error_after_its_end(ending: str, caplog: pytest.LogCaptureFixture) -> None:
     """They are neither waited for without end, nor is their end taken for that of the epoch."""
     data = OfTheCaller()
     with hr.DataLoader(data, batch_size=4) as loader:
@@ -257,8 +238,8 @@ def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(
     assert not caplog.records
 
 
-def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_cancelled() -> None:
-    """Ranks compare their plans there: no batch may come without it, and its error is not another one."""
+def test_comparison_of_ranks_is_awaited_by_the_next_task_when_the_first_was_cancelled() -> None:
+    """Ranks compare their plans there, in a thread: the loop does not wait, and no batch precedes the comparison."""
     gate = Gate()
 
     def compare() -> None:
@@ -267,7 +248,7 @@ def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_c
         raise hr.StateMismatchError("plans differ")
 
     async def main() -> None:
-        async with hr.DataLoader(numbers.Numbers(COUNT), 4) as loader:
+        async with hr.DataLoader(Numbers(COUNT), 4) as loader:
             batches: Any = aiter(loader)
             batches.before = compare
             await cancel_waiting(batches, gate)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import loaded, outcomes_of, resumed_anywhere, state_after
+from builders.loops import first_of, loaded, outcomes_of, rest_of, resumed_anywhere, state_after
 from builders.numbers import Numbers
 
 import headrace as hr
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 
 def listed(n: int) -> list[dict[str, int]]:
@@ -120,21 +120,21 @@ def loader_of(name: str, workers: int = 0) -> hr.DataLoader[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
-def test_stream_goes_on_exactly_when_it_is_resumed_after_any_batch(name: str) -> None:
+def test_stream_resumes_exactly_after_any_batch(name: str) -> None:
     resumed_anywhere(lambda: loader_of(name), rows)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_stream_gives_the_same_when_workers_share_it(workers: int) -> None:
+def test_workers_give_the_same_batches(workers: int) -> None:
     for name in ("generators", "asynchronous generators", "three times", "left-out batches"):
         with loader_of(name) as alone, loader_of(name, workers) as shared:
             assert [rows(batch) for batch in shared] == [rows(batch) for batch in alone], name
 
 
 @pytest.mark.slow
-def test_stream_gives_the_same_when_it_is_looped_over_asynchronously() -> None:
+def test_asynchronous_loops_give_the_same_batches() -> None:
     async def looped(loader: hr.DataLoader[Any]) -> list[Any]:
         return [rows(batch) async for batch in loader]
 
@@ -160,15 +160,8 @@ def test_samples_made_of_others_are_shuffled_within_windows() -> None:
 
 
 def test_parts_of_a_sample_have_random_numbers_of_their_own() -> None:
-    stream = (
-        source(40)
-        .flat_map(lambda n: [{"n": n}] * 5)
-        .map(draws)
-        .batch(7)
-        .unbatch()
-        .map(lambda s: {**s, "more": draws(s)["own"]})
-    )
-    (batch,) = loaded(stream, batch_size=200)
+    parts = source(40).flat_map(lambda n: [{"n": n}] * 5).map(draws).batch(7).unbatch()
+    (batch,) = loaded(parts.map(lambda sample: {**sample, "more": draws(sample)["own"]}), batch_size=200)
     for name in ("own", "more"):
         assert len(set(batch[name].tolist())) == 200
     assert not set(batch["own"].tolist()) & set(batch["more"].tolist())
@@ -182,7 +175,7 @@ def failing(n: int) -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_of_a_sample_comes_when_its_parts_fail_and_are_skipped(workers: int) -> None:
+def test_sample_is_skipped_with_all_its_parts_when_one_fails(workers: int) -> None:
     stream = source(10).flat_map(failing)
     with hr.DataLoader(stream, batch_size=4, num_workers=workers, on_error="skip") as loader:
         got = [n for batch in loader for n in batch["n"].tolist()]
@@ -207,43 +200,28 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
     state = state_after(hr.DataLoader(source(4).flat_map(many), batch_size=4), 1)
     assert state["parts"] == [4]
     counts["each"] = 3
-    with hr.DataLoader(source(4).flat_map(many), batch_size=4) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(hr.StateMismatchError, match="4 samples were received of those that one sample"):
-            next(iter(loader))
+    with pytest.raises(hr.StateMismatchError, match="4 samples were received of those that one sample"):
+        rest_of(hr.DataLoader(source(4).flat_map(many), batch_size=4), state)
 
 
-def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
-    return hr.DataLoader(data, rank=0, world_size=2)
+UNEVEN = {"a": torch.zeros(3), "b": torch.zeros(2)}
+WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda data: data.flat_map(listed).shuffle("global"), hr.OptionError, r"in windows only"),
+    (lambda data: data.flat_map(listed).sample([1]), hr.OptionError, r"\.sample\(…\) selects samples of the source"),
+    (lambda data: hr.DataLoader(data.filter(bool).take(3).filter(bool), in_order=False), hr.OptionError, r"\.take"),
+    (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), hr.OptionError, r"and \.flat_map\(listed\)"),
+    (lambda data: hr.DataLoader(data.batch(2).batch(3), batch_size=4), hr.OptionError, r"size=4 and \.batch\(3\)"),
+    (lambda data: data.flat_map(3), hr.OptionError, r"flat_map\(\): fn=3 must be a function"),
+    *((lambda data, one=one: first_of(data.flat_map(lambda _: one)), TypeError, "a list of samples is needed")
+      for one in ("text", 3, None, {"a": 1})),
+    (lambda _: first_of(hr.from_map([UNEVEN]).unbatch()), ValueError, "these have 2 and 3"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda data: data.flat_map(listed).shuffle("global"), r"in windows only"),
-        (lambda data: data.flat_map(listed).sample([1]), r"\.sample\(…\) selects samples of the source"),
-        (lambda data: hr.DataLoader(data.filter(odd).take(3).filter(odd), in_order=False), r"and \.take\(3\)"),
-        (lambda data: next(iter(two_ranks(data.filter(odd).take(3).batch(2).unbatch()))), r"different numbers of bat"),
-        (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), r"in_order=False and \.flat_map\(listed\)"),
-        (
-            lambda data: hr.DataLoader(data.batch(2).batch(3).filter(odd), batch_size=4),
-            r"batch_size=4 and \.batch\(3\)",
-        ),
-        (lambda data: data.flat_map(3), r"flat_map\(\): fn=3 must be a function"),
-    ],
-)
-def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any], Any], told: str) -> None:
-    with pytest.raises(hr.OptionError, match=told):
+@pytest.mark.parametrize(("make", "error", "match"), WRONG)
+def test_wrong_use_of_operators_is_an_error(make: Callable[[Any], Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         make(source())
-
-
-@pytest.mark.parametrize("given", ["text", 3, None, {"a": 1}])
-def test_flat_map_says_what_is_needed_when_no_list_is_given(given: Any) -> None:
-    with (
-        hr.DataLoader(source().flat_map(lambda n: given)) as loader,
-        pytest.raises(TypeError, match="a list of samples is needed"),
-    ):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize(
@@ -260,13 +238,7 @@ def test_unbatch_gives_the_samples_that_were_batched(samples: list[Any]) -> None
     assert str(got) == str([list(sample) if isinstance(sample, tuple) else sample for sample in samples])  # as torch
 
 
-def test_unbatch_says_what_is_wrong_when_fields_have_different_lengths() -> None:
-    batch = {"a": torch.zeros(3), "b": torch.zeros(2)}
-    with hr.DataLoader(hr.from_map([batch]).unbatch()) as loader, pytest.raises(ValueError, match="these have 2 and 3"):
-        next(iter(loader))
-
-
-def test_no_more_is_read_than_is_asked_for_when_nothing_is_made_before() -> None:
+def test_reads_without_prefetch_are_those_that_a_batch_needs() -> None:
     data = Numbers(50)
     stream = data.flat_map(lambda n: [n] * 30)
     with hr.DataLoader(stream, batch_size=4, prefetch_factor=0) as loader:
@@ -282,7 +254,7 @@ def test_no_more_is_read_than_is_asked_for_when_nothing_is_made_before() -> None
 
 
 @pytest.mark.parametrize("prefetch_factor", [0, 2])
-def test_no_more_is_read_than_a_limit_needs_but_what_is_looked_ahead(prefetch_factor: int) -> None:
+def test_reads_end_at_a_limit(prefetch_factor: int) -> None:
     made: list[int] = []
 
     def three(n: int) -> list[int]:
@@ -306,7 +278,7 @@ def test_no_more_is_read_than_a_limit_needs_but_what_is_looked_ahead(prefetch_fa
         assert min(data.asked) == 2
 
 
-def test_nothing_is_read_when_a_limit_was_reached_before() -> None:
+def test_nothing_is_read_when_the_state_has_reached_the_limit() -> None:
     data = Numbers(1000)
     stream = data.flat_map(twice).take(4).batch(3).unbatch()
     with hr.DataLoader(stream, batch_size=2) as loader:
@@ -339,25 +311,24 @@ def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number() -> No
     assert sum(map(sum, lengths)) == 37
 
 
-def test_samples_come_again_when_a_worker_dies_over_them(tmp_path: Path) -> None:
-    def dies_once(n: int) -> list[dict[str, int]]:
-        if n == 7 and not (tmp_path / "died").exists():
-            (tmp_path / "died").touch()
+def test_samples_are_made_again_when_their_worker_dies(tmp_path: Path) -> None:
+    def die_once(name: str, is_time: bool) -> None:
+        if is_time and not (tmp_path / name).exists():
+            (tmp_path / name).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def dies_once(n: int) -> list[dict[str, int]]:
+        die_once("sample", n == 7)
         return listed(n)
 
     def dies_once_over_a_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        if 900 in batch["n"] and not (tmp_path / "again").exists():
-            (tmp_path / "again").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_once("batch", 900 in batch["n"])
         return sized(batch)
 
     def make(fn: Any, of_batches: Any) -> hr.Stream:
         return source().flat_map(fn).batch(3).map(of_batches).unbatch()
 
-    with (
-        hr.DataLoader(make(dies_once, dies_once_over_a_batch), batch_size=4, num_workers=2) as loader,
-        hr.DataLoader(make(listed, sized), batch_size=4) as alone,
-    ):
-        assert [rows(batch) for batch in loader] == [rows(batch) for batch in alone]
+    alone = loaded(make(listed, sized), batch_size=4)
+    with hr.DataLoader(make(dies_once, dies_once_over_a_batch), batch_size=4, num_workers=2) as loader:
+        assert list(map(rows, loader)) == list(map(rows, alone))
         assert loader.stats().work.deaths == 2

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
-from builders.loops import loaded
 from builders.numbers import Iterated, Made, Numbers
-from end_to_end.tars import tar
+from builders.tars import tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -24,16 +24,22 @@ RANGE = 4 * MiB  # what the oldest batch lacks is read even over the budget, one
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
-@pytest.fixture(scope="module")
-def big() -> Iterator[list[str]]:
+@contextmanager
+def stored(name: str, bodies: Iterable[bytes]) -> Iterator[list[str]]:
     urls = []
-    for k in range(8):
-        samples = [(f"{k}{n:03d}", {"bin": bytes([10 * k + n]) * 2 * MiB, "cls": b"1"}) for n in range(12)]
-        urls.append(f"memory://big/{k}.tar")
-        memory.put(urls[-1], tar(samples))
+    for k, body in enumerate(bodies):
+        urls.append(f"memory://{name}/{k:02}.bin")
+        memory.put(urls[-1], body)
     yield urls
     for url in urls:
         memory.remove(url)
+
+
+@pytest.fixture(scope="module")
+def big() -> Iterator[list[str]]:
+    samples = lambda k: [(f"{k}{n:03d}", {"bin": bytes([10 * k + n]) * 2 * MiB, "cls": b"1"}) for n in range(12)]
+    with stored("big", (tar(samples(k)) for k in range(8))) as urls:
+        yield urls
 
 
 def as_array(sample: dict[str, Any]) -> np.ndarray:
@@ -68,7 +74,7 @@ class Sampler(threading.Thread):
 @pytest.mark.parametrize("budget", [48 * MiB, 96 * MiB])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_shared_memory_stays_within_the_budget(big: list[str], budget: int, shuffled: bool, num_workers: int) -> None:
-    data = hr.stream(big).map(as_array)
+    data = hr.stream(big, format="tar").map(as_array)
     data = data.shuffle(window=8) if shuffled else data
     options = {"batch_size": 2, "memory_budget": budget, "num_workers": num_workers, "timeout": 30}
     with hr.DataLoader(data, **options) as loader:
@@ -86,43 +92,27 @@ def test_shared_memory_stays_within_the_budget(big: list[str], budget: int, shuf
 @pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("kind", ["keys", "files", "filtered"])
-def test_objects_far_larger_than_expected_wait_until_there_is_room(kind: str, num_workers: int) -> None:
+def test_objects_far_larger_than_expected_wait_for_memory(kind: str, num_workers: int) -> None:
     size, count, budget = 5 * MiB, 24, 48 * MiB
-    urls = [f"memory://large/{k:02d}.bin" for k in range(count)]
-    for k, url in enumerate(urls):
-        memory.put(url, bytes([k]) * size)
+    with stored("large", (bytes([k]) * size for k in range(count))) as urls:
 
-    async def get(key: int) -> dict[str, Any]:
-        return {"bin": await hr.read(urls[key])}
+        async def get(key: int) -> dict[str, Any]:
+            return {"bin": await hr.read(urls[key])}
 
-    data = (hr.files(urls) if kind == "files" else Made(get, count)).map(lambda sample: sample["bin"][0])
-    if kind == "filtered":
-        data = data.filter(lambda _: True)
-    with hr.DataLoader(data, batch_size=1, memory_budget=budget, num_workers=num_workers, timeout=30) as loader:
-        with Sampler(loader) as sampler:
-            got = [int(batch[0]) for batch in loader]
-        assert got == list(range(count))
-        assert loader.stats().fetch.claimed_bytes == 0
+        data = (hr.files(urls) if kind == "files" else Made(get, count)).map(lambda sample: sample["bin"][0])
+        data = data.filter(lambda _: True) if kind == "filtered" else data
+        with hr.DataLoader(data, batch_size=1, memory_budget=budget, num_workers=num_workers, timeout=30) as loader:
+            with Sampler(loader) as sampler:
+                got = [int(batch[0]) for batch in loader]
+            assert got == list(range(count))
+            assert loader.stats().fetch.claimed_bytes == 0
     segments = (1 + 2 * num_workers) * 16 * MiB  # partly used segments
     assert 2 * size <= sampler.most <= budget + segments
-    for url in urls:
-        memory.remove(url)
-
-
-@pytest.mark.slow
-@WORKERS
-def test_a_sample_larger_than_the_budget_gets_through(big: list[str], num_workers: int) -> None:
-    data = hr.stream(big[:2]).map(as_array)
-    options = {"memory_budget": "1MiB", "num_workers": num_workers, "timeout": 30}
-    for ranges in (512 * 200, 4 * MiB):
-        fetch = hr.FetchOptions(range_bytes=ranges)
-        firsts = [int(row[0]) for batch in loaded(data, batch_size=3, fetch=fetch, **options) for row in batch]
-        assert firsts == [10 * k + n for k in range(2) for n in range(12)]
 
 
 @WORKERS
-def test_a_trainer_that_keeps_every_batch_is_served_to_the_end(big: list[str], num_workers: int) -> None:
-    data = hr.stream(big[:3]).map(as_array)
+def test_trainer_that_keeps_batches_larger_than_the_budget_gets_all_of_them(big: list[str], num_workers: int) -> None:
+    data = hr.stream(big[:3], format="tar").map(as_array)
     with hr.DataLoader(data, batch_size=2, memory_budget="1MiB", num_workers=num_workers, timeout=30) as loader:
         batches = list(loader)
         assert [int(row[0]) for batch in batches for row in batch] == [10 * k + n for k in range(3) for n in range(12)]
@@ -150,22 +140,18 @@ def test_a_slow_first_sample_does_not_lock_up_later_batches(budget: int) -> None
 
 @pytest.mark.slow
 @WORKERS
-def test_what_is_made_before_a_filter_stays_within_the_budget(num_workers: int) -> None:
+def test_samples_before_a_filter_stay_within_the_budget(num_workers: int) -> None:
     """Every sample becomes 4,000 times larger than what was read: to admit the reads alone would bound nothing."""
     budget, count = 64 * MiB, 256
-    url = "memory://growing/0.tar"
-    memory.put(url, tar([(f"{n:04d}", {"txt": bytes([n]) * 256, "cls": b"1"}) for n in range(count)]))
-    data = hr.stream(url).map(enlarged).filter(lambda array: array[0] % 4 != 3)
+    body = tar([(f"{n:04d}", {"txt": bytes([n]) * 256, "cls": b"1"}) for n in range(count)])
     options = {"batch_size": 4, "memory_budget": budget, "num_workers": num_workers, "timeout": 30}
-    with hr.DataLoader(data, **options) as loader, Sampler(loader) as sampler:
-        first = [int(image[0]) for batch in loader for image in batch]
-    memory.remove(url)
+    with stored("growing", [body]) as urls:
+        images = hr.stream(urls, format="tar").map(lambda one: np.repeat(np.frombuffer(one["txt"], np.uint8), 4096))
+        with hr.DataLoader(images.filter(lambda image: image[0] % 4 != 3), **options) as loader:
+            with Sampler(loader) as sampler:
+                first = [int(image[0]) for batch in loader for image in batch]
     assert first == [n for n in range(count) if n % 4 != 3]
     assert sampler.most <= budget + 2 * 8 * MiB, sampler.most / MiB
-
-
-def enlarged(sample: dict[str, Any]) -> np.ndarray:
-    return np.repeat(np.frombuffer(sample["txt"], np.uint8), 4096)
 
 
 SAMPLES, BUDGET = 160, 8  # of 1 MiB each
@@ -201,16 +187,15 @@ async def is_kept_by_the_loop(_: Any) -> bool:
     return True
 
 
-def first(sample: Any) -> int:
-    return int(sample[0])
-
-
 KINDS: dict[str, Any] = {
     "in slots": lambda live: (Numbers(SAMPLES).map(live.make), {}),
     "collated": lambda live: (Numbers(SAMPLES).map(live.make), {"collate_fn": np.stack}),
     "filtered": lambda live: (Numbers(SAMPLES).map(live.make).filter(is_kept), {}),
     "filtered by the loop": lambda live: (Numbers(SAMPLES).map(live.make).filter(is_kept_by_the_loop), {}),
-    "by the loop": lambda live: (Numbers(SAMPLES).map(str).map(live.make_on_the_loop).map(first), {}),
+    "by the loop": lambda live: (
+        Numbers(SAMPLES).map(str).map(live.make_on_the_loop).map(lambda sample: sample[0]),
+        {},
+    ),
 }
 
 
@@ -233,21 +218,15 @@ SIZE, COUNT = 3 * MiB, 16
 
 
 @pytest.fixture
-def urls() -> Any:
-    made = [f"memory://steps/{k:02d}.bin" for k in range(COUNT)]
-    for k, url in enumerate(made):
-        memory.put(url, bytes([k]) * SIZE)
-    yield made
-    for url in made:
-        memory.remove(url)
+def urls() -> Iterator[list[str]]:
+    with stored("steps", (bytes([k]) * SIZE for k in range(COUNT))) as urls:
+        yield urls
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("filtered", [False, True], ids=["map", "filter"])
-def test_a_step_that_reads_neither_locks_up_nor_leaves_a_claim(
-    urls: list[str], filtered: bool, num_workers: int
-) -> None:
+def test_reads_of_operators_leave_no_claim(urls: list[str], filtered: bool, num_workers: int) -> None:
     async def load(number: int) -> int:
         return (await hr.read(urls[number]))[-1]
 

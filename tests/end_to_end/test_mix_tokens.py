@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import state_after
+from builders.loops import first_of, state_after
 from builders.ranks import ran, whole
-from end_to_end.token_files import megatron
+from builders.token_files import megatron
 
 import headrace as hr
 from headrace.errors import OptionError, StateMismatchError
 from headrace.fetch.stores import memory
 from headrace.state.state import merge_states
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 LENGTH = 64
 
@@ -60,7 +60,7 @@ def test_shares_are_those_of_tokens_where_documents_differ_in_length(workers: in
 
 
 @pytest.mark.slow
-def test_stats_and_states_say_what_has_been_received_and_no_more() -> None:
+def test_stats_and_states_count_received_tokens_only() -> None:
     stream = packed()
     with hr.DataLoader(stream, global_batch_size=6, rank=0, world_size=2) as first:
         with hr.DataLoader(stream, global_batch_size=6, rank=1, world_size=2) as second:
@@ -77,29 +77,6 @@ def test_stats_and_states_say_what_has_been_received_and_no_more() -> None:
         assert [*loader.stats().tokens.values()] == np.sum(come, axis=0).tolist()
 
 
-def test_state_is_refused_by_a_mixture_with_other_weights() -> None:
-    state = state_after(hr.DataLoader(packed(), batch_size=4), 1)
-    with hr.DataLoader(packed({"web": 0.6, "books": 0.4}), batch_size=4) as loader:
-        with pytest.raises(StateMismatchError, match=r"weights=0\.7:0\.3, .*by=tokens"):
-            loader.load_state_dict(state)
-
-
-@pytest.mark.slow
-def test_a_source_that_gives_no_tokens_is_an_error() -> None:
-    mixed = hr.mix(sources(20, 20), {"web": 1, "books": 1}, by="tokens")
-    stream = mixed.filter(lambda one: one["input_ids"][0] < 1000).pack(LENGTH)
-    with (
-        hr.DataLoader(stream, batch_size=2) as loader,
-        pytest.raises(OptionError, match=r"none was left by what leaves samples out|had no tokens"),
-    ):
-        list(loader)
-
-
-def first_of(stream: Any, **options: Any) -> Any:
-    with hr.DataLoader(stream, **options) as loader:
-        return next(iter(loader))
-
-
 def mixture(**options: Any) -> hr.Stream:
     return hr.mix(sources(), {"web": 1, "books": 1}, by="tokens", **options)
 
@@ -112,48 +89,40 @@ def known(weights: Any = None, **options: Any) -> hr.Stream:
     return hr.mix(sources(), weights or {"web": 0.7, "books": 0.3}, by="tokens", lengths=lengths, **options)
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "not packed": (lambda: first_of(mixture(), batch_size=2), r"put \.pack\(length\) after the mixture"),
-    "some lengths": (
-        lambda: first_of(mixture(lengths={"web": [3] * 300}), batch_size=2),
-        r"source 'books' have is known once they are read.*lengths=",
-    ),
-    "too few lengths": (
-        lambda: first_of(mixture(lengths={"web": [3] * 299, "books": [4] * 40}), batch_size=2),
-        r"lengths= of source 'web': there are 299 of them, and 300 documents",
-    ),
-    "wrong lengths": (
-        lambda: mixture(lengths={"web": [3, -1]}),
-        r"lengths\['web'\] of hr.mix: document 1 has -1 tokens",
-    ),
-    "lengths of others": (lambda: mixture(lengths={"code": [3]}), "an array for each of web, books"),
-    "lengths by samples": (lambda: hr.mix(sources(), lengths={"web": [3] * 300}), "lengths= needs by='tokens'"),
-    "lengths and rows": (lambda: known().pack(8), r"\.pack\(\) and hr.mix\(…, lengths=…\)"),
-    "known, unbounded": (lambda: known().repeat(2), "bound it first"),
-    "no tokens": (
-        lambda: first_of(mixture(lengths={"web": [3] * 300, "books": [0] * 40}), batch_size=2),
-        "source 'books' has no tokens, and is to come",
-    ),
-    "a loop": (lambda: list(mixture()), r"put \.pack\(length\) after the mixture"),
-    "within": (
-        lambda: first_of(hr.mix({"a": mixture()}, {"a": 1}, until="forever"), batch_size=2),
-        "no length|by tokens",
-    ),
-    "taken": (lambda: mixture().take(5), r"\.take\(5\) of a mixture by tokens"),
-    "an epoch": (lambda: mixture().epoch(samples=5), r"\.epoch\(5\) of a mixture by tokens|of a mixture by tokens"),
-    "shuffled": (lambda: first_of(mixture().shuffle(), batch_size=1), r"put \.pack\(length\)"),
-    "numbered": (lambda: mixture().enumerate().pack(8), "other positions in the epoch"),
-    "lengths": (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its inputs"),
-    "empty": (
-        lambda: first_of(hr.mix({"a": hr.from_map([])}, {"a": 1}, by="tokens").pack(8), batch_size=1),
-        "has no samples",
-    ),
-}
+def packable() -> hr.Stream:
+    return hr.mix(sources(20, 20), {"web": 1, "books": 1}, by="tokens")
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_mixed_by_tokens_is_refused_by_name(name: str) -> None:
-    make, message = REFUSED[name]
+FEW, NEGATIVE = {"web": [3] * 299, "books": [4] * 40}, {"web": [3, -1]}
+EMPTY = {"web": [3] * 300, "books": [0] * 40}
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: first_of(mixture(), batch_size=2), r"put \.pack\(length\) after the mixture"),
+    (lambda: first_of(mixture(lengths={"web": [3] * 300}), batch_size=2), "source 'books' have .* read.*lengths="),
+    (lambda: first_of(mixture(lengths=FEW), batch_size=2), "of source 'web': there are 299 of them, and 300 documents"),
+    (lambda: mixture(lengths=NEGATIVE), r"lengths\['web'\] of hr.mix: document 1 has -1 tokens"),
+    (lambda: mixture(lengths={"code": [3]}), "an array for each of web, books"),
+    (lambda: hr.mix(sources(), lengths={"web": [3] * 300}), "lengths= needs by='tokens'"),
+    (lambda: known().pack(8), r"\.pack\(\) and hr.mix\(…, lengths=…\)"),
+    (lambda: known().repeat(2), "bound it first"),
+    (lambda: first_of(mixture(lengths=EMPTY), batch_size=2), "source 'books' has no tokens, and is to come"),
+    (lambda: list(mixture()), r"put \.pack\(length\) after the mixture"),
+    (lambda: first_of(hr.mix({"a": mixture()}, {"a": 1}, until="forever"), batch_size=2), "no length|by tokens"),
+    (lambda: mixture().take(5), r"\.take\(5\) of a mixture by tokens"),
+    (lambda: mixture().epoch(samples=5), r"\.epoch\(5\) of a mixture by tokens|of a mixture by tokens"),
+    (lambda: first_of(mixture().shuffle(), batch_size=1), r"put \.pack\(length\)"),
+    (lambda: mixture().enumerate().pack(8), "other positions in the epoch"),
+    (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its inputs"),
+    (lambda: first_of(hr.mix({"a": hr.from_map([])}, {"a": 1}, by="tokens").pack(8), batch_size=1), "has no samples"),
+    (lambda: list(packable().filter(is_of_web).pack(LENGTH)), "none was left by what leaves samples out|had no tokens"),
+]
+
+
+def is_of_web(one: dict[str, Any]) -> bool:
+    return bool(one["input_ids"][0] < 1000)
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_samples_that_cannot_be_mixed_by_tokens_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises((OptionError, TypeError), match=message):
         make()
 
@@ -175,9 +144,7 @@ def tokens_of(numbers: list[int]) -> list[int]:
 
 WAYS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
     "padded": lambda data: data.epoch(samples=600).padded_batch(10),
-    "bucket": lambda data: data.epoch(samples=600).bucket(
-        lambda one: len(one["input_ids"]), [30, 90], batch_tokens=400
-    ),
+    "bucket": lambda data: data.epoch(samples=600).bucket("input_ids", [30, 90], batch_tokens=400),
     "taken": lambda data: data.take(600).padded_batch(10),
 }
 
@@ -185,7 +152,7 @@ WAYS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("way", WAYS)
-def test_documents_that_are_padded_or_put_into_buckets_have_their_shares_of_tokens(way: str, workers: int) -> None:
+def test_padded_and_bucketed_documents_have_their_shares_of_tokens(way: str, workers: int) -> None:
     with hr.DataLoader(WAYS[way](known()), batch_size=None, num_workers=workers) as loader:
         numbers = [number for batch in loader for number in numbers_of(batch)]
     assert len(numbers) == 600
@@ -210,7 +177,7 @@ def plain(sample: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
-def test_files_of_tokens_that_know_their_lengths_need_nobody_to_say_them() -> None:
+def test_lengths_of_files_of_tokens_are_known() -> None:
     random, files, folder = np.random.default_rng(0), {}, uuid.uuid4().hex
     for k, (name, longest) in enumerate((("web", 40), ("books", 400))):
         lengths = random.integers(1, longest, 120)
@@ -227,24 +194,23 @@ def test_files_of_tokens_that_know_their_lengths_need_nobody_to_say_them() -> No
     assert sum(come) > 50_000
 
 
-def test_state_is_refused_where_lengths_are_others() -> None:
-    def stream(first: int) -> hr.Stream:
-        lengths = {"web": [first] + [9] * 299, "books": [90] * 40}
-        return hr.mix(sources(), {"web": 1, "books": 1}, by="tokens", lengths=lengths).map(plain)
+def with_lengths(first: int) -> hr.Stream:
+    return mixture(lengths={"web": [first] + [9] * 299, "books": [90] * 40}).map(plain)
 
-    state = state_after(hr.DataLoader(stream(9), batch_size=4), 1)
-    with hr.DataLoader(stream(8), batch_size=4) as loader, pytest.raises(StateMismatchError, match="lengths="):
+
+def changed_at(step: int) -> hr.Stream:
+    return known(lambda now: {"web": 1 + (now < step), "books": 1}, step=100).map(plain)
+
+
+CHANGED: list[tuple[Callable[[], hr.Stream], Callable[[], hr.Stream], str]] = [
+    (packed, lambda: packed({"web": 0.6, "books": 0.4}), r"weights=0\.7:0\.3, .*by=tokens"),
+    (lambda: with_lengths(9), lambda: with_lengths(8), "lengths="),
+    (lambda: changed_at(100), lambda: changed_at(1), "not those of this loader's order"),
+]
+
+
+@pytest.mark.parametrize(("saved", "other", "message"), CHANGED)
+def test_state_of_other_weights_or_lengths_is_refused(saved: Any, other: Any, message: str) -> None:
+    state = state_after(hr.DataLoader(saved(), batch_size=20), 9)
+    with hr.DataLoader(other(), batch_size=20) as loader, pytest.raises(StateMismatchError, match=message):
         loader.load_state_dict(state)
-
-
-def test_state_is_refused_where_weights_of_the_past_are_others() -> None:
-    late = 100
-
-    def weights(step: int) -> dict[str, float]:
-        return {"web": 1 + (step < late), "books": 1}
-
-    state = state_after(hr.DataLoader(known(weights, step=100).map(plain), batch_size=20), 9)
-    late = 1
-    with hr.DataLoader(known(weights, step=100).map(plain), batch_size=20) as loader:
-        with pytest.raises(StateMismatchError, match="not those of this loader's order"):
-            loader.load_state_dict(state)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from builders.loops import loaded
+from unit.batchers import Budget
 
 import headrace as hr
 
@@ -65,12 +66,8 @@ def seen(sample: int) -> tuple[int, int, tuple[Any, ...]]:
 
 def op(**settings: Any) -> Any:
     """A stream's operator, as `apply_op` would put it there."""
-
-    def applied(data: Any) -> Any:
-        hr.plugins.register_operator("hooked", lambda: hr.plugins.SampleOp(**settings))
-        return data.apply_op("hooked")
-
-    return applied
+    hr.plugins.register_operator("hooked", lambda: hr.plugins.SampleOp(**settings))
+    return lambda data: data.apply_op("hooked")
 
 
 def given(data: Any, **options: Any) -> list[Any]:
@@ -88,7 +85,7 @@ def test_lazy_init_runs_once_in_each_process_before_its_first_sample(fn: Any, wo
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_lazy_init_serves_functions_that_leave_samples_out_or_give_many(workers: int) -> None:
+def test_lazy_init_serves_filters_and_functions_of_many_samples(workers: int) -> None:
     data = hr.from_map(range(6))
     assert given(op(fn=kept, lazy_init=Connection, yields="at most one")(data), num_workers=workers) == [0, 2, 4]
     for fn in (many, many_later):
@@ -112,7 +109,7 @@ def test_lazy_init_that_fails_fails_the_sample_and_is_tried_again_for_the_next()
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_sharding_settings_are_told_before_the_first_sample(workers: int, rank: int) -> None:
+def test_sharding_settings_are_set_before_the_first_sample(workers: int, rank: int) -> None:
     settings = functools.partial(Told.of, "part")
     data = op(fn=seen, sharding_settings=settings)(hr.from_map(range(6)))
     got = given(data, num_workers=workers, rank=rank, world_size=3)
@@ -122,7 +119,7 @@ def test_sharding_settings_are_told_before_the_first_sample(workers: int, rank: 
     assert {calls for *_, calls in given(data, num_workers=workers)} == {(("part", 1, 0),)}
 
 
-def test_sharding_settings_come_before_lazy_init_also_for_an_input_of_several() -> None:
+def test_sharding_settings_precede_lazy_init_also_for_one_of_several_inputs() -> None:
     hooked = op(fn=with_connection, sharding_settings=functools.partial(Told.of, "part"), lazy_init=Connection)
     data = hr.from_map(range(4)).zip(hooked(hr.from_map(range(4))))
     got = given(data, rank=1, world_size=2)
@@ -130,7 +127,7 @@ def test_sharding_settings_come_before_lazy_init_also_for_an_input_of_several() 
     assert {calls for _, (*_, calls) in got} == {(("part", 2, 1), ("made",))}
 
 
-def test_what_is_not_shardable_is_refused_on_several_ranks() -> None:
+def test_operator_that_is_not_shardable_is_refused_on_several_ranks() -> None:
     data = op(fn=seen, is_shardable=False)(hr.from_map(range(4)))
     with pytest.raises(hr.OptionError, match=r"\.hooked\(\) has is_shardable=False: .* 2 ranks"):
         given(data, rank=0, world_size=2)
@@ -139,24 +136,13 @@ def test_what_is_not_shardable_is_refused_on_several_ranks() -> None:
     with pytest.raises(hr.OptionError, match=r"hooked\(\) of input 1 of \.zip\(\)"):
         hr.from_map(range(4)).zip(data)
 
-    class Twos:
-        def __init__(self) -> None:
-            self.count = 0
-
-        def offer(self, measure: int) -> Any:
-            self.count += 1
-            return range(2) if self.count == 2 else None
-
-        def end(self) -> Any:
-            return None
-
-    hr.plugins.register_operator("twos", lambda: hr.plugins.BatchOp(batcher=Twos, is_shardable=False))
+    hr.plugins.register_operator("twos", lambda: hr.plugins.BatchOp(batcher=lambda: Budget(2), is_shardable=False))
     with pytest.raises(hr.OptionError, match=r"\.twos\(\) has is_shardable=False"):
         given(hr.from_map(range(4)).apply_op("twos").epoch(samples=2), rank=0, world_size=2)
     assert given(hr.from_map(range(4)).apply_op("twos")) == [[0, 1], [2, 3]]
 
 
-def test_is_separate_process_says_where_it_runs() -> None:
+def test_is_separate_process_sets_the_process() -> None:
     data = hr.from_map(range(4))
     assert {pid for _, pid, _ in given(op(fn=seen, is_separate_process=False)(data), num_workers=1)} == {os.getpid()}
     separate = op(fn=seen, is_separate_process=True)(data)
@@ -179,6 +165,6 @@ def test_is_separate_process_says_where_it_runs() -> None:
         ({"fn": seen, "lazy_init": 3}, "lazy_init=3 must be a plain function"),
     ],
 )
-def test_hooks_that_could_not_be_kept_are_refused(settings: dict[str, Any], says: str) -> None:
+def test_hooks_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(hr.OptionError, match=says):
         hr.plugins.SampleOp(**settings)

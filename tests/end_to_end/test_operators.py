@@ -1,4 +1,4 @@
-"""Operators that streams have by name: what comes of them, alone and in a loader, and what is refused."""
+"""The built-in operators of streams, alone and in a loader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tiktoken
 import tokenizers
 import torch
 from builders.loops import iterated_later, loaded
-from builders.numbers import Made
+from builders.numbers import Made, is_odd
 from torch.utils.data import default_collate
 
 import headrace as hr
@@ -60,17 +60,17 @@ TOKENIZERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
-def test_tokens_come_in_the_place_of_their_text(kind: str, workers: int, dtype: Any) -> None:
+def test_tokens_replace_their_text(kind: str, workers: int, dtype: Any) -> None:
     make, expected = TOKENIZERS[kind]
     stream = texts().tokenize(make(), dtype=dtype)
-    samples = loaded(stream, batch_size=None, num_workers=workers, collate_fn=as_it_is)
+    samples = loaded(stream, batch_size=None, num_workers=workers, collate_fn=dict)
     assert [sample["input_ids"].tolist() for sample in samples] == expected
     assert {sample["input_ids"].dtype for sample in samples} == {np.dtype(dtype)}
     assert [sorted(sample) for sample in samples] == [["input_ids", "n"]] * len(TEXTS)
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_tokenizers_own_rules_hold(is_cut: bool) -> None:
+def test_rules_of_the_tokenizer_are_kept(is_cut: bool) -> None:
     tokenizer = by_tokenizers()
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
@@ -98,10 +98,6 @@ def test_tokenizers_have_no_threads_of_their_own_in_workers(monkeypatch: pytest.
         assert os.environ.get("TOKENIZERS_PARALLELISM", "unset") == told
 
 
-def as_it_is(sample: Any) -> Any:
-    return sample
-
-
 def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
     data = hr.from_map([("ab", 1), (b"\xc3\xbc", 2)]).tokenize(letters, 0, dtype="int32")
     assert [(tokens.tolist(), n) for tokens, n in data] == [([97, 98], 1), ([252], 2)]
@@ -110,81 +106,67 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
     assert [*next(iter(texts().tokenize(letters, into="text")))] == ["text", "n"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stream", "error", "match"),
-    [
-        (lambda: texts().tokenize(7), hr.OptionError, "tokenizer=7 must be a tokenizer"),
-        (lambda: texts().tokenize(letters, dtype="int8"), hr.OptionError, "one of 'int64', 'int32', 'uint16'"),
-        (lambda: texts().tokenize(lambda text: [70000], dtype="uint16"), ValueError, "70000, which uint16 cannot hold"),
-        (
-            lambda: texts().tokenize(lambda text: [1, -1], dtype="uint16"),
-            ValueError,
-            "number -1, which uint16 cannot hold",
-        ),
-        (lambda: texts().tokenize(lambda text: [1, 2**63]), OverflowError, "9223372036854775808, which int64 cannot"),
-        (lambda: hr.from_map([("a", 1)]).tokenize(letters), TypeError, "indices must be integers"),
-        (
-            lambda: hr.from_map([("a", 1)]).rename(a="b"),
-            TypeError,
-            "the sample is a tuple, whose fields have no names: 'a'",
-        ),
-        (
-            lambda: hr.from_map([("a", 1)]).select("a"),
-            TypeError,
-            "the sample is a tuple, whose fields have no names: 'a'",
-        ),
-        (lambda: texts().tokenize(lambda text: text.split()), TypeError, "gave a list for a text"),
-        (lambda: texts().tokenize(letters, "n"), TypeError, "decoding to str: need a bytes-like object, int found"),
-        (lambda: texts().tokenize(letters, "body"), hr.errors.FormatError, "no field 'body'"),
-        (lambda: texts().tokenize(letters, into="n"), ValueError, "has a field 'n' already"),
-        (lambda: hr.from_map([{"text": b"\xff"}]).tokenize(letters), UnicodeDecodeError, "utf-8"),
-        (lambda: texts().rename(txt="t"), hr.errors.FormatError, "no field 'txt'"),
-        (lambda: texts().rename(text="n"), ValueError, "has a field 'n' already"),
-        (lambda: texts().rename(text="a", n="a"), hr.OptionError, "different names of fields"),
-        (lambda: texts().rename(), hr.OptionError, "at least one"),
-        (lambda: texts().skip(-1), hr.OptionError, r"\.skip\(\): n=-1"),
-        (lambda: texts().skip(None), hr.OptionError, "n=None must be a whole number, 0 or more"),
-        (lambda: texts().take(1.5), hr.OptionError, r"n=1\.5 must be a whole number, 0 or more"),
-        (lambda: texts().slice(None), hr.OptionError, "start=None must be a whole number"),
-        (lambda: texts().slice(2, 1), hr.OptionError, "stop=1 must be a whole number, 2 or more"),
-        (lambda: texts().slice(0, 1, 0), hr.OptionError, "step=0 must be a whole number, 1 or more"),
-        (lambda: texts().shard(index=None, count=2), hr.OptionError, "index=None must be a whole number"),
-        (
-            lambda: texts().shard(4, 0),
-            hr.OptionError,
-            r"\.shard\(4, 0\): name the arguments, as in \.shard\(index=0, count",
-        ),
-        (lambda: texts().shard(index=2, count=2), hr.OptionError, "count=2 must be a whole number, 3 or more"),
-        (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right after \.batch"),
-        (lambda: numbers().collate(sum), TypeError, "'int' object is not iterable"),
-        (lambda: numbers().batch(2).collate(slow_sum), hr.OptionError, "fn=slow_sum must be a plain function"),
-        (lambda: numbers().padded_batch(0), hr.OptionError, "n=0 must be a whole number, 1 or more"),
-        (lambda: numbers().bucket(int, [3, 3], batch_size=2), hr.OptionError, "ascending whole numbers"),
-        (lambda: numbers().bucket(int, [3]), hr.OptionError, "either batch_size= or batch_tokens="),
-        (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), hr.OptionError, "either batch_size= or"),
-        (lambda: numbers().bucket(int, [3], batch_tokens=0), hr.OptionError, "batch_tokens=0 must be"),
-        (lambda: numbers().bucket(slow_sum, [3], batch_size=2), hr.OptionError, "slow_sum must be a plain"),
-        (
-            lambda: numbers().bucket(float, [3], batch_size=2),
-            TypeError,
-            "the length of a sample is 0.0: a whole number",
-        ),
-        (
-            lambda: numbers().bucket(lambda n: -n, [3], batch_size=2),
-            ValueError,
-            "the length of a sample is -1: 0 or more",
-        ),
-        (
-            lambda: numbers().bucket(int, [3], batch_tokens=8),
-            ValueError,
-            "has the length 9, and batch_tokens=8 is less",
-        ),
+def tokenized(fn: Callable[[str], Any], *arguments: Any, **options: Any) -> hr.Stream:
+    return texts().tokenize(fn, *arguments, **options)
+
+
+PAIR = hr.from_map([("a", 1)])
+WRONG: dict[type[Exception], list[tuple[Callable[[], hr.Stream], str]]] = {
+    hr.OptionError: [
+        (lambda: texts().tokenize(7), "tokenizer=7 must be a tokenizer"),
+        (lambda: tokenized(letters, dtype="int8"), "one of 'int64', 'int32', 'uint16'"),
+        (lambda: texts().rename(text="a", n="a"), "different names of fields"),
+        (lambda: texts().rename(), "at least one"),
+        (lambda: texts().skip(-1), r"\.skip\(\): n=-1"),
+        (lambda: texts().skip(None), "n=None must be a whole number, 0 or more"),
+        (lambda: texts().take(1.5), r"n=1\.5 must be a whole number, 0 or more"),
+        (lambda: texts().slice(None), "start=None must be a whole number"),
+        (lambda: texts().slice(2, 1), "stop=1 must be a whole number, 2 or more"),
+        (lambda: texts().slice(0, 1, 0), "step=0 must be a whole number, 1 or more"),
+        (lambda: texts().shard(index=None, count=2), "index=None must be a whole number"),
+        (lambda: texts().shard(4, 0), r"\.shard\(4, 0\): name the arguments, as in \.shard\(index=0, count"),
+        (lambda: texts().shard(index=2, count=2), "count=2 must be a whole number, 3 or more"),
+        (lambda: numbers().batch(2).map(sum).collate(), r"right after \.batch"),
+        (lambda: numbers().batch(2).collate(slow_sum), "fn=slow_sum must be a plain function"),
+        (lambda: numbers().padded_batch(0), "n=0 must be a whole number, 1 or more"),
+        (lambda: numbers().bucket(int, [3, 3], batch_size=2), "ascending whole numbers"),
+        (lambda: numbers().bucket(int, [3]), "either batch_size= or batch_tokens="),
+        (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), "either batch_size= or"),
+        (lambda: numbers().bucket(int, [3], batch_tokens=0), "batch_tokens=0 must be"),
+        (lambda: numbers().bucket(slow_sum, [3], batch_size=2), "slow_sum must be a plain"),
     ],
+    ValueError: [
+        (lambda: tokenized(lambda text: [70000], dtype="uint16"), "70000, which uint16 cannot hold"),
+        (lambda: tokenized(lambda text: [1, -1], dtype="uint16"), "number -1, which uint16 cannot hold"),
+        (lambda: tokenized(letters, into="n"), "has a field 'n' already"),
+        (lambda: texts().rename(text="n"), "has a field 'n' already"),
+        (lambda: numbers().bucket(lambda n: -n, [3], batch_size=2), "the length of a sample is -1: 0 or more"),
+        (lambda: numbers().bucket(int, [3], batch_tokens=8), "has the length 9, and batch_tokens=8 is less"),
+    ],
+    TypeError: [
+        (lambda: PAIR.tokenize(letters), "indices must be integers"),
+        (lambda: PAIR.rename(a="b"), "the sample is a tuple, whose fields have no names: 'a'"),
+        (lambda: PAIR.select("a"), "the sample is a tuple, whose fields have no names: 'a'"),
+        (lambda: tokenized(lambda text: text.split()), "gave a list for a text"),
+        (lambda: tokenized(letters, "n"), "decoding to str: need a bytes-like object, int found"),
+        (lambda: numbers().collate(sum), "'int' object is not iterable"),
+        (lambda: numbers().bucket(float, [3], batch_size=2), "the length of a sample is 0.0: a whole number"),
+    ],
+    hr.errors.FormatError: [
+        (lambda: tokenized(letters, "body"), "no field 'body'"),
+        (lambda: texts().rename(txt="t"), "no field 'txt'"),
+    ],
+    OverflowError: [(lambda: tokenized(lambda text: [1, 2**63]), "9223372036854775808, which int64 cannot")],
+    UnicodeDecodeError: [(lambda: hr.from_map([{"text": b"\xff"}]).tokenize(letters), "utf-8")],
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "make", "match"), [(error, *case) for error, cases in WRONG.items() for case in cases]
 )
-def test_what_is_of_no_use_is_said(stream: Callable[[], hr.Stream], error: type[Exception], match: str) -> None:
+def test_wrong_arguments_and_samples_are_errors(error: type[Exception], make: Callable[[], Any], match: str) -> None:
     with pytest.raises(error, match=match):
-        list(stream())
+        list(make())
 
 
 def numbers(count: int = 10) -> hr.Stream:
@@ -197,7 +179,7 @@ async def slow_sum(samples: list[int]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_is_collated_by_what_stands_right_behind_it(workers: int) -> None:
+def test_collate_after_batch_replaces_the_default(workers: int) -> None:
     stream = numbers().batch(4).collate(sum)
     with hr.DataLoader(stream, num_workers=workers) as loader:
         assert len(loader) == 3
@@ -208,14 +190,13 @@ def test_a_batch_is_collated_by_what_stands_right_behind_it(workers: int) -> Non
     assert loaded(stream.take(2), num_workers=workers) == [6, 22]
 
 
-def test_lists_are_collated_where_something_else_has_put_samples_together() -> None:
+def test_collate_takes_lists_that_other_operators_made() -> None:
     lists = hr.from_map([[1, 2], [3], [4, 5, 6]])
     assert [batch.tolist() for batch in loaded(lists.collate())] == [[1, 2], [3], [4, 5, 6]]
     assert list(lists.collate(sum)) == [3, 3, 15]
     assert repr(lists.collate(sum)) == "FromMap(…).collate(sum)"
-
-
-def test_what_collates_is_said_once() -> None:
+    (batch,) = loaded(arrays().skip(6).take(1).batch(1).collate())
+    assert torch.equal(batch["ids"], default_collate([{"ids": np.arange(6)}])["ids"])
     with pytest.raises(hr.OptionError, match=r"collate_fn=len and \.padded_batch\(2\) exclude each other"):
         hr.DataLoader(numbers().padded_batch(2), collate_fn=len)
     with pytest.raises(hr.OptionError, match=r"batch_size=3 and \.bucket\(int, \[3\], batch_size=2\) exclude"):
@@ -229,7 +210,7 @@ def arrays() -> hr.Stream:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_tokens", [6, 20])
-def test_buckets_hold_what_is_about_as_long_within_their_tokens(workers: int, batch_tokens: int) -> None:
+def test_buckets_hold_samples_of_like_length_within_their_tokens(workers: int, batch_tokens: int) -> None:
     stream = arrays().shuffle(seed=3).bucket("ids", [2, 4], batch_tokens=batch_tokens)
     batches = loaded(stream, num_workers=workers)
     assert sorted(k for batch in batches for k in batch["k"].tolist()) == list(range(50))
@@ -251,7 +232,7 @@ def test_streams_and_loaders_are_true_unless_it_is_known_that_they_are_empty() -
         len(hr.DataLoader(hr.from_iterable([])))
 
 
-def test_a_part_of_the_samples_comes_by_its_number() -> None:
+def test_shard_skip_and_slice_select_by_position() -> None:
     data = numbers(11)
     parts = [list(data.shard(index=k, count=3)) for k in range(3)]
     assert parts == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
@@ -262,17 +243,21 @@ def test_a_part_of_the_samples_comes_by_its_number() -> None:
     assert list(data.skip(2).slice(1, None, 4).take(2)) == [3, 7]
     assert [len(data.skip(8)), len(data.shard(index=1, count=3)), len(data.slice(2, 100, 3))] == [3, 4, 3]
     assert repr(data.skip(8).shard(index=0, count=2)) == "FromMap(…).skip(8).shard(0, 2)"
-
-
-def test_a_stretch_of_many_numbers_is_no_list_of_them() -> None:
-    many = Made(int, 10**15)
+    assert [list(data.filter(is_odd).shard(index=k, count=2)) for k in range(2)] == [[1, 3], [5, 7, 9]]
+    many = Made(int, 10**15)  # no list of their numbers is made
     assert list(many.skip(10**14).slice(5, None, 3).take(3)) == [10**14 + 5, 10**14 + 8, 10**14 + 11]
     assert list(many.shard(index=7, count=8).take(1)) == [7 * 10**15 // 8]
 
 
-def test_fields_have_other_names() -> None:
+def test_fields_are_renamed_in_their_place_and_the_first_of_several() -> None:
     assert list(texts().rename(text="n", n="text"))[2] == {"n": "b", "text": 2}
     assert [*next(iter(texts().rename(text="body")))] == ["body", "n"]
+    data = hr.from_map([{"jpg": 1, "n": 2}, {"png": 3, "jpg": 4}, {"jpeg": 5}])
+    assert list(data.rename(**{"png;jpg;jpeg": "image"})) == [
+        {"image": 1, "n": 2},
+        {"image": 3, "jpg": 4},
+        {"image": 5},
+    ]
 
 
 def test_operators_can_be_iterated_in_any_loop_and_pickled() -> None:
@@ -281,22 +266,6 @@ def test_operators_can_be_iterated_in_any_loop_and_pickled() -> None:
     expected = [batch["k"].tolist() for batch in stream]
     assert [batch["k"].tolist() for batch in iterated_later(stream)] == expected
     assert [batch["k"].tolist() for batch in pickle.loads(pickle.dumps(stream))] == expected
-
-
-def test_collate_without_a_function_is_torchs_own() -> None:
-    (batch,) = loaded(arrays().skip(6).take(1).batch(1).collate())
-    assert torch.equal(batch["ids"], default_collate([{"ids": np.arange(6)}])["ids"])
-
-
-def test_the_first_of_several_fields_is_renamed() -> None:
-    data = hr.from_map([{"jpg": 1, "n": 2}, {"png": 3, "jpg": 4}, {"jpeg": 5}])
-    renamed = list(data.rename(**{"png;jpg;jpeg": "image"}))
-    assert renamed == [{"image": 1, "n": 2}, {"image": 3, "jpg": 4}, {"image": 5}]
-
-
-def test_parts_of_what_a_filter_leaves_are_all_of_it() -> None:
-    parts = [list(numbers().filter(lambda n: n % 3 > 0).shard(index=k, count=2)) for k in range(2)]
-    assert parts == [[1, 2, 4], [5, 7, 8]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -321,9 +290,7 @@ def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int
         (lambda data: data.batch(4).unbatch().map(lambda n: [n]).collate(), 10),
     ],
 )
-def test_a_loader_that_drops_the_last_batch_drops_those_that_are_short(
-    make: Callable[[hr.Stream], hr.Stream], full: int
-) -> None:
+def test_drop_last_of_the_loader_drops_short_batches_of_the_stream(make: Any, full: int) -> None:
     assert len(loaded(make(numbers()), drop_last=True)) == full
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import itertools
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import state_after
+from builders.loops import first_of, state_after
+from builders.numbers import Made
 from builders.ranks import elastic_run
+from builders.token_files import megatron
 from end_to_end.state.sources import rows
-from end_to_end.token_files import megatron
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
@@ -23,7 +24,7 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "40"))
 EOS = 7
@@ -34,19 +35,11 @@ def document(number: int, length: int) -> dict[str, Any]:
     return {"input_ids": tokens, "weight": tokens / 8, "number": number}
 
 
-class Documents(hr.AsyncDataset):
+class Documents(Made):
+    """Documents of these lengths."""
+
     def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        return document(key, self.lengths[key])
-
-
-def documents(lengths: Sequence[int]) -> Any:
-    return Documents(list(lengths))
+        super().__init__(lambda key: document(key, lengths[key]), len(lengths))
 
 
 def epochs(data: Any, count: int = 1, **options: Any) -> list[list[Any]]:
@@ -81,14 +74,16 @@ def plain(sequences: Sequence[dict[str, Any]]) -> list[dict[str, list[Any]]]:
 
 
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=12)
+NONE: dict[str, Any] = {"lengths": [0, 0], "length": 4}
 BARE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.slow
 @BARE
+@example(**NONE, by=None)
 @given(lengths=LENGTHS, length=st.integers(1, 12), by=st.sampled_from([None, "global"]))
 def test_concatenated_documents_come_in_the_order_of_the_epoch(lengths: list[int], length: int, by: Any) -> None:
-    data = documents(lengths) if by is None else documents(lengths).shuffle(by)
+    data = Documents(lengths) if by is None else Documents(lengths).shuffle(by)
     packed = data.pack(length, lengths=lengths)
     assert len(packed) == -(-sum(lengths) // length)
     orders = epochs(data.map(lambda sample: sample["number"]), 2)
@@ -99,24 +94,24 @@ def test_concatenated_documents_come_in_the_order_of_the_epoch(lengths: list[int
 
 
 @BARE
+@example(**NONE, is_shuffled=False)
 @given(lengths=LENGTHS, length=st.integers(1, 12), is_shuffled=st.booleans())
 def test_best_fit_gives_each_document_once_and_whole(lengths: list[int], length: int, is_shuffled: bool) -> None:
-    data = documents(lengths).shuffle() if is_shuffled else documents(lengths)
+    data = Documents(lengths).shuffle() if is_shuffled else Documents(lengths)
     packed = data.pack(length, lengths=lengths, method="best_fit")
     for found in epochs(packed, 2):
         assert len(found) == len(packed)
         come = []
         for one in plain(found):
             filled = one["document_ids"].index(-1) if -1 in one["document_ids"] else length
-            tokens, ids, positions = (one[name][:filled] for name in ("input_ids", "document_ids", "position_ids"))
+            tokens = zip(*(one[name][:filled] for name in ("input_ids", "document_ids", "position_ids")), strict=True)
             assert one["input_ids"][filled:] == [0] * (length - filled)
             assert one["document_ids"][filled:] == [-1] * (length - filled)
             assert one["position_ids"][filled:] == list(range(length - filled))
-            for number in range(max(ids) + 1):
-                of_it = [k for k, other in enumerate(ids) if other == number]
-                assert of_it == list(range(of_it[0], of_it[-1] + 1))
-                assert [positions[k] for k in of_it] == list(range(len(of_it)))
-                come.append((tokens[of_it[0]], len(of_it)))
+            pieces = [list(piece) for _, piece in itertools.groupby(tokens, lambda token: token[1])]
+            assert [piece[0][1] for piece in pieces] == list(range(len(pieces)))
+            assert all([position for _, _, position in piece] == list(range(len(piece))) for piece in pieces)
+            come += [(piece[0][0], len(piece)) for piece in pieces]
         whole = [
             (1000 * (number + 1) + start, min(length, size - start))
             for number, size in enumerate(lengths)
@@ -129,19 +124,19 @@ def test_documents_go_together_with_others_in_each_epoch_where_they_are_shuffled
     lengths = np.random.default_rng(1).integers(1, 30, 60).tolist()
     first, second = (
         {tuple(one["input_ids"].tolist()) for one in found}
-        for found in epochs(documents(lengths).shuffle().pack(32, lengths=lengths, method="best_fit"), 2)
+        for found in epochs(Documents(lengths).shuffle().pack(32, lengths=lengths, method="best_fit"), 2)
     )
     assert len(first & second) < len(first) // 2
     first, second = (
         [one["input_ids"].tolist() for one in found]
-        for found in epochs(documents(lengths).pack(32, lengths=lengths, method="best_fit").shuffle(), 2)
+        for found in epochs(Documents(lengths).pack(32, lengths=lengths, method="best_fit").shuffle(), 2)
     )
     assert first != second
     assert sorted(first) == sorted(second)
 
 
-def test_what_has_a_value_for_each_token_rides_along() -> None:
-    data = documents([3, 4]).map(lambda one: {**one, "labels": one["input_ids"].astype(np.int64)})
+def test_further_fields_are_packed_with_the_tokens_and_ids_are_optional() -> None:
+    data = Documents([3, 4]).map(lambda one: {**one, "labels": one["input_ids"].astype(np.int64)})
     data = data.pack(5, lengths=[3, 4], fields=["weight", "labels"], pad_value={"input_ids": 9, "labels": -100})
     first, second = data
     assert first["weight"].tolist() == [125.0, 125.125, 125.25, 250.0, 250.125]
@@ -149,10 +144,7 @@ def test_what_has_a_value_for_each_token_rides_along() -> None:
     assert second["input_ids"].tolist() == [2002, 2003, 9, 9, 9]
     assert second["labels"].tolist() == [2002, 2003, -100, -100, -100]
     assert set(first) == {"input_ids", "weight", "labels", "document_ids", "position_ids"}
-
-
-def test_ids_are_left_out_where_they_are_not_wanted() -> None:
-    (one,) = documents([3]).pack(4, lengths=[3], document_ids=False, pad_value=5)
+    (one,) = Documents([3]).pack(4, lengths=[3], document_ids=False, pad_value=5)
     assert {name: values.tolist() for name, values in one.items()} == {"input_ids": [1000, 1001, 1002, 5]}
 
 
@@ -169,7 +161,7 @@ def doubled(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_steps_before_are_done_to_documents_and_those_behind_to_sequences(num_workers: int) -> None:
     lengths = [5, 2, 9, 4]
-    data = documents(lengths).map(later).map(doubled).pack(4, lengths=lengths)
+    data = Documents(lengths).map(later).map(doubled).pack(4, lengths=lengths)
     data = data.map(lambda one: {"sum": int(one["input_ids"].sum())}).batch(2)
     flat = [2 * (1000 * (number + 1) + at + 1) for number, length in enumerate(lengths) for at in range(length)]
     sums = [sum(flat[at : at + 4]) for at in range(0, len(flat), 4)]
@@ -239,10 +231,6 @@ def test_of_long_documents_just_the_parts_of_a_sequence_are_read() -> None:
         assert all(int(b) - int(a) < 20_000 for a, b in (one[6:].split("-") for one in ranges))
 
 
-def as_tokens(one: dict[str, Any]) -> dict[str, Any]:
-    return {"input_ids": np.frombuffer(one["bin"], np.uint8)}
-
-
 def test_packed_files_are_read_from_their_own_store_beside_inputs_of_others() -> None:
     with FaultServer() as here, FaultServer() as there:
         urls = [
@@ -253,8 +241,12 @@ def test_packed_files_are_read_from_their_own_store_beside_inputs_of_others() ->
         assert len(urls) == 4  # of one name on both servers, and of other contents
         stores = [{"endpoint": server.url, "skip_signature": True} for server in (here, there)]
         shards = hr.tokens("s3://bucket/{4,5}.bin", "uint8", 2, storage_options=stores[0])
-        files = [hr.files("s3://bucket/{4,5}.bin", storage_options=options).map(as_tokens) for options in stores]
-        sequences = files[1].pack(4, lengths=[2, 2], document_ids=False)
+        files = [hr.files("s3://bucket/{4,5}.bin", storage_options=options) for options in stores]
+        sequences = (
+            files[1]
+            .map(lambda one: {"input_ids": np.frombuffer(one["bin"], np.uint8)})
+            .pack(4, lengths=[2, 2], document_ids=False)
+        )
         for data in (
             shards.concat(sequences),
             hr.mix({"a": shards, "b": sequences}),
@@ -281,7 +273,7 @@ def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
     options = {"global_batch_size": size, "tail": tail, "num_workers": 0}
 
     def make() -> Any:
-        data = documents(lengths) if kind in ("map", "mix") else stored(kind, lengths)
+        data = Documents(lengths) if kind in ("map", "mix") else stored(kind, lengths)
         if before is not None and (kind != "map" or before == "auto"):
             data = data.shuffle(before)
         known: dict[str, Any] = {"lengths": lengths} if kind in ("map", "mix") else {"tokens": "tokens"}
@@ -301,26 +293,22 @@ def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
     return f"{kind} {lengths}, {before}, {method} {length}, {behind}; {options}", make, options
 
 
-def run(number: int) -> int:
-    rng = random.Random(f"packed {number}")
-    told, make, options = drawn(rng)
-    return elastic_run(told, rng, make, 4, **options)
-
-
 @pytest.mark.slow
 def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
     resumes, number = 0, 0
     while resumes < RESUMES:
-        resumes += run(number)
+        rng = random.Random(f"packed {number}")
+        case, make, options = drawn(rng)
+        resumes += elastic_run(case, rng, make, 4, **options)
         number += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "method"), [("map", "concat"), ("map", "best_fit"), ("megatron", "best_fit")])
-def test_workers_make_the_same_of_shuffled_documents(kind: str, method: Any) -> None:
+def test_workers_make_the_same_of_shuffled_Documents(kind: str, method: Any) -> None:
     lengths = np.random.default_rng(4).integers(1, 50, 80).tolist()
     if kind == "map":
-        data = documents(lengths).shuffle().map(doubled).pack(64, lengths=lengths, method=method)
+        data = Documents(lengths).shuffle().map(doubled).pack(64, lengths=lengths, method=method)
     else:
         data = stored(kind, lengths).shuffle().pack(64, tokens="tokens", method=method)
     alone = [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4)]
@@ -330,15 +318,14 @@ def test_workers_make_the_same_of_shuffled_documents(kind: str, method: Any) -> 
 def test_sources_of_a_mixture_are_packed_so_that_weights_are_shares_of_tokens() -> None:
     long, short = [200] * 10, [3] * 900
     parts = {
-        "long": documents(long).pack(32, lengths=long).shuffle(),
-        "short": documents(short).pack(32, lengths=short).shuffle(),
+        "long": Documents(long).pack(32, lengths=long).shuffle(),
+        "short": Documents(short).pack(32, lengths=short).shuffle(),
     }
-    with hr.DataLoader(hr.mix(parts, {"long": 0.5, "short": 0.5}), batch_size=20, num_workers=0) as loader:
-        batch = next(iter(loader))
+    batch = first_of(hr.mix(parts, {"long": 0.5, "short": 0.5}), batch_size=20)
     assert batch["input_ids"].shape == (20, 32)
     assert batch["__source__"].count("long") == 10
     with pytest.raises(OptionError, match=r"source 'long' packs shuffled documents: put its \.shuffle\(\) after"):
-        hr.mix({"long": documents(long).shuffle().pack(32, lengths=long)})
+        hr.mix({"long": Documents(long).shuffle().pack(32, lengths=long)})
 
 
 # What cannot be packed.
@@ -350,91 +337,35 @@ def test_states_of_other_documents_lengths_and_ways_are_refused() -> None:
     def loader(data: Any) -> hr.DataLoader[Any]:
         return hr.DataLoader(data, batch_size=2, num_workers=0)
 
-    first = documents(lengths).shuffle()
+    first = Documents(lengths).shuffle()
     state = state_after(loader(first.pack(8, lengths=lengths)), 1)
     others = [
-        documents([2, 5, 9, 4, 30]).shuffle().pack(8, lengths=[2, 5, 9, 4, 30]),
+        Documents([2, 5, 9, 4, 30]).shuffle().pack(8, lengths=[2, 5, 9, 4, 30]),
         first.pack(9, lengths=lengths),
         first.pack(8, lengths=lengths, method="best_fit"),
-        documents(lengths).pack(8, lengths=lengths).shuffle(),
-        documents(lengths).pack(8, lengths=lengths),
+        Documents(lengths).pack(8, lengths=lengths).shuffle(),
+        Documents(lengths).pack(8, lengths=lengths),
         first,
     ]
-    for other in others:
-        with loader(other) as made, pytest.raises(StateMismatchError):
-            made.load_state_dict(state)
+    states = [(state, other) for other in others]
+    equal, other = (Documents([4] * 6).sample([k, 1, 2, 3]).pack(8, lengths=[4] * 6) for k in (0, 5))
+    for saved, data in [*states, (state_after(loader(equal), 1), other)]:
+        with loader(data) as made, pytest.raises(StateMismatchError):
+            made.load_state_dict(saved)
 
 
-def test_state_of_other_documents_of_the_same_lengths_is_refused() -> None:
-    data = documents([4] * 6)
-    state = state_after(
-        hr.DataLoader(data.sample([0, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0), 1
-    )
-    with hr.DataLoader(data.sample([5, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0) as made:
-        with pytest.raises(StateMismatchError):
-            made.load_state_dict(state)
+def slow_by_turns(lengths: Sequence[int], *, is_backwards: bool) -> Made:
+    """Documents of random numbers. Each is ready after the next one, or before it."""
 
-
-def first_of(data: Any) -> Any:
-    return next(iter(data))
-
-
-@pytest.mark.parametrize("method", ["concat", "best_fit"])
-def test_documents_that_are_not_as_long_as_was_said_are_an_error(method: Any) -> None:
-    data = documents([3, 5]).pack(8, lengths=[3, 4], method=method)
-    with pytest.raises(ValueError, match="'input_ids' of document 1 has 5 values, and the document has 4 tokens by"):
-        first_of(data)
-    data = stored("megatron", [3, 5]).pack(8, tokens="tokens", lengths=[4, 4], method=method)
-    with pytest.raises(ValueError, match="'tokens' of document 0 has 3 values, and the document has 4 tokens by"):
-        first_of(data)
-    data = stored("megatron", [3, 5]).map(lambda one: {"tokens": one["tokens"][1:]}).pack(8, tokens="tokens")
-    with pytest.raises(ValueError, match=r"or a step before \.pack\(\) changes how many there are"):
-        first_of(data)
-    masks = documents([3]).map(lambda one: {**one, "weight": one["weight"][:2]}).pack(8, lengths=[3], fields=["weight"])
-    with pytest.raises(ValueError, match="'weight' of document 0 has 2 values"):
-        first_of(masks)
-    with pytest.raises(OptionError, match=r"lengths=…\): there are 3 of them, and 2 documents"):
-        len(documents([3, 5]).pack(8, lengths=[3, 5, 1]))
-
-
-def test_documents_without_such_tokens_are_an_error() -> None:
-    with pytest.raises(KeyError, match=r"a document has no field 'ids'; it has: input_ids, weight, number"):
-        first_of(documents([3]).pack(4, lengths=[3], tokens="ids"))
-    with pytest.raises(KeyError, match=r"fields=\('mask',\)\): a document has no field 'mask'"):
-        first_of(documents([3]).pack(4, lengths=[3], fields="mask"))
-    with pytest.raises(KeyError, match="it is a list"):
-        first_of(hr.from_map([[1, 2]]).pack(4, lengths=[2]))
-    with pytest.raises(TypeError, match=r"'weight' is an array of float64 of shape \(3,\): whole numbers"):
-        first_of(documents([3]).pack(4, lengths=[3], tokens="weight"))
-    some = hr.from_map([{"input_ids": np.arange(2, dtype=dtype)} for dtype in ("int32", "uint16")])
-    with pytest.raises(TypeError, match="'input_ids' is of int32 in one document, and of uint16 in another"):
-        first_of(some.pack(4, lengths=[2, 2]))
-    many = hr.from_map([{"input_ids": [1, 2], "hash": [1, 2**63]}])
-    with pytest.raises(OverflowError, match="9223372036854775808, which int64 cannot hold"):
-        first_of(many.pack(4, lengths=[2], fields="hash"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pad", [-100, np.int64(-100), 1.5, float("nan"), 2**16])
-def test_what_tokens_cannot_hold_does_not_fill_sequences_up(pad: Any) -> None:
-    with pytest.raises(ValueError, match=r"\.pack\(pad_value=…\): field 'tokens' is of uint16, which cannot hold"):
-        first_of(stored("megatron", [3, 5]).pack(90, tokens="tokens", pad_value=pad))
-
-
-class SlowByTurns(Documents):
-    """Each document comes after the next one."""
-
-    def __init__(self, lengths: Sequence[int], *, is_backwards: bool) -> None:
-        super().__init__(lengths)
-        self.is_backwards = is_backwards
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        for _ in range(len(self.lengths) - key if self.is_backwards else key):
+    async def make(key: int) -> dict[str, Any]:
+        for _ in range(len(lengths) - key if is_backwards else key):
             await asyncio.sleep(0)
-        return {"input_ids": hr.rng().integers(0, 1000, self.lengths[key])}
+        return {"input_ids": hr.rng().integers(0, 1000, lengths[key])}
+
+    return Made(make, len(lengths))
 
 
-async def drawn_anew(one: dict[str, Any]) -> dict[str, Any]:
+async def drawn_again(one: dict[str, Any]) -> dict[str, Any]:
     await asyncio.sleep(0)
     return {"input_ids": np.concatenate([one["input_ids"][:1], hr.rng().integers(0, 1000, len(one["input_ids"]) - 1)])}
 
@@ -442,7 +373,7 @@ async def drawn_anew(one: dict[str, Any]) -> dict[str, Any]:
 def test_random_numbers_of_documents_do_not_depend_on_which_comes_first() -> None:
     lengths = [3, 2, 4, 3, 2, 6]
     made = [
-        plain(list(SlowByTurns(lengths, is_backwards=is_backwards).map(drawn_anew).pack(10, lengths=lengths)))
+        plain(list(slow_by_turns(lengths, is_backwards=is_backwards).map(drawn_again).pack(10, lengths=lengths)))
         for is_backwards in (False, True)
     ]
     assert made[0] == made[1]
@@ -471,30 +402,57 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its inputs"),
     "in turn": (lambda data: data.interleave(data).pack(8, lengths=[1, 1]), "its inputs alternate"),
     "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "each epoch would have other"),
+    "by number": (lambda data: data.shuffle().pack(4, lengths=[3, 5])[0], "sequences of it are others in each epoch"),
     "iterated": (lambda data: hr.from_iterable([1]).pack(8, lengths=[1]), "have no numbers before they are read"),
 }  # fmt: skip
 
 
+def of_files(change: Callable[[Any], Any] = dict, **options: Any) -> Any:
+    return stored("megatron", [3, 5]).map(change).pack(90, tokens="tokens", **options)
+
+
+def shorter(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda one: {**one, name: one[name][1:]}
+
+
+def listed(*values: Any) -> Any:
+    return hr.from_map([{"input_ids": value, "hash": [1, 2**63]} for value in values])
+
+
+WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [  # of documents with 3 and 5 tokens
+    (lambda data: data.pack(8, lengths=[3, 4]), ValueError, "of document 1 has 5 values, and the document has 4"),
+    (lambda data: data.pack(8, lengths=[3, 4], method="best_fit"), ValueError, "'input_ids' of document 1 has 5"),
+    (lambda data: of_files(lengths=[4, 4]), ValueError, "of document 0 has 3 values, and the document has 4 tokens by"),
+    (lambda data: of_files(lengths=[4, 4], method="best_fit"), ValueError, "'tokens' of document 0 has 3 values, and"),
+    (lambda data: of_files(shorter("tokens")), ValueError, r"or a step before \.pack\(\) changes how many there are"),
+    (lambda data: data.map(shorter("weight")).pack(8, lengths=[3, 5], fields="weight"), ValueError, "'weight' of docu"),
+    (lambda data: data.pack(8, lengths=[3, 5, 1]), OptionError, r"lengths=…\): there are 3 of them, and 2 documents"),
+    (lambda data: data.pack(8, lengths=[3, 5], tokens="ids"), KeyError, "'ids'; it has: input_ids, weight, number"),
+    (lambda data: data.pack(8, lengths=[3, 5], fields="mask"), KeyError, r"fields=\('mask',\)\): a document has no"),
+    (lambda data: hr.from_map([[1, 2]]).pack(8, lengths=[2]), KeyError, "it is a list"),
+    (lambda data: data.pack(8, lengths=[3, 5], tokens="weight"), TypeError, r"array of float64 of shape \(3,\): whole"),
+    (lambda data: listed(np.ones(2, "int32"), np.ones(2, "uint16")).pack(4, lengths=[2, 2]), TypeError, "of uint16 in"),
+    (lambda data: listed([1, 2]).pack(4, lengths=[2], fields="hash"), OverflowError, "808, which int64 cannot hold"),
+    *((lambda data, pad=pad: of_files(pad_value=pad), ValueError, "field 'tokens' is of uint16, which cannot hold")
+      for pad in (-100, np.int64(-100), 1.5, float("nan"), 2**16)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "message"), WRONG)
+def test_documents_that_cannot_be_packed_are_an_error(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        list(make(Documents([3, 5])))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_known_beforehand_is_refused_by_name(name: str) -> None:
+def test_documents_whose_lengths_are_unknown_are_refused(name: str) -> None:
     make, message = REFUSED[name]
-    with pytest.raises(OptionError, match=message):
-        make(documents([3, 5]))
-
-
-def test_sequences_of_shuffled_documents_have_no_numbers_of_their_own() -> None:
-    with pytest.raises(TypeError, match="is shuffled: sequences of it are others in each epoch"):
-        documents([3, 5]).shuffle().pack(4, lengths=[3, 5])[0]
+    with pytest.raises((OptionError, TypeError), match=message):
+        make(Documents([3, 5]))
 
 
 def test_some_documents_in_an_order_that_is_given_are_packed() -> None:
     lengths = [3, 5, 2, 6]
-    data = documents(lengths).sample([3, 0, 3]).take(2).pack(5, lengths=lengths)
+    data = Documents(lengths).sample([3, 0, 3]).take(2).pack(5, lengths=lengths)
     assert plain(list(data)) == concatenated([3, 0], lengths, 5)
-    assert functools.reduce(lambda total, one: total + len(one["input_ids"]), data, 0) == 10
-
-
-def test_no_documents_make_no_sequences() -> None:
-    for method in ("concat", "best_fit"):
-        assert epochs(documents([0, 0]).pack(4, lengths=[0, 0], method=method)) == [[]]  # type: ignore[arg-type]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import iterated_later, outcomes_of, state_after
-from builders.ranks import Rows, ran, whole, world
+from builders.loops import first_of, flat, iterated_later, loaded, outcomes_of, rest_of, saved, state_after
+from builders.numbers import Made
+from builders.ranks import Rows, ran, whole
 from end_to_end.state.sources import rows
 from unit.test_packed_rows import by_hand
 
@@ -21,7 +20,7 @@ import headrace as hr
 from headrace.errors import OptionError, StateMismatchError
 from headrace.state.state import merge_states
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "12"))
 LENGTH = 16
@@ -61,15 +60,21 @@ def by_lanes(documents: list[list[dict[str, Any]]], lanes: int, method: str) -> 
     for lane in range(lanes):
         own = [document for some in documents[lane::lanes] for document in some]
         sizes = [(k, 0, len(document["input_ids"])) for k, document in enumerate(own)]
-        sequences.append(
-            [
-                [(t, which) for which, (k, _, a, b) in enumerate(pieces) for t in own[k]["input_ids"][a:b].tolist()]
-                for pieces in by_hand(method, LENGTH, sizes)
-            ]
-        )
+        sequences.append([])
+        for pieces in by_hand(method, LENGTH, sizes):
+            tokens = [own[k]["input_ids"][start:end].tolist() for k, _, start, end in pieces]
+            sequences[-1].append((flat(tokens), [which for which, some in enumerate(tokens) for _ in some]))
     steps = range(max(map(len, sequences)))
-    flat = [some[step] for step in steps for some in sequences if step < len(some)]
-    return [([token for token, _ in one], [which for _, which in one]) for one in flat]
+    return [some[step] for step in steps for some in sequences if step < len(some)]
+
+
+def kept_documents(count: int) -> list[list[dict[str, Any]]]:
+    return [several(text(n)) if is_kept(text(n)) else [] for n in range(count)]
+
+
+def tokens_of(batches: Any) -> list[list[int]]:
+    """Tokens of rows that were padded with -1."""
+    return [[token for token in row if token >= 0] for batch in batches for row in batch["input_ids"].tolist()]
 
 
 @pytest.mark.slow
@@ -78,7 +83,6 @@ def by_lanes(documents: list[list[dict[str, Any]]], lanes: int, method: str) -> 
 def test_rows_are_packed_of_their_own_documents(method: Any, workers: int) -> None:
     stream = texts().filter(is_kept).map(later).flat_map(several)
     stream = stream.pack(LENGTH, method=method, fields="drawn", pad_value={"input_ids": -1})
-    documents = [several(text(n)) if is_kept(text(n)) else [] for n in range(60)]
     with hr.DataLoader(stream, batch_size=4, num_workers=workers) as loader:
         batches = list(loader)
         with pytest.raises(TypeError, match="is known only later"):
@@ -90,7 +94,7 @@ def test_rows_are_packed_of_their_own_documents(method: Any, workers: int) -> No
             filled = ids.index(-1) if -1 in ids else LENGTH
             assert tokens[filled:] == [-1] * (LENGTH - filled)
             found.append((tokens[:filled], ids[:filled]))
-    assert found == by_lanes(documents, 4, method)
+    assert found == by_lanes(kept_documents(60), 4, method)
     assert {str(batch["input_ids"].dtype) for batch in batches} == {"torch.int32"}
 
 
@@ -128,10 +132,8 @@ def prepared(name: str, method: str) -> hr.Stream:
 def run(number: int) -> int:
     rng = random.Random(number)
     name = rng.choice(["filtered", "many", "bad", "mixed", "by tokens", "by tokens", "bad by tokens"])
-    method, lanes = rng.choice(["concat", "best_fit"]), 8
-    steps = rng.randint(3, 12)
-    stream = prepared(name, method)
-    stream = stream.epoch(samples=steps * lanes)
+    method, lanes, steps = rng.choice(["concat", "best_fit"]), 8, rng.randint(3, 12)
+    stream = prepared(name, method).epoch(samples=steps * lanes)
     options: dict[str, Any] = {"global_batch_size": lanes, "seed": rng.choice([None, 7])}
     if "tokens" in name and rng.random() < 0.5:
         options |= {"exclude": hr.Exclude(samples=[3, 20, 61])}
@@ -144,12 +146,9 @@ def run(number: int) -> int:
     while len(got) < steps:
         size, most = rng.choice([1, 2, 3, 5, 8]), rng.randint(0, steps - len(got))
         worlds.append(size)
-        with ExitStack() as stack:
-            workers = rng.choice([0, 0, 0, 1]) if size == 1 else 0
-            ranks = world(stack, size, lambda: stream, state, num_workers=workers, **options)
-            got += whole(ranks.run(most))
-            state = merge_states(ranks.states())
-        resumes += 1
+        workers = rng.choice([0, 0, 0, 1]) if size == 1 else 0
+        found, states = ran(size, lambda: stream, state, most, num_workers=workers, **options)
+        got, state, resumes = got + whole(found), merge_states(states), resumes + 1
     assert got == expected, f"{number}: {name}, {method}, {worlds}"
     return resumes
 
@@ -163,18 +162,16 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
         number += 1
 
 
-def test_documents_that_fail_are_left_out_and_counted_once() -> None:
+def test_failed_documents_are_skipped_and_counted_once() -> None:
     bad = [n for n in range(60) if n % 11 == 3]
     stream = texts().map(with_bad_ones).pack(LENGTH, pad_value=-1)
     with hr.DataLoader(stream, batch_size=4, on_error="skip", max_skips=None) as loader:
         batches = list(loader)
         assert sorted(skipped.position for skipped in loader.stats().skipped_samples) == bad
-    found = [[token for token in row if token >= 0] for batch in batches for row in batch["input_ids"].tolist()]
     documents = [[text(n)] if n not in bad else [] for n in range(60)]
-    assert found == [tokens for tokens, _ in by_lanes(documents, 4, "concat")]
-    with hr.DataLoader(stream, batch_size=4, on_error="skip", max_skips=(2, None)) as loader:
-        with pytest.raises(ValueError, match="is damaged"):
-            list(loader)
+    assert tokens_of(batches) == [tokens for tokens, _ in by_lanes(documents, 4, "concat")]
+    with pytest.raises(ValueError, match="is damaged"):
+        loaded(stream, batch_size=4, on_error="skip", max_skips=(2, None))
 
 
 def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
@@ -188,7 +185,7 @@ def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
-def test_ranks_go_on_without_end_where_documents_are_repeated(method: Any) -> None:
+def test_ranks_pack_repeated_documents_without_end(method: Any) -> None:
     stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
     expected = whole(ran(1, lambda: stream, global_batch_size=6, most=70)[0])
     assert whole(ran(3, lambda: stream, global_batch_size=6, most=70)[0]) == expected
@@ -205,23 +202,19 @@ def test_ranks_with_an_uneven_end_pack_each_document_once_resumed_anywhere(metho
         made.load_state_dict(state or {})
         return made
 
-    def tokens(batches: Any) -> list[list[int]]:
-        return [[t for t in row if t >= 0] for batch in batches for row in batch["input_ids"].tolist()]
-
-    documents = [several(text(n)) if is_kept(text(n)) else [] for n in range(31)]
-    expected = sorted(some for some, _ in by_lanes(documents, size, method))
+    expected = sorted(some for some, _ in by_lanes(kept_documents(31), size, method))
     whole, states = list[list[list[list[int]]]](), list[list[Any]]()
     for rank in range(ranks):
         with loader(rank, ranks) as own:
-            before, got = [json.dumps(own.state_dict())], list[list[list[int]]]()
+            before, got = [saved(own)], list[list[list[int]]]()
             for batch in own:
-                got.append(tokens([batch]))
-                before.append(json.dumps(own.state_dict()))
+                got.append(tokens_of([batch]))
+                before.append(saved(own))
         whole.append(got)
-        states.append(list(map(json.loads, before[:-1])))
+        states.append(before[:-1])
         for done, state in enumerate(states[rank]):
             with loader(rank, ranks, state) as own:
-                assert [tokens([batch]) for batch in own] == got[done:]
+                assert [tokens_of([batch]) for batch in own] == got[done:]
     assert sorted(row for own in whole for batch in own for row in batch) == expected
     merged = list[Any]()
     for of_ranks in zip(*states, strict=False):
@@ -230,34 +223,42 @@ def test_ranks_with_an_uneven_end_pack_each_document_once_resumed_anywhere(metho
     assert merged or not all(whole)  # a rank without documents has no state within the epoch
     for done, state in merged:
         with loader(0, 1, state) as own:
-            assert sorted([row for some in whole for batch in some[:done] for row in batch] + tokens(own)) == expected
+            assert (
+                sorted([row for some in whole for batch in some[:done] for row in batch] + tokens_of(own)) == expected
+            )
 
 
 def empty(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "input_ids": document["input_ids"][:0]}
 
 
+def always_bad(document: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("damaged")
+
+
+BAD = texts(50).map(always_bad).shuffle("global").repeat()
+SHORT = hr.from_map([{"input_ids": [n] * n} for n in (0, 1, 0, 2)])
+ENDLESS: list[tuple[Callable[[], hr.Stream], int, str]] = [
+    (lambda: texts().map(empty).repeat().pack(LENGTH), 2, "documents one after the other had no tokens"),
+    (lambda: SHORT.repeat().pack(2), 2, r"a row of the batch lacks some; without \.shuffle\(\) before \.pack\(\)"),
+    (lambda: BAD.pack(LENGTH), 4, "documents one after the other had no tokens, or failed"),
+    (lambda: BAD.pack(LENGTH, method="best_fit"), 4, "documents one after the other had no tokens, or failed"),
+]
+
+
 @pytest.mark.slow
-def test_documents_without_tokens_end_an_epoch_without_end() -> None:
-    with hr.DataLoader(texts().map(empty).repeat().pack(LENGTH), batch_size=2) as loader:
-        with pytest.raises(OptionError, match="documents one after the other had no tokens"):
-            next(iter(loader))
+@pytest.mark.parametrize(("make", "size", "message"), ENDLESS)
+def test_endless_epoch_without_tokens_for_a_row_is_an_error(make: Callable[[], Any], size: int, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        first_of(make(), batch_size=size, on_error="skip", max_skips=None)
+
+
+def test_documents_without_tokens_may_end_an_epoch_or_be_shuffled() -> None:
     assert list(texts().map(empty).pack(LENGTH)) == []
+    assert first_of(SHORT.shuffle().repeat().pack(2), batch_size=2)["input_ids"].shape == (2, 2)
 
 
-@pytest.mark.slow
-def test_a_row_that_gets_the_same_documents_without_tokens_is_told_to_shuffle() -> None:
-    data = hr.from_map([{"input_ids": [n] * n} for n in (0, 1, 0, 2)])
-    with hr.DataLoader(data.repeat().pack(2), batch_size=2) as loader:
-        with pytest.raises(
-            OptionError, match=r"a row of the batch lacks some; without \.shuffle\(\) before \.pack\(\)"
-        ):
-            next(iter(loader))
-    with hr.DataLoader(data.shuffle().repeat().pack(2), batch_size=2) as loader:
-        assert next(iter(loader))["input_ids"].shape == (2, 2)
-
-
-def test_the_first_steps_of_an_epoch_are_those_of_a_longer_one_and_skipped_ones_too() -> None:
+def test_first_steps_of_an_epoch_do_not_depend_on_its_length_and_can_be_skipped() -> None:
     def loader(steps: int) -> hr.DataLoader[Any]:
         stream = texts().shuffle().filter(is_kept).pack(LENGTH).epoch(samples=4 * steps)
         return hr.DataLoader(stream, batch_size=4)
@@ -269,53 +270,45 @@ def test_the_first_steps_of_an_epoch_are_those_of_a_longer_one_and_skipped_ones_
         assert [rows(batch) for batch in skipping] == whole[3:]
 
 
-# What is refused.
+REPEATED = texts().shuffle().repeat().filter(is_kept)
+TWO: dict[str, Any] = {"global_batch_size": 4, "rank": 0, "world_size": 2}
+OTHERS: list[tuple[hr.Stream, dict[str, Any], str]] = [
+    (REPEATED.pack(LENGTH), {"batch_size": 8}, "packed in 4 lanes, one for each row"),
+    (REPEATED.pack(LENGTH), {"batch_size": 4, "seed": 3}, "the seed is another one"),
+    (REPEATED.pack(LENGTH + 1), {"batch_size": 4}, "pack.16, concat"),
+    (REPEATED.pack(LENGTH, method="best_fit"), {"batch_size": 4}, "pack.16, best_fit"),
+    (REPEATED.pack(LENGTH), {**TWO, "global_batch_size": 6}, "in 4 lanes"),
+]
 
 
-def state_of(stream: Any, steps: int = 2, **options: Any) -> Any:
-    return state_after(hr.DataLoader(stream, **options), steps)
+@pytest.mark.parametrize(("stream", "options", "message"), OTHERS)
+def test_state_of_other_rows_is_refused(stream: hr.Stream, options: dict[str, Any], message: str) -> None:
+    state = state_after(hr.DataLoader(REPEATED.pack(LENGTH), batch_size=4), 2)
+    with hr.DataLoader(stream, **options) as loader, pytest.raises(StateMismatchError, match=message):
+        loader.load_state_dict(state)
 
 
-def test_states_of_other_rows_lengths_ways_and_ranks_are_refused() -> None:
-    documents = texts().shuffle().repeat().filter(is_kept)
-    state = state_of(documents.pack(LENGTH), batch_size=4)
-    refused: list[tuple[Any, dict[str, Any], str]] = [
-        (documents.pack(LENGTH), {"batch_size": 8}, "packed in 4 lanes, one for each row"),
-        (documents.pack(LENGTH), {"batch_size": 4, "seed": 3}, "the seed is another one"),
-        (documents.pack(LENGTH + 1), {"batch_size": 4}, "pack.16, concat"),
-        (documents.pack(LENGTH, method="best_fit"), {"batch_size": 4}, "pack.16, best_fit"),
-        (documents.pack(LENGTH), {"global_batch_size": 6, "rank": 0, "world_size": 2}, "in 4 lanes"),
-    ]
-    for stream, options, told in refused:
-        with hr.DataLoader(stream, **options) as loader, pytest.raises(StateMismatchError, match=told):
-            loader.load_state_dict(state)
+def test_state_of_other_documents_of_one_rank_or_of_another_step_is_refused() -> None:
     forwards, backwards = (hr.from_map(range(60)).sample(range(60)[::k]).map(text).pack(LENGTH) for k in (1, -1))
-    state = state_of(forwards, 4, batch_size=4)
+    state = state_after(hr.DataLoader(forwards, batch_size=4), 4)
     with hr.DataLoader(backwards, batch_size=4) as loader:
         with pytest.raises(StateMismatchError, match="not those of this loader's order"):
             loader.load_state_dict(state)
-    one_rank = state_of(documents.pack(LENGTH), global_batch_size=4, rank=0, world_size=2)
-    with hr.DataLoader(documents.pack(LENGTH), global_batch_size=4) as loader:
+    first, second = (state_after(hr.DataLoader(REPEATED.pack(LENGTH), **{**TWO, "rank": k}), 2 + k) for k in (0, 1))
+    with hr.DataLoader(REPEATED.pack(LENGTH), global_batch_size=4) as loader:
         with pytest.raises(StateMismatchError, match=r"rank 0 of 2 alone, .* merge the states of all ranks"):
-            loader.load_state_dict(one_rank)
-    other = state_of(documents.pack(LENGTH), 3, global_batch_size=4, rank=1, world_size=2)
+            loader.load_state_dict(first)
     with pytest.raises(StateMismatchError, match="must be of one step"):
-        merge_states([one_rank, other])
+        merge_states([first, second])
 
 
-def test_documents_that_have_become_others_are_not_gone_on_with() -> None:
-    def longer(document: dict[str, Any]) -> dict[str, Any]:
-        return {**document, "input_ids": document["input_ids"][: cut[0]]}
-
+def test_state_within_a_document_that_has_changed_is_refused() -> None:
     cut = [99]
-    state = state_of(hr.from_map([{"input_ids": np.arange(40)}] * 9).map(longer).pack(LENGTH), 1, batch_size=2)
+    data = hr.from_map([{"input_ids": np.arange(40)}] * 9).map(lambda one: {"input_ids": one["input_ids"][: cut[0]]})
+    state = state_after(hr.DataLoader(data.pack(LENGTH), batch_size=2), 1)
     cut[0] = 10
-    with hr.DataLoader(
-        hr.from_map([{"input_ids": np.arange(40)}] * 9).map(longer).pack(LENGTH), batch_size=2
-    ) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
-            list(loader)
+    with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
+        rest_of(hr.DataLoader(data.pack(LENGTH), batch_size=2), state)
 
 
 @pytest.mark.slow
@@ -344,78 +337,42 @@ def test_excluded_documents_are_packed_as_empty_ones_also_after_a_resume(method:
     assert of(begin) & {5, 17, 30} or len(begin) < 40
 
 
-def first_of(stream: Any, **options: Any) -> Any:
-    with hr.DataLoader(stream, **options) as loader:
-        return next(iter(loader))
+SOME = texts().filter(is_kept)
+MASKED = hr.from_map([{"input_ids": [1, 2], "mask": [1]}])
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: first_of(SOME.pack(8), **TWO), r"put \.epoch\(samples=N\) after"),
+    (lambda: first_of(texts().pack(8).epoch(samples=10), **TWO), r"have \.epoch\(samples=8\)"),
+    (lambda: first_of(texts().pack(8), in_order=False), r"in_order=False and \.pack\(8, concat\)"),
+    (lambda: first_of(texts().pack(8), exclude=hr.Exclude(steps=[(3, 4)])), "exclude documents by their numbers"),
+    (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
+    (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) cannot follow \.pack"),
+    (lambda: texts().pack(8).shuffle().pipeline(), r"\.shuffle\(window, samples=2048\) cannot follow \.pack"),
+    (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) after \.pack"),
+    (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),
+    (lambda: texts().batch(2).pack(8), "takes single samples"),
+    (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
+    (lambda: SOME.take(4).pack(8), r"cannot follow \.take\(4\)"),
+    (lambda: hr.from_iterable([text(1)]).pack(8), "have no numbers before they are read"),
+    (lambda: first_of(hr.from_map([[1]]).pack(8)), "no field 'input_ids'; it has: it is a list"),
+    (lambda: first_of(MASKED.pack(8, fields="mask")), "have different lengths: {'input_ids': 2, 'mask': 1}"),
+    (lambda: texts().pack(0), "a sequence has 1 token or more"),
+]
 
 
-TWO = {"global_batch_size": 4, "rank": 0, "world_size": 2}
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "an end on ranks": (
-        lambda: first_of(texts().filter(is_kept).pack(8), **TWO),
-        r"put \.epoch\(samples=N\) after",
-    ),
-    "part of a step": (lambda: first_of(texts().pack(8).epoch(samples=10), **TWO), r"have \.epoch\(samples=8\)"),
-    "any order": (lambda: first_of(texts().pack(8), in_order=False), r"in_order=False and \.pack\(8, concat\)"),
-    "excluded steps": (
-        lambda: first_of(texts().pack(8), exclude=hr.Exclude(steps=[(3, 4)])),
-        "exclude documents by their numbers",
-    ),
-    "filter after": (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
-    "batch after": (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) cannot follow \.pack"),
-    "shuffle after": (
-        lambda: texts().pack(8).shuffle().pipeline(),
-        r"\.shuffle\(window, samples=2048\) cannot follow \.pack",
-    ),
-    "repeat after": (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) after \.pack"),
-    "packed twice": (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),
-    "batched": (lambda: texts().batch(2).pack(8), "takes single samples"),
-    "put together": (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
-    "taken": (lambda: texts().filter(is_kept).take(4).pack(8), r"cannot follow \.take\(4\)"),
-    "no numbers": (lambda: hr.from_iterable([text(1)]).pack(8), "have no numbers before they are read"),
-    "no such field": (lambda: first_of(hr.from_map([[1]]).pack(8)), "no field 'input_ids'; it has: it is a list"),
-    "fields": (
-        lambda: first_of(hr.from_map([{"input_ids": [1, 2], "mask": [1]}]).pack(8, fields="mask")),
-        "the fields of a document have different lengths: {'input_ids': 2, 'mask': 1}",
-    ),
-    "length": (lambda: texts().pack(0), "a sequence has 1 token or more"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_packed_in_lanes_is_refused_by_name(name: str) -> None:
-    make, message = REFUSED[name]
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_rows_that_cannot_be_packed_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises((OptionError, KeyError, ValueError), match=message):
         make()
 
 
-def test_error_of_a_document_that_cannot_be_packed_says_which_one_it_is() -> None:
-    def broken_at_7(document: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": "text"} if document["input_ids"] == [7] else document
-
-    data = (
-        hr.from_map([{"input_ids": [n]} for n in range(9)]).map(broken_at_7).filter(lambda one: one["input_ids"] != [3])
-    )
+def test_error_of_a_document_that_cannot_be_packed_names_it() -> None:
+    data = hr.from_map([{"input_ids": "text" if n == 7 else [n]} for n in range(9)])
     with pytest.raises(TypeError, match="whole numbers in one dimension are needed") as caught:
-        list(data.pack(2))
+        list(data.filter(lambda one: one["input_ids"] != [3]).pack(2))
     assert any(
-        "stage: pack(2, concat); sample 7 of the epoch; operators: FromMap(…) → map(" in note
+        "stage: pack(2, concat); sample 7 of the epoch; operators: FromMap(…) → filter(" in note
         for note in caught.value.__notes__
     )
-
-
-class Counted(hr.AsyncDataset):
-    """Documents; it counts those that were read."""
-
-    def __init__(self) -> None:
-        self.read = 0
-
-    def __len__(self) -> int:
-        return 100_000
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        self.read += 1
-        return {"input_ids": np.full(5, key)}
 
 
 def damaged(document: dict[str, Any]) -> dict[str, Any]:
@@ -435,35 +392,19 @@ TOGETHER: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_error_is_told_at_once_though_what_it_would_be_in_is_never_whole(name: str, workers: int) -> None:
-    data, got = Counted(), 0
+def test_error_is_raised_at_once_when_its_row_or_bucket_never_fills(name: str, workers: int) -> None:
+    data, got = Made(lambda key: {"input_ids": np.full(5, key)}, 100_000), 0
     stream = TOGETHER[name](data.map(damaged))
     size = None if name.startswith("bucket") else 2
     with hr.DataLoader(stream, batch_size=size, num_workers=workers) as loader, pytest.raises(ValueError, match="dam"):
         for _ in loader:
             got += 1
     assert got == {"bucket of a size": 12, "bucket of tokens": 11, "concat": 3, "best_fit": 0}[name]
-    assert data.read < 10_000
+    assert len(data.asked) < 10_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["concat", "best_fit"])
-def test_documents_that_all_fail_and_are_left_out_end_the_run(method: Any) -> None:
-    data = hr.from_map(list(range(50))).map(with_all_bad).shuffle("global", seed=1).repeat().pack(LENGTH, method=method)
-    options: dict[str, Any] = {"on_error": "skip", "max_skips": None}
-    with hr.DataLoader(data, batch_size=4, **options) as loader:
-        with pytest.raises(OptionError, match="documents one after the other had no tokens, or failed"):
-            next(iter(loader))
-
-
-def with_all_bad(number: int) -> dict[str, Any]:
-    raise ValueError(f"document {number} is damaged")
-
-
-@pytest.mark.parametrize(("rows", "told"), [(20, (10, 0)), (8, (0, 14))])
-def test_ranks_count_the_documents_that_an_epoch_of_so_many_rows_repeats_or_leaves(
-    rows: int, told: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("rows", "expected"), [(20, (10, 0)), (8, (0, 14))])
+def test_ranks_count_repeated_and_unread_documents(rows: int, expected: tuple[int, int]) -> None:
     documents = hr.from_map([{"input_ids": [n] * 3} for n in range(30)]).filter(bool)
     counted = [0, 0]
     for rank in range(2):
@@ -472,4 +413,4 @@ def test_ranks_count_the_documents_that_an_epoch_of_so_many_rows_repeats_or_leav
             assert len(list(loader)) == rows // 4
             stats = loader.stats()
         counted = [counted[0] + stats.repeated, counted[1] + stats.unread]
-    assert tuple(counted) == told
+    assert tuple(counted) == expected

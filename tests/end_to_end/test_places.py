@@ -4,67 +4,44 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import pickle
 import shutil
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zstandard
-from end_to_end import litdata, mds
+from builders import litdata, mds, token_files
+from builders.loops import loaded, rest_of, state_after
+from builders.tars import tar
+from builders.zips import zipped
 from moto_s3 import client_of
 
 import headrace as hr
 from headrace.errors import FormatError, ObjectChangedError, OptionError
-from headrace.fetch.stores import memory
-from headrace.formats.registry import sniffed_by_end
+from headrace.formats.registry import sniffed
 from headrace.sources.discovery.entries import Entries, EntriesBuilder
 from headrace.testing import FaultServer
 from headrace.types import Listed
 
 
-def tar_of(names: list[str]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = len(name)
-            archive.addfile(info, io.BytesIO(name.encode()))
-    return out.getvalue()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def texts(*keys: str) -> bytes:
+    return tar([(key, {"txt": f"{key}.txt".encode()}) for key in keys])
 
 
 @pytest.fixture
-def put() -> Iterator[Any]:
-    written: list[str] = []
-
-    def put(path: str, data: bytes) -> None:
-        memory.put(f"memory://place/{path}", data)
-        written.append(path)
-
-    yield put
-    for path in written:
-        memory.remove(f"memory://place/{path}")
-
-
-def fill(put: Any) -> None:
+def train(put: Any) -> str:
+    """A folder of three shards with other files beside them."""
     for k in (2, 0, 1):
-        put(f"train/{k}.tar", tar_of([f"{k}-{n}.txt" for n in range(3)]))
-        put(f"train/{k}.tar.crc", b"x")
+        put(f"train/{k}.tar", texts(*(f"{k}-{n}" for n in range(3))))
+        put(f"train/{k}.tar.crc")
     put("train/_SUCCESS", b"")
     put("train/README.md", b"# read me")
+    return "memory://place/train"
 
 
 def keys(data: Any) -> list[str]:
@@ -74,20 +51,18 @@ def keys(data: Any) -> list[str]:
 IN_ORDER = [f"{k}-{n}" for k in range(3) for n in range(3)]
 
 
-def test_folder_and_pattern_are_their_shards_in_order(put: Any) -> None:
-    fill(put)
-    for place in ("memory://place/train/", "memory://place/train", "memory://place/*/*.tar", "memory://place/**"):
+def test_folder_and_pattern_are_their_shards_in_order(train: str) -> None:
+    parts = [IN_ORDER[3 * k : 3 * k + 3] for k in range(3)]
+    for place in (f"{train}/", train, "memory://place/*/*.tar", "memory://place/**"):
         assert keys(hr.stream(place)) == IN_ORDER
-    assert keys(hr.stream("memory://place/train/[01].tar")) == IN_ORDER[:6]
-    assert (
-        keys(hr.stream(["memory://place/train/[12].tar", "memory://place/train/0.tar"])) == IN_ORDER[3:] + IN_ORDER[:3]
-    )
-    assert keys(hr.stream("memory://place/tr*/{2,0}.tar")) == IN_ORDER[6:] + IN_ORDER[:3]
+    assert keys(hr.stream(f"{train}/[01].tar")) == parts[0] + parts[1]
+    assert keys(hr.stream([f"{train}/[12].tar", f"{train}/0.tar"])) == parts[1] + parts[2] + parts[0]
+    assert keys(hr.stream("memory://place/tr*/{2,0}.tar")) == parts[2] + parts[0]
 
 
 LINES = b'{"n": 1, "text": "%s"}\n{"n": 2}\n' % (b"x" * 9000)
 PRETTY = b'{\n  "n": 1\n}\n'
-MEMBERS = tar_of(["a.txt"])
+MEMBERS = texts("a")
 
 
 NAMED = [
@@ -105,7 +80,7 @@ NAMED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "body", "count", "format"), NAMED, ids=[f"{one[0]} of {one[3]}" for one in NAMED])
-def test_address_pattern_and_folder_are_of_the_format_that_their_first_bytes_say(
+def test_first_bytes_give_the_format_of_addresses_patterns_and_folders(
     put: Any,
     name: str,
     body: bytes,
@@ -125,31 +100,31 @@ def test_address_pattern_and_folder_are_of_the_format_that_their_first_bytes_say
             assert next(iter(hr.stream(f"memory://place/{place}")))["json"] == PRETTY
 
 
-def test_what_is_left_out_is_said_and_why_a_format_was_taken(put: Any) -> None:
-    fill(put)
-    text = hr.stream("memory://place/train/").shuffle().describe(samples=1)
-    assert "3 objects in memory://place/train/" in text
-    assert "3 beside data" in text
-    assert "1 marks of other programs" in text
-    assert "format: tar, by the names of 3 objects" in text
-    assert ".shuffle(auto)  [plan]" in text
-    assert "txt: 7 bytes" in text
+def test_description_names_skipped_objects_and_the_reason_for_the_format(train: str) -> None:
+    text = hr.stream(f"{train}/").shuffle().describe(samples=1)
+    for line in (
+        "3 objects in memory://place/train/",
+        "3 beside data",
+        "1 marks of other programs",
+        "format: tar, by the names of 3 objects",
+        ".shuffle(auto)  [plan]",
+        "txt: 7 bytes",
+    ):
+        assert line in text
 
 
-def test_place_with_several_kinds_is_an_error_that_counts_them(put: Any) -> None:
-    fill(put)
+def test_place_with_several_kinds_is_an_error_that_counts_them(put: Any, train: str) -> None:
     put("train/more.jsonl", b'{"a": 1}\n')
     with pytest.raises(OptionError, match=r"3 tar, 1 jsonl.*pattern such as memory://place/train/\*\*/\*\.tar"):
-        hr.stream("memory://place/train/")
-    assert keys(hr.stream("memory://place/train/", format="tar")) == IN_ORDER
+        hr.stream(f"{train}/")
+    assert keys(hr.stream(f"{train}/", format="tar")) == IN_ORDER
 
 
-def test_tables_beside_shards_and_named_as_these_are_left_out(put: Any) -> None:
-    fill(put)
+def test_tables_beside_shards_with_their_names_are_skipped(put: Any, train: str) -> None:
     for k in range(3):
         put(f"train/{k}_stats.json", b"{}")
         put(f"train/{k}.jsonl", b"{}\n")
-    data = hr.stream("memory://place/train/")
+    data = hr.stream(f"{train}/")
     assert keys(data) == IN_ORDER
     assert "6 objects" in data.describe()
 
@@ -158,7 +133,7 @@ def test_tables_beside_shards_and_named_as_these_are_left_out(put: Any) -> None:
 @pytest.mark.parametrize(("ending", "pack"), [
     ("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstandard.compress)
 ])  # fmt: skip
-def test_compressed_objects_whose_names_do_not_say_so_are_refused_with_the_way_round(
+def test_compressed_objects_without_a_suffix_are_refused_with_a_remedy(
     put: Any, name: str, ending: str, pack: Callable[[bytes], bytes]
 ) -> None:
     put(f"packed/{name}", pack(b'{"n": 1}\n' * 9))
@@ -173,31 +148,33 @@ def test_compressed_objects_whose_names_do_not_say_so_are_refused_with_the_way_r
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
+    ("read", "place", "match"),
     [
-        *(("x.bin", r"hr\.tokens"), ("x.h5", r"hr\.hdf5"), ("x.npy", r"hr\.arrays"), ("x.rar", "unpack")),
-        *(("x.pkl", r"hr\.files"), ("x.jpg", r"hr\.files")),
+        (hr.stream, "memory://place/odd/x.bin", r"hr\.tokens"),
+        (hr.stream, "memory://place/odd/x.h5", r"hr\.hdf5"),
+        (hr.stream, "memory://place/odd/x.npy", r"hr\.arrays"),
+        (hr.stream, "memory://place/odd/x.rar", "unpack"),
+        (hr.stream, "memory://place/odd/x.pkl", r"hr\.files"),
+        (hr.stream, "memory://place/odd/x.jpg", r"hr\.files"),
+        (hr.stream, "FOLDER/missing", "missing is missing: there is no file or folder FOLDER/missing$"),
+        (hr.stream, "FOLDER/missing/", "missing/ is missing: there is no file or folder FOLDER/missing$"),
+        (hr.stream, "FOLDER/empty", "nothing is there to be read"),
+        (hr.stream, "org/name", "hf://datasets/org/name"),
+        (hr.stream, "memory://place/train/*.zst", "nothing there is like that; memory://place/train/ was listed"),
+        (hr.files, "unlisted://shelf/a/*.jpg", r"cannot be listed.*list"),
+        (hr.files, "memory://place/train/{0*,*}.tar", "meant by two"),
     ],
 )
-def test_what_cannot_be_read_says_the_way_round(put: Any, name: str, way: str) -> None:
-    put(f"odd/{name}", b"\x00\x01\x02")
-    with pytest.raises(OptionError, match=way):
-        hr.stream(f"memory://place/odd/{name}")
-
-
-def test_folder_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_place_that_cannot_be_read_is_refused_with_a_remedy(
+    put: Any, train: str, read: Any, place: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hr.plugins.register_store("unlisted", lambda root, storage_options: Unlisted())
+    for ending in ("bin", "h5", "npy", "rar", "pkl", "jpg"):
+        put(f"odd/x.{ending}", b"\x00\x01\x02")
     (tmp_path / "empty").mkdir()
-    for place in ("missing", "missing/"):
-        with pytest.raises(OptionError, match=f"missing/? is missing: there is no file or folder {tmp_path}/missing$"):
-            hr.stream(f"{tmp_path}/{place}")
-    with pytest.raises(OptionError, match="nothing is there to be read"):
-        hr.stream(tmp_path / "empty")
-
-
-def test_repository_without_its_scheme_is_told_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match="hf://datasets/org/name"):
-        hr.stream("org/name")
+    with pytest.raises(OptionError, match=match.replace("FOLDER", str(tmp_path))):
+        read(place.replace("FOLDER", str(tmp_path)))
 
 
 class Unlisted:
@@ -210,58 +187,38 @@ class Unlisted:
         pass
 
 
-def test_pattern_that_nothing_is_like_and_store_that_does_not_list_are_errors(put: Any) -> None:
-    fill(put)
-    with pytest.raises(OptionError, match=r"nothing there is like that; memory://place/train/ was listed"):
-        hr.stream("memory://place/train/*.zst")
-    hr.plugins.register_store("unlisted", lambda root, storage_options: Unlisted())
-    with pytest.raises(OptionError, match=r"cannot be listed.*list"):
-        hr.files("unlisted://shelf/a/*.jpg")
-    with pytest.raises(OptionError, match="meant by two"):
-        hr.files("memory://place/train/{0*,*}.tar")
-
-
-def test_kept_list_is_taken_until_it_is_made_anew(put: Any, cache: Path) -> None:
-    fill(put)
-    place = "memory://place/train/*.tar"
+def test_kept_list_is_used_until_it_is_made_anew(put: Any, train: str, cache: Path) -> None:
+    place = f"{train}/*.tar"
     assert keys(hr.stream(place, listing="kept")) == IN_ORDER
-    put("train/3.tar", tar_of(["3-0.txt"]))
+    put("train/3.tar", texts("3-0"))
     again = hr.stream(place, listing="kept")
     assert keys(again) == IN_ORDER
     assert isinstance(again.source.urls, Entries)
     assert list(pickle.loads(pickle.dumps(again.source.urls))) == list(again.source.urls)
     assert keys(hr.stream(place)) == [*IN_ORDER, "3-0"]
     (kept,) = (cache / "headrace" / "manifests").iterdir()
+    whole = kept.read_bytes()
     for at in (5, -9, -40):
-        data = bytearray(kept.read_bytes())
-        whole = bytes(data)
-        kept.write_bytes(bytes(data[:at]))
+        kept.write_bytes(whole[:at])
         with pytest.raises(FormatError, match="remove it"):
             hr.stream(place, listing="kept")
-        kept.write_bytes(whole)
 
 
 def test_state_of_a_kept_list_is_that_of_the_same_list_given(put: Any) -> None:
     for k in range(10):
         put(f"many/{k}.txt", b"%d" % k)
-    given = hr.DataLoader(hr.files([f"memory://place/many/{k}.txt" for k in range(10)]).shuffle(), batch_size=2)
-    kept = hr.DataLoader(hr.files("memory://place/many/*", listing="kept").shuffle(), batch_size=2)
-    batches = iter(given)
-    seen = [key for _ in range(2) for key in next(batches)["__key__"]]
-    kept.load_state_dict(batches.state_dict())
-    given.close()
-    rest = [key for batch in kept for key in batch["__key__"]]
-    assert sorted(seen + rest) == [str(k) for k in range(10)]
+    given = hr.files([f"memory://place/many/{k}.txt" for k in range(10)]).shuffle()
+    kept = hr.files("memory://place/many/*", listing="kept").shuffle()
+    state = state_after(hr.DataLoader(given, batch_size=2), 2)
+    assert rest_of(hr.DataLoader(kept, batch_size=2), state) == loaded(given, batch_size=2)[2:]
 
 
-def test_listing_of_an_s3_server_that_fails_goes_on(cache: Path) -> None:
-    with FaultServer() as server:
-        for k in range(1500):
-            server.add(f"bucket/n/{k:04d}.txt", b"x", "slowdown:times=1")
-        options = {"endpoint": server.url, "skip_signature": True}
-        data = hr.files("s3://bucket/n/*.txt", storage_options=options)
-        assert len(data) == 1500
-        assert data[7]["__key__"] == "0007"
+def test_listing_of_an_s3_server_that_fails_goes_on(server: FaultServer) -> None:
+    for k in range(1500):
+        server.add(f"bucket/n/{k:04d}.txt", b"x", "slowdown:times=1")
+    data = hr.files("s3://bucket/n/*.txt", storage_options={"endpoint": server.url, "skip_signature": True})
+    assert len(data) == 1500
+    assert data[7]["__key__"] == "0007"
 
 
 def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes, name: str = "a.jsonl") -> None:
@@ -273,56 +230,43 @@ def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes, name: 
     hub.add(f"api/datasets/o/n/tree/{commit}", json.dumps(page).encode())
 
 
-def test_repository_of_the_hub_is_read_at_the_commit_that_its_revision_was_when_listed(cache: Path) -> None:
+def test_repository_of_the_hub_is_read_at_the_commit_that_its_revision_was_when_listed(server: FaultServer) -> None:
     old, new = "a" * 40, "b" * 40
-    with FaultServer() as hub:
-        commit_at(hub, "main", old, b'{"n": 1}\n{"n": 2}\n')
-        commit_at(hub, "v1", old, b'{"n": 1}\n{"n": 2}\n')
-        options = {"endpoint": hub.url, "token": False}
-        places = [f"hf://datasets/o/n{at}" for at in ("", "/", "@v1", "@main/**/*.jsonl", f"@{old}/")]
-        streams = [hr.stream(place, storage_options=options) for place in places]
-        kept = hr.stream(places[0], storage_options=options, listing="kept")
-        loader = hr.DataLoader(streams[0], batch_size=1, num_workers=0)
-        batches = iter(loader)
-        next(batches)
-        state = loader.state_dict()
-        loader.close()
-        commit_at(hub, "main", new, b'{"n": 3}\n{"n": 4}\n')
-        for data in (*streams, kept, hr.stream(places[0], storage_options=options, listing="kept")):
-            assert [sample["n"] for sample in data] == [1, 2]
-            assert f"revision: hf://datasets/o/n@{old}/, as it was when it was listed" in data.describe()
-        moved = hr.stream(places[0], storage_options=options)
-        assert [sample["n"] for sample in moved] == [3, 4]
-        with hr.DataLoader(moved, batch_size=1, num_workers=0) as later:
-            with pytest.raises(hr.StateMismatchError, match=f"the state has '.*n@{old}/', this loader '.*n@{new}/'"):
-                later.load_state_dict(state)
-        for same in (kept, hr.stream(f"hf://datasets/o/n@{old}", storage_options=options)):
-            with hr.DataLoader(same, batch_size=1, num_workers=0) as later:
-                later.load_state_dict(state)
-                assert [batch["n"].tolist() for batch in later] == [[2]]
+    for revision in ("main", "v1"):
+        commit_at(server, revision, old, b'{"n": 1}\n{"n": 2}\n')
+    options = {"endpoint": server.url, "token": False}
+
+    def read(at: str = "", **more: Any) -> hr.Stream:
+        return hr.stream(f"hf://datasets/o/n{at}", storage_options=options, **more)
+
+    def loader(data: hr.Stream) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=1, num_workers=0)
+
+    streams = [*map(read, ("", "/", "@v1", "@main/**/*.jsonl", f"@{old}/")), read(listing="kept")]
+    state = state_after(loader(streams[0]), 1)
+    commit_at(server, "main", new, b'{"n": 3}\n{"n": 4}\n')
+    for data in (*streams, read(listing="kept")):
+        assert [sample["n"] for sample in data] == [1, 2]
+        assert f"revision: hf://datasets/o/n@{old}/, as it was when it was listed" in data.describe()
+    assert [sample["n"] for sample in read()] == [3, 4]
+    with pytest.raises(hr.StateMismatchError, match=f"the state has '.*n@{old}/', this loader '.*n@{new}/'"):
+        rest_of(loader(read()), state)
+    for same in (streams[-1], read(f"@{old}")):
+        assert [batch["n"].tolist() for batch in rest_of(loader(same), state)] == [[2]]
 
 
-def zip_of(texts: list[bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for k, text in enumerate(texts):
-            archive.writestr(f"{k}.txt", text)
-    return out.getvalue()
+def test_hub_without_commits_of_revisions_is_listed_as_it_was_named(server: FaultServer) -> None:
+    server.add("datasets/o/n/resolve/v2/d/a.jsonl", b'{"n": 1}\n')
+    server.add("api/datasets/o/n/tree/v2", json.dumps([{"type": "file", "path": "d/a.jsonl", "size": 9}]).encode())
+    data = hr.stream("hf://datasets/o/n@v2", storage_options={"endpoint": server.url, "token": False})
+    assert [sample["n"] for sample in data] == [1]
+    assert "revision" not in data.describe()
 
 
-def test_hub_that_does_not_say_what_a_revision_is_is_listed_as_it_was_named(cache: Path) -> None:
-    with FaultServer() as hub:
-        hub.add("datasets/o/n/resolve/v1/d/a.jsonl", b'{"n": 1}\n')
-        hub.add("api/datasets/o/n/tree/v1", json.dumps([{"type": "file", "path": "d/a.jsonl", "size": 9}]).encode())
-        data = hr.stream("hf://datasets/o/n@v1", storage_options={"endpoint": hub.url, "token": False})
-        assert [sample["n"] for sample in data] == [1]
-        assert "revision" not in data.describe()
-
-
-def test_folder_of_this_machine_follows_links_and_no_circle(tmp_path: Path, cache: Path) -> None:
+def test_folder_of_this_machine_follows_links_and_no_circle(tmp_path: Path) -> None:
     inside = tmp_path / "data" / "deep"
     inside.mkdir(parents=True)
-    (inside / "0.tar").write_bytes(tar_of(["0.txt"]))
+    (inside / "0.tar").write_bytes(texts("0"))
     (inside / "up").symlink_to(tmp_path / "data", target_is_directory=True)
     (tmp_path / "data" / "1.tar").symlink_to(inside / "0.tar")
     assert keys(hr.stream(tmp_path / "data")) == ["0", "0"]
@@ -351,46 +295,39 @@ def test_names_in_any_order_are_sorted_with_their_sizes_and_etags() -> None:
     assert (plain.in_order().sizes, plain.in_order().etags) == (None, None)
 
 
-def test_object_that_changed_since_it_was_listed_is_an_error_that_names_it(tmp_path: Path, cache: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with three objects of each of three formats."""
+    (tmp_path / "data").mkdir()
     for k in range(3):
-        (folder / f"{k}.txt").write_bytes(b"old %d" % k)
-        (folder / f"{k}.tar").write_bytes(tar_of([f"{k}.txt"]))
-        with zipfile.ZipFile(folder / f"{k}.zip", "w") as archive:
-            archive.writestr(f"{k}.txt", b"1")
+        for ending, body in (("txt", b"old %d" % k), ("tar", texts(f"{k}")), ("zip", zipped({f"{k}.txt": b"1"}))):
+            (tmp_path / "data" / f"{k}.{ending}").write_bytes(body)
+    return tmp_path / "data"
+
+
+def test_object_that_changed_since_it_was_listed_is_an_error_that_names_it(folder: Path) -> None:
     kept = hr.files(f"{folder}/*.txt", listing="kept")
-    streams = [hr.files(f"{folder}/*.txt"), hr.folder(f"{folder}/*.txt"), kept, hr.stream(f"{folder}/*.tar")]
-    streams.append(hr.stream(f"{folder}/*.zip"))
+    streams = [hr.files(f"{folder}/*.txt"), hr.folder(f"{folder}/*.txt"), kept]
+    streams += [hr.stream(f"{folder}/*.tar"), hr.stream(f"{folder}/*.zip")]
     for name in ("1.txt", "1.tar", "1.zip"):
         (folder / name).write_bytes((folder / name).read_bytes().replace(b"1", b"9"))  # of the same size
-    for data in streams:
-        samples = hr.DataLoader(data, batch_size=1, num_workers=0)
+    for data in (*streams, hr.files(f"{folder}/*.txt", listing="kept")):
         with pytest.raises(ObjectChangedError, match=r"than was listed.*/1\.[tz]"):
-            list(samples)
+            loaded(data, batch_size=1, num_workers=0)
     assert [sample["txt"] for sample in hr.files(f"{folder}/*.txt")] == [b"old 0", b"old 9", b"old 2"]
-    with pytest.raises(ObjectChangedError, match=r"than was listed"):
-        list(hr.files(f"{folder}/*.txt", listing="kept"))
 
 
-def test_files_with_other_numbers_are_those_that_were_listed(tmp_path: Path, cache: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for k in range(2):
-        (folder / f"{k}.txt").write_bytes(b"%d" % k)
-        (folder / f"{k}.zip").write_bytes(zip_of([b"%d" % k]))
-        (folder / f"{k}.tar").write_bytes(tar_of([f"{k}.txt"]))
-    places = [f"{folder}/*.{end}" for end in ("txt", "zip", "tar")]
-    streams = [hr.stream(place) for place in places]
-    kept = hr.files(places[0], listing="kept")
+def test_files_with_other_inodes_are_those_that_were_listed(folder: Path, tmp_path: Path) -> None:
+    streams = [hr.stream(f"{folder}/*.{end}") for end in ("txt", "zip", "tar")]
+    kept = hr.files(f"{folder}/*.txt", listing="kept")
     for path in folder.iterdir():  # as a bucket that is mounted again
         shutil.copy2(path, tmp_path / "other")
         (tmp_path / "other").replace(path)
-    for data in (*streams, kept, hr.files(places[0], listing="kept")):
-        assert len(list(data)) == 2
+    for data in (*streams, kept, hr.files(f"{folder}/*.txt", listing="kept")):
+        assert len(list(data)) == 3
 
 
-def test_what_a_bucket_told_of_its_objects_is_compared_without_a_request_more(cache: Path) -> None:
+def test_versions_that_a_bucket_listed_are_compared_without_a_request_more() -> None:
     with client_of("place") as client:
         for k in range(3):
             client.put_object(Bucket="place", Key=f"n/{k}.txt", Body=b"old %d" % k)
@@ -404,62 +341,57 @@ def test_what_a_bucket_told_of_its_objects_is_compared_without_a_request_more(ca
                 list(loader)
 
 
-def test_all_constructors_take_patterns_and_folders(tmp_path: Path, cache: Path) -> None:
-    folder = tmp_path / "data"
-    for kind in ("ids", "texts", "rows"):
-        (folder / kind / "deep").mkdir(parents=True)
+def test_all_constructors_take_patterns_and_folders(tmp_path: Path) -> None:
     for k, inner in enumerate(("", "deep/")):
-        np.arange(8 * k, 8 * k + 8, dtype="<u2").tofile(folder / f"ids/{inner}{k}.bin")
-        (folder / f"texts/{inner}{k}.txt").write_bytes(b"line %d\n" % k)
-        np.save(folder / f"rows/{inner}{k}.npy", np.arange(2) + k)
-    (folder / "ids/README.md").write_bytes(b"#")
-    (folder / "ids/words.json").write_bytes(b"{}")
-    listed = [f"{folder}/ids/[0-9].*", f"{folder}/ids/deep"]
-    for place in (folder / "ids", f"{folder}/ids/", f"{folder}/ids/**/*.bin", listed):
-        data = hr.tokens(place, "uint16", 4)
-        assert [sample["tokens"].tolist()[0] for sample in data] == [0, 4, 8, 12], place
-    assert "2 objects in" in hr.tokens(f"{folder}/ids/**/*.bin", "uint16", 4).describe()
-    assert "listed: 3 objects in" in hr.tokens(folder / "ids", "uint16", 4).describe()
-    for place in (folder / "texts", f"{folder}/texts/**/*.txt"):
+        for kind in ("ids", "texts", "rows"):
+            (tmp_path / kind / inner).mkdir(parents=True, exist_ok=True)
+        np.arange(8 * k, 8 * k + 8, dtype="<u2").tofile(tmp_path / f"ids/{inner}{k}.bin")
+        (tmp_path / f"texts/{inner}{k}.txt").write_bytes(b"line %d\n" % k)
+        np.save(tmp_path / f"rows/{inner}{k}.npy", np.arange(2) + k)
+    (tmp_path / "ids/README.md").write_bytes(b"#")
+    (tmp_path / "ids/words.json").write_bytes(b"{}")
+
+    def tokens(place: Any) -> hr.Stream:
+        return hr.tokens(place, "uint16", 4)
+
+    pattern = f"{tmp_path}/ids/**/*.bin"
+    for place in (tmp_path / "ids", f"{tmp_path}/ids/", pattern, [f"{tmp_path}/ids/[0-9].*", f"{tmp_path}/ids/deep"]):
+        assert [sample["tokens"].tolist()[0] for sample in tokens(place)] == [0, 4, 8, 12], place
+    assert "2 objects in" in tokens(pattern).describe()
+    assert "listed: 3 objects in" in tokens(tmp_path / "ids").describe()
+    for place in (tmp_path / "texts", f"{tmp_path}/texts/**/*.txt"):
         assert [sample["text"] for sample in hr.text(place, listing="kept")] == ["line 0", "line 1"]
         assert [sample["txt"] for sample in hr.files(place)] == [b"line 0\n", b"line 1\n"]
-    for place in (folder / "rows", f"{folder}/rows/**/*.npy"):
+    for place in (tmp_path / "rows", f"{tmp_path}/rows/**/*.npy"):
         assert [int(sample["value"]) for sample in hr.arrays(place)] == [0, 1, 1, 2]
     with pytest.raises(OptionError, match="none/ is missing"):
-        hr.tokens(f"{folder}/none/", "uint16", 4)
-    ids, rows = hr.tokens(folder / "ids", "uint16", 4), hr.arrays(folder / "rows")
-    np.arange(8, 24, dtype="<u2").tofile(folder / "ids/deep/1.bin")
-    np.save(folder / "rows/0.npy", np.arange(3))
+        tokens(f"{tmp_path}/none/")
+    ids, rows = tokens(tmp_path / "ids"), hr.arrays(tmp_path / "rows")
+    np.arange(8, 24, dtype="<u2").tofile(tmp_path / "ids/deep/1.bin")
+    np.save(tmp_path / "rows/0.npy", np.arange(3))
     for data, name in ((ids, "1.bin"), (rows, "0.npy")):
         with pytest.raises(ObjectChangedError, match=f"than was listed.*{name}"):
             list(data)
 
 
-def test_format_is_known_by_the_last_bytes_where_the_first_do_not_tell(put: Any) -> None:
-    out = io.BytesIO(b"#!/bin/sh a program that unpacks what is behind it\n")
-    with zipfile.ZipFile(out, "a") as archive:
-        archive.writestr("a.txt", b"in it")
+def test_last_bytes_give_the_format_where_the_first_do_not(put: Any) -> None:
+    archive = zipped({"a.txt": b"in it"}, before=b"#!/bin/sh a program that unpacks the rest of this file\n")
     for name in ("unzip-me", "parts/0", "parts/1"):
-        put(name, out.getvalue())
+        put(name, archive)
     for place, first in (("unzip-me", "unzip-me"), ("parts/", "parts/0")):
         data = hr.stream(f"memory://place/{place}")
         assert {sample["txt"] for sample in data} == {b"in it"}
         assert f"format: zip, by the last bytes of memory://place/{first}" in data.describe()
-    ends = {b"PAR1": "parquet", b"ARROW1": "arrow", out.getvalue()[-60:] + b"x": None, b"PK\5\6" + bytes(18): "zip"}
+    ends = {b"PAR1": "parquet", b"ARROW1": "arrow", archive[-60:] + b"x": None, b"PK\5\6" + bytes(18): "zip"}
     for tail, name in ends.items():
-        form = sniffed_by_end("x", b"first" + tail)
+        form = sniffed("x", b"first" + tail, is_end=True)
         assert (form and form.name) == name
 
 
 FOLDERS: dict[str, tuple[dict[str, bytes], str, Callable[[str], object]]] = {
     "mds": (mds.folder({"x": "int"}, [[{"x": k}] for k in range(3)], "gz"), "shards", hr.stream),
     "litdata": (litdata.folder([[{"n": k}] for k in range(3)]), "chunks", hr.stream),
-    "tokens": (
-        {"index.json": json.dumps({"config": {"data_format": ["no_header_tensor:20"]}, "chunks": [
-            {"filename": f"chunk-0-{k}.bin", "chunk_size": 1, "chunk_bytes": 2, "dim": 1} for k in range(3)
-        ]}).encode()},
-        "chunks", lambda url: hr.tokens(url, window=1),
-    ),
+    "tokens": (token_files.litdata([[np.arange(2)]] * 3), "chunks", lambda url: hr.tokens(url, window=1)),
 }  # fmt: skip
 
 

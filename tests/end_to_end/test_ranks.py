@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import loaded, rest_of, state_after
+from builders.loops import flat, lists, loaded, rest_of, state_after
 from builders.numbers import Numbers
-from end_to_end.tars import numbered_samples, put_index, put_shards, tar
+from builders.tars import number_of, numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -47,32 +47,10 @@ def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
     parts = [batches_of(data, rank, world, **options) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1, "ranks make different numbers of steps"
     assert all(batch for part in parts for batch in part), "a rank has nothing to do"
-    return [list(itertools.chain.from_iterable(step)) for step in zip(*parts, strict=True)]
+    return [flat(step) for step in zip(*parts, strict=True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3, 7])
-@pytest.mark.parametrize("by", ["none", "window", "shards", "within", "global"])
-def test_ranks_together_get_the_batches_of_one(urls: list[str], index: str, by: Any, world: int) -> None:
-    data = hr.stream(urls, index=index)
-    data = data if by == "none" else data.shuffle(by, seed=3)
-    expected = steps_of(data, 1, global_batch_size=8)
-    steps = steps_of(data, world, global_batch_size=8)
-    shared = 2 if world > TOTAL % 8 else 0  # the last steps are shared where a rank would get nothing
-    assert steps[: len(steps) - shared] == expected[: len(steps) - shared]
-    assert sorted(itertools.chain.from_iterable(steps)) == list(range(TOTAL))
-
-
-def test_a_batch_size_is_each_ranks_own() -> None:
-    for rank in range(3):
-        assert [len(batch) for batch in batches_of(Numbers(40), rank, 3, batch_size=5)][:2] == [5, 5]
-    with hr.DataLoader(Numbers(40), batch_size=5, rank=0, world_size=3) as loader:
-        assert len(loader) == 3
-        assert [len(batch) for batch in loader][:2] == [5, 5]
-        assert loader.options["world_size"] == 3
-
-
-def test_tails_say_what_becomes_of_a_short_step() -> None:
+def test_tail_decides_about_a_short_last_step() -> None:
     data = Numbers(22)
     short = steps_of(data, 2, global_batch_size=8)
     assert [len(step) for step in short] == [8, 8, 6]
@@ -83,12 +61,12 @@ def test_tails_say_what_becomes_of_a_short_step() -> None:
     assert sorted(padded[2]) == sorted(short[2] + [0, 1])
     carried = steps_of(data, 2, global_batch_size=8, tail="carry", epochs=3)
     assert [len(step) for step in carried] == [8] * 8
-    assert sorted(itertools.chain.from_iterable(carried)) == sorted([*range(22)] * 2 + [*range(20)])
+    assert sorted(flat(carried)) == sorted([*range(22)] * 2 + [*range(20)])
     assert sorted(carried[2]) == [0, 1, 16, 17, 18, 19, 20, 21]
 
 
 @pytest.mark.parametrize(("tail", "told"), [("pad", (2, 0)), ("drop", (0, 6)), ("carry", (0, 6)), ("short", (0, 0))])
-def test_what_is_repeated_or_left_out_is_reported(tail: Any, told: tuple[int, int]) -> None:
+def test_repeated_and_dropped_samples_are_reported(tail: Any, told: tuple[int, int]) -> None:
     with hr.DataLoader(Numbers(22), batch_size=8, tail=tail) as loader:
         for _ in loader:
             pass
@@ -99,7 +77,7 @@ def test_what_is_repeated_or_left_out_is_reported(tail: Any, told: tuple[int, in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_samples_that_come_one_by_one_are_as_many_on_each_rank(workers: int) -> None:
+def test_ranks_get_as_many_single_samples_each(workers: int) -> None:
     def given(count: int, **options: Any) -> list[list[int]]:
         options = {"batch_size": None, "num_workers": workers, "world_size": 4, **options}
         return [loaded(Numbers(count), rank=rank, **options) for rank in range(4)]
@@ -119,16 +97,12 @@ def is_even(sample: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_epochs_of_so_many_samples_make_filters_equal_on_all_ranks(urls: list[str], index: str) -> None:
+def test_ranks_repeat_filtered_samples_for_an_epoch_of_a_given_size(urls: list[str], index: str) -> None:
     data = hr.stream(urls, index=index).shuffle().filter(is_even)
-    with pytest.raises(hr.OptionError, match=r"filter\(is_even\) changes the number of samples.*epoch\(samples=N\)"):
-        batches_of(data, 0, 2)
     steps = steps_of(data.epoch(samples=24), 2)
     assert [len(step) for step in steps] == [8, 8, 8]
-    flat = list(itertools.chain.from_iterable(steps))
-    assert len(set(flat)) == 24
-    assert all(number % 2 == 0 for number in flat)
-    long = list(itertools.chain.from_iterable(steps_of(data.epoch(samples=96), 3)))
+    assert len({number for step in steps for number in step}) == 24
+    long = flat(steps_of(data.epoch(samples=96), 3))
     assert len(long) == 96
     assert set(long) == set(range(0, TOTAL, 2))
 
@@ -138,7 +112,7 @@ def test_ranks_read_shards_of_their_own_where_samples_are_not_counted() -> None:
     data = hr.stream(urls, index=None).shuffle(window=8).epoch(samples=200)
     steps = steps_of(data, 2, batch_size=5)
     assert [len(step) for step in steps] == [10] * 20
-    first, second = (set(itertools.chain.from_iterable(batches_of(data, rank, 2))) for rank in range(2))
+    first, second = (set(flat(batches_of(data, rank, 2))) for rank in range(2))
     assert len(first | second) == TOTAL
     with pytest.raises(hr.OptionError, match="7 shards for 8 ranks"):
         batches_of(data, 0, 8)
@@ -152,14 +126,12 @@ class Counting(hr.AsyncIterableDataset):
             yield n
 
 
-def test_iterators_are_bounded_on_all_ranks_or_not_shared() -> None:
-    with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
-        batches_of(Counting(), 1, 2)
+def test_ranks_share_an_iterator_with_an_epoch_of_a_given_size() -> None:
     assert [len(step) for step in steps_of(Counting().epoch(samples=24), 2)] == [8, 8, 8]
     assert len(loaded(Counting(), batch_size=25, rank=1, world_size=2, shard=False)) == 2
 
 
-def test_a_global_batch_stays_in_later_epochs_and_after_a_second_resume() -> None:
+def test_global_batch_of_a_state_is_kept_in_later_epochs_and_after_a_second_resume() -> None:
     def loader_of(world: int) -> hr.DataLoader[Any]:
         return hr.DataLoader(Numbers(64), batch_size=4, rank=0, world_size=world)
 
@@ -173,36 +145,21 @@ def test_a_global_batch_stays_in_later_epochs_and_after_a_second_resume() -> Non
             assert [len(batch) for batch in batches] == [8] * (4 - loader.position.batch) or loader.epoch == 1
             assert [len(batch) for batch in loader] == [8] * 4
             assert len(loader) == 4
-    with hr.DataLoader(Numbers(64), batch_size=6, rank=0, world_size=3) as loader:
-        with pytest.raises(hr.StateMismatchError, match="global_batch_size=") as caught:
-            loader.load_state_dict(state)
-        assert caught.value.field == "step"
-        assert len(list(loader)) == 4  # the refused state changes nothing
 
 
-def test_ranks_are_those_of_now_when_an_epoch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_each_epoch_reads_its_ranks_from_the_environment(is_indexed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards without an index get one when an epoch has several ranks."""
     monkeypatch.delenv("RANK", raising=False)
-    with hr.DataLoader(Numbers(16), batch_size=4) as loader:
+    data = Numbers(8) if is_indexed else hr.stream(put_shards("ranks-come-later", (5, 3)), index=None).map(number_of)
+    with hr.DataLoader(data, batch_size=2) as loader:
         assert len(list(loader)) == 4
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        assert [batch.tolist() for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15]]
+        assert lists(loader) == [[2, 3], [6, 7]]
 
 
-def test_shards_get_an_index_when_there_are_several_ranks_from_the_second_epoch_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    urls = put_shards("ranks-come-later", (5, 3))
-    stream = hr.stream(urls, index=None).map(lambda sample: int(sample["cls"]))
-    with hr.DataLoader(stream, batch_size=2) as loader:
-        assert len(list(loader)) == 4
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7]]
-
-
-def test_a_batch_of_which_nothing_is_left_is_an_error_where_others_have_theirs() -> None:
+def test_batch_without_samples_is_an_error_when_other_ranks_have_some() -> None:
     class Failing(Numbers):
         async def aget(self, key: int) -> int:
             if 8 <= key < 12:
@@ -219,46 +176,36 @@ def test_a_batch_of_which_nothing_is_left_is_an_error_where_others_have_theirs()
         assert len(list(batches)) == 2
 
 
-@pytest.mark.parametrize("tail", ["pad", "carry"])
-def test_tails_that_need_to_know_the_end_are_refused_where_it_is_not_known(urls: list[str], tail: Any) -> None:
-    for data in (hr.stream(urls, index=None), Numbers(TOTAL).filter(bool), Counting()):
-        with hr.DataLoader(data, batch_size=4, tail=tail) as loader, pytest.raises(hr.OptionError, match="tail="):
-            iter(loader)
-
-
-def test_samples_of_a_sampler_are_not_carried() -> None:
-    numbers = Numbers(10).sample([1, 2, 3, 4, 5])
-    assert len(batches_of(numbers, 0, 1, batch_size=3, tail="carry", epochs=2)) == 3
-    data = Numbers(10).sample(torch.utils.data.RandomSampler(range(5)))
-    with hr.DataLoader(data, batch_size=2, tail="carry") as loader, pytest.raises(hr.OptionError, match="asked again"):
-        iter(loader)
-
-
-WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("give one of them", {"batch_size": 4, "global_batch_size": 8}),
-    ("whole number, 1 or more", {"global_batch_size": 0}),
-    ("must have a sample|at least one", {"global_batch_size": 2, "rank": 0, "world_size": 3}),
-    ("one of None, 'short'", {"tail": "long"}),
-    ("give one of them", {"tail": "pad", "drop_last": True}),
-    ("states without snapshots", {"snapshot_every_n_steps": 2}),
+TWO: dict[str, Any] = {"batch_size": 4, "rank": 0, "world_size": 2}
+UNEVEN_TWO = {**TWO, "tail": "uneven"}
+COUNTED = "tail='uneven'.*count the samples of all ranks"
+TORCHS = torch.utils.data.TensorDataset(torch.arange(4))
+REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
+    ("give one of them", lambda: Numbers(70), {"batch_size": 4, "global_batch_size": 8}),
+    ("whole number, 1 or more", lambda: Numbers(70), {"global_batch_size": 0}),
+    ("must have a sample|at least one", lambda: Numbers(70), {"global_batch_size": 2, "rank": 0, "world_size": 3}),
+    ("one of None, 'short'", lambda: Numbers(70), {"tail": "long"}),
+    ("give one of them", lambda: Numbers(70), {"tail": "pad", "drop_last": True}),
+    ("states without snapshots", lambda: Numbers(70), {"snapshot_every_n_steps": 2}),
+    (r"filter\(is_even\) changes .*epoch\(samples=N\)", lambda: Numbers(70).filter(is_even), TWO),
+    (r"epoch\(samples=N\)", Counting, TWO),
+    *(("tail=", lambda: Counting(), {"tail": tail}) for tail in ("pad", "carry")),
+    *(("tail=", lambda: Numbers(TOTAL).filter(bool), {"tail": tail}) for tail in ("pad", "carry")),
+    *(("tail=", lambda: hr.stream(packed_urls(COUNTS), index=None), {"tail": tail}) for tail in ("pad", "carry")),
+    ("asked again", lambda: Numbers(9).sample(torch.utils.data.RandomSampler(range(5))), {"tail": "carry"}),
+    (COUNTED, lambda: Numbers(TOTAL).filter(bool).epoch(samples=9), UNEVEN_TWO),
+    (COUNTED, lambda: Numbers(TOTAL).filter(bool).take(9), UNEVEN_TWO),
+    (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).take(9), UNEVEN_TWO),
+    (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).epoch(samples=9), UNEVEN_TWO),
+    *((name, lambda: TORCHS, {name: 1}) for name in ("global_batch_size", "tail", "rank", "world_size")),
+    *((name, lambda: TORCHS, {name: 1}) for name in ("device_mesh", "data_dims")),
 ]
 
 
-@pytest.mark.parametrize(("text", "options"), WRONG, ids=[str(options) for _, options in WRONG])
-def test_wrong_options_are_told(text: str, options: dict[str, Any]) -> None:
-    with pytest.raises(hr.OptionError, match=text), hr.DataLoader(Numbers(TOTAL), **options) as loader:
+@pytest.mark.parametrize(("text", "make", "options"), REFUSED)
+def test_wrong_options_of_ranks_are_refused(text: str, make: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(hr.OptionError, match=text), hr.DataLoader(make(), **options) as loader:
         iter(loader)
-
-
-@pytest.mark.parametrize("option", ["global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims"])
-def test_data_sets_of_torchs_leave_ranks_to_their_samplers(option: str) -> None:
-    data = torch.utils.data.TensorDataset(torch.arange(4))
-    with pytest.raises(hr.OptionError, match=option):
-        hr.DataLoader(data, **{option: 1})
-
-
-def halves(step: list[int]) -> tuple[list[int], list[int]]:
-    return step[: len(step) // 2], step[len(step) // 2 :]
 
 
 @pytest.mark.slow
@@ -267,17 +214,12 @@ def test_a_missing_shard_shifts_no_sample_of_others() -> None:
     data = hr.stream(urls, index=put_index(urls)).shuffle(seed=2)
     expected = steps_of(data, 2, global_batch_size=6)
     memory.remove(urls[2])
-    lost = set(range(9, 23))
-    steps = []
+    lost, options = set(range(9, 23)), {"global_batch_size": 6, "world_size": 2, "on_error": "skip"}
     for rank in range(2):
-        with hr.DataLoader(
-            data, global_batch_size=6, rank=rank, world_size=2, on_error="skip", collate_fn=_numbers
-        ) as loader:
-            steps.append(list(loader))
-            assert loader.stats().skipped == sum(number in lost for step in expected for number in halves(step)[rank])
-    got = sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(steps)))
-    assert got == sorted(set(range(TOTAL)) - lost)
-    assert steps[0] == [kept for step in expected if (kept := [n for n in step[: len(step) // 2] if n not in lost])]
+        own = [step[len(step) // 2 :] if rank else step[: len(step) // 2] for step in expected]
+        with hr.DataLoader(data, rank=rank, collate_fn=_numbers, **options) as loader:
+            assert list(loader) == [kept for step in own if (kept := [n for n in step if n not in lost])]
+            assert loader.stats().skipped == sum(number in lost for number in flat(own))
 
 
 class Parts(Counting):
@@ -301,10 +243,7 @@ def packed_urls(counts: Sequence[int]) -> list[str]:
 
 UNEVEN: dict[str, tuple[Callable[[], Any], Iterable[int]]] = {
     "filter": (lambda: Numbers(TOTAL).shuffle().filter(lambda n: n % 5 < 2), [n for n in range(TOTAL) if n % 5 < 2]),
-    "filter of a bounded epoch": (
-        lambda: Numbers(TOTAL).epoch(samples=40).filter(lambda n: n % 3 == 0),
-        range(0, 40, 3),
-    ),
+    "filtered epoch": (lambda: Numbers(TOTAL).epoch(samples=40).filter(lambda n: n % 3 == 0), range(0, 40, 3)),
     "nothing is left": (lambda: Numbers(TOTAL).filter(lambda n: n == 7), [7]),
     "known count": (lambda: Numbers(9), range(9)),
     "fewer samples than ranks": (lambda: Numbers(2), range(2)),
@@ -327,13 +266,6 @@ def test_ranks_end_with_their_own_data_when_the_tail_is_uneven(case: str) -> Non
             assert all(batches)
             found += itertools.chain(*batches)
         assert sorted(found) == list(expected)
-
-
-def test_an_uneven_tail_is_refused_where_samples_of_all_ranks_are_counted() -> None:
-    filtered, shards = Numbers(TOTAL).filter(bool), hr.stream(packed_urls(COUNTS), index=None)
-    for data in (filtered.epoch(samples=9), filtered.take(9), shards.take(9), shards.epoch(samples=9)):
-        with pytest.raises(hr.OptionError, match=r"tail='uneven'.*count the samples of all ranks"):
-            batches_of(data, 0, 2, tail="uneven")
 
 
 @pytest.mark.slow
@@ -360,7 +292,7 @@ SHARED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("case", SHARED)
-def test_samples_that_ranks_repeat_or_do_not_come_to_are_counted(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_and_unread_samples_are_counted(case: str, caplog: pytest.LogCaptureFixture) -> None:
     found, repeated, unread = Counter[int](), 0, 0
     options: dict[str, Any] = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, "memory_budget": "8MiB"}
     for rank in range(3):
@@ -406,7 +338,7 @@ EXACT: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Iterable[int]]] = {
     "taken": (lambda data: data.take(17), {}, range(17)),
     "more": (lambda data: data.epoch(samples=2 * TOTAL + 9), {}, [*range(TOTAL), *range(TOTAL), *range(9)]),
     "repeated": (lambda data: data.repeat(3), {}, [*range(TOTAL)] * 3),
-    "dropped": (lambda data: data, {"tail": "drop", "global_batch_size": 12, "batch_size": 1}, range(60)),
+    "dropped": (lambda data: data, {"tail": "drop", "batch_size": 6}, range(60)),
     "uneven": (lambda data: data, {"tail": "uneven"}, range(TOTAL)),
     "windows": (lambda data: data.shuffle(window=7), {}, range(TOTAL)),
     "shuffled shards": (lambda data: data.shuffle("shards").repeat(2), {}, [*range(TOTAL)] * 2),
@@ -417,8 +349,6 @@ EXACT: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Iterable[int]]] = {
 def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(lines: hr.Stream, case: str) -> None:
     of, options, expected = EXACT[case]
     options = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, **options}
-    if "global_batch_size" in options:
-        del options["batch_size"]
     for world in (2, 5):
         found, steps = Counter[int](), set[int]()
         for rank in range(world):
@@ -436,7 +366,7 @@ def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(li
         assert len(steps) == 1 or case == "uneven"
 
 
-def test_states_of_shares_by_counts_are_of_as_many_ranks_and_steps(lines: hr.Stream) -> None:
+def test_states_of_shares_by_counts_are_refused_by_other_ranks_and_steps(lines: hr.Stream) -> None:
     state = state_after(hr.DataLoader(lines, 4, rank=0, world_size=2, collate_fn=_numbers), 1)
     for field, options in (
         ("world", {"batch_size": 4, "rank": 1, "world_size": 2}),
@@ -449,9 +379,7 @@ def test_states_of_shares_by_counts_are_of_as_many_ranks_and_steps(lines: hr.Str
         assert caught.value.field == field
 
 
-def test_a_rank_whose_shard_has_fewer_samples_than_its_index_says_raises_unless_tails_are_uneven(
-    tmp_path: Path,
-) -> None:
+def test_shard_with_fewer_samples_than_indexed_is_an_error_without_an_uneven_tail(tmp_path: Path) -> None:
     data = lines_in(tmp_path, (5, 7, 6))
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(b""))
     options: dict[str, Any] = {"rank": 0, "batch_size": 3, "on_error": "skip"}
@@ -461,15 +389,13 @@ def test_a_rank_whose_shard_has_fewer_samples_than_its_index_says_raises_unless_
 
 
 @pytest.mark.parametrize(("times", "has"), [(None, "fewer shards than ranks|shards for|3 ranks"), (2, None)])
-def test_rank_without_a_shard_is_an_error_or_ends_when_tails_are_uneven(
-    times: int | None, has: str | None, tmp_path: Path
-) -> None:
+def test_rank_without_a_shard_ends_with_an_uneven_tail(times: int | None, has: str | None, tmp_path: Path) -> None:
     for shard, count in enumerate((3, 0)):
         (tmp_path / f"{shard}.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n' * count))
     data = hr.stream(str(tmp_path / "*.jsonl.gz"), index=None).repeat(times)
-    with hr.DataLoader(data, batch_size=2, rank=2, world_size=3, tail="uneven") as loader:
-        if has is None:
-            assert list(loader) == []
-        else:
-            with pytest.raises(hr.OptionError, match=has):
-                next(iter(loader))
+    options = {"batch_size": 2, "rank": 2, "world_size": 3, "tail": "uneven"}
+    if has is None:
+        assert loaded(data, **options) == []
+        return
+    with pytest.raises(hr.OptionError, match=has):
+        loaded(data, **options)

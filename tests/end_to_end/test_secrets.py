@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import traceback
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.tars import numbered_samples, tar
+from builders.loops import given_later, loaded
+from builders.tars import numbered_samples, tar
 
 import headrace as hr
 from headrace.cli import main
@@ -45,16 +45,12 @@ def words_of(error: BaseException) -> str:
     return "".join([repr(error), repr(pickle.loads(pickle.dumps(error))), *traceback.format_exception(error)])
 
 
-def as_it_is(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("index", [None, "build"])
-def test_samples_states_and_reports_tell_no_secret(urls: list[str], num_workers: int, index: str | None) -> None:
+def test_samples_states_and_reports_contain_no_secret(urls: list[str], num_workers: int, index: str | None) -> None:
     data = hr.stream(urls, format="tar", index=index).shuffle(seed=2)
-    with hr.DataLoader(data, batch_size=5, num_workers=num_workers, collate_fn=as_it_is) as loader:
+    with hr.DataLoader(data, batch_size=5, num_workers=num_workers, collate_fn=list) as loader:
         samples, states = [], []
         for batch in loader:
             samples += batch
@@ -67,27 +63,19 @@ def test_samples_states_and_reports_tell_no_secret(urls: list[str], num_workers:
 
 
 @pytest.mark.slow
-def test_samples_by_number_and_files_tell_no_secret(urls: list[str]) -> None:
+def test_samples_by_number_and_files_contain_no_secret(urls: list[str]) -> None:
     shards = hr.stream(urls, format="tar", index="build")
-
-    async def read() -> list[Any]:
-        async with hr.DataLoader(shards, batch_size=None) as loader:
-            samples = [sample async for sample in loader]
-        async with hr.DataLoader(hr.files(urls), batch_size=None) as loader:
-            return samples + [sample async for sample in loader]
-
-    samples = asyncio.run(read())
+    samples = [sample for data in (shards, hr.files(urls)) for sample in given_later(data, None)]
     assert len(samples) == 14
     assert SECRET not in repr([sample["__url__"] for sample in samples])
 
 
 @pytest.mark.slow
-def test_errors_and_their_notes_tell_no_secret(urls: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_and_their_notes_contain_no_secret(urls: list[str], caplog: pytest.LogCaptureFixture) -> None:
     def fail(sample: dict[str, Any]) -> None:
         raise ValueError(f"no luck with {sample['__key__']} of {sample['__url__']}")
 
-    broken = [url.replace("0.tar", "broken.tar") for url in urls[:1]]
-    gone = [url.replace("0.tar", "gone.tar") for url in urls[:1]]
+    broken, gone = (urls[0].replace("0.tar", name) for name in ("broken.tar", "gone.tar"))
     ways = [
         hr.stream(urls, format="tar").map(fail),
         hr.stream(urls, format="tar").to_tuple("none"),
@@ -99,19 +87,16 @@ def test_errors_and_their_notes_tell_no_secret(urls: list[str], caplog: pytest.L
     ]
     for data in ways:
         for num_workers in (0, 1):
-            with hr.DataLoader(data, batch_size=5, num_workers=num_workers, collate_fn=as_it_is) as loader:
+            with hr.DataLoader(data, batch_size=5, num_workers=num_workers, collate_fn=list) as loader:
                 with pytest.raises(Exception) as caught:
                     list(loader)
                 assert SECRET not in words_of(caught.value) + loader.report() + repr(loader.stats())
-        with hr.DataLoader(data, batch_size=5, on_error="skip", collate_fn=as_it_is) as loader, suppress(Exception):
+        with hr.DataLoader(data, batch_size=5, on_error="skip", collate_fn=list) as loader, suppress(Exception):
             list(loader)
     assert SECRET not in caplog.text
 
 
-def test_commands_tell_no_secret(
-    urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_commands_print_no_secret(urls: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     gone = urls[0].replace("0.tar", "gone.tar")
     for command in ("inspect", "index"):
         assert main([command, "--format", "tar", *urls]) == 0
@@ -124,15 +109,14 @@ def test_commands_tell_no_secret(
 
 
 @pytest.mark.slow
-def test_index_and_cache_keep_no_secret(urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    fetch = hr.FetchOptions(cache_dir=tmp_path / "cache")
+def test_index_and_cache_store_no_secret(urls: list[str], tmp_path: Path, cache: Path) -> None:
+    fetch = hr.FetchOptions(cache_dir=tmp_path)
     for index in (None, "build"):
         data = hr.stream(urls, format="tar", index=index).shuffle("global" if index else "window", seed=1)
-        with hr.DataLoader(data, batch_size=5, fetch=fetch, collate_fn=as_it_is) as loader:
-            assert sum(map(len, loader)) == 12
-    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {path.relative_to(tmp_path).parts[0] for path in kept} == {"home", "cache"}
-    for path in kept:
-        assert SECRET not in str(path)
-        assert SECRET.encode() not in path.read_bytes()
+        assert sum(map(len, loaded(data, batch_size=5, fetch=fetch, collate_fn=list))) == 12
+    for folder in (tmp_path, cache):
+        kept = [path for path in folder.rglob("*") if path.is_file()]
+        assert kept
+        for path in kept:
+            assert SECRET not in str(path)
+            assert SECRET.encode() not in path.read_bytes()

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from builders.loops import resumed_anywhere, state_after
+from builders.loops import flat, resumed_anywhere, state_after
 
 import headrace as hr
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 
 class Numbers(hr.AsyncIterableDataset):
@@ -27,45 +27,47 @@ class Numbers(hr.AsyncIterableDataset):
             yield number
 
 
-class Stateful(Numbers):
-    """Numbers without end that continue from a state."""
+class Resumed(Numbers):
+    """A data set that continues from a state once, and then starts again."""
 
     def __init__(self) -> None:
-        self.turn, self.is_told = 0, False
+        self.next, self.is_loaded = 0, False
 
-    async def aiter(self) -> AsyncIterator[int]:
-        self.turn, self.is_told = self.turn if self.is_told else 0, False
-        part = hr.shard_info()
-        while True:
-            self.turn += 1
-            yield 1000 * part.epoch + part.rank + (self.turn - 1) * part.world
+    def start(self) -> int:
+        self.next, self.is_loaded = self.next if self.is_loaded else 0, False
+        return self.next
 
     def state_dict(self) -> dict[str, int]:
-        return {"turn": self.turn}
+        return {"next": self.next}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.turn, self.is_told = state["turn"], True
+        self.next, self.is_loaded = state["next"], True
 
 
-class Same(hr.AsyncIterableDataset):
+class Stateful(Resumed):
+    """Numbers without end that continue from a state."""
+
+    async def aiter(self) -> AsyncIterator[int]:
+        part = hr.shard_info()
+        for turn in itertools.count(self.start()):
+            self.next = turn + 1
+            yield 1000 * part.epoch + part.rank + turn * part.world
+
+
+class Same(Resumed):
     """Equal numbers on all ranks, with random ones. They continue from a state."""
 
     ranks_by = "position"
 
     def __init__(self, count: int = 10**6) -> None:
-        self.count, self.next, self.is_told = count, 0, False
+        super().__init__()
+        self.count = count
 
-    async def aiter(self) -> AsyncIterator[tuple[int, int]]:
-        self.next, self.is_told = self.next if self.is_told else 0, False
+    async def aiter(self) -> AsyncIterator[tuple[int, int]]:  # type: ignore[override]
         assert hr.shard_info().world == 1, "it gives all"
-        while self.next < self.count:
-            self.next += 1
-            yield self.next - 1, int(hr.rng().integers(1 << 30))
-
-    state_dict = lambda self: {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next, self.is_told = state["next"], True
+        for number in range(self.start(), self.count):
+            self.next = number + 1
+            yield number, int(hr.rng().integers(1 << 30))
 
 
 def loader_of(data: Any, rank: int, world: int, **options: Any) -> hr.DataLoader[Any]:
@@ -74,24 +76,25 @@ def loader_of(data: Any, rank: int, world: int, **options: Any) -> hr.DataLoader
 
 
 def ranks(data: Any, world: int, **options: Any) -> list[list[Any]]:
-    told = []
+    parts = []
     for rank in range(world):
         with loader_of(data() if callable(data) else data, rank, world, **options) as loader:
-            told.append(list(loader))
-    return told
+            parts.append(list(loader))
+    return parts
 
 
-def flat(batches: list[list[Any]]) -> list[Any]:
-    return list(itertools.chain.from_iterable(batches))
-
-
-def test_part_is_told_when_aiter_asks() -> None:
+def test_part_is_known_to_aiter_and_to_its_threads_and_tasks() -> None:
     seen = []
 
     class Asking(Numbers):
         async def aiter(self) -> AsyncIterator[int]:
-            seen.append(hr.shard_info())
-            yield hr.shard_info().rank
+            part = await asyncio.to_thread(hr.shard_info)
+            assert hr.shard_info() == await asyncio.create_task(self.ask()) == part
+            seen.append(part)
+            yield part.rank
+
+        async def ask(self) -> hr.ShardInfo:
+            return hr.shard_info()
 
     with hr.DataLoader(Asking(), seed=5) as loader:
         assert list(loader) == list(loader) == [0]
@@ -102,56 +105,41 @@ def test_part_is_told_when_aiter_asks() -> None:
     with loader_of(Asking(), 1, 2, shard=False) as loader:
         assert list(loader) == [[0]]
     assert seen == [
-        hr.ShardInfo(0, 1, 0, 5),
-        hr.ShardInfo(0, 1, 1, 5),
+        *(hr.ShardInfo(0, 1, epoch, 5) for epoch in range(2)),
         *(hr.ShardInfo(rank, 2, 3, 6) for rank in range(2)),
         hr.ShardInfo(0, 1, 0, 0),
     ]
-
-
-def test_part_is_refused_when_no_loader_runs() -> None:
     with pytest.raises(hr.OptionError, match="there is no epoch"):
         hr.shard_info()
 
 
-def test_threads_and_tasks_of_aiter_are_told_its_part_too() -> None:
-    class Threaded(Numbers):
-        async def aiter(self) -> AsyncIterator[int]:
-            part = await asyncio.to_thread(hr.shard_info)
-            assert await asyncio.create_task(self.ask()) == part
-            for number in range(part.rank, 8, part.world):
-                yield number
-
-        async def ask(self) -> hr.ShardInfo:
-            return hr.shard_info()
-
-    assert ranks(Threaded().epoch(samples=8), 2) == [[[0, 2, 4, 6]], [[1, 3, 5, 7]]]
+def plain() -> Iterator[int]:
+    part = hr.shard_info()
+    return iter(range(part.rank, 10**6, part.world))
 
 
 class Plain:
     def __iter__(self) -> Iterator[int]:
-        part = hr.shard_info()
-        return iter(range(part.rank, 10**6, part.world))
+        return plain()
 
 
 DIVIDED: dict[str, Callable[[], Any]] = {
     "asynchronous": Numbers,
     "plain": lambda: hr.from_iterable(Plain(), ranks_by="shard_info").map(int),
-    "function": lambda: hr.from_iterable(lambda: iter(Plain()), ranks_by="shard_info").map(int),
+    "function": lambda: hr.from_iterable(plain, ranks_by="shard_info").map(int),
 }
 
 
 @pytest.mark.parametrize("kind", DIVIDED)
 @pytest.mark.parametrize("world", [2, 3])
 def test_samples_come_once_when_an_iterable_divides_them_itself(kind: str, world: int) -> None:
-    told = ranks(DIVIDED[kind]().epoch(samples=60), world)
-    assert len(set(map(len, told))) == 1
-    assert sorted(flat(flat(told))) == list(range(60))
-    told = ranks(DIVIDED[kind]().filter(is_some).epoch(samples=48), world)
-    assert len(set(map(len, told))) == 1
-    got = flat(flat(told))
-    assert len(set(got)) == len(got) == 48
-    assert all(map(is_some, got))
+    parts = ranks(DIVIDED[kind]().epoch(samples=60), world)
+    assert len(set(map(len, parts))) == 1
+    assert sorted(flat(flat(parts))) == list(range(60))
+    parts = ranks(DIVIDED[kind]().filter(is_some).epoch(samples=48), world)
+    assert len(set(map(len, parts))) == 1
+    assert len(set(flat(flat(parts)))) == len(flat(flat(parts))) == 48
+    assert all(map(is_some, flat(flat(parts))))
 
 
 def is_some(number: int) -> bool:
@@ -165,15 +153,15 @@ def is_some(number: int) -> bool:
 def test_ranks_get_the_global_batches_of_one_when_they_divide_by_position(world: int, count: int, tail: Any) -> None:
     """With the random numbers of one, too."""
     (alone,) = ranks(Same().epoch(samples=count), 1, global_batch_size=12, tail=tail)
-    told = ranks(Same().epoch(samples=count), world, global_batch_size=12, tail=tail)
-    steps = [flat(list(step)) for step in zip(*told, strict=True)]
+    parts = ranks(Same().epoch(samples=count), world, global_batch_size=12, tail=tail)
+    steps = [flat(list(step)) for step in zip(*parts, strict=True)]
     assert flat(steps) == flat(alone)
     assert steps[:3] == alone[:3]
 
 
 def test_samples_come_once_when_a_filter_follows_and_ranks_divide_by_position() -> None:
-    told = ranks(Same().map(lambda pair: pair[0]).filter(is_some).epoch(samples=48), 3)
-    got = flat([flat(batches) for batches in told])
+    parts = ranks(Same().map(lambda pair: pair[0]).filter(is_some).epoch(samples=48), 3)
+    got = flat([flat(batches) for batches in parts])
     assert len(set(got)) == len(got) == 48
 
 
@@ -220,15 +208,12 @@ def test_iterables_that_do_not_divide_their_samples_serve_one_rank_or_all() -> N
     assert ranks(Lying().epoch(samples=8), 1, batch_size=8) == [[list(range(8))]]
 
 
-def test_rank_raises_when_its_samples_end_before_the_epoch_does() -> None:
-    for data in (Same(20), Same(20).filter(bool)):
-        got = []
-        with (
-            loader_of(data.epoch(samples=24), 1, 2) as loader,
-            pytest.raises(hr.OptionError, match="rank 1 of 2 after"),
-        ):
-            got.extend(loader)
-        assert len(got) == (3 if data is None else len(got)) >= 2
+@pytest.mark.parametrize("data", [Same(20), Same(20).filter(bool)])
+def test_rank_raises_when_its_samples_end_before_the_epoch_does(data: Any) -> None:
+    got = list[Any]()
+    with loader_of(data.epoch(samples=24), 1, 2) as loader, pytest.raises(hr.OptionError, match="rank 1 of 2 after"):
+        got.extend(loader)
+    assert len(got) >= 2
 
 
 @pytest.mark.slow
@@ -251,24 +236,24 @@ def test_state_of_a_rank_is_refused_by_others_and_says_why(data: Any) -> None:
             assert caught.value.field == "world"
 
 
-def test_state_is_refused_when_positions_were_divided_by_other_batches() -> None:
+class Other(Same):
+    ranks_by = "shard_info"
+
+
+Other.__name__ = "Same"
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "match"), [(Same, 10, "global batches of 8"), (Other, 8, "another state|the data|ranks")]
+)
+def test_state_is_refused_when_ranks_divide_in_another_way(data: Any, size: int, match: str) -> None:
     state = state_after(loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=8), 2)
-    with loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=10) as loader:
-        with pytest.raises(hr.StateMismatchError, match="global batches of 8"):
+    with loader_of(data().epoch(samples=60), 1, 2, global_batch_size=size) as loader:
+        with pytest.raises(hr.StateMismatchError, match=match):
             loader.load_state_dict(state)
 
 
-def test_state_is_refused_when_ranks_now_divide_in_another_way() -> None:
-    class Other(Same):
-        ranks_by = "shard_info"
-
-    Other.__name__ = "Same"
-    state = state_after(loader_of(Same().epoch(samples=60), 1, 2), 1)
-    with loader_of(Other().epoch(samples=60), 1, 2) as loader, pytest.raises(hr.StateMismatchError):
-        loader.load_state_dict(state)
-
-
-def test_iterable_of_the_callers_loop_is_told_its_part() -> None:
+def test_iterable_of_the_callers_loop_knows_its_part() -> None:
     class OfTheCaller(Numbers):
         loop = "caller"
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders.loops import loaded
-from end_to_end.tars import number_of, numbered_samples, put_shards, same, tar, wanted_sample
+from builders import loops
+from builders.loops import flat, given_later, iterated_later, lists, loaded
+from builders.tars import number_of, numbered_samples, put_shards, tar, wanted_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.fetch.stores import memory
+from headrace.testing.decoders import same
 
+pytestmark = pytest.mark.usefixtures("warm_server")
 COUNTS = (7, 1, 12, 5)
 TOTAL = sum(COUNTS)
 
@@ -36,22 +38,6 @@ def wanted(urls: list[str]) -> list[dict[str, Any]]:
     return samples
 
 
-def all_of(data: Any, **options: Any) -> list[Any]:
-    return loaded(data, **options)
-
-
-def all_async(data: Any, **options: Any) -> list[Any]:
-    async def main() -> list[Any]:
-        async with hr.DataLoader(data, **options) as loader:
-            return [batch async for batch in loader]
-
-    return asyncio.run(main())
-
-
-def numbers(batches: list[Any]) -> list[int]:
-    return [int(n) for batch in batches for n in batch]
-
-
 def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
     return {
         "n": int(sample["cls"]),
@@ -60,23 +46,18 @@ def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_stream_is_iterated_by_itself(urls: list[str]) -> None:
-    assert list(hr.stream(urls)) == wanted(urls)
-
-    async def main() -> list[Any]:
-        return [sample async for sample in hr.stream(urls)]
-
-    assert asyncio.run(main()) == wanted(urls)
+def test_stream_is_iterated_without_a_loader(urls: list[str]) -> None:
+    assert list(hr.stream(urls)) == iterated_later(hr.stream(urls)) == wanted(urls)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, warm_server: None) -> None:
+def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int) -> None:
     data = hr.stream(urls).shuffle(seed=5).map(as_arrays)
-    expected = all_of(data, batch_size=4)
-    assert same(all_of(data, batch_size=4, num_workers=num_workers), expected)
+    expected = loaded(data, batch_size=4)
+    assert same(loaded(data, batch_size=4, num_workers=num_workers), expected)
     small = {"fetch": hr.FetchOptions(range_bytes=512 * 3), "prefetch_factor": 1, "fetch_concurrency": 2}
-    assert same(all_async(data, batch_size=4, num_workers=num_workers, **small), expected)
+    assert same(given_later(data, collate_fn=None, num_workers=num_workers, **small), expected)
 
 
 def is_kept(sample: dict[str, Any]) -> bool:
@@ -94,18 +75,14 @@ KEPT = [n for n in range(TOTAL) if n % 3 != 1]
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("keep", [is_kept, is_kept_async], ids=["workers", "loop"])
-def test_filter_keeps_batches_full_and_in_order(
-    urls: list[str], keep: Callable[[Any], Any], num_workers: int, warm_server: None
-) -> None:
+def test_filter_keeps_batches_full_and_in_order(urls: list[str], keep: Any, num_workers: int) -> None:
     data = hr.stream(urls).filter(keep).map(number_of)
-    batches = all_of(data, batch_size=4, num_workers=num_workers)
-    assert [len(b) for b in batches] == [4] * (len(KEPT) // 4) + [len(KEPT) % 4] * bool(len(KEPT) % 4)
-    assert numbers(batches) == KEPT
-    assert numbers(all_of(data.take(5), batch_size=4, num_workers=num_workers)) == KEPT[:5]
-    nothing = hr.stream(urls).filter(lambda s: False).map(number_of)
-    assert all_of(nothing, batch_size=4, num_workers=num_workers) == []
-    depths = [numbers(all_of(data, batch_size=4, num_workers=num_workers, prefetch_factor=d)) for d in (0, 1)]
-    assert depths == [KEPT, KEPT]
+    options = {"batch_size": 4, "num_workers": num_workers}
+    cut = [KEPT[k : k + 4] for k in range(0, len(KEPT), 4)]
+    for depth in (None, 0, 1):
+        assert lists(loaded(data, prefetch_factor=depth, **options)) == cut
+    assert lists(loaded(data.take(5), **options)) == [KEPT[:4], KEPT[4:5]]
+    assert loaded(hr.stream(urls).filter(lambda sample: False).map(number_of), **options) == []
 
 
 def test_alternatives_of_fields_are_taken_in_their_order() -> None:
@@ -115,26 +92,25 @@ def test_alternatives_of_fields_are_taken_in_their_order() -> None:
     assert list(data) == [(b"1", b"0"), (b"2", b"1"), (b"3", b"9")]
 
 
-def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
+def test_stream_batches_its_samples_and_maps_batches(urls: list[str]) -> None:
     data = hr.stream(urls).map(number_of).batch(4).map(lambda batch: batch.sum())
-    assert [int(s) for s in all_of(data)] == [sum(range(k, min(k + 4, TOTAL))) for k in range(0, TOTAL, 4)]
-    assert [int(s) for s in all_of(data, batch_size=None)] == [int(s) for s in all_of(data)]
-    assert [int(s) for s in data] == [int(s) for s in all_of(data)]  # it is collated also where no loader is named
+    assert [int(s) for s in loaded(data)] == [sum(range(k, min(k + 4, TOTAL))) for k in range(0, TOTAL, 4)]
+    assert [int(s) for s in loaded(data, batch_size=None)] == [int(s) for s in loaded(data)]
+    assert [int(s) for s in data] == [int(s) for s in loaded(data)]  # it is collated also where no loader is named
     assert list(hr.from_map([[1, 2], [3, 4]]).batch(2).apply(lambda batches: (str(one) for one in batches))) == [
         "[tensor([1, 3]), tensor([2, 4])]"
     ]
     short = hr.stream(urls).map(number_of).batch(4, drop_last=True)
-    assert numbers(all_of(short)) == list(range(24))
-    assert numbers(list(short)) == list(range(24))
+    assert flat(lists(loaded(short))) == flat(lists(short)) == list(range(24))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_function_sees_the_samples_themselves(urls: list[str], num_workers: int, warm_server: None) -> None:
+def test_a_collate_function_sees_the_samples_themselves(urls: list[str], num_workers: int) -> None:
     def collate(samples: list[Any]) -> tuple[list[str], int]:
         assert type(samples) is list
         return [s["__key__"] for s in samples], sum(len(s["bin"]) for s in samples)
 
-    batches = all_of(hr.stream(urls), batch_size=4, collate_fn=collate, num_workers=num_workers)
+    batches = loaded(hr.stream(urls), batch_size=4, collate_fn=collate, num_workers=num_workers)
     samples = wanted(urls)
     assert batches == [collate(samples[k : k + 4]) for k in range(0, TOTAL, 4)]
 
@@ -147,7 +123,7 @@ def test_without_workers_the_trainers_generators_are_left_alone(urls: list[str])
     random.seed(3)
     torch.manual_seed(3)
     before = random.getstate(), torch.get_rng_state()
-    all_of(hr.stream(urls).shuffle().map(drawn), batch_size=4)
+    loaded(hr.stream(urls).shuffle().map(drawn), batch_size=4)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 
@@ -173,7 +149,7 @@ OPTIONS = {
 
 @settings(max_examples=60)
 @given(run=st.fixed_dictionaries(RUNS), options=st.fixed_dictionaries(OPTIONS))
-def test_every_sample_comes_once_in_the_order_of_the_plan(run: dict[str, Any], options: dict[str, Any]) -> None:
+def test_each_sample_is_emitted_once_in_the_order_of_the_plan(run: dict[str, Any], options: dict[str, Any]) -> None:
     counts, size, keep, take, batch_size = run["counts"], run["size"], run["keep"], run["take"], options["batch_size"]
     urls = put_shards(uuid.uuid4().hex, counts, size)
     data = hr.stream(urls)
@@ -190,7 +166,7 @@ def test_every_sample_comes_once_in_the_order_of_the_plan(run: dict[str, Any], o
     if options["drop_last"]:
         plan = plan[: len(plan) // batch_size * batch_size]
     fetch = hr.FetchOptions(range_bytes=512 * run["range_blocks"])
-    batches = (all_async if run["is_async"] else all_of)(data, collate_fn=list, fetch=fetch, timeout=5, **options)
+    batches = (given_later if run["is_async"] else loops.given)(data, fetch=fetch, timeout=5, **options)
     expected = [plan[k : k + batch_size] for k in range(0, len(plan), batch_size)]
     got = [[sample["__key__"] for sample in batch] for batch in batches]
     assert got == expected if options["in_order"] else sorted(got) == sorted(expected)
@@ -202,17 +178,13 @@ def test_every_sample_comes_once_in_the_order_of_the_plan(run: dict[str, Any], o
         memory.remove(url)
 
 
-def _with_json(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"__key__": sample["__key__"], "cls": sample["cls"], "x.json": b'{"a": 1}'}
+def test_fields_are_decoded_that_are_selected_or_made_after_a_selection() -> None:
+    def with_json(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"__key__": sample["__key__"], "cls": sample["cls"], "x.json": b'{"a": 1}'}
 
-
-def test_fields_that_are_made_behind_a_selection_are_decoded_like_others() -> None:
     data = hr.stream(put_shards("narrow", [3]), index=None)
-    made = list(data.select("cls").map(_with_json).decode())
+    made = list(data.select("cls").map(with_json).decode())
     assert [(sample["cls"], sample["x.json"]) for sample in made] == [(n, {"a": 1}) for n in range(3)]
-
-
-def test_fields_that_are_not_selected_afterwards_are_not_decoded() -> None:
     url = f"memory://{uuid.uuid4().hex}/0.tar"
     memory.put(url, tar([("a", {"cls": b"7", "json": b"no JSON"})]))
     assert list(hr.stream(url, index=None).decode().to_tuple("cls")) == [(7,)]

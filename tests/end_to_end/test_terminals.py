@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from end_to_end.tars import tar
-from end_to_end.videos import named
+from builders.tars import tar
+from builders.videos import named
 
 import headrace as hr
 from headrace.cli import main
@@ -24,6 +24,8 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     samples = [(f"k{ESCAPE}{n}", {f"f{ESCAPE}": b"1", "json": b"{" if n else b"1"}) for n in range(3)]
     (folder / f"s{ESCAPE}.tar").write_bytes(tar(samples))
+    (folder / f"v{ESCAPE}.mp4").write_bytes(named("h264").replace(b"avc1", b"\x1b[3m"))
+    (folder / f"w{ESCAPE}.mp4").write_bytes(b"\x00\x00\x00\x18ftyp\x1b[31m")
     return folder
 
 
@@ -66,34 +68,23 @@ def raised(folder: Path) -> str:
     return "".join(texts)
 
 
-def inspected(folder: Path) -> str:
-    main(["inspect", f"{folder}/*.tar"])
-    main(["inspect", "--check", f"{folder}/s{ESCAPE}.tar"])
-    main(["inspect", str(folder / f"none{ESCAPE}.tar")])
-    return ""
+def command(*arguments: str) -> Callable[[Path], str]:
+    return lambda folder: str(main([argument.replace("FOLDER", str(folder)) for argument in arguments]))
 
 
-def inspected_videos(folder: Path) -> str:
-    (folder / f"v{ESCAPE}.mp4").write_bytes(named("h264").replace(b"avc1", b"\x1b[3m"))
-    (folder / f"w{ESCAPE}.mp4").write_bytes(b"\x00\x00\x00\x18ftyp\x1b[31m")
-    main(["inspect", f"{folder}/v*.mp4"])
-    main(["inspect", "--check", f"{folder}/w*.mp4"])
-    return ""
+SHOWN: list[Callable[[Path], str]] = [
+    *(described, of_labels, reported, skipped_damage, raised),
+    command("inspect", "FOLDER/*.tar"),
+    command("inspect", "--check", f"FOLDER/s{ESCAPE}.tar"),
+    command("inspect", f"FOLDER/none{ESCAPE}.tar"),
+    command("inspect", "FOLDER/v*.mp4"),
+    command("inspect", "--check", "FOLDER/w*.mp4"),
+    command("index", "FOLDER/*.tar", "--output", f"FOLDER/i{ESCAPE}.hri"),
+    command("pack", "FOLDER/*.tar", f"FOLDER/o{ESCAPE}", "--format", "parquet"),
+]
 
 
-def indexed(folder: Path) -> str:
-    main(["index", f"{folder}/*.tar", "--output", str(folder / f"i{ESCAPE}.hri")])
-    return ""
-
-
-def packed(folder: Path) -> str:
-    main(["pack", f"{folder}/*.tar", str(folder / f"o{ESCAPE}"), "--format", "parquet"])
-    return ""
-
-
-@pytest.mark.parametrize(
-    "show", [described, of_labels, reported, skipped_damage, raised, inspected, inspected_videos, indexed, packed]
-)
+@pytest.mark.parametrize("show", SHOWN)
 def test_names_from_data_give_no_orders_to_a_terminal(
     show: Callable[[Path], str], folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import resumed_anywhere, state_after
-from end_to_end.token_files import litdata, llm_c, megatron, npy
+from builders.loops import loaded, resumed_anywhere, state_after
+from builders.token_files import litdata, llm_c, megatron, npy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,29 +17,30 @@ from headrace.errors import FormatError, LimitError, ObjectMissingError, OptionE
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 EOS = 7
 NAMES = "raw", "llm.c", "npy", "litdata", "megatron"
 
 
+def put_file(name: str, data: bytes) -> str:
+    memory.put(f"memory://documents/{name}", data)
+    return f"memory://documents/{name}"
+
+
 def put(kind: str, documents: list[list[int]], dtype: str = "uint16") -> dict[str, Any]:
     arrays = [np.array(document, dtype) for document in documents]
     tokens = np.concatenate(arrays)
-    url = f"memory://documents/{kind}.bin"
     if kind == "megatron":
         data, index = megatron([[one[: len(one) // 2], one[len(one) // 2 :]] for one in arrays], dtype)
-        memory.put(url.replace(".bin", ".idx"), index)
-        memory.put(url, data)
-        return {"urls": url}
+        put_file("megatron.idx", index)
+        return {"urls": put_file("megatron.bin", data)}
     if kind == "litdata":
         for name, data in litdata([arrays]).items():
-            memory.put(f"memory://documents/chunks/{name}", data)
+            put_file(f"chunks/{name}", data)
         return {"urls": "memory://documents/chunks/", "eos": EOS}
-    if kind == "npy":
-        url = url.replace(".bin", ".npy")
-    memory.put(url, {"raw": tokens.tobytes, "llm.c": lambda: llm_c(tokens), "npy": lambda: npy(tokens)}[kind]())
-    return {"urls": url, "dtype": dtype, "eos": EOS}
+    data = {"raw": tokens.tobytes, "llm.c": lambda: llm_c(tokens), "npy": lambda: npy(tokens)}[kind]()
+    return {"urls": put_file("npy.npy" if kind == "npy" else f"{kind}.bin", data), "dtype": dtype, "eos": EOS}
 
 
 def cut(documents: list[list[int]], window: int, stride: int, tail: str) -> list[list[int]]:
@@ -78,9 +80,8 @@ def test_windows_are_those_of_each_document(
                 len(data)
             return
         assert len(data) == len(wanted)
-        assert [data[k]["tokens"].tolist() for k in {0, len(wanted) // 2, len(wanted) - 1}] == [
-            wanted[k] for k in {0, len(wanted) // 2, len(wanted) - 1}
-        ]
+        some = 0, len(wanted) // 2, len(wanted) - 1
+        assert [data[k]["tokens"].tolist() for k in some] == [wanted[k] for k in some]
 
 
 SOME = [[*range(100 * k + 10, 100 * k + 10 + size), EOS] for k, size in enumerate([30, 2, 0, 55, 9, 17, 80, 5])]
@@ -106,30 +107,27 @@ def test_windows_come_once_in_any_order_and_resume_exactly(kind: str, by: Any) -
             next(iter(made))
 
 
-def test_file_is_read_once_for_its_documents_and_its_windows_as_ever() -> None:
+def test_file_is_read_once_for_its_documents_and_by_ranges_for_its_windows(server: FaultServer) -> None:
     tokens = np.tile(np.array([*range(10, 999), EOS], np.uint16), 100)
-    with FaultServer() as server:
-        url = server.add("a.bin", tokens.tobytes())
-        data = hr.tokens(url, "uint16", 90, eos=EOS, documents="separate")
-        with hr.DataLoader(data.shuffle(), batch_size=50, num_workers=0) as loader:
-            assert sum(len(batch["tokens"]) for batch in loader) == len(data) == 1100
-        asked = [request.headers["range"] for request in server.requests_for("a.bin")]
-        assert sum(one == "bytes=0-16383" for one in asked) <= 2
-        assert len(asked) <= 6, asked
+    data = hr.tokens(server.add("a.bin", tokens.tobytes()), "uint16", 90, eos=EOS, documents="separate")
+    batches = loaded(data.shuffle(), batch_size=50, num_workers=0)
+    assert sum(len(batch["tokens"]) for batch in batches) == len(data) == 1100
+    asked = [request.headers["range"] for request in server.requests_for("a.bin")]
+    assert sum(one == "bytes=0-16383" for one in asked) <= 2
+    assert len(asked) <= 6, asked
 
 
-def test_what_tells_of_no_documents_is_refused() -> None:
-    options: dict[str, Any] = {"window": 6, "documents": "separate"}
-    put("raw", SOME)
-    with pytest.raises(ObjectMissingError, match=r"documents/raw\.idx"):
-        len(hr.tokens("memory://documents/raw.bin", "uint16", **options))
-    put("npy", SOME)
-    with pytest.raises(OptionError, match=r"has no index of Megatron's, .* eos= finds them by the token"):
-        len(hr.tokens("memory://documents/npy.npy", "uint16", **options))
-    memory.put("memory://documents/rows.npy", npy(np.ones((3, 6), np.uint16)))
-    with pytest.raises(OptionError, match="rows of 6 tokens, which are the windows"):
-        len(hr.tokens("memory://documents/rows.npy", eos=EOS, **options))
-    with pytest.raises(FormatError, match="the longest of its 8 documents has 81 tokens, and a window 100: none fits"):
-        len(hr.tokens(**put("raw", SOME), window=100, documents="separate"))
-    with pytest.raises(LimitError, match="documents and more: where each begins takes 8 bytes, over the limit of 50"):
-        len(hr.tokens(**put("raw", SOME), limits=hr.Limits(member_bytes=50), **options))
+ROWS, LOW = np.ones((3, 6), np.uint16), hr.Limits(member_bytes=50)
+REFUSED: list[tuple[Callable[[], dict[str, Any]], type[Exception], str]] = [
+    (lambda: put("raw", SOME) | {"eos": None}, ObjectMissingError, r"documents/raw\.idx"),
+    (lambda: put("npy", SOME) | {"eos": None}, OptionError, "no index of Megatron's, .* eos= finds them by the token"),
+    (lambda: {"urls": put_file("rows.npy", npy(ROWS)), "eos": EOS}, OptionError, "6 tokens, which are the windows"),
+    (lambda: put("raw", SOME) | {"window": 100}, FormatError, "longest of its 8 documents has 81 tokens, .* none fits"),
+    (lambda: put("raw", SOME) | {"limits": LOW}, LimitError, "where each begins takes 8 bytes, over the limit of 50"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "match"), REFUSED)
+def test_files_without_documents_or_of_too_many_are_refused(make: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        len(hr.tokens(**{"window": 6, "documents": "separate"} | make()))

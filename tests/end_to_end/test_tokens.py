@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders.loops import state_after
-from end_to_end.token_files import ids, litdata, llm_c, megatron, npy
+from builders.loops import flat, given, loaded, state_after
+from builders.token_files import ids, litdata, llm_c, megatron, npy
 
 import headrace as hr
 from headrace.errors import (
@@ -25,7 +25,7 @@ from headrace.errors import (
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
-pytestmark = pytest.mark.usefixtures("warm_workers")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 SIZES = (1000, 64, 731)
 FILES = {f"memory://tokens/{k}.bin": ids(size, seed=k) for k, size in enumerate(SIZES)}
@@ -49,11 +49,10 @@ def cut(tokens: np.ndarray[Any, Any], window: int, stride: int) -> list[np.ndarr
 def seen(data: Any, **options: Any) -> dict[tuple[str, str], torch.Tensor]:
     """The windows of an epoch by where they are; none comes twice."""
     got: dict[tuple[str, str], torch.Tensor] = {}
-    with hr.DataLoader(data, **{"batch_size": 7, "num_workers": 0} | options) as loader:
-        for batch in loader:
-            keys = list(zip(batch["__url__"], batch["__key__"], strict=True))
-            assert len({*keys, *got}) == len(got) + len(keys)
-            got |= dict(zip(keys, batch["tokens"], strict=True))
+    for batch in loaded(data, **{"batch_size": 7, "num_workers": 0} | options):
+        keys = list(zip(batch["__url__"], batch["__key__"], strict=True))
+        assert len({*keys, *got}) == len(got) + len(keys)
+        got |= dict(zip(keys, batch["tokens"], strict=True))
     return got
 
 
@@ -76,21 +75,15 @@ def test_windows_are_those_of_numpy_in_any_order(by: Any, workers: int) -> None:
     assert next(iter(got.values())).dtype == torch.uint16
 
 
-def test_windows_that_overlap_are_read_by_one_range_and_those_of_a_batch_share_it() -> None:
-    with FaultServer() as server:
-        url = server.add("a.bin", ids(100_000).tobytes())
-        data = hr.tokens(url, "uint16", 513, stride=64)
-        got = seen(data.shuffle())
-        assert_cut(got, {url: ids(100_000)}, 513, 64)
-        ranges = [request.headers["range"] for request in server.requests_for("a.bin")]
-        assert ranges == ["bytes=0-16383", "bytes=0-199937"], "one request for the size, and one for all tokens"
-
-
-def test_file_is_asked_for_once_and_its_index_beside_it_is_looked_for() -> None:
-    with FaultServer() as server:
-        url = server.add("a.bin", ids(100).tobytes())
-        assert len(hr.tokens(url, "uint16", 10)) == 10
-        assert sorted(request.name for request in server.log) == ["a.bin", "a.idx"]
+def test_overlapping_windows_are_read_by_one_range_and_a_file_is_asked_for_once(server: FaultServer) -> None:
+    url = server.add("large.bin", ids(100_000).tobytes())
+    assert_cut(seen(hr.tokens(url, "uint16", 513, stride=64).shuffle()), {url: ids(100_000)}, 513, 64)
+    ranges = [request.headers["range"] for request in server.requests_for("large.bin")]
+    assert ranges == ["bytes=0-16383", "bytes=0-199937"], "one request for the size, and one for all tokens"
+    url = server.add("a.bin", ids(100).tobytes())
+    server.log.clear()
+    assert len(hr.tokens(url, "uint16", 10)) == 10
+    assert sorted(request.name for request in server.log) == ["a.bin", "a.idx"]
 
 
 def test_state_is_refused_by_other_windows() -> None:
@@ -118,24 +111,21 @@ def test_sample_is_got_by_its_number_and_data_set_travels() -> None:
 
 def test_keys_and_chosen_numbers_leave_the_others_unread() -> None:
     data = hr.tokens(list(FILES), "uint16", 20)
-    kept = seen(data.filter(_is_even, field="__key__").shuffle())
+    kept = seen(data.filter(lambda key: int(key) % 2 == 0, field="__key__").shuffle())
     assert {key for _, key in kept} == {str(k) for k in range(0, 50, 2)}
     assert len(seen(data.slice(3, 40, 4))) == 10
 
 
-def _is_even(key: str) -> bool:
-    return int(key) % 2 == 0
-
-
 def test_last_tokens_are_dropped_or_come_as_a_short_window() -> None:
-    url = "memory://tokens/0.bin"
-    assert len(hr.tokens(url, "uint16", 300)) == 3
-    short = list(hr.tokens(url, "uint16", 300, tail="short"))
-    assert [len(one["tokens"]) for one in short] == [300, 300, 300, 100]
-    assert np.concatenate([one["tokens"] for one in short]).tolist() == FILES[url].tolist()
-    overlap = hr.tokens(url, "uint16", 301, stride=300, tail="short")
-    assert [len(one["tokens"]) for one in overlap] == [301, 301, 301, 100]
-    assert [len(one["tokens"]) for one in hr.tokens(url, "uint16", 2000, tail="short")] == [1000]
+    url, tokens = "memory://tokens/0.bin", FILES["memory://tokens/0.bin"].tolist()
+    for window, stride, tail, sizes in (
+        (300, None, "drop", [300, 300, 300]),
+        (300, None, "short", [300, 300, 300, 100]),
+        (301, 300, "short", [301, 301, 301, 100]),
+        (2000, None, "short", [1000]),
+    ):
+        got = [sample["tokens"].tolist() for sample in hr.tokens(url, "uint16", window, stride=stride, tail=tail)]
+        assert got == [tokens[k * 300 : k * 300 + size] for k, size in enumerate(sizes)]
 
 
 @pytest.mark.slow
@@ -148,7 +138,7 @@ def test_tokens_keep_their_type_in_this_machines_order(dtype: str) -> None:
     assert kept == torch.from_numpy(tokens).dtype
 
 
-def test_headers_say_how_many_tokens_follow_and_of_which_type() -> None:
+def test_headers_give_the_count_and_type_of_tokens() -> None:
     small, large = ids(500), ids(300, "uint32")
     urls = [put("memory://tokens/h.bin", llm_c(small)), put("memory://tokens/l.bin", llm_c(large, 20240801, 7))]
     assert_cut(seen(hr.tokens(urls[0], None, 33).shuffle()), {urls[0]: small}, 33, 33)
@@ -193,7 +183,7 @@ def put_megatron(name: str = "m", *, modes: bool = False) -> tuple[str, np.ndarr
 
 
 @pytest.mark.parametrize("modes", [False, True])
-def test_megatrons_index_says_type_and_documents(modes: bool) -> None:
+def test_index_of_megatron_gives_type_and_documents(modes: bool) -> None:
     url, tokens = put_megatron(modes=modes)
     assert_cut(seen(hr.tokens(url, None, 40, stride=16).shuffle()), {url: tokens}, 40, 16)
     assert_cut(seen(hr.tokens(url.replace(".bin", ".idx"), "uint16", 40, stride=16)), {url: tokens}, 40, 16)
@@ -206,17 +196,12 @@ def test_documents_of_a_window_are_numbered(by: Any) -> None:
     url, tokens = put_megatron()
     lengths = [sum(map(len, document)) for document in DOCUMENTS]
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    with hr.DataLoader(
-        hr.tokens(url, None, 40, stride=7, documents="ids").shuffle(by), batch_size=4, num_workers=0
-    ) as loader:
-        count = 0
-        for batch in loader:
-            for key, got, numbers in zip(batch["__key__"], batch["tokens"], batch["document_ids"], strict=True):
-                here = slice(int(key) * 7, int(key) * 7 + 40)
-                assert got.tolist() == tokens[here].tolist()
-                assert numbers.tolist() == np.unique(owner[here], return_inverse=True)[1].tolist()
-                count += 1
-        assert count == (len(tokens) - 40) // 7 + 1
+    samples = flat(given(hr.tokens(url, None, 40, stride=7, documents="ids").shuffle(by), num_workers=0))
+    for sample in samples:
+        here = slice(int(sample["__key__"]) * 7, int(sample["__key__"]) * 7 + 40)
+        assert sample["tokens"].tolist() == tokens[here].tolist()
+        assert sample["document_ids"].tolist() == np.unique(owner[here], return_inverse=True)[1].tolist()
+    assert len(samples) == (len(tokens) - 40) // 7 + 1
 
 
 def test_documents_of_a_window_are_found_by_the_token_that_ends_them() -> None:
@@ -234,8 +219,7 @@ def test_documents_are_samples_of_their_own() -> None:
     assert len(data) == len(DOCUMENTS)
     wanted = [[int(n) for one in document for n in one] for document in DOCUMENTS]
     for order in (data, data.shuffle(), data.shuffle("global")):
-        with hr.DataLoader(order, batch_size=3, collate_fn=list, num_workers=0) as loader:
-            got = {int(one["__key__"]): one["tokens"].tolist() for batch in loader for one in batch}
+        got = {int(one["__key__"]): one["tokens"].tolist() for one in flat(given(order, 3, num_workers=0))}
         assert [got[k] for k in range(len(got))] == wanted
 
 
@@ -245,16 +229,14 @@ def test_large_index_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     test_documents_of_a_window_are_numbered("auto")
 
 
-def test_object_that_is_replaced_meanwhile_is_an_error() -> None:
-    with FaultServer() as server:
-        url = server.add("a.bin", ids(5000).tobytes())
-        data = hr.tokens(url, "uint16", 50)
-        assert len(data) == 100
-        server.add("a.bin", ids(5000, seed=9).tobytes())
+def test_object_that_is_replaced_meanwhile_is_an_error(server: FaultServer) -> None:
+    url = server.add("replaced.bin", ids(5000).tobytes())
+    data = hr.tokens(url, "uint16", 50)
+    assert len(data) == 100
+    server.add("replaced.bin", ids(5000, seed=9).tobytes())
+    for use in (lambda: seen(data.shuffle()), lambda: data[7]):
         with pytest.raises(ObjectChangedError):
-            seen(data.shuffle())
-        with pytest.raises(ObjectChangedError):
-            data[7]
+            use()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -270,16 +252,15 @@ def test_windows_of_local_files_are_read_together(workers: int, tmp_path: Path) 
 
 
 def test_documents_of_local_windows_are_those_of_other_stores(tmp_path: Path) -> None:
-    url, _ = put_megatron()
-    there = hr.tokens(url, window=5, documents="ids")
     for name, data in zip(("a.bin", "a.idx"), megatron(DOCUMENTS), strict=True):
         (tmp_path / name).write_bytes(data)
-    here = hr.tokens(str(tmp_path / "a.bin"), window=5, documents="ids")
-    batches = []
-    for data in (there, here):
-        with hr.DataLoader(data.shuffle("global"), batch_size=3, seed=1, num_workers=0) as loader:
-            batches.append([(b["__key__"], b["tokens"].tolist(), b["document_ids"].tolist()) for b in loader])
-    assert batches[0] == batches[1]
+    there, here = (
+        loaded(hr.tokens(url, window=5, documents="ids").shuffle("global"), batch_size=3, seed=1, num_workers=0)
+        for url in (put_megatron()[0], str(tmp_path / "a.bin"))
+    )
+    for one, other in zip(there, here, strict=True):
+        for name in ("__key__", "tokens", "document_ids"):
+            assert list(one[name]) == list(other[name]) if name == "__key__" else torch.equal(one[name], other[name])
 
 
 @pytest.mark.parametrize("size", [5000, 4000])
@@ -294,11 +275,9 @@ def test_local_file_that_is_replaced_meanwhile_is_an_error(size: int, tmp_path: 
         seen(data.shuffle("global"))
 
 
-def damaged_index(**fields: Any) -> bytes:
-    _, index = megatron(DOCUMENTS)
-    whole = bytearray(index)
-    for at, value in fields.values():
-        whole[at : at + len(value)] = value
+def damaged_index(at: int = 0, value: bytes = b"") -> bytes:
+    whole = bytearray(megatron(DOCUMENTS)[1])
+    whole[at : at + len(value)] = value
     return bytes(whole)
 
 
@@ -315,45 +294,45 @@ def number(value: int, size: int = 8) -> bytes:
 DAMAGED: list[tuple[bytes, str, bool]] = [  # an index, its error, and whether only its documents show it
     (b"", "has 0 bytes", False),
     (damaged_index()[:20], "has 20 bytes", False),
-    (damaged_index(magic=(0, b"TNTIDX\0\0\0")), "begins with b'TNTIDX", False),
-    (damaged_index(version=(9, b"\2")), "version 2", False),
-    (damaged_index(dtype=(17, b"\x06")), r"type 6 \(float64\)", False),
-    (damaged_index(dtype=(17, b"\x63")), "type 99", False),
-    (damaged_index(count=(18, number(SEQUENCES + 1))), f"{SEQUENCES + 1} sequences", False),
-    (damaged_index(count=(18, number(2**60))), f"{2**60} sequences", False),
-    (damaged_index(count=(26, number(2**40))), f"{2**40} entries", False),
+    (damaged_index(0, b"TNTIDX\0\0\0"), "begins with b'TNTIDX", False),
+    (damaged_index(9, b"\2"), "version 2", False),
+    (damaged_index(17, b"\x06"), r"type 6 \(float64\)", False),
+    (damaged_index(17, b"\x63"), "type 99", False),
+    (damaged_index(18, number(SEQUENCES + 1)), f"{SEQUENCES + 1} sequences", False),
+    (damaged_index(18, number(2**60)), f"{2**60} sequences", False),
+    (damaged_index(26, number(2**40)), f"{2**40} entries", False),
     (damaged_index()[:-1], "cut off", False),
     (damaged_index() + b"\0", "cut off", False),
-    (damaged_index(pointer=(FIRSTS - 8, number(10**12))), "end at|sequence", False),
-    (damaged_index(length=(POINTERS - 4, number(-5, 4))), "end at|sequence", False),
-    (damaged_index(pointer=(POINTERS + 8, number(62))), "sequence 1 has 5 tokens from byte 62 on, .* at 60", True),
-    (damaged_index(length=(34, number(-1, 4))), "sequence 0 has -1 tokens", True),
-    (damaged_index(first=(FIRSTS, number(1))), "document 0 would begin with sequence 1 ", True),
-    (damaged_index(first=(FIRSTS + 8, number(9999))), "document 1 would begin with sequence 9999 ", True),
-    (damaged_index(first=(FIRSTS + 16, number(1))), "document 2 would begin with sequence 1 .* with 2", True),
-    (damaged_index(first=(FIRSTS + 8, number(-3))), "document 1 would begin with sequence -3 ", True),
-    (damaged_index(last=(LAST, number(SEQUENCES - 1))), f"documents end with sequence {SEQUENCES - 1}", True),
+    (damaged_index(FIRSTS - 8, number(10**12)), "end at|sequence", False),
+    (damaged_index(POINTERS - 4, number(-5, 4)), "end at|sequence", False),
+    (damaged_index(POINTERS + 8, number(62)), "sequence 1 has 5 tokens from byte 62 on, .* at 60", True),
+    (damaged_index(34, number(-1, 4)), "sequence 0 has -1 tokens", True),
+    (damaged_index(FIRSTS, number(1)), "document 0 would begin with sequence 1 ", True),
+    (damaged_index(FIRSTS + 8, number(9999)), "document 1 would begin with sequence 9999 ", True),
+    (damaged_index(FIRSTS + 16, number(1)), "document 2 would begin with sequence 1 .* with 2", True),
+    (damaged_index(FIRSTS + 8, number(-3)), "document 1 would begin with sequence -3 ", True),
+    (damaged_index(LAST, number(SEQUENCES - 1)), f"documents end with sequence {SEQUENCES - 1}", True),
 ]
 
 
-@pytest.mark.parametrize(("index", "match", "is_of_documents"), DAMAGED)
-def test_damaged_index_is_an_error_that_names_the_damage(index: bytes, match: str, is_of_documents: bool) -> None:
+SIZE = 2 * sum(len(one) for document in DOCUMENTS for one in document)
+CUT_OFF = f"has {SIZE - 2} bytes, and the sequences of .* end at {SIZE}"
+
+
+@pytest.mark.parametrize(
+    ("index", "match", "is_of_documents", "cut"),
+    [*((*case, 0) for case in DAMAGED), (damaged_index(), CUT_OFF, False, 2)],
+)
+def test_index_that_is_damaged_or_of_other_tokens_is_an_error_that_names_the_damage(
+    index: bytes, match: str, is_of_documents: bool, cut: int
+) -> None:
     data, _ = megatron(DOCUMENTS)
     put("memory://bad/x.idx", index)
-    url = put("memory://bad/x.bin", data)
+    url = put("memory://bad/x.bin", data[: len(data) - cut])
     uses: list[dict[str, Any]] = [{"window": 10, "documents": "ids"}, {"documents": "samples"}, {"window": 10}]
     for options in uses[: 2 if is_of_documents else 3]:
         with pytest.raises(FormatError, match=match):
             len(hr.tokens(url, **options))
-
-
-def test_tokens_that_were_cut_off_are_noticed_by_their_index() -> None:
-    data, index = megatron(DOCUMENTS)
-    put("memory://bad/x.idx", index)
-    url = put("memory://bad/x.bin", data[:-2])
-    for options in ({"window": 10}, {"window": 10, "documents": "ids"}):
-        with pytest.raises(FormatError, match=f"has {len(data) - 2} bytes, and the sequences of .* end at {len(data)}"):
-            len(hr.tokens(url, **options))  # type: ignore[arg-type]
 
 
 CATALOGUE = litdata([[ids(90)]])["index.json"].decode()
@@ -381,7 +360,7 @@ CATALOGUE = litdata([[ids(90)]])["index.json"].decode()
         ("index.json", b"{", {}, FormatError, "no JSON"),
         ("index.json", b"[]", {}, FormatError, "no JSON object"),
         ("index.json", CATALOGUE.replace("tensor:20", "tensor:1").encode(), {}, FormatError, "no tokens of whole"),
-        ("index.json", CATALOGUE.replace("null", '"zstd"').encode(), {}, FormatError, "compressed"),
+        ("index.json", litdata([[ids(90)]], compression="zstd")["index.json"], {}, FormatError, "compressed"),
         ("index.json", CATALOGUE.replace("chunk-0-0.bin", "../a").encode(), {}, FormatError, "chunk 0: .* outside"),
         ("index.json", CATALOGUE.replace('"dim": 90', '"dim": -1').encode(), {}, FormatError, "are counts"),
     ],
@@ -405,15 +384,17 @@ def test_chunk_that_is_not_as_its_catalogue_says_is_an_error() -> None:
             len(hr.tokens("memory://lit2", window=10))
 
 
-def test_limits_bound_windows_documents_and_where_they_begin() -> None:
-    url, _ = put_megatron("limits")
-    for bound, options, why in (
-        (16, {"window": 9}, "a window of 9 tokens of uint16 is over the limit of 16"),
-        (60, {"documents": "samples"}, "where each begins takes 64 bytes"),
+@pytest.mark.parametrize(
+    ("limit", "options", "why"),
+    [
+        (16, {"window": 9}, "a window of 9 tokens of uint16 has 18 bytes, over the limit of 16"),
+        (60, {"documents": "samples"}, "documents has 64 bytes"),
         (390, {"documents": "samples"}, "a document of 200 tokens"),
-    ):
-        with pytest.raises(LimitError, match=why):
-            len(hr.tokens(url, limits=hr.Limits(member_bytes=bound), **options))  # type: ignore[arg-type]
+    ],
+)
+def test_limits_bound_windows_documents_and_their_positions(limit: int, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(LimitError, match=why):
+        len(hr.tokens(put_megatron("limits")[0], limits=hr.Limits(member_bytes=limit), **options))
 
 
 @pytest.mark.parametrize(
@@ -428,15 +409,10 @@ def test_limits_bound_windows_documents_and_where_they_begin() -> None:
         ({"window": 5, "documents": "apart"}, "documents='apart'"),
         ({"window": 5, "tail": "pad"}, "tail='pad'"),
         ({"window": 5, "eos": 0, "documents": "ids"}, "eos=0 and documents='ids'"),
+        ({"urls": "memory://nowhere/x.bin.zst", "dtype": "uint16", "window": 9}, "is compressed"),
+        ({"urls": "memory://nowhere/index.json", "dtype": "uint16", "window": 9}, "is no folder of LitData"),
     ],
 )
 def test_wrong_argument_is_named_before_anything_is_read(options: dict[str, Any], why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        hr.tokens("memory://nowhere/x.bin", **options)
-
-
-def test_compressed_file_and_folder_without_catalogue_are_refused_by_name() -> None:
-    with pytest.raises(OptionError, match="is compressed"):
-        hr.tokens("memory://tokens/x.bin.zst", "uint16", 9)
-    with pytest.raises(OptionError, match="is no folder of LitData"):
-        hr.tokens("memory://tokens/nothing/index.json", "uint16", 9)
+        hr.tokens(**{"urls": "memory://nowhere/x.bin", **options})

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import linecache
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
 import torch
+from builders.loops import given_later, loaded
 from builders.numbers import Made
 
 import headrace as hr
@@ -53,23 +52,8 @@ def refusing(number: int) -> int:
     return number
 
 
-def loop(data: Any, **options: Any) -> None:
-    with hr.DataLoader(data, batch_size=4, **options) as loader:
-        for _ in loader:
-            pass
-
-
-def async_loop(data: Any, **options: Any) -> None:
-    async def main() -> None:
-        async with hr.DataLoader(data, batch_size=4, **options) as loader:
-            async for _ in loader:
-                pass
-
-    asyncio.run(main())
-
-
-def files(frames: TracebackType | None) -> list[str]:
-    return [frame.filename for frame in traceback.extract_tb(frames)]
+def async_loop(data: Any, **options: Any) -> list[Any]:
+    return given_later(data, collate_fn=None, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -89,26 +73,24 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("read", [loop, async_loop])
+@pytest.mark.parametrize("read", [loaded, async_loop])
 @pytest.mark.parametrize("name", DATA)
-def test_error_of_this_process_is_the_very_object_with_the_users_frames(read: Callable[..., None], name: str) -> None:
+def test_error_of_this_process_is_the_very_object_with_the_users_frames(read: Callable[..., object], name: str) -> None:
     with pytest.raises(RefusedError) as caught:
-        read(DATA[name]())
+        read(DATA[name](), batch_size=4)
     assert caught.value is RAISED[0]
     assert caught.value.__cause__ is None
-    assert not [file for file in files(caught.tb) if file.startswith(PACKAGE)]
+    assert not [frame for frame in traceback.extract_tb(caught.tb) if frame.filename.startswith(PACKAGE)]
     assert caught.traceback[-1].name == "refuse"
     assert "refused with 503 over a connection" in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("read", [loop, async_loop])
+@pytest.mark.parametrize("read", [loaded, async_loop])
 @pytest.mark.parametrize(("name", "options"), [("map", {}), ("torch", {}), ("torch", {"economic": True})])
-def test_error_of_a_worker_has_its_text_and_the_users_frames(
-    read: Callable[..., None], name: str, options: dict[str, Any]
-) -> None:
+def test_error_of_a_worker_has_its_text_and_the_users_frames(read: Any, name: str, options: dict[str, Any]) -> None:
     with pytest.raises(RefusedError) as caught:
-        read(DATA[name](), num_workers=1, **options)
+        read(DATA[name](), batch_size=4, num_workers=1, **options)
     told = "".join(traceback.format_exception(caught.value))
     assert "RefusedError: refused with 503 over a connection" in told
     assert "in refuse\n    raise error" in told
@@ -158,11 +140,8 @@ def test_error_is_the_one_that_was_raised_when_on_error_keeps_it() -> None:
     async def get(key: int) -> int:
         raise raised
 
-    with (
-        hr.DataLoader(Made(get, 2), on_error=lambda error: False) as loader,
-        pytest.raises(OSError, match="of") as caught,
-    ):
-        list(loader)
+    with pytest.raises(OSError, match="of") as caught:
+        loaded(Made(get, 2), on_error=lambda error: False)
     assert caught.value is raised
 
 
@@ -178,37 +157,35 @@ async def later(sample: Any) -> Any:
     return sample
 
 
-CASES: dict[str, tuple[Callable[[hr.Stream], Any], str]] = {
-    "map": (lambda data: data.shuffle().map(abs).map(fails), "FromMap(…) → shuffle(auto) → map(abs) → map(fails)"),
-    "async": (lambda data: data.map(abs).map(fails_later), "FromMap(…) → map(abs) → map(fails_later)"),
-    "async, at the source": (
-        lambda data: data.map(later).map(fails_later),
-        "FromMap(…) → map(later) → map(fails_later)",
-    ),
-    "filter": (lambda data: data.take(2).filter(fails), "FromMap(…) → take(2) → filter(fails)"),
-    "many": (lambda data: data.flat_map(fails), "FromMap(…) → flat_map(fails)"),
-    "after many": (
-        lambda data: data.flat_map(lambda n: [n]).batch(2).unbatch().map(fails),
-        "FromMap(…) → flat_map(<lambda>) → batch(2) → unbatch() → map(fails)",
-    ),
-    "of a batch": (lambda data: data.batch(2).map(fails), "FromMap(…) → batch(2) → map(fails)"),
-    "of one of several": (
-        lambda data: data.map(abs).zip(data.map(later).map(fails)),
-        "FromMap(…) → map(later) → map(fails)",
-    ),
-    "of a branch": (lambda data: _branches(*data.fork(2)), "FromMap(…) → fork(2) → map(fails) of branch 1"),
-}
-
-
-def _branches(first: hr.Stream, second: hr.Stream) -> hr.Stream:
+def branched(data: hr.Stream) -> hr.Stream:
+    first, second = data.fork(2)
     return first.zip(second.map(fails))
 
 
+CASES: list[tuple[Callable[[hr.Stream], Any], str]] = [
+    (lambda data: data.shuffle().map(abs).map(fails), "shuffle(auto) → map(abs) → map(fails)"),
+    (lambda data: data.map(abs).map(fails_later), "map(abs) → map(fails_later)"),
+    (lambda data: data.map(later).map(fails_later), "map(later) → map(fails_later)"),
+    (lambda data: data.take(2).filter(fails), "take(2) → filter(fails)"),
+    (lambda data: data.flat_map(fails), "flat_map(fails)"),
+    (
+        lambda data: data.flat_map(many).batch(2).unbatch().map(fails),
+        "flat_map(many) → batch(2) → unbatch() → map(fails)",
+    ),
+    (lambda data: data.batch(2).map(fails), "batch(2) → map(fails)"),
+    (lambda data: data.map(abs).zip(data.map(later).map(fails)), "map(later) → map(fails)"),
+    (branched, "fork(2) → map(fails) of branch 1"),
+]
+
+
+def many(sample: Any) -> list[Any]:
+    return [sample]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("make", "passed"), CASES)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_error_names_the_operators_that_the_sample_has_passed(case: str, workers: int) -> None:
-    make, passed = CASES[case]
+def test_error_names_the_operators_that_the_sample_has_passed(make: Any, passed: str, workers: int) -> None:
     with pytest.raises(ValueError, match="is refused") as caught:
-        list(hr.DataLoader(make(hr.from_map([1, 2, 3])), batch_size=None, num_workers=workers))
-    assert any(note.endswith(f"operators: {passed}") for note in caught.value.__notes__)
+        loaded(make(hr.from_map([1, 2, 3])), batch_size=None, num_workers=workers)
+    assert any(note.endswith(f"operators: FromMap(…) → {passed}") for note in caught.value.__notes__)

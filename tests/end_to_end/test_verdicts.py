@@ -100,21 +100,18 @@ def run(data: Any, trainer_s: float = 0.0, **options: Any) -> tuple[str, str]:
 @pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("limit", BOUND)
-def test_slow_part_is_named(limit: str, num_workers: int) -> None:
+def test_slowest_part_is_named(limit: str, num_workers: int) -> None:
     data, options, texts = BOUND[limit]
     bound_by, report = run(data(max(1, num_workers)), num_workers=num_workers, **options)
     assert bound_by == limit, report
     assert all(text in report for text in texts), report
 
 
-class Counter:
+class Counter(AsyncIterator[int]):
     """An iterator that is no generator."""
 
     def __init__(self) -> None:
         self.number = 0
-
-    def __aiter__(self) -> Counter:
-        return self
 
     async def __anext__(self) -> int:
         if self.number == 200:
@@ -183,7 +180,7 @@ class Lines:
 @pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("name", ["Plain.__getitem__", "Lines.__next__"])
-def test_what_computes_in_the_threads_of_synchronous_data_is_named(name: str, num_workers: int) -> None:
+def test_synchronous_data_that_computes_in_threads_is_named(name: str, num_workers: int) -> None:
     data = hr.from_map(Plain(), threads=1) if name.startswith("Plain") else hr.from_iterable(Lines())
     with hr.DataLoader(data.map(light), batch_size=4, num_workers=num_workers) as loader:
         for _ in range(2):

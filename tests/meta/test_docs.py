@@ -10,6 +10,7 @@ import runpy
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -32,19 +33,13 @@ def name_of(page: Path) -> str:
 
 def blocks() -> list[object]:
     """(page, line of the fence, settings, code) of each block. Those of docs/ are slow."""
-    return [
-        pytest.param(
-            page,
-            line,
-            match["settings"],
-            match["code"],
-            id=f"{name_of(page)}:{line}",
-            marks=[pytest.mark.slow] if "docs" in page.parts else [],
-        )
-        for page in PAGES
-        for match in BLOCK.finditer(page.read_text())
-        for line in [page.read_text().count("\n", 0, match.start()) + 1]
-    ]
+    found = []
+    for page in PAGES:
+        text, marks = page.read_text(), [pytest.mark.slow] if "docs" in page.parts else []
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(pytest.param(page, line, *match.groups(), id=f"{name_of(page)}:{line}", marks=marks))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +65,7 @@ def write_readers_data(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize(("page", "line", "settings", "code"), blocks())
 def test_block_runs(
-    page: Path,
-    line: int,
-    settings: str,
-    code: str,
-    written_shards: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    page: Path, line: int, settings: str, code: str, written_shards: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     script = tmp_path / f"{page.stem}.py"
     script.write_text("\n" * line + code)  # a traceback shows the lines of the page
@@ -85,10 +74,8 @@ def test_block_runs(
         return
     shutil.copytree(written_shards, tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headrace.fetch.stores.addresses._registered", {})  # stores of a page are for it alone
-    monkeypatch.setattr("headrace.formats.decoders._registered", {})
-    monkeypatch.setattr("headrace.ops.registry._registered", {})
-    monkeypatch.setattr("headrace.formats.registry._registered", {})
+    for registry in ("fetch.stores.addresses", "formats.decoders", "ops.registry", "formats.registry"):
+        monkeypatch.setattr(f"headrace.{registry}._registered", {})  # what a page registers is for it alone
     expects = write_readers_data(tmp_path) if page in SHORT else {}
     ran = runpy.run_path(str(script), init_globals=expects, run_name="__main__")
     if page.name == "README.md":
@@ -97,20 +84,13 @@ def test_block_runs(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_page_has_no_block_that_is_not_run(page: Path) -> None:
-    """A block fenced in another way, or indented, would rot unseen."""
-    text = page.read_text()
+def test_links_of_a_page_lead_somewhere_and_its_blocks_are_run(page: Path) -> None:
+    text = page.read_text()  # a block fenced in another way, or indented, would rot unseen
     fences = re.findall(r"^[ \t]*(?:```|~~~)[ \t{.]*(?:python|py3?|pycon)\b", text, re.MULTILINE)
     assert len(fences) == len(BLOCK.findall(text))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_to_files_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```[\s\S]*?^```", "", page.read_text(), flags=re.MULTILINE)
-    for match in re.finditer(r'(?:\]\(|src="|srcset=")([^)"#\s]+)', text):
-        target = match[1]
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+    prose = re.sub(r"^```[\s\S]*?^```", "", text, flags=re.MULTILINE)
+    targets = re.findall(r'(?:\]\(|src="|srcset=")([^)"#\s]+)', prose)
+    assert not [target for target in targets if "://" not in target and not (page.parent / target).exists()]
 
 
 def test_readme_begins_with_code_and_is_short() -> None:

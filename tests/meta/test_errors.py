@@ -42,11 +42,7 @@ CLASSES = list(dict.fromkeys(tree()))
 def make(cls: type[errors.HeadraceError]) -> errors.HeadraceError:
     """An error of this class in which every attribute has a value that is not its default."""
     has_own = any("__init__" in vars(c) for c in cls.__mro__ if issubclass(c, errors.HeadraceError))
-    named = (
-        [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", "message", "args")]
-        if has_own
-        else []
-    )
+    named = inspect.signature(cls.__init__).parameters.keys() - {"self", "message", "args"} if has_own else set()
     error = cls(VALUES["message"], **{name: VALUES[name] for name in named})
     for name in named:
         assert getattr(error, name) == VALUES[name], f"{cls.__name__} does not keep {name}"
@@ -55,35 +51,17 @@ def make(cls: type[errors.HeadraceError]) -> errors.HeadraceError:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_error_made_of_a_text_alone_or_of_all_values_survives_copies(cls: type[errors.HeadraceError]) -> None:
-    plain = cls("what happened")
+def test_error_survives_copies_with_attributes_notes_and_cause(cls: type[errors.HeadraceError]) -> None:
+    plain, full = cls("what happened"), make(cls)
+    full.__cause__ = make(errors.StorageError)
     assert str(plain) == "what happened"
-    for error in (plain, make(cls)):
-        for again in (pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error)))), copy.copy(error)):
+    for error in (plain, full):
+        pickled = [pickle.loads(pickle.dumps(error, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+        for again in (*pickled, pickle.loads(pickle.dumps(pickled[-1])), copy.copy(error)):
             assert (type(again), str(again), again.args, vars(again)) == (cls, str(error), error.args, vars(error))
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("cls", CLASSES)
-def test_error_survives_pickling_with_attributes_notes_and_cause(
-    cls: type[errors.HeadraceError], protocol: int
-) -> None:
-    error = make(cls)
-    error.__cause__ = make(errors.StorageError)
-
-    again = pickle.loads(pickle.dumps(error, protocol))
-
-    assert type(again) is cls
-    assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
-    assert again.__notes__ == error.__notes__
-    assert type(again.__cause__) is errors.StorageError
-    assert vars(again.__cause__) == vars(error.__cause__)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_error_has_a_docstring(cls: type[errors.HeadraceError]) -> None:
-    assert "__doc__" in vars(cls)
-    assert cls.__doc__
+    for again in pickled:
+        assert type(again.__cause__) is errors.StorageError
+        assert vars(again.__cause__) == vars(full.__cause__)
 
 
 def test_docstring_draws_the_tree() -> None:
@@ -95,12 +73,11 @@ def test_docstring_draws_the_tree() -> None:
         drawn[name] = above[-1][1] if above else None
         above.append((len(indent), name))
 
-    real = {cls.__name__: cls.__bases__[0].__name__ for cls in CLASSES} | {"HeadraceError": None}
-
-    assert drawn == real
+    assert drawn == {cls.__name__: cls.__bases__[0].__name__ for cls in CLASSES} | {"HeadraceError": None}
 
 
-def test_docstring_names_the_builtin_base_of_each_error() -> None:
+def test_errors_have_docstrings_and_that_of_the_module_names_their_builtin_bases() -> None:
     for cls in CLASSES:
+        assert vars(cls).get("__doc__"), cls
         for base in cls.__bases__[1:]:
             assert re.search(rf"^ +{cls.__name__} \({base.__name__}\)", errors.__doc__ or "", re.MULTILINE)

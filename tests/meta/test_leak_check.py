@@ -12,6 +12,7 @@ from pathlib import Path
 import ours
 import pytest
 
+Maker = Callable[[], list[str]]
 MAKES_NAMES = """
 import multiprocessing, os, sys
 from multiprocessing.shared_memory import SharedMemory
@@ -30,7 +31,7 @@ for memory, _, of_torch in kept:
 """
 
 
-def makers(command: list[str], env: dict[str, str], *, ends_at_once: bool = False) -> Iterator[Callable[[], list[str]]]:
+def makers(command: list[str], env: dict[str, str], *, ends_at_once: bool = False) -> Iterator[Maker]:
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -51,34 +52,31 @@ def makers(command: list[str], env: dict[str, str], *, ends_at_once: bool = Fals
     assert process.wait() == 0
 
 
-def makers_elsewhere(**marks: str) -> Iterator[Callable[[], list[str]]]:
+def makers_elsewhere(**marks: str) -> Iterator[Maker]:
     in_background = 'exec 3<&0; "$0" -c "$1" <&3 &'  # the shell ends at once: what it has started is no child of ours
     command = ["sh", "-c", in_background, sys.executable, MAKES_NAMES]
-    yield from makers(
-        command, {name: value for name, value in os.environ.items() if name != ours.MARK} | marks, ends_at_once=True
-    )
+    environment = {name: value for name, value in os.environ.items() if name != ours.MARK} | marks
+    yield from makers(command, environment, ends_at_once=True)
 
 
 @pytest.fixture(scope="module")
-def another_program() -> Iterator[Callable[[], list[str]]]:
+def another_program() -> Iterator[Maker]:
     """Has names made by a process that has nothing to do with this one; gives them."""
     yield from makers_elsewhere()
 
 
 @pytest.fixture
-def child() -> Iterator[Callable[[], list[str]]]:
+def child() -> Iterator[Maker]:
     yield from makers([sys.executable, "-c", MAKES_NAMES], dict(os.environ))
 
 
-def test_names_of_another_program_are_no_leak(another_program: Callable[[], list[str]]) -> None:
+def test_names_of_another_program_are_no_leak(another_program: Maker) -> None:
     names = another_program()  # they stay beyond this test, and the check after it must not count them either
-
     assert not ours.shared_names(names)
 
 
-def test_names_of_a_child_are_found(child: Callable[[], list[str]]) -> None:
+def test_names_of_a_child_are_found(child: Maker) -> None:
     names = child()
-
     assert ours.shared_names(names) == set(names)
 
 
@@ -88,22 +86,15 @@ def test_own_names_are_found_when_held_and_when_named_by_process(scratch_name: s
     with Path("/dev/shm", scratch_name).open("wb"):
         found = ours.shared_names()
     of_torch.unlink()
-
     assert found >= {scratch_name, of_torch.name}
 
 
-def test_name_that_nobody_holds_is_found_unless_another_python_is_there(
-    another_program: Callable[[], list[str]], scratch_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_that_nobody_holds(another_program: Maker, scratch_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     another_program()
     Path("/dev/shm", scratch_name).touch()
-
-    beside_others = ours.shared_names([scratch_name])
+    assert not ours.shared_names([scratch_name])
     monkeypatch.setattr(ours, "_is_another_python_there", lambda: False)
-    alone = ours.shared_names([scratch_name])
-
-    assert not beside_others
-    assert alone == {scratch_name}
+    assert ours.shared_names([scratch_name]) == {scratch_name}
 
 
 @pytest.mark.parametrize(("marks", "is_another"), [({}, True), ({ours.BESIDE: "1"}, False)])
@@ -127,8 +118,5 @@ def test_only_the_probe_of_a_folder_for_temporary_files_is_no_leak(tmp_path: Pat
     for name, body in {"g356hdcz": b"blat", "a_b_c_d_": b"", "tmpg356h": b"data", "tmpg356hdcz": b"blat"}.items():
         (tmp_path / name).write_bytes(body)
     (tmp_path / "a_folder").mkdir()
-    assert {path.name for path in tmp_path.iterdir() if not ours.is_probe(path)} == {
-        "tmpg356h",
-        "tmpg356hdcz",
-        "a_folder",
-    }
+    found = {path.name for path in tmp_path.iterdir() if not ours.is_probe(path)}
+    assert found == {"tmpg356h", "tmpg356hdcz", "a_folder"}

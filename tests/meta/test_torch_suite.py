@@ -1,4 +1,4 @@
-"""How torch's own tests of its DataLoader are compared: all that fails with our class alone is listed, and fails."""
+"""How the results of the DataLoader tests that torch has are compared."""
 
 from __future__ import annotations
 
@@ -12,31 +12,24 @@ from torch_suite import Result
 PASSED, FAILED = Result("passed"), Result("failed", "line 5: so it is")
 
 
-def compared(ours: dict[str, Result], departures: dict[str, str]) -> int:
-    return torch_suite._compare(dict.fromkeys(ours, PASSED), ours, departures, show_all=False)
+ON_PURPOSE = {"A::two": "slabs are lent"}
 
 
-def test_comparison_succeeds_when_what_fails_is_what_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compared({"A::one": PASSED, "A::two": FAILED}, {"A::two": "slabs are lent"}) == 0
-    assert "on purpose: slabs are lent" in capsys.readouterr().out
-
-
-def test_comparison_fails_when_another_test_fails() -> None:
-    assert compared({"A::one": FAILED, "A::two": FAILED}, {"A::two": "slabs are lent"}) == 1
-
-
-def test_comparison_fails_when_a_listed_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compared({"A::one": PASSED, "A::two": PASSED}, {"A::two": "slabs are lent"}) == 1
-    assert "A::two does not fail any more" in capsys.readouterr().out
-
-
-def test_listed_test_that_was_not_run_changes_nothing() -> None:
-    assert compared({"A::one": PASSED}, {"A::two": "slabs are lent"}) == 0
-
-
-def test_test_that_fails_with_torchs_class_too_is_nobodys_fault() -> None:
-    ours = {"A::one": FAILED}
-    assert torch_suite._compare({"A::one": FAILED}, ours, {}, show_all=False) == 0
+@pytest.mark.parametrize(("torchs", "ours", "departures", "status", "printed"), [
+    ([PASSED, PASSED], [PASSED, FAILED], ON_PURPOSE, 0, "on purpose: slabs are lent"),
+    ([PASSED, PASSED], [FAILED, FAILED], ON_PURPOSE, 1, "A::one"),
+    ([PASSED, PASSED], [PASSED, PASSED], ON_PURPOSE, 1, "A::two does not fail any more"),
+    ([PASSED], [PASSED], ON_PURPOSE, 0, ""),
+    ([FAILED], [FAILED], {}, 0, ""),
+], ids=["listed", "not listed", "passes again", "not run", "torch's own"])  # fmt: skip
+def test_comparison_fails_unless_the_list_has_exactly_what_fails_with_our_class_alone(
+    torchs: list[Result], ours: list[Result], departures: dict[str, str], status: int, printed: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    names = ("A::one", "A::two")
+    results = [dict(zip(names, some, strict=False)) for some in (torchs, ours)]
+    assert torch_suite._compare(*results, departures, show_all=False) == status
+    assert printed in capsys.readouterr().out
 
 
 def test_list_names_tests_and_reasons() -> None:

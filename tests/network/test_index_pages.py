@@ -9,12 +9,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.tars import tar
+from builders.tars import tar
 
 import headrace as hr
 from headrace.errors import AccessDeniedError, OptionError
@@ -43,8 +44,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-@pytest.fixture
-def python_server(folder: Path) -> Iterator[str]:
+NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
+
+
+@contextmanager
+def pythons(folder: Path) -> Iterator[str]:
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             pass
@@ -57,11 +61,9 @@ def python_server(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
-
-
-@pytest.fixture(params=["html", "json"])
-def nginx(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+@contextmanager
+def nginx(folder: Path, listing: str) -> Iterator[str]:
+    tmp_path = folder.parent
     if not Path(NGINX).exists():
         pytest.skip("nginx is not installed")
     with socket.socket() as probe:
@@ -72,7 +74,7 @@ def nginx(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         f"daemon off; master_process off; pid {tmp_path}/pid; error_log stderr;\n"
         f"events {{}} http {{ access_log off; client_body_temp_path {tmp_path}/t; {temporary}\n"
         f"server {{ listen 127.0.0.1:{port}; root {folder};\n"
-        f"location /data/ {{ autoindex on; autoindex_format {request.param}; }} }} }}\n"
+        f"location /data/ {{ autoindex on; autoindex_format {listing}; }} }} }}\n"
     )
     for parent in (folder, *folder.parents):
         if parent.stat().st_uid == tmp_path.stat().st_uid and parent != Path("/"):
@@ -91,7 +93,14 @@ def nginx(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         process.communicate()
 
 
-def check_folder(server: str) -> None:
+@pytest.fixture(params=["python", "nginx, html", "nginx, json"])
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    name, _, listing = request.param.partition(", ")
+    with pythons(folder) if name == "python" else nginx(folder, listing) as url:
+        yield url
+
+
+def test_folder_of_a_server_is_read_by_its_pages(server: str, request: pytest.FixtureRequest) -> None:
     for place in (f"{server}/data/", f"{server}/data/**/*.tar", f"{server}/data"):
         data = hr.stream(place)
         assert [sample["__key__"] for sample in data] == ["0", "1", "&2", "é3"], place
@@ -99,19 +108,12 @@ def check_folder(server: str) -> None:
     assert [sample["__key__"] for sample in hr.stream(f"{server}/data/*.tar")] == ["0", "1"]
     with pytest.raises(OptionError, match=r"nothing is there|nothing there"):
         hr.stream(f"{server}/data/no-such-folder/")
+    if "nginx" in request.node.name:
+        with pytest.raises(AccessDeniedError, match=r"does not show what this folder has.*as a list"):
+            hr.stream(f"{server}/")
 
 
-def test_folder_of_pythons_own_server_is_read_by_its_pages(python_server: str) -> None:
-    check_folder(python_server)
-
-
-def test_folder_of_nginx_is_read_by_its_pages(nginx: str) -> None:
-    check_folder(nginx)
-    with pytest.raises(AccessDeniedError, match=r"does not show what this folder has.*as a list"):
-        hr.stream(f"{nginx}/")
-
-
-def check_classes(folder: Path, server: str) -> None:
+def test_classes_of_a_server_are_called_as_on_a_disk(folder: Path, server: str) -> None:
     for name in ("zebra/1 a%20.txt", "école/2.txt"):
         (folder / "data/of" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "data/of" / name).write_bytes(name.encode())
@@ -129,16 +131,8 @@ def check_classes(folder: Path, server: str) -> None:
     }
 
 
-def test_classes_of_pythons_own_server_are_called_as_on_a_disk(folder: Path, python_server: str) -> None:
-    check_classes(folder, python_server)
-
-
-def test_classes_of_nginx_are_called_as_on_a_disk(folder: Path, nginx: str) -> None:
-    check_classes(folder, nginx)
-
-
-def test_size_that_nginx_tells_is_compared(folder: Path, nginx: str, request: pytest.FixtureRequest) -> None:
-    data = hr.files(f"{nginx}/data/0.t*")
+def test_size_that_a_server_tells_is_compared(folder: Path, server: str, request: pytest.FixtureRequest) -> None:
+    data = hr.files(f"{server}/data/0.t*")
     (folder / "data/0.tar").write_bytes(b"short")
     if "json" not in request.node.name:
         assert data[0]["tar"] == b"short"

@@ -33,7 +33,6 @@ from headrace.formats.index.file import Directory, check_block, read_directory
 from headrace.formats.index.shard import ShardIndex
 from headrace.indexes.building import (
     BuildProgress,
-    build_beside,
     build_file,
     build_index,
     build_shard,
@@ -109,6 +108,11 @@ def run(build: Callable[[Reader], Coroutine[Any, Any, Any]], **storage_options: 
             return await build(reader)
 
     return asyncio.run(with_a_reader())
+
+
+def build(urls: Sequence[str], place: Any, **options: Any) -> BuildProgress:
+    progress: BuildProgress = run(lambda reader: build_index(reader, urls, place, **options))
+    return progress
 
 
 def index_of(url: str, **options: Any) -> ShardIndex:
@@ -288,7 +292,7 @@ def test_index_file_holds_all_shards_in_their_order(tmp_path: Path) -> None:
     with FaultServer() as server:
         urls = [server.add(f"{k}.tar", data) for k, data in enumerate(sizes)]
         place = tmp_path / "new" / "all.hri"
-        progress = run(lambda reader: build_index(reader, [*urls, urls[0]], place))
+        progress = build([*urls, urls[0]], place)
         directory, shards = blocks(place.read_bytes())
         assert list(directory.names) == urls
         assert directory.samples.tolist() == [400, 120, 400]
@@ -307,14 +311,14 @@ def test_shards_that_are_done_are_not_read_again_when_one_has_failed(tmp_path: P
     with FaultServer() as server:
         urls = [server.add(f"{k}.tar", shard(50, 1000, 50 * k)) for k in range(4)]
         server.add("2.tar", SMALL[:-20_000])
-        progress = run(lambda reader: build_index(reader, urls, place))
+        progress = build(urls, place)
         assert list(progress.failures) == [urls[2]]
         assert "2.tar" in str(progress.failures[urls[2]])
         assert not place.exists()
         server.add("2.tar", SMALL)
         server.add("3.tar", shard(60, 1000))  # which has changed meanwhile
         server.log.clear()
-        progress = run(lambda reader: build_index(reader, urls, place))
+        progress = build(urls, place)
         assert not progress.failures
         assert progress.kept == 2
         assert [request.range for name in ("0.tar", "1.tar") for request in server.requests_for(name)] == [
@@ -329,9 +333,9 @@ def test_shards_that_are_done_are_not_read_again_when_one_has_failed(tmp_path: P
 def test_what_was_indexed_without_checksums_is_not_taken_where_they_are_wanted(tmp_path: Path) -> None:
     place = tmp_path / "all.hri"
     urls = [in_memory("long.tar", LARGE), in_memory("bad.tar", b"")]
-    assert run(lambda reader: build_index(reader, urls, place, headers_only=True)).failures
+    assert build(urls, place, headers_only=True).failures
     memory.put(urls[1], SMALL)
-    progress = run(lambda reader: build_index(reader, urls, place))
+    progress = build(urls, place)
     assert progress.kept == 0
     assert all(index.crc is not None for index in blocks(place.read_bytes())[1])
 
@@ -340,11 +344,11 @@ def test_journal_that_is_torn_is_cut_and_gone_on_with(tmp_path: Path) -> None:
     place = tmp_path / "all.hri"
     urls = [in_memory(f"torn-{k}.tar", shard(30, 500)) for k in range(3)]
     urls.append(in_memory("torn-bad.tar", b""))
-    run(lambda reader: build_index(reader, urls, place, concurrency=1))
+    build(urls, place, concurrency=1)
     journal = tmp_path / "all.hri.journal"
     journal.write_bytes(journal.read_bytes()[:-5])
     memory.put(urls[3], SMALL)
-    progress = run(lambda reader: build_index(reader, urls, place, concurrency=1))
+    progress = build(urls, place, concurrency=1)
     assert progress.kept == 2
     assert blocks(place.read_bytes())[0].samples.tolist() == [30, 30, 30, 400]
     assert not journal.exists()
@@ -353,32 +357,16 @@ def test_journal_that_is_torn_is_cut_and_gone_on_with(tmp_path: Path) -> None:
 def test_index_has_no_secrets_and_tells_addresses_apart(tmp_path: Path) -> None:
     with FaultServer() as server:
         url = f"{server.add('a.tar', SMALL)}?X-Amz-Signature=abcdef&part=1"
-        run(lambda reader: build_index(reader, [url], tmp_path / "a.hri"))
+        build([url], tmp_path / "a.hri")
         directory, _ = blocks((tmp_path / "a.hri").read_bytes())
         assert "abcdef" not in directory.names[0]
         assert directory.find(url) == 0
         other = url.replace("abcdef", "ghijkl")
         with pytest.raises(OptionError, match="secret"):
-            run(lambda reader: build_index(reader, [url, other], tmp_path / "b.hri"))
+            build([url, other], tmp_path / "b.hri")
 
 
 # Two at once
-
-
-def test_second_build_of_an_index_says_that_there_is_one(tmp_path: Path) -> None:
-    place = tmp_path / "all.hri"
-
-    async def twice(reader: Reader, server: FaultServer, url: str) -> None:
-        first = asyncio.create_task(build_index(reader, [url], place))
-        assert await asyncio.to_thread(server.wait_until_stalled)
-        with pytest.raises(OptionError, match="another process"):
-            await build_index(reader, [url], place)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-
-    with FaultServer() as server:
-        url = server.add("a.tar", SMALL, "hang")
-        run(lambda reader: twice(reader, server, url))
 
 
 def test_missing_file_is_built_once_for_all_who_want_it(tmp_path: Path) -> None:
@@ -423,7 +411,7 @@ def test_index_is_written_to_s3_and_beside_its_shards(s3: Any) -> None:
     directory, shards = blocks(body("train/all.hri"))
     assert (list(directory.names), directory.samples.tolist()) == (urls, [20, 21, 22])
     assert shards[0].etag == s3.head_object(Bucket="shelf", Key="train/0 a.tar")["ETag"]
-    run(lambda reader: build_beside(reader, urls, storage_options=options), **options)
+    run(lambda reader: build_index(reader, urls, None, storage_options=options), **options)
     for k, url in enumerate(urls):
         directory, (index,) = blocks(body(f"train/{k} a.tar.hri"))
         assert (list(directory.names), len(index.rows)) == ([url], 20 + k)
@@ -435,9 +423,9 @@ def test_index_that_cannot_be_uploaded_is_an_error_and_what_is_done_is_kept(s3: 
     url = in_memory("kept.tar", SMALL)
     output = "s3://other-shelf/all.hri"
     with pytest.raises(StorageError, match="other-shelf"):
-        run(lambda reader: build_index(reader, [url], output, storage_options=options))
+        build([url], output, storage_options=options)
     s3.create_bucket(Bucket="other-shelf")
-    progress: BuildProgress = run(lambda reader: build_index(reader, [url], output, storage_options=options))
+    progress = build([url], output, storage_options=options)
     assert progress.kept == 1
 
 
@@ -455,7 +443,7 @@ def test_object_is_written_to_every_kind_of_store(scheme: str, tmp_path: Path) -
 @pytest.mark.parametrize("output", ["http://127.0.0.1:1/a.hri", "https://x/a.hri", "pipe:cat"])
 def test_index_cannot_be_written_where_only_reading_is_possible(output: str) -> None:
     with pytest.raises(OptionError, match="cannot be written to"):
-        run(lambda reader: build_index(reader, [in_memory("a.tar", SMALL)], output))
+        build([in_memory("a.tar", SMALL)], output)
 
 
 def test_index_beside_a_shard_keeps_the_query_behind_it() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -14,8 +14,7 @@ from network.scripted import LOOPS, Script, ok, serving
 
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
 from headrace.fetch.web.client import Web
-from headrace.fetch.web.connections import Connections, dial
-from headrace.fetch.web.lookups import Address, Lookups
+from headrace.fetch.web.connections import Address, Connections, Lookups, dial
 from headrace.options import FetchOptions
 
 pytestmark = pytest.mark.anyio
@@ -58,15 +57,6 @@ class Names:
 
 
 @asynccontextmanager
-async def looking_up(names: Names, **settings: Any) -> AsyncIterator[Lookups]:
-    lookups = Lookups(names, **settings)
-    try:
-        yield lookups
-    finally:
-        lookups.close()
-
-
-@asynccontextmanager
 async def client(names: Names, **settings: Any) -> AsyncIterator[Web]:
     connections = Connections(FetchOptions(connect_timeout_s=1.0), resolve=names, **settings)
     try:
@@ -94,7 +84,7 @@ def black_hole() -> Iterator[Address]:
 async def test_all_who_ask_share_one_lookup_and_begin_with_different_addresses() -> None:
     names = Names([v6(1), v6(2), v6(3), v4(1), v4(1)])
     names.may_answer.clear()
-    async with looking_up(names) as lookups:
+    with closing(Lookups(names)) as lookups:
         asking = [asyncio.ensure_future(lookups.addresses("host", 443)) for _ in range(6)]
         await asyncio.sleep(0)
         asking[0].cancel()
@@ -111,7 +101,7 @@ async def test_all_who_ask_share_one_lookup_and_begin_with_different_addresses()
 async def test_addresses_are_forgotten_when_they_are_old_and_failures_at_once() -> None:
     now = [0.0]
     names = Names(UNKNOWN, [v4(1), v4(2)], [v4(3), v4(4)])
-    async with looking_up(names, clock=lambda: now[0], kept_s=30) as lookups:
+    with closing(Lookups(names, clock=lambda: now[0], kept_s=30)) as lookups:
         with pytest.raises(socket.gaierror):
             await lookups.addresses("host", 443)
         for now[0], expected in ((1.0, v4(1)), (30.9, v4(2)), (31.0, v4(3))):
@@ -123,7 +113,7 @@ async def test_addresses_are_forgotten_when_they_are_old_and_failures_at_once() 
 
 async def test_failed_address_comes_last_until_the_next_lookup() -> None:
     now = [0.0]
-    async with looking_up(Names([v4(1), v4(2), v4(3)]), clock=lambda: now[0], kept_s=30) as lookups:
+    with closing(Lookups(Names([v4(1), v4(2), v4(3)]), clock=lambda: now[0], kept_s=30)) as lookups:
         await lookups.addresses("host", 443)
         lookups.failed("host", 443, [v4(2), v4(9)])
         orders = [await lookups.addresses("host", 443) for _ in range(3)]
@@ -139,7 +129,7 @@ async def test_failed_address_comes_last_until_the_next_lookup() -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
 async def test_ip_address_needs_no_lookup(host: str) -> None:
     names = Names(UNKNOWN)
-    async with looking_up(names) as lookups:
+    with closing(Lookups(names)) as lookups:
         lookups.failed(host, 443, [])
         assert await lookups.addresses(host, 443) == [v6(1) if ":" in host else v4(1)]
     assert names.asked == []

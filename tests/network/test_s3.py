@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +11,9 @@ from network.bodies import OBSTORE_KEEPS, numbered
 
 from headrace.errors import (
     AccessDeniedError,
-    BadResponseError,
     ObjectMissingError,
     OptionError,
     StorageError,
-    ThrottledError,
 )
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
@@ -60,24 +57,6 @@ async def test_presigned_address_is_read_in_ranges(s3: Any) -> None:
     async with Reader(concurrency=2) as reader:
         assert await reader.read(url) == BODY
         assert await reader.read(url, 100, 200) == BODY[100:200]
-
-
-async def test_encoded_object_is_refused(s3: Any) -> None:
-    s3.put_object(Bucket="shelf", Key="encoded", Body=gzip.compress(BODY), ContentEncoding="gzip")
-    async with reader_of(s3) as reader:
-        with pytest.raises(BadResponseError, match="gzip"):
-            await reader.read("s3://shelf/encoded")
-
-
-async def test_throttling_store_is_asked_again_and_then_named() -> None:
-    options = FetchOptions(attempts=3, backoff_s=0.0)
-    with FaultServer() as server:
-        server.add("shelf/slow", BODY, "slowdown:times=2")
-        server.add("shelf/slower", BODY, "slowdown")
-        async with reader_at(server, options) as reader:
-            assert await reader.read("s3://shelf/slow") == BODY
-            with pytest.raises(ThrottledError, match=r"s3://shelf/slower; 3 attempts"):
-                await reader.read("s3://shelf/slower")
 
 
 def provided() -> Iterator[dict[str, Any]]:

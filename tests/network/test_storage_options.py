@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from end_to_end.tars import numbered_samples, tar
+from builders.tars import numbered_samples, tar
 from network.bodies import OBSTORE_KEEPS
 
 import headrace as hr
 from headrace.errors import OptionError, StorageError
 from headrace.fetch.stores import addresses as registry
-from headrace.fetch.stores.settings import for_obstore
+from headrace.fetch.stores.addresses import for_obstore
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer
 from headrace.types import Answer

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from end_to_end.tars import numbered_samples, tar
 from network.bodies import numbered
 from network.scripted import Reply, part, serving
 
-import headrace as hr
 from headrace._util.reads import ReportedVersion, lasting
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch import Reader
@@ -87,57 +82,6 @@ async def test_parts_of_a_long_range_are_of_one_version(
         with pytest.raises((error, ExceptionGroup)) as raised:
             await reader.read(server.url, 0, 3 * size)
         assert isinstance(raised.value, error) or raised.group_contains(error)
-
-
-class WithDates(BaseHTTPRequestHandler):
-    """Ranges of a shard, without an ETag; from the third answer on it was modified on another day, if there is one."""
-
-    protocol_version = "HTTP/1.1"
-    shard = tar(numbered_samples(0, 40, size=20_000))
-    days: tuple[str, str]
-    count = 0
-
-    def do_GET(self) -> None:
-        found = re.match(r"bytes=(\d+)-(\d+)", self.headers["Range"])
-        assert found is not None
-        first, last = int(found[1]), min(int(found[2]), len(self.shard) - 1)
-        type(self).count += 1
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.shard)}")
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("Last-Modified", self.days[self.count > 2].partition(": ")[2])
-        self.end_headers()
-        self.wfile.write(self.shard[first : last + 1])
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.parametrize("days", [(MONDAY, MONDAY), (MONDAY, TUESDAY)])
-def test_ranges_of_a_shard_are_of_one_version(days: tuple[str, str]) -> None:
-    class Handler(WithDates):
-        pass
-
-    Handler.days = days
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        serves = threading.Thread(target=server.serve_forever)
-        serves.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/a.tar"
-        fetch = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, hedge_share=0)
-        keys: list[str] = []
-        try:
-            data = hr.stream([url], index=None).to_tuple("__key__")
-            with hr.DataLoader(data, batch_size=1, fetch=fetch, memory_budget=2**20) as loader:
-                if days[0] == days[1]:
-                    keys += [batch[0][0] for batch in loader]
-                    assert keys == [f"{n:06d}" for n in range(40)]
-                else:
-                    with pytest.raises(ObjectChangedError, match="last modified Mon, 01 Jan 2035"):
-                        keys += [batch[0][0] for batch in loader]
-        finally:
-            server.shutdown()
-            serves.join()
-        assert Handler.count >= 3
 
 
 @pytest.mark.asyncio

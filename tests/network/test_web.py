@@ -11,7 +11,6 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,28 +112,20 @@ GONE = "416 Range Not Satisfiable"
         ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
         ([ok(b"no", status=GONE), ok(BODY)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
         ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE), ok(BODY)], 10, 20, (10, 20, SIZE)),
+        # The object is empty.
+        ([ok(b"")], None, None, (0, 0, 0)),
+        ([ok(b"")], 0, 9, (0, 0, 0)),
+        ([chunked()], None, None, (0, None, None)),
+        ([ok(b"", "Content-Range: bytes */0", status=GONE)], 0, 9, (0, 0, 0)),
+        ([ok(b"no", status=GONE), ok(b"")], 0, 9, (0, 0, 0)),
     ],
 )
 async def test_answer_is_what_was_asked_for(
     answers: list[Reply | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...]
 ) -> None:
     got, body, _ = await asked(*answers, start=start, stop=stop)
-    assert (got, body) == (expected, BODY[start or 0 : stop])
-
-
-@pytest.mark.parametrize(
-    ("answers", "stop", "size"),
-    [
-        ([ok(b"")], None, 0),
-        ([ok(b"")], 9, 0),
-        ([chunked()], None, None),
-        ([ok(b"", "Content-Range: bytes */0", status=GONE)], 9, 0),
-        ([ok(b"no", status=GONE), ok(b"")], 9, 0),
-    ],
-)
-async def test_empty_object_is_an_answer(answers: list[Reply | bytes], stop: int | None, size: int | None) -> None:
-    got, body, _ = await asked(*answers, start=None if stop is None else 0, stop=stop)
-    assert (got, body) == ((0, size, size), b"")
+    is_empty = answers == [chunked()] or expected == (0, 0, 0)
+    assert (got, body) == (expected, b"" if is_empty else BODY[start or 0 : stop])
 
 
 @pytest.mark.parametrize(
@@ -520,46 +511,37 @@ async def test_public_server_leads_to_no_private_one(public: list[str], is_allow
         assert len(inside.requests) == is_known + is_allowed
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("8.8.8.8", True),
-        ("2606:4700::1111", True),
-        ("::ffff:8.8.8.8", True),
-        ("64:ff9b::808:808", True),
-        *((private, False) for private in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.100.100.200", "0.0.0.0")),
-        *((private, False) for private in ("::1", "::", "fe80::1%eth0", "fd00:ec2::254", "ff02::1", "224.0.0.1")),
-        *((private, False) for private in ("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1")),
-        *(
-            (private, False)
-            for private in ("168.63.129.16", "192.0.0.192", "::ffff:168.63.129.16", "64:ff9b::a9fe:a9fe")
-        ),
-        *((private, False) for private in ("fec0::1", "::127.0.0.1", "64:ff9b:1::808:808")),
-        *(
-            (private, False)
-            for private in ("::ffff:0:169.254.169.254", "::8.8.8.8", "5f00::1", "3fff::1", "192.88.99.1")
-        ),
-    ],
+PUBLIC = "8.8.8.8 2606:4700::1111 ::ffff:8.8.8.8 64:ff9b::808:808"
+PRIVATE = (
+    "127.0.0.1 10.1.2.3 169.254.169.254 100.100.100.200 0.0.0.0 168.63.129.16 192.0.0.192 192.88.99.1 224.0.0.1 "
+    "::1 :: fe80::1%eth0 fd00:ec2::254 ff02::1 2002:7f00:1::1 fec0::1 ::127.0.0.1 ::8.8.8.8 5f00::1 3fff::1 "
+    "::ffff:127.0.0.1 ::ffff:168.63.129.16 ::ffff:0:169.254.169.254 64:ff9b::7f00:1 64:ff9b::a9fe:a9fe "
+    "64:ff9b:1::808:808"
 )
-def test_public_addresses_are_those_of_the_public_network(address: str, expected: bool) -> None:
-    assert is_public(address) is expected
+
+
+@pytest.mark.parametrize(("addresses", "expected"), [(PUBLIC, True), (PRIVATE, False)])
+def test_public_addresses_are_those_of_the_public_network(addresses: str, expected: bool) -> None:
+    assert {address: is_public(address) for address in addresses.split()} == dict.fromkeys(addresses.split(), expected)
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that nobody has signed, and its key."""
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's side and ours of a certificate for 127.0.0.1 that nobody has signed."""
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
     names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
     command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *names)
     subprocess.run([*command, "-days", "2", "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
-
-
-async def test_encrypted_answers_are_read_where_the_certificate_is_trusted(certificate: tuple[Path, Path]) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    theirs.load_cert_chain(*certificate)
-    ours = ssl.create_default_context(cafile=str(certificate[0]))
+    theirs.load_cert_chain(cert, key)
+    return theirs, ssl.create_default_context(cafile=str(cert))
+
+
+async def test_encrypted_answers_are_read_where_the_certificate_is_trusted(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    theirs, ours = contexts
     answers = (ok(LONG), chunked(LONG), ok(LONG)[:-7], moved("http://127.0.0.1:1/"))
     async with serving(*answers, tls=theirs) as script, client(ours) as web, client() as stranger:
         assert await body_of(await web.get(script.url)) == LONG
@@ -577,11 +559,9 @@ async def test_encrypted_answers_are_read_where_the_certificate_is_trusted(certi
 @pytest.mark.parametrize("answer", [ok, chunked])
 @pytest.mark.parametrize("size", [20_000, 60_000, 200_000])
 async def test_encrypted_answers_are_whole_though_the_server_closes_after_them(
-    certificate: tuple[Path, Path], size: int, answer: Callable[[bytes], bytes], turns: int
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], size: int, answer: Callable[[bytes], bytes], turns: int
 ) -> None:
-    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    theirs.load_cert_chain(*certificate)
-    ours = ssl.create_default_context(cafile=str(certificate[0]))
+    theirs, ours = contexts
     body = numbered(size)
     async with serving(Reply(answer(body), "end"), tls=theirs) as script, client(ours) as web:
         got = await web.get(script.url)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from end_to_end.tars import numbered_samples, tar
+from builders.tars import numbered_samples, tar
 from network.bodies import numbered
-from network.scripted import Reply, chunked, ok, serving
+from network.scripted import Reply, Script, chunked, ok, serving
 
 import headrace as hr
+from headrace._util.reads import Span
 from headrace.errors import BadResponseError, ObjectChangedError
 from headrace.fetch import Reader
 from headrace.fetch.rest import Rest
@@ -163,60 +166,58 @@ def length_of(request: object) -> int:
     return int(last) - int(first) + 1
 
 
+@asynccontextmanager
+async def reading(*answers: Reply | bytes) -> AsyncIterator[tuple[Script, Callable[..., Any]]]:
+    """A server, and a function that reads `size` bytes from `start` on by one `Rest`."""
+    async with serving(*answers) as server, Reader(SMALL, concurrency=4) as reader:
+        rest = Rest()
+
+        async def read(start: int, size: int, **options: Any) -> tuple[Span, bytes]:
+            room = bytearray(size)
+            return await reader.read_into(server.url, start, memoryview(room), rest=rest, **options), bytes(room)
+
+        yield server, read
+        rest.release()
+
+
 @pytest.mark.asyncio
 async def test_parts_come_from_one_answer_and_go_back_to_a_new_one() -> None:
-    async with serving(ok(BODY, "Last-Modified: Tue, 01 Jan 2030 00:00:00 GMT")) as server:
-        async with Reader(SMALL, concurrency=4) as reader:
-            rest, room = Rest(), bytearray(300_000)
-            for start in (0, 300_000, 600_000, 100):
-                span = await reader.read_into(server.url, start, memoryview(room), rest=rest)
-                assert (span.start, span.stop, span.in_order) == (start, start + 300_000, True)
-                assert room == BODY[start : start + 300_000]
-            assert len(server.requests) == 2
-            rest.release()
+    async with reading(ok(BODY, DATES[0])) as (server, read):
+        for start in (0, 300_000, 600_000, 100):
+            span, got = await read(start, 300_000)
+            assert (span.start, span.stop, span.in_order) == (start, start + 300_000, True)
+            assert got == BODY[start : start + 300_000]
+        assert len(server.requests) == 2
 
 
 @pytest.mark.asyncio
 async def test_part_behind_a_gap_is_taken_from_the_same_answer() -> None:
-    async with serving(ok(BODY)) as server:
-        async with Reader(SMALL, concurrency=4) as reader:
-            rest, room = Rest(), bytearray(1000)
-            await reader.read_into(server.url, 0, memoryview(room), rest=rest)
-            await reader.read_into(server.url, 700_000, memoryview(room), rest=rest)
-            assert room == BODY[700_000:701_000]
-            assert len(server.requests) == 1
-            rest.release()
+    async with reading(ok(BODY)) as (server, read):
+        await read(0, 1000)
+        assert (await read(700_000, 1000))[1] == BODY[700_000:701_000]
+        assert len(server.requests) == 1
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("fields", [DATES, ('ETag: "a"', 'ETag: "b"')])
 async def test_object_that_was_replaced_between_two_answers_is_an_error(fields: tuple[str, str]) -> None:
-    before = Reply(ok(BODY, fields[0])[:400_000], "end")
-    async with serving(before, ok(BODY[::-1], fields[1])) as server:
-        async with Reader(SMALL, concurrency=4) as reader:
-            rest, room = Rest(), bytearray(300_000)
-            span = await reader.read_into(server.url, 0, memoryview(room), rest=rest)
-            with pytest.raises(ObjectChangedError):
-                await reader.read_into(server.url, 300_000, memoryview(room), rest=rest, etag=span.etag)
-            rest.release()
+    async with reading(Reply(ok(BODY, fields[0])[:400_000], "end"), ok(BODY[::-1], fields[1])) as (_, read):
+        span, _ = await read(0, 300_000)
+        with pytest.raises(ObjectChangedError):
+            await read(300_000, 300_000, etag=span.etag)
 
 
 @pytest.mark.asyncio
 async def test_answer_with_a_version_is_not_joined_to_one_without() -> None:
-    async with serving(ok(BODY), ok(BODY[::-1], 'ETag: "b"')) as server:
-        async with Reader(SMALL, concurrency=4) as reader:
-            rest, room = Rest(), bytearray(1000)
-            await reader.read_into(server.url, 300_000, memoryview(room), rest=rest)
-            with pytest.raises(ObjectChangedError, match="it had no version"):
-                await reader.read_into(server.url, 0, memoryview(room), rest=rest)
-            rest.release()
+    async with reading(ok(BODY), ok(BODY[::-1], 'ETag: "b"')) as (_, read):
+        await read(300_000, 1000)
+        with pytest.raises(ObjectChangedError, match="it had no version"):
+            await read(0, 1000)
 
 
 @pytest.mark.asyncio
 async def test_whole_of_something_shorter_is_no_part_of_the_object() -> None:
-    async with serving(Reply(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as server:
-        async with Reader(SMALL, concurrency=4) as reader:
-            rest, room = Rest(), bytearray(300_000)
-            await reader.read_into(server.url, 0, memoryview(room), rest=rest)
-            with pytest.raises(BadResponseError, match="before the part"):
-                await reader.read_into(server.url, 300_000, memoryview(room), rest=rest)
+    async with reading(Reply(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as (_, read):
+        await read(0, 300_000)
+        with pytest.raises(BadResponseError, match="before the part"):
+            await read(300_000, 300_000)

@@ -47,10 +47,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "a.zarr"
 
 
-def served(server: FaultServer, folder: Path, *faults: str) -> str:
+def served(server: FaultServer, folder: Path) -> str:
     for path in folder.rglob("*"):
         if path.is_file():
-            server.add(f"a.zarr/{path.relative_to(folder)}", path.read_bytes(), *faults)
+            server.add(f"a.zarr/{path.relative_to(folder)}", path.read_bytes())
     return f"{server.url}/a.zarr"
 
 
@@ -70,13 +70,6 @@ def test_rows_come_by_the_loaders_own_reader(folder: Path) -> None:
         assert sorted(rows[:, 0, 0].tolist()) == VALUES[:, 0, 0].tolist()
         assert all((row == VALUES[int(row[0, 0]) // 12]).all() for row in rows)
         assert read >= COUNT, "they are counted with the loader's"
-
-
-def test_failed_requests_are_made_again(folder: Path) -> None:
-    with FaultServer() as server:
-        data = Rows(served(server, folder, "s500:times=1"))
-        with hr.DataLoader(data, batch_size=30) as loader:
-            assert (np.concatenate([batch.numpy() for batch in loader]) == VALUES).all()
 
 
 def test_chunks_that_are_not_there_are_filled(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from process.waiting import DEADLINE_S, trainer
+from process.waiting import output_of, trainer
 
 PREAMBLE = """
 import asyncio, os, random, resource, subprocess, sys, warnings
@@ -89,10 +89,7 @@ async def main(folder):
 
 asyncio.run(main(%r))
 """
-    with trainer(check % str(folder), preamble=PREAMBLE) as checking:
-        code, out, err = checking.finish()
-    assert code == 0, err
-    hits, blocks = map(int, out.split())
+    hits, blocks = map(int, output_of(check % str(folder), preamble=PREAMBLE).split())
     assert hits == len(entries)
     assert blocks <= 256
 
@@ -155,25 +152,16 @@ def small_disk() -> list[str]:
     return [*prefix, mount]
 
 
-def run(script: str, folder: Path, command: list[str]) -> str:
-    done = subprocess.run(
-        [*command, sys.executable, "-c", f"{PREAMBLE}{script}\nasyncio.run(main({str(folder)!r}))"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(script: str, folder: Path, command: Sequence[str] = ()) -> str:
+    return output_of(f"{script}\nasyncio.run(main({str(folder)!r}))", preamble=PREAMBLE, command=command)
 
 
-def test_full_disk_ends_writing_and_loses_nothing(tmp_path: Path, small_disk: list[str]) -> None:
-    assert "No space left on device" in run(FULL, tmp_path, [*small_disk, str(tmp_path)])
+@pytest.mark.parametrize(("script", "told"), [(FULL, "No space left on device"), (READ_ONLY, "Read-only file system")])
+def test_disk_that_takes_no_more_ends_writing_and_loses_nothing(
+    script: str, told: str, tmp_path: Path, small_disk: list[str]
+) -> None:
+    assert told in run(script, tmp_path, [*small_disk, str(tmp_path)])
 
 
 def test_write_that_fails_half_way_ends_writing_and_loses_nothing(tmp_path: Path) -> None:
-    assert "File too large" in run(LIMITED + FULL, tmp_path, [])
-
-
-def test_folder_that_is_read_only_is_read(tmp_path: Path, small_disk: list[str]) -> None:
-    assert "Read-only file system" in run(READ_ONLY, tmp_path, [*small_disk, str(tmp_path)])
+    assert "File too large" in run(LIMITED + FULL, tmp_path)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from process.waiting import run_script
+from process.waiting import output_of
 
 import headrace as hr
 from headrace.workers.forkserver import interpreter_flags as boot
@@ -79,8 +79,7 @@ for name in ("economic", "streaming"):
 
 @pytest.mark.slow
 def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_started_earlier() -> None:
-    code, out, err = run_script(SIDE_BY_SIDE, options=("-X", "utf8"))
-    assert code == 0, err
+    out = output_of(SIDE_BY_SIDE, options=("-X", "utf8"))
     facts = dict(json.loads(line) for line in out.splitlines())
     assert facts.keys() == {"torch", "economic", "streaming"}
     numbers = {name: sample.pop("name") for name, sample in facts.items()}
@@ -92,7 +91,7 @@ def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_s
 
 @pytest.mark.slow
 def test_workers_have_streams_to_write_to_when_the_trainer_has_closed_its_own(tmp_path: Path) -> None:
-    code, _, err = run_script(
+    output_of(
         f"""
         class Written:
             def __len__(self):
@@ -106,7 +105,6 @@ def test_workers_have_streams_to_write_to_when_the_trainer_has_closed_its_own(tm
         os.write(notes, next(iter(loader)).encode())
         """
     )
-    assert code == 0, err
     assert (tmp_path / "notes").read_text() == "(4, 4, b'')"
 
 
@@ -115,12 +113,12 @@ def test_workers_are_started_by_the_interpreter_that_multiprocessing_was_told_of
     python = tmp_path / "interpreter"
     python.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    code, out, err = run_script(f"""
+    out = output_of(f"""
         import multiprocessing
         multiprocessing.set_executable({str(python)!r})
         print(*hr.DataLoader(["sample"], num_workers=1, economic=True))
         """)
-    assert (code, out) == (0, "['sample']\n"), err
+    assert out == "['sample']\n"
     assert (tmp_path / "started").exists()
 
 
@@ -166,12 +164,6 @@ def begin(number):
     Finalize(KEPT, note, ["finalized"], exitpriority=10)
     util.get_temp_dir()
 
-class Data(hr.AsyncDataset):
-    def __len__(self):
-        return 4
-    async def aget(self, index):
-        return index
-
 class Items:
     def __len__(self):
         return 4
@@ -179,11 +171,10 @@ class Items:
         return of_both(index)
 
 options = dict(num_workers=2, worker_init_fn=begin)
-which = {which}
-if which == "streaming":
-    loader = hr.DataLoader(Data().map(of_both), **options)
+if {which} == "streaming":
+    loader = hr.DataLoader(Numbers(4).map(of_both), **options)
 else:
-    loader = hr.DataLoader(Items(), **options, economic=which == "economic")
+    loader = hr.DataLoader(Items(), **options, economic=True)
 print(len([batch for batch in loader]))
 loader.close()
 """
@@ -196,15 +187,14 @@ def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monk
         (tmp_path / folder).mkdir()
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    code, out, err = run_script(FINALIZERS.replace("{which}", repr(which)))
-    assert (code, out.strip()) == (0, "4"), err
+    assert output_of(FINALIZERS.replace("{which}", repr(which))) == "4\n"
     assert len(list((tmp_path / "notes").glob("finalized-*"))) == 2, "one of each worker"
     assert list((tmp_path / "temporary").glob("pymp-*")) == [], "folders that multiprocessing makes are gone"
 
 
 @pytest.mark.slow
 def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_function() -> None:
-    code, out, err = run_script("""
+    out = output_of("""
         import multiprocessing
         from headrace.workers.forkserver import inheritance as child
         read, write = os.pipe()  # in the place of the trainer's process descriptor: readable at its end
@@ -219,4 +209,4 @@ def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_f
         os.close(write)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """)
-    assert (code, out.strip()) == (0, "40"), err
+    assert out == "40\n"

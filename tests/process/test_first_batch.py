@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.numbers import Numbers
+from process.waiting import output_of
 
 import headrace as hr
 
@@ -27,20 +27,16 @@ def gate(path: str, first: int) -> Callable[[int], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collated", ["in slots", "by one worker"])
-def test_first_batches_come_while_later_samples_are_still_made(tmp_path: Path, collated: str) -> None:
+@pytest.mark.parametrize("collate", [None, list], ids=["in slots", "by one worker"])
+def test_first_batches_come_while_later_samples_are_still_made(tmp_path: Path, collate: Any) -> None:
     path = tmp_path / "open"
-    collate = None if collated == "in slots" else sum
     data = Numbers(24).map(gate(str(path), 8))
     with hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate) as loader:
         batches = iter(loader)
         got = [next(batches), next(batches)]
         path.touch()
         got += batches
-    if collated == "in slots":
-        assert [batch.tolist() for batch in got] == [list(range(k, k + 4)) for k in range(0, 24, 4)]
-    else:
-        assert got == [sum(range(k, k + 4)) for k in range(0, 24, 4)]
+    assert [list(map(int, batch)) for batch in got] == [list(range(k, k + 4)) for k in range(0, 24, 4)]
 
 
 @pytest.mark.slow
@@ -59,7 +55,6 @@ WORKERS_LOAD = [
     "_util.*",
     "formats.*",
     "sources.item_calls",
-    "state.sub_position",
     "torch_compat.*",
     "torch_regime.workers.*",
     "workers.*",
@@ -80,7 +75,7 @@ with hr.DataLoader(hr.from_map([0]).map(loaded), batch_size=None, num_workers=1)
 
 def test_workers_load_no_part_of_the_engine() -> None:
     # In a process of its own: the fork server of this one may have imported what other tests' functions need.
-    names = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=True, text=True).stdout.split()
+    names = output_of(PROBE, preamble="").split()
     patterns = [f"headrace.{pattern}" for pattern in WORKERS_LOAD]
     more = [name for name in names if not any(fnmatch(name, one) or one.startswith(f"{name}.") for one in patterns)]
     assert not more, "move what workers run out of these, or what these import"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
+from pathlib import Path
+
 import pytest
-from process.waiting import run_script
+from process.waiting import output_of
 
 CHILD = """
 def in_child(act):
@@ -29,38 +33,45 @@ def in_child(act):
 """
 
 
-def forking(code: str, *, end: str = "os._exit(0)") -> list[str]:
-    import textwrap
+LOADERS = {
+    "headrace": "loader = hr.DataLoader(Numbers(400).map(lambda x: x), batch_size=4, num_workers=2)\n",
+    "torch": "loader = hr.DataLoader(range(400), batch_size=4, num_workers=2)\n",
+    "persistent": "loader = hr.DataLoader(range(400), batch_size=4, num_workers=2, persistent_workers=True)\n",
+}
+QUIET = "import warnings\nwarnings.filterwarnings('ignore', 'This DataLoader will create')\n"
 
-    returncode, out, err = run_script(CHILD.replace("{end}", end) + textwrap.dedent(code))
-    assert (returncode, err) == (0, "")
-    return out.splitlines()
+
+def forking(code: str, *, end: str = "os._exit(0)") -> list[str]:
+    return output_of(QUIET + CHILD.replace("{end}", end) + textwrap.dedent(code)).splitlines()
 
 
 @pytest.mark.slow
-def test_child_gets_an_error_and_the_parent_goes_on_exactly() -> None:
-    lines = forking("""
-        loader = hr.DataLoader(Numbers(400).map(lambda x: x), batch_size=4, num_workers=2)
-        it = iter(loader)
-        got = []
-        for number, batch in enumerate(it):
-            got += batch.tolist()
-            if number in (0, 3, 50):
-                print(in_child(lambda: next(it)))
-                print(in_child(lambda: next(iter(loader))))
-                print(in_child(lambda: it.close()))
-                print(in_child(lambda: loader.close()))
-                print(in_child(lambda: exec("del it, loader", globals())))
-        print(got == list(range(400)))
-        print([x for b in loader for x in b.tolist()] == list(range(400)))
-        loader.close()
-        print(threading.active_count())
-    """)
-    for line in (lines[k] for number in range(3) for k in (5 * number, 5 * number + 1)):
-        assert line.startswith("('LoaderClosedError") and "forked" in line, line
-        assert line.endswith(", 0)")
-    for line in (lines[k] for number in range(3) for k in range(5 * number + 2, 5 * number + 5)):
-        assert line == "('None', 0)"
+@pytest.mark.parametrize("regime", LOADERS)
+def test_child_gets_an_error_and_the_parent_goes_on_exactly(regime: str) -> None:
+    again = "next(iter(loader))" if regime == "headrace" else "next(it)"  # torch's way starts workers of the child's
+    lines = forking(
+        LOADERS[regime]
+        + textwrap.dedent(f"""
+            it = iter(loader)
+            got = []
+            for number, batch in enumerate(it):
+                got += batch.tolist()
+                if number in (0, 3, 50):
+                    print(in_child(lambda: next(it)))
+                    print(in_child(lambda: {again}))
+                    print(in_child(lambda: it.close()))
+                    print(in_child(lambda: loader.close()))
+                    print(in_child(lambda: exec("del it, loader", globals())))
+            print(got == list(range(400)))
+            print([x for b in loader for x in b.tolist()] == list(range(400)))
+            loader.close()
+            print(threading.active_count())
+        """)
+    )
+    for of_one in (lines[:5], lines[5:10], lines[10:15]):
+        assert all(line.startswith("('LoaderClosedError") and "forked" in line for line in of_one[:2]), of_one
+        assert all(line.endswith(", 0)") for line in of_one[:2])
+        assert of_one[2:] == ["('None', 0)"] * 3
     assert lines[15:] == ["True", "True", "1"]
 
 
@@ -83,20 +94,45 @@ def test_child_that_exits_as_interpreters_do_leaves_the_parent_alone() -> None:
 
 
 @pytest.mark.slow
-def test_child_can_make_a_loader_of_its_own() -> None:
-    lines = forking("""
-        def own():
-            with hr.DataLoader(Numbers(8).map(lambda x: -x), batch_size=4, num_workers=2) as another:
-                return [b.tolist() for b in another]
+@pytest.mark.parametrize("regime", ["headrace", "torch"])
+def test_child_can_make_a_loader_of_its_own(regime: str) -> None:
+    lines = forking(
+        LOADERS[regime]
+        + textwrap.dedent(f"""
+            def own():
+                data = {"Numbers(8)" if regime == "headrace" else "range(8)"}
+                with hr.DataLoader(data, batch_size=4, num_workers=2) as another:
+                    return [b.tolist() for b in another]
 
-        loader = hr.DataLoader(Numbers(400), batch_size=4, num_workers=2)
-        it = iter(loader)
+            it = iter(loader)
+            got = next(it).tolist()
+            print(in_child(own))
+            got += [x for b in it for x in b.tolist()]
+            print(got == list(range(400)))
+        """)
+    )
+    assert lines == ["('[[0, 1, 2, 3], [4, 5, 6, 7]]', 0)", "True"]
+
+
+@pytest.mark.slow
+def test_child_takes_nothing_when_the_next_batch_has_arrived_already(tmp_path: Path) -> None:
+    """Batch 1 is there before batch 0: worker 1 releases worker 0 only when it is at batch 3."""
+    os.mkfifo(tmp_path / "meeting")
+    lines = forking(f"""
+        class Meeting:
+            def __len__(self):
+                return 40
+            def __getitem__(self, index):
+                if index in (0, 6):
+                    open({str(tmp_path / "meeting")!r}, "r" if index == 0 else "w").close()
+                return index
+        it = iter(hr.DataLoader(Meeting(), batch_size=2, num_workers=2, prefetch_factor=2))
         got = next(it).tolist()
-        print(in_child(own))
-        got += [x for b in it for x in b.tolist()]
-        print(got == list(range(400)))
+        print(in_child(lambda: next(it)))
+        print(got + [x for batch in it for x in batch.tolist()] == list(range(40)))
     """)
-    assert lines == ["('[[0, -1, -2, -3], [-4, -5, -6, -7]]', 0)", "True"]
+    assert lines[0].startswith("('LoaderClosedError") and "forked" in lines[0], lines[0]
+    assert lines[1:] == ["True"]
 
 
 @pytest.mark.slow

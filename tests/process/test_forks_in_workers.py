@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drop_in.acting import Made
 from process.waiting import is_running, wait_until
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import headrace as hr
 
@@ -30,18 +31,14 @@ def forked(folder: Path, ending: Callable[[], Any] | None = None) -> bool:
     return child == 0
 
 
-class Forks(Dataset[Any]):
-    """Its function returns in the child as well, with another value."""
+def forks(folder: Path, size: int = 1, ending: Callable[[], Any] | None = None) -> Made:
+    """Samples of a function that returns in the child as well, with another value."""
 
-    def __init__(self, folder: Path, size: int, ending: Callable[[], Any] | None = None) -> None:
-        self.folder, self.size, self.ending = folder, size, ending
+    def make(index: int) -> Any:
+        is_child = index % 5 == 2 and forked(folder, ending)
+        return np.full(size, -1 if is_child else index)
 
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> Any:
-        is_child = index % 5 == 2 and forked(self.folder, self.ending)
-        return np.full(self.size, -1 if is_child else index)
+    return Made(make, COUNT)
 
 
 class ForksAsItGoes(IterableDataset[Any]):
@@ -59,24 +56,15 @@ def only_originals(batches: Any, folder: Path, children: int = 5) -> None:
     wait_until(lambda: not any(is_running(int(name)) for name in os.listdir(folder)), "they have ended")
 
 
-class Step:
-    """A function of a stream that returns in the child as well."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.data = Forks(folder, size)
-
-    def __call__(self, index: int) -> Any:
-        return self.data[index]
-
-
+SLOTS = 2000  # numbers in a sample
 PLACES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
-    "small samples": (lambda folder: Forks(folder, 1), {}),
-    "samples in slots": (lambda folder: Forks(folder, 2000), {}),
-    "economic": (lambda folder: Forks(folder, 1), {"economic": True}),
-    "economic, in slots": (lambda folder: Forks(folder, 2000), {"economic": True}),
+    "small samples": (forks, {}),
+    "samples in slots": (lambda folder: forks(folder, SLOTS), {}),
+    "economic": (forks, {"economic": True}),
+    "economic, in slots": (lambda folder: forks(folder, SLOTS), {"economic": True}),
     "iterable": (ForksAsItGoes, {"num_workers": 1}),
-    "step": (lambda folder: hr.from_map(range(COUNT)).map(Step(folder, 1)), {}),
-    "step, in slots": (lambda folder: hr.from_map(range(COUNT)).map(Step(folder, 2000)), {}),
+    "step": (lambda folder: hr.from_map(range(COUNT)).map(forks(folder).make), {}),
+    "step, in slots": (lambda folder: hr.from_map(range(COUNT)).map(forks(folder, SLOTS).make), {}),
 }
 
 
@@ -104,5 +92,5 @@ def leave_with_exception() -> None:
     "ending", [sys.exit, leave_with_exception, partial(os._exit, 0)], ids=["exit", "exception", "end"]
 )
 def test_child_that_leaves_a_function_otherwise_delivers_nothing(ending: Callable[[], Any], tmp_path: Path) -> None:
-    with hr.DataLoader(Forks(tmp_path, 1, ending), batch_size=4, num_workers=2) as loader:
+    with hr.DataLoader(forks(tmp_path, 1, ending), batch_size=4, num_workers=2) as loader:
         only_originals(loader, tmp_path)

@@ -16,20 +16,15 @@ SCRIPT = """
 
     CODE = '''
     import os, threading
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-
-    class Threaded:
-        def __len__(self):
-            return 4
-        def __getitem__(self, index):
-            return hash("text"), os.environ.get("PYTHONHASHSEED"), os.getppid()
-    '''
 
     class Hashes:
         def __len__(self):
             return 4
         def __getitem__(self, index):
             return hash("text"), os.environ.get("PYTHONHASHSEED"), os.getppid()
+    '''
+    CODE = __import__("textwrap").dedent(CODE)
+    exec(CODE)
 
     def answers(data, **options):
         with hr.DataLoader(data, None, num_workers=2, collate_fn=lambda sample: sample, **options) as loader:
@@ -40,10 +35,11 @@ SCRIPT = """
     ForkServer.shut_down(only_if_idle=True)
     all_answers += [answers(hr.from_map(range(4)).map(lambda index: Hashes()[index]))]
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "threaded.py").write_text(__import__("textwrap").dedent(CODE))
+        thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()\\n"
+        pathlib.Path(folder, "threaded.py").write_text(CODE + thread)
         sys.path.insert(0, folder)
-        from threaded import Threaded
-        all_answers.append(answers(Threaded(), economic=True))
+        import threaded
+        all_answers.append(answers(threaded.Hashes(), economic=True))
     ForkServer.shut_down(only_if_idle=True)
     print(json.dumps([hash("text"), all_answers]))
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.tars import tar
-from process.waiting import run_script
+from builders.tars import tar
+from process.waiting import output_of
 
 import headrace as hr
 
@@ -117,8 +117,7 @@ def test_large_member_takes_no_more_copies_than_are_told(folder: Path, workers: 
     # 128 MiB of memory for what will be fetched next.
     kept = 128 * MiB + SLACK * LARGE
     script = SCRIPT.format(workers=workers, folder=str(folder), large=LARGE, after=kept / 1024)
-    code, out, err = run_script(script, preamble="", timeout_s=150)
-    assert code == 0, err
+    out = output_of(script, preamble="", timeout_s=150)
     each = [json.loads(line) for line in out.splitlines()]
     most = [1.5, 2, 3, 3]  # of four members one is opened at a time
     for found, bound in zip(each, most, strict=True):

@@ -8,7 +8,8 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,34 +125,14 @@ def test_five_hundred_early_breaks_leave_nothing(warm: Any) -> None:
     assert [x for batch in warm for x in batch.tolist()] == list(range(4000))
 
 
-def delete(loader: Any) -> None:
-    iterator = iter(loader)
-    next(iterator)
-    del iterator
-
-
-def fail(loader: Any) -> None:
-    with pytest.raises(ZeroDivisionError):
-        for batch in loader:
+@uses_warm
+@pytest.mark.parametrize("fails", [False, True])
+def test_epoch_ends_when_its_iterator_is_deleted_or_its_loop_fails(warm: Any, fails: bool) -> None:
+    with suppress(ZeroDivisionError):
+        for batch in warm:
+            if not fails:
+                break
             batch.tolist()[0] / 0
-
-
-@uses_warm
-@pytest.mark.parametrize("leave", [delete, fail])
-def test_epoch_ends_when_its_iterator_is_deleted_or_its_loop_fails(warm: Any, leave: Callable[[Any], None]) -> None:
-    leave(warm)
-    wait_until(lambda: is_quiet(warm), "the epoch ends")
-
-
-@uses_warm
-def test_iterator_that_is_closed_says_so(warm: Any) -> None:
-    iterator = iter(warm)
-    next(iterator)
-    iterator.close()
-    iterator.close()
-    for _ in range(2):
-        with pytest.raises(hr.errors.LoaderClosedError):
-            next(iterator)
     wait_until(lambda: is_quiet(warm), "the epoch ends")
 
 
@@ -223,36 +204,6 @@ def test_loader_that_was_never_used_takes_its_fork_server_with_it() -> None:
     for _ in range(20):
         hr.DataLoader(Numbers(8), num_workers=2)
     gc.collect()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_close_in_another_thread_is_an_error_in_the_thread_that_waits(workers: int) -> None:
-    release = threading.Event()
-
-    class Stuck(Numbers):
-        async def aget(self, index: int) -> int:
-            if index >= 4:
-                await asyncio.Event().wait()
-            return index
-
-    loader = hr.DataLoader(Stuck(100), batch_size=4, num_workers=workers)
-    raised: list[BaseException] = []
-
-    def loop() -> None:
-        try:
-            for _ in loader:
-                release.set()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    assert release.wait(20)
-    loader.close()
-    thread.join(10)
-    assert not thread.is_alive(), "it still waits"
-    assert [type(error) for error in raised] == [hr.errors.LoaderClosedError]
-    raised.clear()
 
 
 @pytest.mark.slow
@@ -351,13 +302,3 @@ def test_saved_batch_holds_just_the_batch() -> None:
             assert batch.untyped_storage().nbytes() == batch.nbytes
             file.seek(0)
             assert torch.equal(torch.load(file), batch)
-
-
-@pytest.mark.slow
-def test_memory_in_flight_stays_within_the_budget_of_a_slow_trainer() -> None:
-    with hr.DataLoader(Numbers(2000).map(large), batch_size=4, num_workers=2, memory_budget="8MiB") as loader:
-        for number, _ in enumerate(loader):
-            stats = loader.stats()
-            assert stats.shared_bytes <= 24 * 2**20, stats  # the budget, and one segment of inputs
-            if number == 60:
-                break

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drop_in.acting import Made
 from process.waiting import children_of, wait_until
 
 import headrace as hr
@@ -37,17 +38,9 @@ def large_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"HEADRACE_TEST_{number}", "x" * 2**16)
 
 
-class Length:
+def length(name: str) -> Made:
     """How long a variable is in the worker that is asked, or "none"."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __len__(self) -> int:
-        return 2 * WORKERS
-
-    def __getitem__(self, index: int) -> str:
-        return str(len(os.environ[self.name])) if self.name in os.environ else "none"
+    return Made(lambda _: str(len(os.environ[name])) if name in os.environ else "none", 2 * WORKERS)
 
 
 @pytest.mark.slow
@@ -82,7 +75,7 @@ def test_loop_goes_on_while_the_fork_server_reads_nothing(
 def test_loader_works_when_workers_are_many_and_the_environment_is_large(
     regime: str, fork_server: ForkServer, large_environment: None
 ) -> None:
-    data: Any = Length("HEADRACE_TEST_3")
+    data: Any = length("HEADRACE_TEST_3")
     options: dict[str, Any] = {"economic": True} if regime == "economic" else {}
     if regime == "ours":
         data = hr.from_map(data)
@@ -94,7 +87,7 @@ def test_loader_works_when_workers_are_many_and_the_environment_is_large(
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker 0:RuntimeWarning")
 def test_worker_sees_the_environment_as_it_is_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = hr.DataLoader(Length("HEADRACE_TEST_SEEN"), batch_size=1, num_workers=1, prefetch_factor=1)
+    loader = hr.DataLoader(length("HEADRACE_TEST_SEEN"), batch_size=1, num_workers=1, prefetch_factor=1)
     iterator = iter(loader)
     seen = [next(iterator)[0]]
     monkeypatch.setenv("HEADRACE_TEST_SEEN", "four")
@@ -102,6 +95,10 @@ def test_worker_sees_the_environment_as_it_is_at_its_start(monkeypatch: pytest.M
     seen += [batch[0] for batch in iterator]
     assert seen[0] == "none"
     assert seen[-1] == "4"
+
+
+def state_of(fork_server: ForkServer) -> str:
+    return Path(f"/proc/{fork_server.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -114,6 +111,7 @@ def test_fork_server_serves_others_when_a_connection_stays_or_ends_inside_a_mess
         if not is_open:
             connection.close()
         assert list(hr.DataLoader(hr.from_map(["a", "b"]), num_workers=1)) == [["a"], ["b"]]
+        wait_until(lambda: state_of(fork_server) == "S", "the fork server waits")
 
 
 def test_fork_server_serves_others_while_nobody_reads_what_it_tells(fork_server: ForkServer) -> None:
@@ -149,13 +147,3 @@ def test_fork_server_that_begins_again_keeps_what_it_was_told_meanwhile(
         module_with_a_thread.is_over.set()
         module_with_a_thread.thread.join()
         del sys.modules["module_with_a_thread"]
-
-
-def test_fork_server_is_idle_after_a_connection_has_ended_inside_a_message(fork_server: ForkServer) -> None:
-    with fork_server.connect() as connection:
-        connection.sendall(b"\x01\x02")
-
-    def sleeps() -> bool:
-        return Path(f"/proc/{fork_server.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-    wait_until(sleeps, "the fork server waits")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from end_to_end.parquet import of_table
+from builders.parquet import of_table
 
 import headrace as hr
 from headrace.formats.format import Block
@@ -22,18 +22,18 @@ ROWS, GROUP, BATCH = 480, 60, 16
 
 
 class Counted(hr.Parquet):
-    """Logs the groups of rows that are opened, and kills its worker at one of them, once."""
+    """Logs the groups of rows that are opened, and kills its worker at one of them, once or always."""
 
-    def __init__(self, folder: Path, dies_at: int = -1) -> None:
+    def __init__(self, folder: Path, dies_at: int = -1, is_deadly: bool = False) -> None:
         super().__init__()
-        self.folder, self.dies_at = str(folder), dies_at
+        self.folder, self.dies_at, self.is_deadly = str(folder), dies_at, is_deadly
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         rows = super().open_block(block, bodies)
         first: Any = rows[0]
         with Path(f"{self.folder}/opened").open("a") as file:
             file.write(f"{first['n'] // GROUP} {os.getpid()}\n")
-        if first["n"] // GROUP == self.dies_at and not Path(f"{self.folder}/died").exists():
+        if first["n"] // GROUP == self.dies_at and (self.is_deadly or not Path(f"{self.folder}/died").exists()):
             Path(f"{self.folder}/died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return rows
@@ -105,6 +105,15 @@ def test_samples_are_right_where_the_worker_that_has_a_block_dies(files: list[st
         assert loader.stats().work.deaths == 1
     assert (tmp_path / "died").exists()
     assert opened(tmp_path)[3] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_first_sample_of_a_block_that_ends_its_workers_is_named(files: list[str], tmp_path: Path) -> None:
+    data = hr.stream(files, format=Counted(tmp_path, dies_at=3, is_deadly=True))
+    with hr.DataLoader(data, batch_size=ROWS, collate_fn=numbers_of, num_workers=1) as loader:
+        with pytest.raises(hr.errors.WorkerDiedError, match=f"all on sample {3 * GROUP} of the epoch, key"):
+            next(iter(loader))
 
 
 class Held:

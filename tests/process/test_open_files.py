@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from process.waiting import run_script
+from process.waiting import output_of, run_script
 
 LIMITED = """
-    import resource
+    import resource, warnings
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
     COUNT = 96
 
@@ -40,17 +41,14 @@ SERVED = """
 @pytest.mark.parametrize("limit", [128, 256])
 @pytest.mark.parametrize("options", ["", ", economic=True"])
 def test_torchs_way_with_16_workers_delivers_all_when_few_files_may_be_open(limit: int, options: str) -> None:
-    code, out, err = run_script(
+    code = (
         LIMITED.format(limit=limit)
         + f"""
-    import warnings
-    warnings.filterwarnings("ignore", message="This DataLoader will create")
     loader = hr.DataLoader(Numbers(), batch_size=4, num_workers=16, prefetch_factor=4{options})
     print(numbers(loader) == list(range(96)))
-    """,
-        timeout_s=90,
+    """
     )
-    assert (code, out) == (0, "True\n"), err
+    assert output_of(code, timeout_s=90) == "True\n"
 
 
 @pytest.mark.slow
@@ -58,7 +56,7 @@ def test_torchs_way_with_16_workers_delivers_all_when_few_files_may_be_open(limi
 def test_stream_over_http_delivers_all_when_few_files_may_be_open(limit: int, workers: int, tmp_path: Path) -> None:
     for number in range(96):
         (tmp_path / f"{number:03d}.bin").write_bytes(bytes([number]) * 100)
-    code, out, err = run_script(
+    code = (
         SERVED.format(folder=str(tmp_path))
         + LIMITED.format(limit=limit)
         + f"""
@@ -69,27 +67,23 @@ def test_stream_over_http_delivers_all_when_few_files_may_be_open(limit: int, wo
             print([int(x) for batch in loader for x in batch] == list(range(96)))
     finally:
         os.kill(ready, signal.SIGKILL)
-    """,
-        timeout_s=90,
+    """
     )
-    assert (code, out) == (0, "True\nTrue\n"), err
+    assert output_of(code, timeout_s=90) == "True\nTrue\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["Numbers()", "hr.from_map(Numbers())"])
 def test_loader_says_what_it_needs_when_there_are_too_few_files_for_its_workers(data: str) -> None:
-    code, out, err = run_script(
+    out = output_of(
         LIMITED.format(limit=64)
         + f"""
-    import warnings
-    warnings.filterwarnings("ignore", message="This DataLoader will create")
     try:
         list(hr.DataLoader({data}, batch_size=4, num_workers=64))
     except hr.OptionError as error:
         print(error)
     """
     )
-    assert code == 0, err
     assert "num_workers=64 needs some 2" in out
     assert "of the 64 that it may have: raise the limit (`ulimit -n" in out
 

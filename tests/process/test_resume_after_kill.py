@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
-from process.waiting import run_script, trainer
+from builders.tars import index_file, index_of_archive, numbered_samples, tar
+from process.waiting import output_of, trainer
 
 from headrace.testing import FaultServer
 
@@ -27,8 +27,12 @@ import headrace as hr
 def seen(sample):
     return {{"n": int(sample["cls"]), "crc": zlib.crc32(sample["bin"]), "random": int(hr.rng().integers(1 << 40))}}
 
-def batches_of(loader):
-    return [list(map(list, zip(*(batch[name].tolist() for name in ("n", "crc", "random"))))) for batch in loader]
+def rows_of(batch):
+    return list(map(list, zip(*(batch[name].tolist() for name in ("n", "crc", "random")))))
+
+def save(state):
+    state_path.with_suffix(".new").write_text(json.dumps(state))
+    os.replace(state_path.with_suffix(".new"), state_path)
 
 urls, index = {urls!r}, {index!r}
 data = hr.stream(urls, index=index).shuffle("window", window=40).map(seen)
@@ -46,13 +50,10 @@ with hr.DataLoader(data, batch_size=4, **options) as loader:
     while loader.epoch < 2:
         epoch = loader.epoch
         for batch in loader:
-            rows = [list(row) for row in zip(*(batch[name].tolist() for name in ("n", "crc", "random")))]
-            log.write(json.dumps([epoch, loader.position.batch, rows]) + "\\n")
-            state_path.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
-            os.replace(state_path.with_suffix(".new"), state_path)
+            log.write(json.dumps([epoch, loader.position.batch, rows_of(batch)]) + "\\n")
+            save(loader.state_dict())
             print("batch", flush=True)
-        state_path.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
-        os.replace(state_path.with_suffix(".new"), state_path)
+        save(loader.state_dict())
     print("over", flush=True)
 """
 
@@ -77,13 +78,9 @@ def crc_of(number: int) -> int:
 
 def uninterrupted(code: str) -> list[list[Batch]]:
     """The batches of two epochs of a trainer that nobody kills."""
-    status, out, err = run_script(
-        code
-        + "with hr.DataLoader(data, batch_size=4) as loader:\n"
-        + "    print(json.dumps([batches_of(loader) for _ in range(2)]))\n"
-    )
-    assert (status, err) == (0, "")
-    epochs: list[list[Batch]] = json.loads(out)
+    code += "with hr.DataLoader(data, batch_size=4) as loader:\n"
+    code += "    print(json.dumps([[rows_of(batch) for batch in loader] for _ in range(2)]))\n"
+    epochs: list[list[Batch]] = json.loads(output_of(code))
     return epochs
 
 

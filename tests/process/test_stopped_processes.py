@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,13 @@ from typing import Any
 
 import anyio
 import pytest
+from drop_in.acting import Made
 from process.waiting import trainer, wait_until
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import headrace as hr
 from headrace.workers.forkserver.client import ForkServer
-from headrace.workers.forkserver.stopped_workers import PATIENCE, is_stopped
+from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch, is_stopped
 
 COUNT = 24
 
@@ -27,14 +30,12 @@ def patience_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PATIENCE, "each_s", 0.02)
 
 
-class StopsOnce(Dataset[int]):
+class StopsOnce(Made):
     """Stops the process that it is in, once in all."""
 
     def __init__(self, flag: Path, at: int = 9) -> None:
+        super().__init__(int, COUNT)
         self.flag, self.at = flag, at
-
-    def __len__(self) -> int:
-        return COUNT
 
     def __getitem__(self, index: int) -> int:
         if index == self.at and not self.flag.exists():
@@ -55,27 +56,19 @@ def numbers(loader: Any) -> list[int]:
     return [value for batch in loader for value in batch.tolist()]
 
 
-@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-@pytest.mark.parametrize("context", [None, "fork"])
-def test_batches_of_a_stopped_worker_are_made_by_another(context: str | None, tmp_path: Path) -> None:
+async def async_numbers(loader: Any) -> list[int]:
+    return [value async for batch in loader for value in batch.tolist()]
+
+
+@pytest.mark.parametrize(("context", "is_async"), [(None, False), ("fork", False), (None, True)])
+def test_batches_of_a_stopped_worker_are_made_by_another_and_a_warning_says_so(
+    context: str | None, is_async: bool, tmp_path: Path
+) -> None:
     data = StopsOnce(tmp_path / "stopped")
-    assert numbers(hr.DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=context)) == list(
-        range(COUNT)
-    )
-
-
-def test_warning_says_that_the_worker_was_stopped(tmp_path: Path) -> None:
+    loader = hr.DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=context)
     with pytest.warns(RuntimeWarning, match="killed by SIGKILL; it was stopped while it was waited for"):
-        numbers(hr.DataLoader(StopsOnce(tmp_path / "stopped"), batch_size=4, num_workers=2))
-
-
-@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_batches_of_a_stopped_worker_are_made_by_another_for_async_loops(tmp_path: Path) -> None:
-    async def main() -> list[int]:
-        loader = hr.DataLoader(StopsOnce(tmp_path / "stopped"), batch_size=4, num_workers=2)
-        return [value async for batch in loader for value in batch.tolist()]
-
-    assert anyio.run(main) == list(range(COUNT))
+        got = anyio.run(async_numbers, loader) if is_async else numbers(loader)
+    assert got == list(range(COUNT))
 
 
 @pytest.mark.slow
@@ -118,8 +111,7 @@ def test_another_fork_server_starts_the_workers_when_one_is_stopped(
         read()
     assert ForkServer._shared is not None
     process = ForkServer._shared.process
-    process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: is_stopped(process.pid), "it is stopped")
+    stop(process)
     read()
     assert "another one takes its place" in caplog.text
     if held is not None:
@@ -171,3 +163,76 @@ def test_timeout_of_the_loader_comes_as_it_did_while_a_worker_is_stopped(
     began = time.monotonic()
     iterator.close()
     assert time.monotonic() - began < 60
+
+
+# How a process is found to be stopped: at so many looks in a row, and not by a debugger.
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(process.pid), "it is stopped")
+
+
+def test_process_is_given_up_when_it_was_stopped_at_so_many_looks_in_a_row(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PATIENCE, "each_s", 0.0)
+    watch = Watch()
+    stop(sleeper)
+    for _ in range(PATIENCE.looks - 1):
+        assert watch.look([sleeper.pid]) == []
+    sleeper.send_signal(signal.SIGCONT)
+    wait_until(lambda: not is_stopped(sleeper.pid), "it runs again")
+    assert watch.look([sleeper.pid]) == []
+    stop(sleeper)
+    assert [watch.look([sleeper.pid]) for _ in range(PATIENCE.looks)] == [[]] * (PATIENCE.looks - 1) + [[sleeper.pid]]
+
+
+def test_looks_are_apart_so_that_a_pause_of_this_process_counts_once(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch()
+    stop(sleeper)
+    monkeypatch.setattr(PATIENCE, "each_s", 1000.0)
+    assert all(watch.look([sleeper.pid]) == [] for _ in range(1000))
+
+
+def files(folder: Path, pid: str, state: str, tracer: int = 0, group: str = "0::/mine\n") -> Path:
+    (folder / pid).mkdir(parents=True)
+    (folder / pid / "stat").write_text(f"{pid} (a ) b) {state} 1 1")
+    (folder / pid / "status").write_text(f"Name:\ta\nTracerPid:\t{tracer}\nUid:\t0\n")
+    (folder / pid / "cgroup").write_text(group)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("state", "tracer", "expected"),
+    [("T", 0, True), ("T", 7, False), ("t", 7, False), ("R", 0, False), ("S", 0, False)],
+)
+def test_process_of_a_debugger_is_waited_for(tmp_path: Path, state: str, tracer: int, expected: bool) -> None:
+    files(files(tmp_path, "self", "R"), "4", state, tracer)
+    assert is_stopped(4, tmp_path) is expected
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("state", ["S", "D"])
+def test_process_of_a_frozen_control_group_is_stopped(tmp_path: Path, state: str, frozen: bool) -> None:
+    files(files(tmp_path, "self", "R"), "4", state, group="1:cpu:/x\n0::/other/one\n")
+    (tmp_path / "groups/other/one").mkdir(parents=True)
+    (tmp_path / "groups/other/one/cgroup.events").write_text(f"populated 1\nfrozen {int(frozen)}\n")
+    assert is_stopped(4, tmp_path, tmp_path / "groups") is frozen
+
+
+def test_process_that_is_gone_is_not_stopped(tmp_path: Path) -> None:
+    assert not is_stopped(4, tmp_path)
+    assert not is_stopped(os.getpid())

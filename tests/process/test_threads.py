@@ -7,21 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from builders.numbers import Made, Numbers
 from process.waiting import children_of, wait_until, workers_of
 
 import headrace as hr
 from headrace.workers.forkserver.client import ForkServer
-
-
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int, start: int = 0) -> None:
-        self.count, self.start = count, start
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, index: int) -> int:
-        return self.start + index
 
 
 def double(x: int) -> int:
@@ -80,7 +70,7 @@ def test_iterator_that_nobody_reads_does_not_stop_another() -> None:
 def test_loaders_share_one_fork_server_and_keep_to_themselves() -> None:
     with (
         hr.DataLoader(Numbers(300).map(double), batch_size=4, num_workers=2) as one,
-        hr.DataLoader(Numbers(300, start=1000), batch_size=4, num_workers=1) as two,
+        hr.DataLoader(Made(lambda k: 1000 + k, 300), batch_size=4, num_workers=1) as two,
     ):
         mixed = [(a.tolist(), b.tolist()) for a, b in zip(one, two, strict=True)]
         assert [x for a, _ in mixed for x in a] == list(range(0, 600, 2))
@@ -99,23 +89,3 @@ def test_sync_loop_works_inside_a_running_event_loop() -> None:
 
     with hr.DataLoader(Numbers(80).map(double), batch_size=4, num_workers=2) as loader:
         assert asyncio.run(run(loader)) == list(range(0, 160, 2))
-
-
-def test_loop_runs_on_while_a_task_waits_for_a_batch() -> None:
-    release = threading.Event()
-
-    class Slow(Numbers):
-        async def aget(self, index: int) -> int:
-            await asyncio.to_thread(release.wait)
-            return index
-
-    async def run(loader: Any) -> list[int]:
-        waiting = asyncio.ensure_future(anext(aiter(loader)))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        release.set()
-        return (await waiting).tolist()
-
-    with hr.DataLoader(Slow(8), batch_size=4) as loader:
-        assert asyncio.run(run(loader)) == [0, 1, 2, 3]

@@ -84,64 +84,49 @@ def test_workers_of_a_user_who_forked_end_with_the_trainer() -> None:
             os.kill(child, signal.SIGKILL)
 
 
-ENDINGS = {
-    "at the end of the script": ("", 0, ""),
-    "with an exception": ("    raise ValueError('mine')\n", 1, "ValueError: mine"),
-    "with an exit code": ("    sys.exit(7)\n", 7, ""),
-    "in a cycle": (
-        "    class Box: pass\n    box = Box()\n    box.box, box.it, box.loader = box, it, loader\n    del it, loader\n",
-        0,
-        "",
-    ),
-    "in a daemon thread": (
-        "    t = threading.Thread(target=lambda: [None for _ in it], daemon=True)\n    t.start()\n",
-        0,
-        "",
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ending", "workers"),
-    [(ending, 2) for ending in ENDINGS] + [("at the end of the script", 0), ("in a daemon thread", 0)],
-)
-def test_interpreter_exits_with_a_live_iterator(ending: str, workers: int) -> None:
-    code, expected, text = ENDINGS[ending]
-    start = f"""
+LIVE = """
     def step(x):
         time.sleep(0.001)
         return x
 
     loader = hr.DataLoader(Numbers(100_000).map(step), batch_size=4, num_workers={workers})
     it = iter(loader)
-    print(next(it).tolist(), flush=True)
+    next(it)
 """
-    with trainer(start + code) as running:
-        assert running.line() == "[0, 1, 2, 3]"
-        returncode, out, err = running.finish(END_S)
+LIVE_2, LIVE_0 = LIVE.format(workers=2), LIVE.format(workers=0)
+IN_A_CYCLE = """
+    class Box: pass
+    box = Box()
+    box.box, box.it, box.loader = box, it, loader
+    del it, loader
+"""
+IN_A_THREAD = """
+    t = threading.Thread(target=lambda: [None for _ in it], daemon=True)
+    t.start()
+"""
+# The script, its exit code, and what its error ends with.
+ENDINGS = {
+    "at the end of the script": (LIVE_2, 0, ""),
+    "at the end of the script, no workers": (LIVE_0, 0, ""),
+    "with an exception": (LIVE_2 + "    raise ValueError('mine')\n", 1, "ValueError: mine"),
+    "with an exit code": (LIVE_2 + "    sys.exit(7)\n", 7, ""),
+    "in a cycle": (LIVE_2 + IN_A_CYCLE, 0, ""),
+    "in a daemon thread": (LIVE_2 + IN_A_THREAD, 0, ""),
+    "in a daemon thread, no workers": (LIVE_0 + IN_A_THREAD, 0, ""),
+    "loader that was never used": ("hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)\n", 0, ""),
+    "while a worker sleeps": (BUSY.replace("    print(batch.tolist(), flush=True)\n", ""), 0, ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_interpreter_exits_well_or_by_the_error_of_the_trainer(ending: str) -> None:
+    code, expected, text = ENDINGS[ending]
+    returncode, out, err = run_script(code, timeout_s=START_S)
     assert (returncode, out) == (expected, "")
-    if text:
-        assert err.strip().endswith(text)
-        assert err.count("Traceback") == 1
-    else:
-        assert err == ""
-
-
-@pytest.mark.slow
-def test_interpreter_exits_with_a_loader_that_was_never_used() -> None:
-    with trainer(
-        "loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)\nprint('made', flush=True)\n"
-    ) as running:
-        assert running.line() == "made"
-        assert running.finish(END_S) == (0, "", "")
-
-
-@pytest.mark.slow
-def test_interpreter_exits_while_a_worker_sleeps() -> None:
-    with trainer(BUSY) as running:
-        running.line()
-        assert running.finish(END_S) == (0, "", "")
+    assert err.strip().endswith(text)
+    assert err.count("Traceback") == bool(text), err
+    assert text or not err
 
 
 @pytest.mark.slow

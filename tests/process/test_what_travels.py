@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import importlib
 import importlib.util
 import logging
 import multiprocessing
 import os
-import pickle
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from process.waiting import run_script
+from builders.numbers import Made, Numbers
+from drop_in import acting
+from process.waiting import output_of
 
 import headrace as hr
 
@@ -33,54 +33,10 @@ def made_in_workers(function: Callable[[int], Any], count: int = 4, **options: A
         return list(loader)
 
 
-# Equal values. Each answer is asked for in a worker and in the trainer.
-
-T = TypeVar("T")
+# Equal values.
 
 
-class Base(Generic[T]):
-    registry: dict[str, Any] = {}
-
-    def __init_subclass__(cls) -> None:
-        Base.registry[cls.__name__] = cls
-
-
-class Derived(Base[int]):
-    __slots__ = ("value",)
-
-    @functools.cached_property
-    def table(self) -> list[int]:
-        return [1, 2]
-
-    @functools.singledispatchmethod
-    def kind(self, value: Any) -> str:
-        return "any"
-
-    @kind.register
-    def _(self, value: int) -> str:
-        return "int"
-
-
-class Colour(enum.Enum):
-    RED = 1
-    BLUE = 2
-
-
-class Holding:
-    def __init__(self, **things: Any) -> None:
-        vars(self).update(things)
-
-    def __call__(self, value: Any) -> Any:
-        return value
-
-
-def in_circles() -> Any:
-    made = Holding(parts=[])
-    made.parts.append(made)
-    return made
-
-
-def local_things() -> Any:
+def test_local_classes_and_functions_are_in_workers_what_they_are_in_the_trainer() -> None:
     class Pair(NamedTuple):
         left: Any
         right: Any
@@ -92,27 +48,14 @@ def local_things() -> Any:
     def recursive(k: int) -> int:
         return 1 if k < 2 else k * recursive(k - 1)
 
-    return Pair(Box(recursive), namedtuple("Old", "a b")(1, 2))  # noqa: PYI024 (it is another kind)
+    value = Pair(Box(recursive), namedtuple("Old", "a b")(1, 2))  # noqa: PYI024 (it is another kind)
 
+    def ask(_: int) -> Any:
+        is_itself = logging.getLogger("users.data") is logger
+        return value.left.content(5), value.right.b, type(value).__name__, repr(value.right), is_itself
 
-VALUES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "local classes": (local_things(), lambda it: (it.left.content(5), it.right.b, type(it).__name__, repr(it.right))),
-    "class": (Derived(), lambda it: (it.table, it.kind(1), it.kind("a"), Base.registry["Derived"] is type(it))),
-    "enumeration": (Colour.RED, lambda it: (it is Colour.RED, it is Colour.BLUE, list(Colour.__members__))),
-    "circle": (in_circles(), lambda it: it.parts[0] is it),
-    "logger": (logging.getLogger("users.data"), lambda it: it is logging.getLogger("users.data")),
-    "module": (np.random, lambda it: it is np.random),
-    "picklable by name there": (Colour, lambda it: pickle.loads(pickle.dumps(it.RED)) is it.RED),
-}
-
-
-def test_values_are_in_workers_what_they_are_in_the_trainer() -> None:
-    names = list(VALUES)
-    with hr.DataLoader(
-        hr.from_map(names).map(lambda name: VALUES[name][1](VALUES[name][0])), 1, num_workers=2, collate_fn=list
-    ) as loader:
-        answers = dict(zip(names, [batch[0] for batch in loader], strict=True))
-    assert answers == {name: ask(value) for name, (value, ask) in VALUES.items()}
+    logger = logging.getLogger("users.data")
+    assert made_in_workers(ask, 1) == [(120, 2, "Pair", "Old(a=1, b=2)", True)]
 
 
 def test_arrays_are_sent_once_and_are_each_workers_own() -> None:
@@ -184,29 +127,13 @@ SCRIPT = """
 
 
 def test_functions_and_classes_of_a_script_travel_without_a_main_guard() -> None:
-    code, out, err = run_script(SCRIPT)
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
+    assert output_of(SCRIPT).splitlines() == [
         "once",
         *["True [10, 11, 14, 19] [0, 1, 2, 3]", "True [26, 35, 46, 59] [4, 5, 6, 7]"] * 2,
         "True [10, 11, 14, 19] True",
         "True [26, 35, 46, 59] True",
         "MyError 3 (3, 'three')",
     ]
-
-
-def test_functions_of_a_module_that_workers_cannot_import_go_by_value(tmp_path: Path) -> None:
-    """A module that was loaded from a file beside the path, as test runners and plug-in systems do."""
-    file = tmp_path / "beside_the_path.py"
-    file.write_text("FACTOR = 3\n\ndef helped(x):\n    return FACTOR * x\n\ndef times(x):\n    return helped(x) + 1\n")
-    spec = importlib.util.spec_from_file_location("beside_the_path", file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["beside_the_path"] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        assert made_in_workers(module.times) == [1, 4, 7, 10]
-    finally:
-        del sys.modules["beside_the_path"]
 
 
 # Shared values: what a worker writes, all see.
@@ -256,51 +183,106 @@ def test_proxy_of_a_manager_can_be_used_in_workers() -> None:
 # Refusals.
 
 
-@pytest.mark.parametrize("place", ["map", "filter", "collate_fn", "worker_init_fn"])
-def test_error_says_in_which_function_it_is(place: str) -> None:
-    lock = threading.Lock()
+LOCK = threading.Lock()
 
-    def function(x: Any) -> Any:
-        return x, lock
 
-    data: Any = hr.from_map(range(8))
-    is_step = place in ("map", "filter")
-    loader = hr.DataLoader(
-        getattr(data, place)(function) if is_step else data, 4, num_workers=2, **({} if is_step else {place: function})
-    )
-    with loader, pytest.raises(hr.errors.CannotCarryError, match=r"pickle.*lock") as caught:
+def with_a_lock() -> Callable[[Any], Any]:
+    lock = LOCK
+    return lambda x: (x, lock)
+
+
+# The data, options, and the name of the lock.
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "map": (lambda: hr.from_map(range(8)).map(with_a_lock()), {}, "lock"),
+    "filter": (lambda: hr.from_map(range(8)).filter(with_a_lock()), {}, "lock"),
+    "collate_fn": (lambda: hr.from_map(range(8)), {"collate_fn": with_a_lock()}, "collate_fn.<variable lock>"),
+    "worker_init_fn": (lambda: hr.from_map(range(8)), {"worker_init_fn": with_a_lock()}, "worker_init_fn"),
+    "data set": (lambda: torch_made(lock=LOCK), {"economic": True}, "dataset.lock"),
+}
+
+
+def torch_made(**attributes: Any) -> acting.Made:
+    data = acting.Made(int)
+    vars(data).update(attributes)
+    return data
+
+
+@pytest.mark.parametrize("place", REFUSED)
+def test_lock_that_cannot_be_sent_is_named_and_no_fork_is_offered(place: str) -> None:
+    """A fork would not copy the thread of the engine."""
+    make, options, name = REFUSED[place]
+    loader = hr.DataLoader(make(), 4, num_workers=2, **options)
+    with (
+        loader,
+        pytest.raises(hr.errors.CannotCarryError, match=r"cannot be sent to a worker: cannot pickle.*lock") as caught,
+    ):
         next(iter(loader))
-    assert any("stage" in note for note in caught.value.__notes__)
+    assert name in str(caught.value).partition(" (a _thread.lock)")[0]
+    assert "multiprocessing_context" not in str(caught.value)
+    assert place == "data set" or any("stage" in note for note in caught.value.__notes__)
+
+
+def next_error(iterator: Any) -> str:
+    """The text and the notes of the error that comes next."""
+    with pytest.raises(Exception, match=r"\w") as raised:
+        next(iterator)
+    return "\n".join([f"{type(raised.value).__name__}: {raised.value}", *getattr(raised.value, "__notes__", ())])
+
+
+async def following(x: Any) -> Any:
+    return x
+
+
+def with_lock(x: int) -> Any:
+    return threading.Lock() if x == 5 else x
+
+
+# Data with a lock for sample 5, options, and texts of the error.
+UNSENDABLE: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[str, ...]]] = {
+    "fetch": (lambda: Made(with_lock, 12), {}, ("TypeError", "stage: fetch", "type lock")),
+    "fetch, filter": (
+        lambda: Made(with_lock, 12).filter(lambda x: True),
+        {},
+        ("TypeError", "stage: fetch", "type lock"),
+    ),
+    "batch": (lambda: Numbers(12).map(with_lock), {}, ("CollateError",)),
+    "samples": (
+        lambda: Numbers(12).map(with_lock).filter(lambda x: True).map(following),
+        {},
+        ("with_lock", "type lock"),
+    ),
+    "collate": (
+        lambda: Numbers(12).map(with_lock),
+        {"collate_fn": lambda samples: samples},
+        ("stage: collate", "batch 1", "type list"),
+    ),
+}
+
+
+@pytest.mark.parametrize("place", UNSENDABLE)
+def test_result_that_cannot_be_pickled_is_an_error_at_its_place_that_names_stage_and_type(place: str) -> None:
+    make, options, texts = UNSENDABLE[place]
+    with hr.DataLoader(make(), batch_size=4, num_workers=2, timeout=10, **options) as loader:
+        iterator = iter(loader)
+        assert list(next(iterator)) == [0, 1, 2, 3]
+        told = next_error(iterator)
+        assert list(next(iterator)) == [8, 9, 10, 11]
+    assert all(text in told for text in ("lock", *texts)), told
 
 
 # Around them: environment, folder, modules that are imported for them.
 
 
-@pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Makes a module of the user's out of its text, and imports it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    names = []
-
-    def write(text: str) -> Any:
-        name = f"users_module_{len(names)}"
-        names.append(name)
-        (tmp_path / f"{name}.py").write_text(text)
-        importlib.invalidate_caches()
-        return importlib.import_module(name)
-
-    yield write
-    for name in names:
-        sys.modules.pop(name, None)
-
-
 def test_workers_find_environment_path_and_folder_as_they_are_now(
-    written: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_in_workers(abs)  # the fork server stands, and has an older environment
     monkeypatch.setenv("HEADRACE_TEST_SETTING", "set since")
-    module = written("import os\nFOUND = os.environ.get('HEADRACE_TEST_SETTING')\ndef found(_):\n    return FOUND\n")
-    assert made_in_workers(module.found) == ["set since"] * 4
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "import os\nFOUND = os.environ.get('HEADRACE_TEST_SETTING')\ndef found(_):\n    return FOUND\n"
+    (tmp_path / "users_module.py").write_text(text)
+    assert made_in_workers(importlib.import_module("users_module").found) == ["set since"] * 4
+    del sys.modules["users_module"]
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from process.waiting import run_script
+from process.waiting import output_of
 
 # Whatever a sample is, it becomes what `helper` gives.
 BEGIN = """
@@ -44,9 +44,7 @@ BEGIN = """
 
 
 def _found(code: str) -> Any:
-    status, out, err = run_script(textwrap.dedent(BEGIN) + textwrap.dedent(code))
-    assert (status, err) == (0, "")
-    return json.loads(out)
+    return json.loads(output_of(textwrap.dedent(BEGIN) + textwrap.dedent(code)))
 
 
 @pytest.mark.slow

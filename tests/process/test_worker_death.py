@@ -6,33 +6,20 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from operator import itemgetter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders.numbers import Numbers
+from builders.numbers import Iterated, Made, Numbers, is_even
+from builders.tars import tar
 from drop_in.acting import batches_of
 from drop_in.reading import read_all
-from end_to_end.tars import tar
-from process.waiting import run_script, wait_until, workers_of
+from process.waiting import output_of, run_script, wait_until, workers_of
 
 import headrace as hr
-from headrace._util.reads import Reads
-from headrace._util.sample_ranges import Rows
-from headrace.formats.format import Block, Format, ShardEntry
-from headrace.formats.index.shard import ShardIndex
-from headrace.formats.limits import Limits
-
-
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("shards") / "numbers.tar"
-    path.write_bytes(tar([(f"s{number:02d}", {"txt": str(number).encode()}) for number in range(40)]))
-    return str(path)
 
 
 def slow(x: int) -> int:
@@ -45,20 +32,8 @@ def to_sum(samples: list[int]) -> list[int]:
     return list(samples)
 
 
-def is_even(x: int) -> bool:
-    time.sleep(0.001)
-    return x % 2 == 0
-
-
 def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-ENDINGS: dict[str, tuple[Callable[[], Any], int, str]] = {
-    "SIGKILL": (kill_self, -signal.SIGKILL, "killed by SIGKILL"),
-    "SIGSEGV": (lambda: os.kill(os.getpid(), signal.SIGSEGV), -signal.SIGSEGV, "killed by SIGSEGV"),
-    "os._exit": (lambda: os._exit(3), 3, "exit code 3"),
-}
 
 
 def at(number: int, act: Callable[[], Any]) -> Callable[[int], int]:
@@ -79,9 +54,17 @@ def check_death(error: Any, code: int | None = -signal.SIGKILL) -> str:
     return str(error)
 
 
+def kill_both(loader: Any) -> None:
+    wait_until(lambda: len(workers_of(loader)) == 2, "both workers are there")
+    for pid in workers_of(loader):
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("mode", ["slots", "batch", "samples"])
 def test_every_sample_comes_once_in_order_when_workers_are_killed(mode: str) -> None:
-    data = {"slots": Numbers(400).map(slow), "batch": Numbers(400), "samples": Numbers(800).filter(is_even)}[mode]
+    data = {"slots": Numbers(400).map(slow), "batch": Numbers(400), "samples": Numbers(800).map(slow).filter(is_even)}[
+        mode
+    ]
     with hr.DataLoader(data, batch_size=8, num_workers=2, collate_fn=to_sum if mode == "batch" else None) as loader:
         got = []
         for number, batch in enumerate(loader):
@@ -97,40 +80,9 @@ def test_every_sample_comes_once_in_order_when_workers_are_killed(mode: str) -> 
 def test_idle_worker_that_is_killed_between_epochs_is_replaced() -> None:
     with hr.DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
         assert read_all(iter(loader)) == batches_of(4, count=40)
-        for pid in workers_of(loader):
-            os.kill(pid, signal.SIGKILL)
+        kill_both(loader)
         assert read_all(iter(loader)) == batches_of(4, count=40)
         wait_until(lambda: loader.stats().work.deaths == 2, "both deaths are counted")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", list(ENDINGS))
-def test_sample_that_kills_its_workers_is_an_error_at_its_place(ending: str, capfd: Any) -> None:
-    act, code, words = ENDINGS[ending]
-    with hr.DataLoader(Numbers(40).map(at(17, act)), batch_size=4, num_workers=2) as loader:
-        got = read_all(iter(loader))
-        assert loader.stats().work.deaths == 3
-    text = check_death(got[4], code)
-    assert words in text
-    assert "sample 17 of the epoch" in text
-    assert got[4].batch == 4
-    assert got[:4] + got[5:] == batches_of(4, but=(4,), count=40)
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_sample_of_a_shard_is_named_by_key_and_address(shard: str) -> None:
-    def number(sample: dict[str, Any]) -> int:
-        if sample["__key__"] == "s21":
-            kill_self()
-        return int(sample["txt"])
-
-    with hr.DataLoader(hr.stream(shard).map(number), batch_size=5, num_workers=2) as loader:
-        got = read_all(iter(loader))
-    text = check_death(got[4])
-    assert got[4].key == "s21"
-    assert got[4].url == shard
-    assert "'s21'" in text and shard in text and "sample 21" in text
-    assert got[:4] + got[5:] == batches_of(5, but=(4,), count=40)
 
 
 def test_death_in_the_very_first_batch_is_no_loss(tmp_path: Path) -> None:
@@ -167,9 +119,7 @@ def test_death_while_a_result_is_held_is_no_loss(mode: str) -> None:
             seen += array[:, 0].tolist()
             assert (array == array[:, :1]).all()
             if number % 3 == 0:
-                wait_until(lambda: len(workers_of(loader)) == 2, "both workers are there")
-                for pid in workers_of(loader):
-                    os.kill(pid, signal.SIGKILL)
+                kill_both(loader)
         assert seen == list(range(48))
 
 
@@ -179,36 +129,63 @@ def kill_at_9(samples: list[int]) -> list[int]:
     return samples
 
 
-NAMED: dict[str, tuple[Callable[[], Any], Callable[[list[int]], Any], int, str, list[list[int]]]] = {
+Rest = list[list[int]]
+KILLED = -signal.SIGKILL
+# What is read and how, the number of the batch that fails, exit code, texts of the error, and the other batches.
+NAMED: dict[str, tuple[Callable[[], Any], Any, int, int, tuple[str, ...], Rest]] = {
+    **{
+        words: (
+            *(lambda act=act: Numbers(40).map(at(17, act)), None, 4, code, (words, "sample 17 of the epoch")),
+            batches_of(4, but=(4,), count=40),
+        )
+        for words, code, act in (
+            ("killed by SIGKILL", KILLED, kill_self),
+            ("killed by SIGSEGV", -signal.SIGSEGV, lambda: os.kill(os.getpid(), signal.SIGSEGV)),
+            ("exit code 3", 3, lambda: os._exit(3)),
+        )
+    },
     "after a filter": (
-        lambda: Numbers(40).filter(lambda x: x % 2 == 0).map(at(22, kill_self)),
-        *(list, 2, "sample 22"),
+        lambda: Numbers(40).filter(is_even).map(at(22, kill_self)),
+        *(list, 2, KILLED, ("sample 22",)),
         [[0, 2, 4, 6], [8, 10, 12, 14], [24, 26, 28, 30], [32, 34, 36, 38]],
     ),
     "in a filter": (
         lambda: Numbers(24).filter(at(7, kill_self)),
-        *(list, 1, "sample 7"),
+        *(list, 1, KILLED, ("sample 7",)),
         [[1, 2, 3, 4], [9, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 20], [21, 22, 23]],  # 0 is false
     ),
     "in the collate function": (
         lambda: Numbers(24),
-        kill_at_9,
-        2,
-        "batch 2",
+        *(kill_at_9, 2, KILLED, ("batch 2",)),
         batches_of(4, but=(2,), count=24),
     ),
 }
 
 
 @pytest.mark.parametrize("place", NAMED)
-def test_what_kills_its_workers_is_named_and_the_rest_comes(place: str) -> None:
-    make, collate, number, name, rest = NAMED[place]
+def test_what_kills_its_workers_is_named_and_the_rest_comes(place: str, capfd: pytest.CaptureFixture[str]) -> None:
+    make, collate, number, code, texts, rest = NAMED[place]
     with hr.DataLoader(make(), batch_size=4, num_workers=2, collate_fn=collate) as loader:
         got = read_all(iter(loader))
+        assert loader.stats().work.deaths == 3 or number != 4
     error = got.pop(number)
-    assert name in check_death(error)
-    assert error.batch == number or place != "in the collate function"
+    text = check_death(error, code)
+    assert all(part in text for part in texts)
+    assert error.batch == number or "filter" in place
     assert got == rest
+    assert "Traceback" not in capfd.readouterr().err or number != 4
+
+
+def test_sample_of_a_shard_is_named_by_key_and_address(tmp_path: Path) -> None:
+    shard = str(tmp_path / "numbers.tar")
+    Path(shard).write_bytes(tar([(f"s{number:02d}", {"txt": str(number).encode()}) for number in range(40)]))
+    data = hr.stream(shard).map(lambda sample: int(sample["txt"])).map(at(21, kill_self))
+    with hr.DataLoader(data, batch_size=5, num_workers=2) as loader:
+        got = read_all(iter(loader))
+    text = check_death(got[4])
+    assert (got[4].key, got[4].url) == ("s21", shard)
+    assert "'s21'" in text and shard in text and "sample 21" in text
+    assert got[:4] + got[5:] == batches_of(5, but=(4,), count=40)
 
 
 @pytest.mark.slow
@@ -224,7 +201,7 @@ def test_worker_init_fn_runs_once_in_each_worker_and_in_its_replacement(tmp_path
             file.write("x")
 
     with hr.DataLoader(
-        Numbers(400).filter(is_even).map(slow), batch_size=4, num_workers=2, worker_init_fn=note
+        Numbers(400).map(slow).filter(is_even), batch_size=4, num_workers=2, worker_init_fn=note
     ) as loader:
         for number, _ in enumerate(loader):
             if number == 5:
@@ -274,20 +251,18 @@ def test_base_exception_of_a_function_keeps_its_type_and_ends_nobody(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_generator_exit_on_the_loop_is_an_error_and_ends_the_epoch_alone(workers: int) -> None:
-    class Get(Numbers):
-        fails = True
+    fails = [True]
 
-        async def aget(self, index: int) -> int:
-            if index == 5 and self.fails:
-                raise GeneratorExit
-            return index
+    async def get(index: int) -> int:
+        if index == 5 and fails:
+            raise GeneratorExit
+        return index
 
-    data = Get(12)
-    with hr.DataLoader(data, batch_size=4, num_workers=workers, timeout=60) as loader:
+    with hr.DataLoader(Made(get, 12), batch_size=4, num_workers=workers, timeout=60) as loader:
         with pytest.raises(RuntimeError, match="GeneratorExit was raised"):
             list(loader)
-        data.fails = False
-        assert [batch.tolist() for batch in loader] == batches_of(4, count=12), "the engine is there as before"
+        fails.clear()
+        assert read_all(iter(loader)) == batches_of(4, count=12), "the engine is there as before"
 
 
 @pytest.mark.slow
@@ -300,16 +275,12 @@ def test_base_exception_on_the_loop_is_raised_at_its_place(kind: type[BaseExcept
             raise kind(3)
         return index
 
-    class Get(Numbers):
-        async def aget(self, index: int) -> int:
-            return await checked(index)
+    async def iterate() -> AsyncIterator[int]:
+        for index in range(12):
+            yield await checked(index)
 
-    class Iterate(hr.AsyncIterableDataset):
-        async def aiter(self) -> AsyncIterator[int]:
-            for index in range(12):
-                yield await checked(index)
-
-    data = {"aget": Get(12), "map": Numbers(12).filter(lambda x: True).map(checked), "aiter": Iterate()}[where]
+    filtered = Numbers(12).filter(lambda x: True).map(checked)
+    data = {"aget": Made(checked, 12), "map": filtered, "aiter": Iterated(iterate)}[where]
     with hr.DataLoader(data, batch_size=4, num_workers=workers, timeout=15) as loader:
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2, 3]
@@ -320,13 +291,16 @@ def test_base_exception_on_the_loop_is_raised_at_its_place(kind: type[BaseExcept
             assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
+KILL_FORK_SERVER = "os.kill(loader._behind._runtime._fork_server.process.pid, signal.SIGKILL)\n"
+
+
 @pytest.mark.slow
 def test_another_fork_server_and_its_workers_go_on_when_one_is_killed() -> None:
-    code, out, err = run_script("""
+    code, out, err = run_script(f"""
         loader = hr.DataLoader(Numbers(400).map(lambda x: time.sleep(0.002) or x), batch_size=4, num_workers=2)
         it = iter(loader)
         got = next(it).tolist()
-        os.kill(loader._behind._runtime._fork_server.process.pid, signal.SIGKILL)
+        {KILL_FORK_SERVER}
         print(got + [x for batch in it for x in batch.tolist()] == list(range(400)))
         print([x for batch in loader for x in batch.tolist()] == list(range(400)))
         loader.close()
@@ -340,46 +314,13 @@ def test_another_fork_server_and_its_workers_go_on_when_one_is_killed() -> None:
 
 @pytest.mark.slow
 def test_fork_server_that_is_killed_before_the_first_iteration_is_an_error_and_no_hang() -> None:
-    code, out, err = run_script("""
+    out = output_of(f"""
         loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
-        os.kill(loader._behind._runtime._fork_server.process.pid, signal.SIGKILL)
+        {KILL_FORK_SERVER}
         try:
             print([b.tolist() for b in loader])
         except Exception as error:
             print(type(error).__name__, error, repr(error.__cause__))
         loader.close()
     """)
-    assert "fork server" in out or out.strip() == "[[0, 1, 2, 3], [4, 5, 6, 7]]", out + err
-    assert (code, err) == (0, "")
-
-
-class _Kills(Format):
-    """Blocks of four rows; opening the block of the byte 2 kills the process."""
-
-    name, suffixes, fields_are_members = "kills", (".kills",), False
-
-    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
-        count, none = 16, np.zeros(4, np.int64)
-        keys, blocks = np.arange(count).astype("S2"), np.arange(count) // 4
-        rows = Rows(
-            keys, np.arange(5), none.astype(np.int32), np.arange(4), none + 1, ("n",), blocks, np.arange(count) % 4
-        )
-        return ShardIndex(rows, None, 4, None)
-
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
-        if bodies[0] == bytes([2]):
-            kill_self()
-        return [{"n": 4 * bodies[0][0] + row} for row in range(4)]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
-def test_the_first_sample_of_a_block_is_blamed_that_ends_workers(tmp_path: Path) -> None:
-    (tmp_path / "x.kills").write_bytes(bytes(range(4)))
-    data = hr.stream(str(tmp_path / "x.kills"), format=_Kills()).map(itemgetter("n"))
-    with (
-        hr.DataLoader(data, batch_size=16, num_workers=1) as loader,
-        pytest.raises(hr.errors.WorkerDiedError) as caught,
-    ):
-        next(iter(loader))
-    assert "all on sample 8 of the epoch, key '8'" in check_death(caught.value)
+    assert "fork server" in out or out.strip() == "[[0, 1, 2, 3], [4, 5, 6, 7]]", out

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,8 @@ class Numbers(hr.AsyncDataset):
 class Trainer:
     """A script that runs as a process of its own, in a process group of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], code: str) -> None:
-        self.process, self.pid, self.code = process, process.pid, code
-        self.lines: list[str] = []
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.pid = process, process.pid
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -91,15 +91,18 @@ class Trainer:
 
 
 @contextmanager
-def trainer(code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBLE) -> Iterator[Trainer]:
-    """Run a script by its file, as users do; it is gone, with all of its group, afterwards."""
-    import tempfile
+def trainer(
+    code: str, *, options: Sequence[str] = (), preamble: str = PREAMBLE, command: Sequence[str] = ()
+) -> Iterator[Trainer]:
+    """Run a script by its file, as users do; it is gone, with all of its group, afterwards.
 
+    `command` begins a command line that runs another one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "script.py")
         path.write_text(preamble + textwrap.dedent(code))
         process = subprocess.Popen(
-            [sys.executable, *options, str(path)],
+            [*command, sys.executable, *options, str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -107,7 +110,7 @@ def trainer(code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBL
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         try:
-            yield Trainer(process, code)
+            yield Trainer(process)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -117,9 +120,14 @@ def trainer(code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBL
             process.wait()
 
 
-def run_script(
-    code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBLE, timeout_s: float = 100.0
-) -> tuple[int, str, str]:
+def run_script(code: str, *, timeout_s: float = 100.0, **options: Any) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a script that ends by itself."""
-    with trainer(code, options=options, preamble=preamble) as running:
+    with trainer(code, **options) as running:
         return running.finish(timeout_s)
+
+
+def output_of(code: str, **options: Any) -> str:
+    """The output of a script that ends well and writes no error."""
+    returncode, out, err = run_script(code, **options)
+    assert (returncode, err) == (0, "")
+    return out

@@ -56,7 +56,7 @@ class Body:
                 if self._fault == "short":
                     return
                 last = min(last, self.received + 200)
-            await self._store.wait(0.0005)
+            await asyncio.sleep(0.0005)
             yield self._data[self.received : last]
 
     async def _fail(self) -> None:
@@ -64,7 +64,7 @@ class Body:
             raise ShortReadError("the connection ended within the body", url="x")
         if self._fault == "cut-reset":
             raise ConnectionResetError("reset")
-        await self._store.wait({"stall": FOR_EVER_S, "drip": 1.0}.get(str(self._fault), 0.0))
+        await asyncio.sleep({"stall": FOR_EVER_S, "drip": 1.0}.get(str(self._fault), 0.0))
 
     async def aclose(self) -> None:
         if not self._done:
@@ -89,6 +89,7 @@ class FaultyStore:
     Attributes:
         faults: which ones; drawn for each request.
         latency: seconds to the head of an answer.
+        fails_at: byte of a body at which its fault occurs; drawn by default.
         requests: how many were made for each path.
         injected: the faults that were met.
         violations: requests made before the time that Retry-After had asked for.
@@ -101,15 +102,13 @@ class FaultyStore:
     faults: tuple[str, ...] = PASSING
     latency: Callable[[], float] = lambda: 0.02
     fills: bool = True
+    fails_at: int | None = None
 
     def __post_init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
         self._hold_until: dict[tuple[str, int | None], float] = {}
         self.violations = self.open_bodies = self.under_way = self.most_under_way = 0
-
-    async def wait(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
@@ -122,6 +121,10 @@ class FaultyStore:
         finally:
             self.under_way -= 1
 
+    def of(self, url: str) -> tuple[FaultyStore, str]:
+        """Stand where a reader looks addresses up: every address is a path of this store."""
+        return self, url
+
     async def aclose(self) -> None:
         assert not self.under_way
 
@@ -131,7 +134,7 @@ class FaultyStore:
         fault = self.rng.choice(self.faults) if self.rng.random() < self.p else None
         if fault is not None:
             self.injected[fault] += 1
-        await self.wait({"hang": FOR_EVER_S, "slow": 3.0}.get(str(fault), self.latency()))
+        await asyncio.sleep({"hang": FOR_EVER_S, "slow": 3.0}.get(str(fault), self.latency()))
         if fault == "503-after":
             self._hold_until[path, start] = asyncio.get_running_loop().time() + 2.0
             raise ThrottledError("slow down", url=path, status=503, retry_after_s=2.0)
@@ -150,7 +153,8 @@ class FaultyStore:
         first = min(start or 0, len(data))
         last = len(data) if stop is None else max(first, min(stop, len(data)))
         open_end = fault == "open-end" and start is None
-        body = Body(self, data[first:last], None if open_end else fault, self.rng.randrange(max(1, last - first)))
+        at = self.rng.randrange(max(1, last - first)) if self.fails_at is None else self.fails_at
+        body = Body(self, data[first:last], None if open_end else fault, at)
         shift = fault == "wrong-range"
         return Answer(
             first + shift,
@@ -161,25 +165,6 @@ class FaultyStore:
         )
 
 
-class OneStore:
-    """Stands where a reader looks addresses up: every address is a path of one store."""
-
-    def __init__(self, store: Any) -> None:
-        self.store = store
-
-    def of(self, url: str) -> tuple[Any, str]:
-        return self.store, url
-
-    async def aclose(self) -> None:
-        await self.store.aclose()
-
-
-def reader_of(store: Any, *, seed: int = 0, concurrency: int = 8, options: FetchOptions | None = None) -> Reader:
-    loop = asyncio.get_running_loop()
-    return Reader(
-        options,
-        concurrency=concurrency,
-        clock=loop.time,
-        rng=random.Random(seed),
-        stores=OneStore(store),  # type: ignore[arg-type]
-    )
+def reader_of(stores: Any, *, seed: int = 0, concurrency: int = 8, options: FetchOptions | None = None) -> Reader:
+    clock = asyncio.get_running_loop().time
+    return Reader(options, concurrency=concurrency, clock=clock, rng=random.Random(seed), stores=stores)

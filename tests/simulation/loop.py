@@ -7,13 +7,15 @@ and no threads, so waiting without a timer is a `Deadlock` at once, which the sa
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import random
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 AT_ONE_TIME = 20_000
 
 
@@ -93,3 +95,13 @@ def simulate(main: Coroutine[Any, Any, T], seed: int = 0, limit_s: float = 3600.
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def simulated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an asynchronous test in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        simulate(test(*args, **kwargs))
+
+    return run

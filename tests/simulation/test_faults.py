@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from simulation.faulty_store import PASSING, FaultyStore, body_of, reader_of
-from simulation.loop import Deadlock, simulate
+from simulation.loop import Deadlock, simulate, simulated
 
 from headrace._util.context import running_charge
 from headrace.errors import (
@@ -51,7 +51,7 @@ async def read_one(reader: Reader, rng: random.Random, number: int) -> str:
     return "ok"
 
 
-async def many_reads(seed: int) -> tuple[list[str], FaultyStore]:
+async def many_reads(seed: int) -> list[str]:
     rng = random.Random(seed)
     store = FaultyStore(rng, OBJECTS, p=0.3, fills=seed % 2 == 0)
     options = FetchOptions(range_bytes=64 * 1024, hedge_share=(0.0, 0.05, 0.5)[seed % 3])
@@ -63,14 +63,14 @@ async def many_reads(seed: int) -> tuple[list[str], FaultyStore]:
     assert store.most_under_way <= 1 + seed % 8
     needed = READS + store.injected.total()
     assert store.requests.total() - reader.meter.hedges <= 1.3 * needed
-    return ends, store
+    return ends
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_read_is_exact_or_the_right_error_under_every_seed(batch: int) -> None:
     exact = total = 0
     for seed in range(batch, SEEDS, BATCHES):
-        (ends, _), loop = simulate(many_reads(seed), seed)
+        ends, loop = simulate(many_reads(seed), seed)
         assert loop.time() < LONGEST_S, f"seed {seed}"
         exact += sum(end == "ok" or end.startswith("missing: ObjectMissing") for end in ends)
         total += len(ends)
@@ -79,7 +79,7 @@ def test_every_read_is_exact_or_the_right_error_under_every_seed(batch: int) -> 
 
 def test_same_seed_is_the_same_run() -> None:
     first, again, other = (simulate(many_reads(seed), seed) for seed in (3, 3, 4))
-    assert (first[0][0], first[1].trace) == (again[0][0], again[1].trace)
+    assert (first[0], first[1].trace) == (again[0], again[1].trace)
     assert first[1].trace != other[1].trace
 
 
@@ -88,7 +88,8 @@ def test_program_that_waits_for_ever_is_found() -> None:
         simulate(asyncio.Event().wait(), limit_s=None)  # type: ignore[arg-type]
 
 
-LASTING = [
+@pytest.mark.parametrize("fills", [True, False])
+@pytest.mark.parametrize(("fault", "kind", "attempts"), [
     ("503", ThrottledError, 6),
     ("503-after", ThrottledError, 6),
     ("500", StorageError, 6),
@@ -99,42 +100,29 @@ LASTING = [
     ("stall", ReadTimeoutError, 4),
     ("drip", ReadTimeoutError, 2),
     ("wrong-range", BadResponseError, 2),
-]
-
-
-@pytest.mark.parametrize("fills", [True, False])
-@pytest.mark.parametrize(("fault", "kind", "attempts"), LASTING)
-def test_lasting_fault_is_its_error_within_the_ranges_time(
-    fault: str, kind: type[StorageError], attempts: int, fills: bool
-) -> None:
-    async def run() -> None:
-        # The faults in bodies are within the first bytes, so that nothing is gained by going on.
-        store = FaultyStore(random.Random(1), {"a": bytes(2_000_000)}, p=1.0, faults=(fault,), fills=fills)
-        store.rng.randrange = lambda *_: 0  # type: ignore[assignment, method-assign, misc]
-        reader = reader_of(store)
+])  # fmt: skip
+@simulated
+async def test_lasting_fault_is_its_error(fault: str, kind: type[StorageError], attempts: int, fills: bool) -> None:
+    store = FaultyStore(random.Random(1), {"a": bytes(2_000_000)}, p=1.0, faults=(fault,), fails_at=0, fills=fills)
+    async with reader_of(store) as reader:
         with pytest.raises(kind) as caught:
             await reader.read("a")
-        assert type(caught.value) is kind
-        assert caught.value.attempts == attempts
-        await reader.aclose()
-        assert (store.under_way, store.open_bodies) == (0, 0)
-
-    _, loop = simulate(run())
-    assert loop.time() <= 62.0
+    assert type(caught.value) is kind
+    assert caught.value.attempts == attempts
+    assert (store.under_way, store.open_bodies) == (0, 0)
+    assert asyncio.get_running_loop().time() <= 62.0
 
 
-def test_object_that_changes_while_it_is_read_is_an_error() -> None:
-    async def run() -> None:
-        store = FaultyStore(random.Random(1), {"a": bytes(100_000)}, p=1.0, faults=("cut",))
-        reader = reader_of(store)
-        task = asyncio.ensure_future(reader.read("a"))
-        await asyncio.sleep(0.021)
-        store.objects["a"] = bytes(99_999)
-        with pytest.raises(ObjectChangedError, match="2 attempts"):
-            await task
-        await reader.aclose()
-
-    simulate(run())
+@simulated
+async def test_object_that_changes_while_it_is_read_is_an_error() -> None:
+    store = FaultyStore(random.Random(1), {"a": bytes(100_000)}, p=1.0, faults=("cut",))
+    reader = reader_of(store)
+    task = asyncio.ensure_future(reader.read("a"))
+    await asyncio.sleep(0.021)
+    store.objects["a"] = bytes(99_999)
+    with pytest.raises(ObjectChangedError, match="2 attempts"):
+        await task
+    await reader.aclose()
 
 
 @pytest.mark.slow
@@ -177,28 +165,26 @@ def test_read_cancelled_at_any_step_holds_nothing(faults: tuple[str, ...], charg
     assert steps > 20
 
 
-def test_waiting_for_memory_holds_nobody_up_and_takes_no_time() -> None:
-    async def run() -> None:
-        store = FaultyStore(random.Random(1), dict(OBJECTS))
-        reader = reader_of(store, concurrency=1)
-        charged = []
-        paid = asyncio.Event()
+@simulated
+async def test_waiting_for_memory_holds_nobody_up_and_takes_no_time() -> None:
+    store = FaultyStore(random.Random(1), dict(OBJECTS))
+    reader = reader_of(store, concurrency=1)
+    charged = []
+    paid = asyncio.Event()
 
-        async def pay(nbytes: int) -> None:
-            charged.append(nbytes)
-            await paid.wait()
+    async def pay(nbytes: int) -> None:
+        charged.append(nbytes)
+        await paid.wait()
 
-        token = running_charge.set(pay)
-        waiting = asyncio.ensure_future(reader.read("a/3", 1000))
-        running_charge.reset(token)
-        await asyncio.sleep(500.0)
-        assert await reader.read("a/4") == OBJECTS["a/4"]
-        paid.set()
-        assert await waiting == OBJECTS["a/3"][1000:]
-        assert (charged, reader.meter.requests, reader.meter.retries) == ([82_000], 2, 0)
-        await reader.aclose()
-
-    simulate(run())
+    token = running_charge.set(pay)
+    waiting = asyncio.ensure_future(reader.read("a/3", 1000))
+    running_charge.reset(token)
+    await asyncio.sleep(500.0)
+    assert await reader.read("a/4") == OBJECTS["a/4"]
+    paid.set()
+    assert await waiting == OBJECTS["a/3"][1000:]
+    assert (charged, reader.meter.requests, reader.meter.retries) == ([82_000], 2, 0)
+    await reader.aclose()
 
 
 def test_two_cancellations_at_once_are_one_cancelled_read() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from simulation.faulty_store import FaultyStore, reader_of
-from simulation.loop import simulate
+from simulation.loop import simulate, simulated
 
 from headrace.errors import StorageError, ThrottledError
+from headrace.fetch import Reader
 from headrace.options import FetchOptions
 from headrace.types import Answer
 
@@ -49,9 +51,7 @@ class BusyStore(FaultyStore):
 @pytest.mark.parametrize("by_the_second", [False, True], ids=["even", "by-the-second"])
 @pytest.mark.parametrize("latency", [0.001, 0.02, 0.1])
 @pytest.mark.parametrize("rate", [100, 1000])
-def test_readers_that_share_a_busy_store_get_nearly_all_it_gives(
-    rate: int, latency: float, by_the_second: bool
-) -> None:
+def test_readers_share_a_busy_store_well(rate: int, latency: float, by_the_second: bool) -> None:
     begin_s, end_s = 5.0, 15.0
 
     async def run() -> tuple[float, float]:
@@ -76,185 +76,159 @@ def test_readers_that_share_a_busy_store_get_nearly_all_it_gives(
 
 
 @pytest.mark.slow
-def test_pace_ends_when_the_store_is_itself_again() -> None:
-    async def run() -> None:
-        store = BusyStore(random.Random(1), {"a": bytes(100)}, latency=lambda: 0.01)
-        reader = reader_of(store, concurrency=4)
-        loop = asyncio.get_running_loop()
+@simulated
+async def test_pace_ends_when_the_store_is_itself_again() -> None:
+    store = BusyStore(random.Random(1), {"a": bytes(100)}, latency=lambda: 0.01)
+    reader = reader_of(store, concurrency=4)
+    loop = asyncio.get_running_loop()
 
-        async def read_on() -> None:
-            while loop.time() < 60.0:
-                if loop.time() > 10.0:
-                    store.rate = 10**6
-                await reader.read("a")
+    async def read_on() -> None:
+        while loop.time() < 60.0:
+            if loop.time() > 10.0:
+                store.rate = 10**6
+            await reader.read("a")
 
-        await asyncio.gather(*(read_on() for _ in range(4)))
-        last_second = sum(at >= 59.0 for at in store.answered)
-        assert last_second > 350  # of 400 with 4 at once and 10 ms
-        await reader.aclose()
-
-    simulate(run())
+    await asyncio.gather(*(read_on() for _ in range(4)))
+    last_second = sum(at >= 59.0 for at in store.answered)
+    assert last_second > 350  # of 400 with 4 at once and 10 ms
+    await reader.aclose()
 
 
-def test_outage_of_half_a_minute_kills_no_read_and_is_no_storm() -> None:
-    async def run() -> None:
-        objects = {str(n): bytes(1000) for n in range(512)}
-        store = FaultyStore(random.Random(1), objects, p=1.0, faults=("500",))
-        reader = reader_of(store, concurrency=512)
-        reads = [asyncio.ensure_future(reader.read(path)) for path in objects]
-        await asyncio.sleep(30.0)
-        assert store.requests.total() <= 512 + 100 + 2 * 30
-        store.p = 0.0
-        assert await asyncio.gather(*reads) == list(objects.values())
-        assert asyncio.get_running_loop().time() < 45.0
-        await reader.aclose()
-
-    simulate(run())
+@simulated
+async def test_outage_of_half_a_minute_kills_no_read_and_is_no_storm() -> None:
+    objects = {str(n): bytes(1000) for n in range(512)}
+    store = FaultyStore(random.Random(1), objects, p=1.0, faults=("500",))
+    reader = reader_of(store, concurrency=512)
+    reads = [asyncio.ensure_future(reader.read(path)) for path in objects]
+    await asyncio.sleep(30.0)
+    assert store.requests.total() <= 512 + 100 + 2 * 30
+    store.p = 0.0
+    assert await asyncio.gather(*reads) == list(objects.values())
+    assert asyncio.get_running_loop().time() < 45.0
+    await reader.aclose()
 
 
 @pytest.mark.parametrize("host", ["http://all-of-them", None])
-def test_stores_of_one_host_share_what_it_takes(host: str | None) -> None:
-    async def run() -> int:
-        stores = [FaultyStore(random.Random(1), {"a": bytes(9)}, p=1.0, faults=("500",)) for _ in range(5)]
-        for store in stores:
-            store.host = host  # type: ignore[attr-defined]
-        reader = reader_of(None, concurrency=1000)
-        reader._stores = Several(stores)  # type: ignore[assignment]
+@simulated
+async def test_stores_of_one_host_share_what_it_takes(host: str | None) -> None:
+    stores = [FaultyStore(random.Random(1), {"a": bytes(9)}, p=1.0, faults=("500",)) for _ in range(5)]
+    for store in stores:
+        store.host = host  # type: ignore[attr-defined]
+    async with reader_of(Several(stores), concurrency=1000) as reader:
         reads = [asyncio.ensure_future(reader.read(f"{n % 5}")) for n in range(1000)]
         await asyncio.sleep(30.0)
         made = sum(store.requests.total() for store in stores)
         for read in reads:
             read.cancel()
         await asyncio.wait(reads)
-        await reader.aclose()
-        return made
-
     most = 1000 + 100 + 2 * 30
-    made, _ = simulate(run())
     assert made <= most if host is not None else most < made <= 1000 + 5 * (most - 1000)
 
 
 class Several:
-    """Stands where a reader looks addresses up: the first letter selects the store."""
+    """Stands where a reader looks addresses up: the address is the number of a store."""
 
     def __init__(self, stores: Sequence[FaultyStore]) -> None:
         self._stores = stores
 
     def of(self, url: str) -> tuple[FaultyStore, str]:
-        return self._stores[int(url[0])], "a"
+        return self._stores[int(url)], "a"
 
     async def aclose(self) -> None:
         pass
 
 
 @pytest.mark.parametrize("fault", ["500", "refused", "cut"])
-def test_host_that_fails_for_ever_costs_few_requests_and_little_time(fault: str) -> None:
-    async def run() -> None:
-        objects = {str(n): bytes(1000) for n in range(300)}
-        store = FaultyStore(random.Random(1), objects, p=1.0, faults=(fault,))
-        store.rng.randrange = lambda *_: 0  # type: ignore[assignment, method-assign, misc]
-        reader = reader_of(store, concurrency=64)
+@simulated
+async def test_host_that_fails_for_ever_costs_few_requests_and_little_time(fault: str) -> None:
+    objects = {str(n): bytes(1000) for n in range(300)}
+    store = FaultyStore(random.Random(1), objects, p=1.0, faults=(fault,), fails_at=0)
+    async with reader_of(store, concurrency=64) as reader:
         ends = await asyncio.gather(*(reader.read(path) for path in objects), return_exceptions=True)
-        assert all(isinstance(end, StorageError) for end in ends)
-        assert store.requests.total() <= 3 * len(objects)
-        await reader.aclose()
-
-    _, loop = simulate(run())
-    assert loop.time() < 100.0
+    assert all(isinstance(end, StorageError) for end in ends)
+    assert store.requests.total() <= 3 * len(objects)
+    assert asyncio.get_running_loop().time() < 100.0
 
 
 @pytest.mark.parametrize(("share", "slow_reads"), [(0.05, 0.0), (0.0, 0.02)])
-def test_late_first_bytes_are_asked_for_again(share: float, slow_reads: float) -> None:
+@simulated
+async def test_late_first_bytes_are_asked_for_again(share: float, slow_reads: float) -> None:
     """2 % of requests take 400 ms instead of 10."""
+    rng = random.Random(5)
+    store = FaultyStore(
+        rng, {"a": bytes(1000)}, latency=lambda: 0.4 if rng.random() < 0.02 else rng.uniform(0.01, 0.011)
+    )
+    reader = reader_of(store, concurrency=16, options=FetchOptions(hedge_share=share))
+    loop = asyncio.get_running_loop()
+    took = []
 
-    async def run() -> None:
-        rng = random.Random(5)
-        store = FaultyStore(
-            rng, {"a": bytes(1000)}, latency=lambda: 0.4 if rng.random() < 0.02 else rng.uniform(0.01, 0.011)
-        )
-        reader = reader_of(store, concurrency=16, options=FetchOptions(hedge_share=share))
-        loop = asyncio.get_running_loop()
-        took = []
-
-        async def read_on() -> None:
-            for _ in range(250):
-                began = loop.time()
-                await reader.read("a")
-                took.append(loop.time() - began)
-
-        await asyncio.gather(*(read_on() for _ in range(16)))
-        meter = reader.meter
-        late = sum(seconds > 0.1 for seconds in took) / len(took)
-        assert late == pytest.approx(slow_reads, abs=0.005)
-        assert meter.hedges <= share * len(took) + 5
-        assert meter.hedges_won >= share * 0.2 * len(took)
-        assert store.requests.total() == meter.requests == len(took) + meter.hedges
-        await reader.aclose()
-        assert (store.under_way, store.open_bodies, meter.in_flight) == (0, 0, 0)
-
-    simulate(run())
-
-
-def test_second_request_saves_a_read_whose_first_one_fails() -> None:
-    async def run() -> None:
-        store = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01)
-        reader = reader_of(store, options=FetchOptions(attempts=1, hedge_share=1.0))
-        for _ in range(25):
+    async def read_on() -> None:
+        for _ in range(250):
+            began = loop.time()
             await reader.read("a")
-        before = reader.meter.hedges
-        delays = iter([0.5, 1.0])
-        store.latency = lambda: next(delays)
-        store.faults, store.p = ("500",), 1.0
-        read = asyncio.ensure_future(reader.read("a"))
-        await asyncio.sleep(0.001)
-        store.p = 0.0
+            took.append(loop.time() - began)
+
+    await asyncio.gather(*(read_on() for _ in range(16)))
+    meter = reader.meter
+    late = sum(seconds > 0.1 for seconds in took) / len(took)
+    assert late == pytest.approx(slow_reads, abs=0.005)
+    assert meter.hedges <= share * len(took) + 5
+    assert meter.hedges_won >= share * 0.2 * len(took)
+    assert store.requests.total() == meter.requests == len(took) + meter.hedges
+    await reader.aclose()
+    assert (store.under_way, store.open_bodies, meter.in_flight) == (0, 0, 0)
+
+
+async def begin_read_that_fails(store: FaultyStore, reader: Reader, *latencies: float) -> asyncio.Task[Any]:
+    """A read whose first request fails; its requests have these latencies. The reader knows by then what is late."""
+    for _ in range(25):
+        await reader.read("a")
+    store.latency = iter(latencies).__next__
+    store.faults, store.p = ("500",), 1.0
+    read = asyncio.ensure_future(reader.read("a"))
+    await asyncio.sleep(0.001)
+    store.p = 0.0
+    return read
+
+
+@simulated
+async def test_second_request_saves_a_read_whose_first_one_fails() -> None:
+    store, loop = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01), asyncio.get_running_loop()
+    async with reader_of(store, options=FetchOptions(attempts=1, hedge_share=1.0)) as reader:
+        read = await begin_read_that_fails(store, reader, 0.5, 1.0)
+        before, began = reader.meter.hedges, loop.time()
         assert await read == bytes(1000)
         assert reader.meter.hedges == before + 1
         assert (reader.meter.hedges_won, reader.meter.retries, reader.meter.errors) == (1, 0, 0)
-        assert asyncio.get_running_loop().time() > 1.0
-        await reader.aclose()
-
-    simulate(run())
+        assert loop.time() - began > 0.9
 
 
-def test_second_request_that_waits_for_the_firsts_place_holds_it_up_no_longer_than_that_takes() -> None:
-    async def run() -> None:
-        store = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01)
-        reader = reader_of(store, concurrency=1, options=FetchOptions(attempts=2, hedge_share=1.0, backoff_s=0.0))
-        for _ in range(25):
-            await reader.read("a")
-        began = asyncio.get_running_loop().time()
-        store.latency = lambda: 0.5
-        store.faults, store.p = ("500",), 1.0
-        read = asyncio.ensure_future(reader.read("a"))
-        await asyncio.sleep(0.001)
-        store.p = 0.0
+@simulated
+async def test_second_request_that_waits_for_the_firsts_place_holds_it_up_no_longer_than_that_takes() -> None:
+    store, loop = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01), asyncio.get_running_loop()
+    options = FetchOptions(attempts=2, hedge_share=1.0, backoff_s=0.0)
+    async with reader_of(store, concurrency=1, options=options) as reader:
+        read = await begin_read_that_fails(store, reader, *[0.5] * 9)
+        began = loop.time()
         assert await read == bytes(1000)
-        assert asyncio.get_running_loop().time() - began < 1.5
+        assert loop.time() - began < 1.5
         assert reader.meter.retries == 1
-        await reader.aclose()
-
-    simulate(run())
 
 
-def test_readers_bound_holds_over_several_hosts() -> None:
-    async def run() -> None:
-        stores = [FaultyStore(random.Random(1), {"a": bytes(1000)}) for _ in range(3)]
-        reader = reader_of(None, concurrency=4)
-        reader._stores = Several(stores)  # type: ignore[assignment]
-        most = 0
+@simulated
+async def test_readers_bound_holds_over_several_hosts() -> None:
+    stores = [FaultyStore(random.Random(1), {"a": bytes(1000)}) for _ in range(3)]
+    most = 0
 
-        async def look() -> None:
-            nonlocal most
-            while True:
-                most = max(most, sum(store.under_way for store in stores))
-                await asyncio.sleep(0.001)
+    async def look() -> None:
+        nonlocal most
+        while True:
+            most = max(most, sum(store.under_way for store in stores))
+            await asyncio.sleep(0.001)
 
+    async with reader_of(Several(stores), concurrency=4) as reader:
         looking = asyncio.ensure_future(look())
         await asyncio.gather(*(reader.read(name) for name in "000011112222" * 3))
         looking.cancel()
         await asyncio.wait([looking])
-        await reader.aclose()
-        assert most == 4
-
-    simulate(run())
+    assert most == 4

@@ -61,90 +61,81 @@ class LargestFirst:
         return [largest, 0] if largest else [0]
 
 
+Sample = tuple[int, int]  # and its measure
+Groups = Callable[[Sequence[Sample]], Iterable[list[int]]]
+Full = Callable[[Sequence[int]], int]
+
+
 class Kind(NamedTuple):
     """A way to put samples together.
 
     Attributes:
         begin: a batcher.
-        groups: the samples that it makes groups of, as lists, of samples with their measures.
+        groups: the samples that it makes groups of, as lists.
     """
 
     begin: Callable[[], Batcher]
-    groups: Callable[[Sequence[tuple[int, int]]], Iterable[list[int]]]
+    groups: Groups
+
+
+def whenever(full: Full, *, bucket: Callable[[int], int] = lambda measure: 0, drop_last: bool = False) -> Groups:
+    """Groups of samples of one bucket.
+
+    Args:
+        full: how many of the waiting samples of a bucket are a group, by the measures of all; 0: none yet.
+    """
+
+    def groups(samples: Sequence[Sample]) -> Iterable[list[int]]:
+        waiting: list[Sample] = []
+        for sample in samples:
+            waiting.append(sample)
+            group = [one for one in waiting if bucket(one[1]) == bucket(sample[1])]
+            group = group[: full([measure for _, measure in group])]
+            if group:
+                waiting = [one for one in waiting if one not in group]
+                yield [one for one, _ in group]
+        while waiting and not drop_last:
+            group = [one for one in waiting if bucket(one[1]) == bucket(waiting[0][1])]
+            waiting = [one for one in waiting if one not in group]
+            yield [one for one, _ in group]
+
+    return groups
+
+
+def of_size(size: int) -> Full:
+    return lambda measures: size if len(measures) == size else 0
+
+
+def up_to(most: int, count: Callable[[Sequence[int]], int]) -> Full:
+    """All but the last one, which has no room there."""
+    return lambda measures: len(measures) - 1 if count(measures) > most else 0
+
+
+def largest_first(samples: Sequence[Sample]) -> Iterable[list[int]]:
+    left = list(samples)
+    while left:
+        largest = max(left[:4], key=lambda one: one[1])
+        group = [largest] if largest is left[0] else [largest, left[0]]
+        left = [one for one in left if one not in group]
+        yield [one for one, _ in group]
 
 
 def even(size: int, *, drop_last: bool = False) -> Kind:
-    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
-        stop = len(samples) // size * size if drop_last else len(samples)
-        return [[sample for sample, _ in samples[k : k + size]] for k in range(0, stop, size)]
-
-    return Kind(partial(EvenBatcher, size, drop_last=drop_last), groups)
+    return Kind(partial(EvenBatcher, size, drop_last=drop_last), whenever(of_size(size), drop_last=drop_last))
 
 
 def budget(most: int) -> Kind:
-    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
-        group: list[tuple[int, int]] = []
-        for sample in samples:
-            if group and sum(measure for _, measure in (*group, sample)) > most:
-                yield [one for one, _ in group]
-                group = []
-            group.append(sample)
-        if group:
-            yield [one for one, _ in group]
-
-    return Kind(partial(Budget, most), groups)
+    return Kind(partial(Budget, most), whenever(up_to(most, sum)))
 
 
 def buckets(size: int, *, drop_last: bool = False) -> Kind:
-    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
-        waiting: list[tuple[int, int]] = []
-        for sample in samples:
-            waiting.append(sample)
-            group = [one for one in waiting if one[1] % 3 == sample[1] % 3]
-            if len(group) == size:
-                waiting = [one for one in waiting if one not in group]
-                yield [one for one, _ in group]
-        while waiting and not drop_last:
-            group = [one for one in waiting if one[1] % 3 == waiting[0][1] % 3]
-            waiting = [one for one in waiting if one not in group]
-            yield [one for one, _ in group]
-
+    groups = whenever(of_size(size), bucket=lambda measure: measure % 3, drop_last=drop_last)
     return Kind(partial(Buckets, size, drop_last=drop_last), groups)
 
 
-def largest_first() -> Kind:
-    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
-        left = list(samples)
-        while left:
-            largest = max(left[:4], key=lambda one: one[1])
-            group = [largest] if largest is left[0] else [largest, left[0]]
-            left = [one for one in left if one not in group]
-            yield [one for one, _ in group]
-
-    return Kind(LargestFirst, groups)
-
-
 def by_length(size: int | None, tokens: int | None, *, drop_last: bool = False) -> Kind:
-    def bucket(sample: tuple[int, int]) -> int:
-        return sum(sample[1] > edge for edge in (2, 5))
-
-    def is_full(group: Sequence[tuple[int, int]]) -> bool:
-        return len(group) == size if tokens is None else len(group) * max(length for _, length in group) > tokens
-
-    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
-        waiting: list[tuple[int, int]] = []
-        for sample in samples:
-            waiting.append(sample)
-            group = [one for one in waiting if bucket(one) == bucket(sample)]
-            if is_full(group):
-                group = group if tokens is None else group[:-1]  # the last one has no room there
-                waiting = [one for one in waiting if one not in group]
-                yield [one for one, _ in group]
-        while waiting and not drop_last:
-            group = [one for one in waiting if bucket(one) == bucket(waiting[0])]
-            waiting = [one for one in waiting if one not in group]
-            yield [one for one, _ in group]
-
+    full = up_to(tokens, lambda lengths: len(lengths) * max(lengths)) if tokens is not None else of_size(size)
+    groups = whenever(full, bucket=lambda length: sum(length > edge for edge in (2, 5)), drop_last=drop_last)
     return Kind(partial(BucketBatcher, (2, 5), size, tokens, drop_last=drop_last), groups)
 
 
@@ -158,7 +149,7 @@ KINDS: dict[str, Kind] = {
     "buckets of 2": buckets(2),
     "buckets of 4": buckets(4),
     "buckets of 3, whole": buckets(3, drop_last=True),
-    "largest first": largest_first(),
+    "largest first": Kind(LargestFirst, largest_first),
     "3 by length": by_length(3, None),
     "2 by length, whole": by_length(2, None, drop_last=True),
     "30 tokens by length": by_length(None, 30),

@@ -7,18 +7,19 @@ but only when the test has them do so. Nothing waits, and the clock is simulated
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from simulation.loop import SimulatedLoop
-from unit.scripted import Broken, Trainer
 
 from headrace._util.shared_memory import Arena, Claim, Segment
 from headrace.delivery.arrival import Arrived, BatchOpener
-from headrace.delivery.messages import ChunkDelivery, Delivery, ProgressDelta
+from headrace.delivery.messages import ChunkDelivery, Delivery
+from headrace.delivery.progress import Progress, ProgressSnapshot
 from headrace.delivery.slabs import Slabs, Views
 from headrace.engine.scheduler.budget import Budget
 from headrace.engine.scheduler.epoch_run import Epoch
@@ -45,14 +46,30 @@ from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe.stats import LoaderMeters
 from headrace.readers.protocol import Flow
 from headrace.torch_compat import serialize
+from headrace.types import Ranges
 from headrace.workers.chains import KnownChain, SharedChain
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import Failure
-from headrace.workers.messages import Message, PlaceMessage
+from headrace.workers.messages import DEATHS, Message, PlaceMessage, TaskMessage
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart, PackedPart, Part
 from headrace.workers.task_runner import TaskRunner, open_part
-from headrace.workers.tasks import Chain, Reply
+from headrace.workers.tasks import Chain, Reply, Step
+
+
+def copies(n: int) -> list[int]:
+    return [n * 10 + k for k in range(n * 7 % 4)]
+
+
+def some(n: int) -> bool:
+    return n % 3 != 1
+
+
+def apart(batch: list[int]) -> list[int]:
+    return batch
+
+
+FLAT, SOME, APART = Step("flat_map", "many", copies), Step("filter", "filter", some), Step("unbatch", "many", apart)
 
 LAST = 1
 """The number of the chain that collates."""
@@ -81,9 +98,9 @@ class Worker:
     pid = 0
 
     def __init__(self, workers: Workers, number: int, on_reply: OnReply, on_lost: OnLost) -> None:
-        self._workers = workers
+        self._workers, self.number = workers, number
         self.is_open = True
-        self.to_do: list[Message] = []
+        self.to_do: list[TaskMessage | PlaceMessage] = []
         self.answered: list[tuple[int, Reply]] = []
         self.on_reply, self.on_lost = on_reply, on_lost
         self.sample = -1  # that it is working on
@@ -105,47 +122,66 @@ class Worker:
     def learn(self, number: int, chain: SharedChain) -> None:
         self.runner.learn(number, chain.load)
 
+    @property
+    def may_do(self) -> list[int]:
+        """The messages that may be carried out next: where workers are threads, any of them writes what one holds."""
+        places = [at for at, message in enumerate(self.to_do) if isinstance(message, PlaceMessage)]
+        return [0, *places] if self._workers.shares_objects else [0]
+
     def answer(self, at: int, *, fails: bool = False) -> None:
         message, self._workers.at_work = self.to_do.pop(at), self
-        assert message.is_answered
         if fails and not isinstance(message, PlaceMessage):
             reply = Reply("failed", errors=[(message.slot, serialize.pack_error(Broken("by the test")))])
         else:
             reply = message.carry_out(self.runner)
         if self.dies_at is not None:
             self.lose(Loss(7, -9, message.number, self.dies_at))
-            return
-        self.answered.append((message.number, reply))
-        self.on_reply(message.number, reply)
+        else:
+            self.reply(message.number, reply)
+
+    def reply(self, number: int, reply: Reply) -> None:
+        self.answered.append((number, reply))
+        self.on_reply(number, reply)
 
     def lose(self, loss: Loss) -> None:
         self.is_open = False
         self.on_lost(loss)
         for message in self.to_do:
-            if message.is_answered:
-                self.on_reply(message.number, Reply("written"))
+            self.on_reply(message.number, Reply("written"))
         self.on_lost(Loss())
 
 
 class Workers:
     """An executor whose workers start when the test has them start."""
 
-    def __init__(self, *, shares_memory: bool, shares_objects: bool) -> None:
+    def __init__(
+        self, make: Callable[..., Any] = Worker, *, shares_memory: bool = True, shares_objects: bool = True
+    ) -> None:
         self.shares_memory, self.shares_objects = shares_memory, shares_objects
-        self.all: list[Worker] = []
+        self._make = make
+        self.all: list[Any] = []
         self.at_work: Worker
         self.starting: list[asyncio.Future[None]] = []
 
     @property
-    def live(self) -> list[Worker]:
+    def live(self) -> list[Any]:
         return [worker for worker in self.all if worker.is_open]
 
     async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
         may: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.starting.append(may)
         await may
-        self.all.append(Worker(self, number, on_reply, on_lost))
+        self.all.append(self._make(self, number, on_reply, on_lost))
         return self.all[-1]
+
+    def let_start(self) -> bool:
+        """Have the next worker start, if one is to."""
+        while self.starting:
+            may = self.starting.pop(0)
+            if not may.done():
+                may.set_result(None)
+                return True
+        return False
 
     def die(self) -> None:
         """Have the worker that is in the middle of a sample end there."""
@@ -155,6 +191,52 @@ class Workers:
     async def aclose(self) -> None:
         for worker in self.live:
             worker.is_open = False
+
+
+class Broken(Exception):
+    """An error by the test."""
+
+
+class Trainer:
+    """The other end of the channel."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.asked, self.sent = depth, 0, list[Delivery | ChunkDelivery]()
+        self.errors: list[bytes] = []
+        self.is_closed = False
+        self._callback: Callable[[], None] = lambda: None
+
+    @property
+    def granted(self) -> int:
+        return self.asked + self.depth
+
+    def send(self, message: Delivery | ChunkDelivery) -> None:
+        assert len(self.sent) < self.granted, "more is sent than was granted"
+        self.sent.append(message)
+
+    def fail(self, blob: bytes) -> None:
+        self.errors.append(blob)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def on_credit(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+
+    def take_back(self) -> Sequence[Delivery | ChunkDelivery]:
+        return ()
+
+    def ask(self) -> None:
+        self.asked += 1
+        self._callback()
+
+
+def cut(draw: Callable[[int, int], int], count: int, most: int) -> Iterator[int]:
+    """The sizes, at most `most`, of parts of so many."""
+    while count:
+        size = draw(1, min(count, most))
+        yield size
+        count -= size
 
 
 class HandFed:
@@ -206,6 +288,11 @@ class Setup:
     Attributes:
         samples: the source's; a Failure stands for one that could not be read.
         sizes: of the parts that it puts.
+        known: how many samples are known of what the first ones of each level give.
+        passed: which of the repeated ones are of groups that are not repeated.
+        given: how many each level but the last gave before the repeated ones.
+        limits: how many samples each level gives at most; empty: all do.
+        together: how many batches are made by one task at most.
         chains: by number; the last one has `LAST`.
         stages: before the last one.
         cuts: of the batches, where the source gives them.
@@ -214,8 +301,8 @@ class Setup:
     """
 
     samples: Sequence[Any]
-    sizes: Sequence[int]
     chains: dict[int, Chain]
+    sizes: Sequence[int] = ()
     stages: tuple[InnerStage, ...] = ()
     batch_size: int = 4
     last: tuple[int, Sequence[int]] | None = None
@@ -235,18 +322,28 @@ class Setup:
     shares_memory: bool = True
     shares_objects: bool = True
     skips: Skips | None = None
+    known: tuple[int, ...] = ()
+    passed: tuple[Ranges, ...] = ()
+    given: tuple[int, ...] = ()
 
     @property
     def keeps_count(self) -> bool:
         return not any(
             isinstance(stage, GroupStage | LimitStage)
-            or (isinstance(stage, WorkStage) and _changes_count(self.chains[stage.chain]))
+            or (isinstance(stage, WorkStage) and not all(step.keeps_count for step in self.chains[stage.chain].steps))
             for stage in self.stages
         )
 
-
-def _changes_count(chain: Chain) -> bool:
-    return not all(step.keeps_count for step in chain.steps)
+    @property
+    def levels(self) -> list[Origins]:
+        kinds = [type(stage) for stage in self.stages if isinstance(stage, GroupStage | LimitStage)]
+        first, *known = self.known or [0] * (1 + len(kinds))
+        before, *given = *(self.given or [0] * len(kinds)), 0
+        levels = [Origins(first, before=before)]
+        for kind, count, passed, before in zip(kinds, known, self.passed or [()] * len(kinds), given, strict=True):
+            is_group = kind is GroupStage
+            levels.append(GroupOrigins(count, passed, before=before) if is_group else Origins(count, before=before))
+        return levels
 
 
 class ByHand:
@@ -260,6 +357,7 @@ class ByHand:
         source, workers: what they are.
         gates: of asynchronous steps: each ends when its gate is opened.
         taken: the deliveries that the trainer has taken, and holds.
+        opened: of batches that came together, those that the trainer has not asked for.
     """
 
     def __init__(self, setup: Setup, seed: int = 0) -> None:
@@ -267,10 +365,11 @@ class ByHand:
         self.workers = Workers(shares_memory=setup.shares_memory, shares_objects=setup.shares_objects)
         self.gates: list[asyncio.Future[None]] = []
         self.taken: list[Delivery] = []
-        self.opened: deque[Arrived] = deque()  # of batches that came together, those that the trainer has not asked for
-        self.received = self.used = 0
+        self.opened: deque[Arrived] = deque()
+        self.received = 0
+        self.progress = Progress(ProgressSnapshot(), lambda received: {})
         self.meters, self.arena, self.trainer = LoaderMeters(), Arena(), Trainer(setup.depth)
-        self.slabs = Slabs(self._forget, lambda _: True)
+        self.slabs = Slabs(lambda number: self.queue.forget_segment(number), lambda _: True)
         self.slabs.limit = self.slabs.kept = setup.depth + 3
         self.budget = Budget(setup.budget, lambda: self.arena.leased_bytes, lambda: self.arena.leased_bytes)
         self.settle(self._begin)
@@ -281,13 +380,10 @@ class ByHand:
         self.queue = TaskQueue(setup.workers, self.workers, self.meters)
         for number, chain in setup.chains.items():
             self.queue.chains.learn(number, KnownChain(chain))
-        boundaries: BatchBoundaries = EvenBoundaries(setup.batch_size)
+        self.boundaries: BatchBoundaries = EvenBoundaries(setup.batch_size, *(setup.last or ()))
         if setup.cuts is not None:
-            boundaries = GivenBoundaries()
-        elif setup.last is not None:
-            boundaries = EvenBoundaries(setup.batch_size, *setup.last)
-        kinds = [type(stage) for stage in setup.stages if isinstance(stage, GroupStage | LimitStage)]
-        self.spec = EpochSpec(
+            self.boundaries = GivenBoundaries()
+        spec = EpochSpec(
             source=self.source,
             batches=BatchSpec(
                 chain=LAST,
@@ -304,22 +400,16 @@ class ByHand:
             ),
             learned=Learned(setup.use_slots),
             key=7,
-            boundaries=boundaries,
+            boundaries=self.boundaries,
             position_map=PositionMap(
                 kept_from=None if setup.keeps_count else 0,
-                levels=[Origins(), *(GroupOrigins() if kind is GroupStage else Origins() for kind in kinds)],
-                is_limited=any(limit is not None for limit in setup.limits),
+                levels=setup.levels,
+                is_limited=any(limit is not None for limit in setup.limits[:-1]),
             ),
             limits=setup.limits,
             skips=setup.skips,
         )
-        self.epoch = Epoch(self.spec, self.resources, self.trainer)
-        self._opener = BatchOpener(Views(self.slabs.segments, lambda _: None, lambda _: None))
-        self.running = self.loop.create_task(self._run())
-
-    @property
-    def resources(self) -> Resources:
-        return Resources(
+        resources = Resources(
             works=self.queue,
             slabs=self.slabs,
             arena=self.arena,
@@ -329,13 +419,13 @@ class ByHand:
             copies=1,
             pack_error=serialize.pack_error,
         )
+        self.epoch = Epoch(spec, resources, self.trainer)
+        self._opener = BatchOpener(Views(self.slabs.segments, lambda _: None, lambda _: None))
+        self.running = self.loop.create_task(self._run())
 
     async def _run(self) -> None:
         await self.queue.open()
         await self.epoch.run()
-
-    def _forget(self, number: int) -> None:
-        self.queue.forget_segment(number)
 
     def _wrap(self, samples: list[Any]) -> Part:
         if self.setup.shares_objects:
@@ -359,55 +449,55 @@ class ByHand:
     # What may be done.
 
     def start(self) -> None:
-        while self.workers.starting:
-            may = self.workers.starting.pop(0)
-            if not may.done():
-                self.settle(partial(may.set_result, None))
-                return
+        self.settle(self.workers.let_start)
 
     def open(self, which: int) -> None:
         gate = self.gates.pop(which)
         if not gate.done():
             self.settle(partial(gate.set_result, None))
 
+    @property
+    def may_take(self) -> bool:
+        is_asked = self.trainer.asked > self.received or self.running.done()
+        return bool(self.opened) or self.received < len(self.trainer.sent) or not is_asked
+
     def take(self) -> Any:
         """Ask for a batch; gives (its number, the batch or the exception in its place), or None: there is none yet."""
-        if self.opened:
-            return self._next_of_chunk()
-        if self.trainer.asked == self.received:
-            self.settle(self.trainer.ask)
-        if self.received == len(self.trainer.sent):
-            return None
-        delivery = self.trainer.sent[self.received]
-        self.received += 1
+        if not self.opened:
+            if self.trainer.asked == self.received:
+                self.settle(self.trainer.ask)
+            if self.received == len(self.trainer.sent):
+                return None
+            message = self.trainer.sent[self.received]
+            self.opened.extend(self._opener.arrived(message))
+            self.received += 1
+            if isinstance(message, ChunkDelivery):
+                self.settle(partial(self.slabs.returned, message.segment))  # all of it was copied
+        arrived, delivery = self.opened.popleft(), self.trainer.sent[self.received - 1]
+        try:
+            batch = arrived.open()
+            self.progress.receive(arrived)
+        except Exception as error:
+            batch = error
+            self.progress.fail(arrived)
+            self.progress.ask()
         if isinstance(delivery, ChunkDelivery):
-            self.opened.extend(self._opener.arrived(delivery))
-            self.settle(partial(self.slabs.returned, delivery.segment))  # all of it was copied
-            return self._next_of_chunk()
-        self._count(delivery.late, delivery.after)
-        try:
-            batch = self._opener.open(delivery)
-        except Exception as error:
-            return delivery.batch, error
-        self.taken.append(delivery)
+            return self.boundaries.find(self.progress.received.used - 1)[0], batch  # some may have been skipped
+        if not isinstance(batch, Exception):
+            self.taken.append(delivery)
         return delivery.batch, batch
-
-    def _next_of_chunk(self) -> tuple[int, Any]:
-        """(its number, a batch of those that came together, or the exception in its place)."""
-        arrived = self.opened.popleft()
-        assert arrived.after is not None
-        self._count(arrived.late, *arrived.after.said(arrived.number, arrived.number + 1))
-        number = self.spec.boundaries.find(self.used - 1)[0]  # those before it may have been skipped
-        try:
-            return number, arrived.open()
-        except Exception as error:
-            return number, error
-
-    def _count(self, *said: ProgressDelta | None) -> None:
-        self.used += sum(change.used for change in said if change is not None)
 
     def let_go(self, which: int) -> None:
         self.settle(partial(self.slabs.returned, self.taken.pop(which).segment))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     def close(self) -> None:
         assert self.running.done()
@@ -434,3 +524,88 @@ class ByHand:
         self.slabs.close()
         self.arena.close()
         self.loop.close()
+
+
+@dataclass
+class Run:
+    """Results of a run.
+
+    Attributes:
+        batches: what each has; None in the place of one that was an error.
+        snapshots: how far the trainer was after each.
+        failed: the tasks that failed.
+    """
+
+    batches: list[Any] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    snapshots: list[ProgressSnapshot] = field(default_factory=list)
+    failed: list[TaskMessage] = field(default_factory=list)
+
+
+def run(
+    setup: Setup,
+    seed: int,
+    *,
+    stop_after: int | None = None,
+    fails: Callable[[TaskMessage], bool] = lambda task: False,
+) -> Run:
+    """Run an epoch, or its first batches, in an order of events that is drawn.
+
+    Args:
+        fails: asked for each task, in the order in which they are taken on.
+    """
+    rng, result = random.Random(seed), Run()
+    setup = replace(
+        setup,
+        sizes=list(cut(rng.randint, len(setup.samples), 4)),
+        look_ahead=rng.choice([0, 3, 50]),
+        collations=rng.choice([None, 1]),
+        shares_objects=rng.random() < 0.5,
+    )
+    driven = ByHand(setup, seed)
+    workers, source = driven.workers, driven.source
+
+    def answer() -> None:
+        worker = rng.choice([worker for worker in workers.live if worker.to_do])
+        at = rng.choice(worker.may_do)
+        message = worker.to_do[at]
+        is_failing = isinstance(message, TaskMessage) and fails(message)
+        if is_failing:
+            result.failed.append(message)
+        driven.settle(partial(worker.answer, at, fails=is_failing))
+
+    def lose() -> None:
+        driven.settle(partial(rng.choice(workers.live).lose, Loss(7, -9)))
+
+    def take() -> None:
+        got = driven.take()
+        if got is None:
+            return
+        number, batch = got
+        assert not isinstance(batch, Exception) or isinstance(batch, Broken)
+        result.numbers.append(number)
+        result.batches.append(None if isinstance(batch, Broken) else batch)
+        result.snapshots.append(driven.progress.received)
+        if len(result.batches) == stop_after:
+            driven.settle(driven.epoch.stop)
+
+    def possible() -> Iterator[Callable[[], None]]:
+        if workers.starting:
+            yield driven.start
+        if source.ready:
+            yield lambda: driven.settle(partial(source.put, rng.randrange(len(source.ready))))
+        if any(worker.to_do for worker in workers.live):
+            yield answer
+        if workers.live and not setup.shares_objects and driven.meters.deaths < DEATHS - 1 and rng.random() < 0.05:
+            yield lose
+        if driven.may_take and len(result.batches) != stop_after:
+            yield take
+        if driven.taken:
+            yield lambda: driven.let_go(rng.randrange(len(driven.taken)))
+
+    with driven:
+        while steps := list(possible()):
+            rng.choice(steps)()
+        assert not driven.trainer.errors or len(result.batches) == stop_after
+        driven.running.result()
+    return result

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from end_to_end.tars import Fields, index_of_archive, numbered_samples, tar
+from builders.tars import Fields, index_of_archive, numbered_samples, tar
 from simulation.loop import SimulatedLoop
 from unit.by_hand import settle
 
@@ -248,13 +248,11 @@ class ByHand:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.settle(self.running.cancel)
-            self.arena.close()
-            self.loop.close()
-            return
-        assert self.running.done()
         try:
+            if kind is not None:
+                self.settle(self.running.cancel)
+                return
+            assert self.running.done()
             assert not self.waiting, "somebody still waits"
             assert self.arena.leased_bytes == 0, "memory is held by nobody"
             assert asyncio.all_tasks(self.loop) == set()

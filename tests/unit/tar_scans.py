@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from contextlib import suppress
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.scanner import TarScanner
@@ -21,9 +22,17 @@ class OneByOne(TarScanner):
     longest_run = 0
 
 
+def listed(rows: Rows) -> Found:
+    members = [
+        (rows.fields[field], offset, size)
+        for field, offset, size in zip(rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
+    ]
+    return [(key, members[rows.starts[k] : rows.starts[k + 1]]) for k, key in enumerate(rows.keys.tolist())]
+
+
 def scan(
     data: bytes,
-    piece: int,
+    piece: int = 2**62,
     limits: Limits = DEFAULTS,
     *,
     kind: type[TarScanner] = TarScanner,
@@ -34,10 +43,8 @@ def scan(
     while not scanner.done:
         stop, low = min(start + piece, len(data)), scanner.low
         rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))
-        for k, key in enumerate(rows.keys.tolist()):
-            members = range(int(rows.starts[k]), int(rows.starts[k + 1]))
-            found.append((key, [(rows.fields[rows.field[m]], int(rows.offset[m]), int(rows.size[m])) for m in members]))
-            assert found[-1][1][0][1] >= low, "the reader may have released what is before `low`"
+        assert int(rows.offset.min(initial=low)) >= low, "the reader may have released what is before `low`"
+        found += listed(rows)
         start = stop
         if carry:
             scanner = pickle.loads(pickle.dumps(scanner))

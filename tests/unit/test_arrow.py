@@ -1,9 +1,8 @@
-"""Arrow files and streams: values as pyarrow reads them, chosen columns, and damage as an error with the address."""
+"""Arrow files and streams: values as pyarrow reads them, chosen columns, and damage; rows of its tables."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import struct
 from typing import Any
@@ -11,17 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.feather
 import pytest
-from end_to_end.arrows import of_table
+from builders.arrows import of_table
+from builders.stored import fields, put, ranges, rows
+from hypothesis import given
+from hypothesis import strategies as st
 from unit.arrow_columns import ARRAYS, plain
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError
-from headrace.fetch.stores import memory
-from headrace.formats.arrow.messages import blocks_of
+from headrace.formats.arrow.layout import blocks_of
+from headrace.formats.arrow_values import TableRows
 from headrace.formats.limits import Limits
 from headrace.testing import FaultServer
 
-NUMBERS = itertools.count()
 MORE = {
     "dense": pa.UnionArray.from_dense(
         pa.array([0, 1, 0, 1], pa.int8()), pa.array([0, 0, 1, 1], pa.int32()), [pa.array([1, 2]), pa.array(["a", "b"])]
@@ -46,51 +47,42 @@ WAYS: dict[str, dict[str, Any]] = {
 TABLE = pa.table({"n": range(100), "text": [f"text {k}" for k in range(100)], "list": [[k] * 3 for k in range(100)]})
 
 
-def put(data: bytes, name: str = "0.arrow") -> str:
-    url = f"memory://arrow/{next(NUMBERS)}/{name}"
-    memory.put(url, data)
-    return url
-
-
-def fields(sample: dict[str, Any]) -> dict[str, Any]:
-    return {name: plain(value) for name, value in sample.items() if not name.startswith("__")}
+def read(data: bytes, name: str = "0.arrow", **options: Any) -> list[dict[str, Any]]:
+    return [plain(one) for one in rows(hr.stream(put(data, name), **options))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_values_are_those_that_pyarrow_reads(way: str) -> None:
     table = pa.concat_tables([pa.table({**ARRAYS, **MORE})] * 5)
-    wanted = table.to_pylist()
-    data = hr.stream(put(of_table(table, **WAYS[way])))
+    wanted = [plain(one) for one in table.to_pylist()]
+    data = hr.stream(put(of_table(table, **WAYS[way]), "0.arrow"))
     got = list(data)
     for name in table.column_names:
-        assert [plain(one[name]) for one in got] == [plain(one[name]) for one in wanted], name
+        assert [plain(one[name]) for one in got] == [one[name] for one in wanted], name
     assert [one["__key__"] for one in got] == [f"{k}" for k in range(20)]
-    assert fields(data[13]) == {name: plain(value) for name, value in wanted[13].items()}
+    assert plain(fields(data[13])) == wanted[13]
     some = sorted(data.select("runs", "view", "int").shuffle("global"), key=lambda one: int(one["__key__"]))
     assert [one["view"] for one in some] == [one["view"] for one in wanted], "each column is found among the others"
 
 
 def test_older_layout_and_feather_are_read() -> None:
     table = pa.table({name: ARRAYS[name] for name in ("int", "text", "struct")})
-    data = of_table(table, metadata_version=pa.ipc.MetadataVersion.V4)
-    assert [fields(one) for one in hr.stream(put(data))] == table.to_pylist()
-    out = io.BytesIO()
-    pyarrow.feather.write_feather(TABLE, out, chunksize=30)
-    assert [fields(one) for one in hr.stream(put(out.getvalue(), "0.feather"))] == TABLE.to_pylist()
+    assert read(of_table(table, metadata_version=pa.ipc.MetadataVersion.V4)) == table.to_pylist()
+    pyarrow.feather.write_feather(TABLE, out := io.BytesIO(), chunksize=30)
+    assert read(out.getvalue(), "0.feather") == TABLE.to_pylist()
 
 
 def test_files_of_hugging_face_datasets_are_read(tmp_path: Any) -> None:
     features = {"image": {"_type": "Image"}, "grid": {"shape": [2, 2], "dtype": "int32", "_type": "Array2D"}}
-    table = pa.table(
-        {"image": [{"bytes": b"\x89PNG", "path": "a.png"}] * 9, "grid": [[[1, 2], [3, 4]]] * 9}
-    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    table = pa.table({"image": [{"bytes": b"\x89PNG", "path": "a.png"}] * 9, "grid": [[[1, 2], [3, 4]]] * 9})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     path = tmp_path / "data-00000-of-00001.arrow"
     path.write_bytes(of_table(table, stream=True, rows=4))
-    samples = list(hr.stream(str(path)))
-    assert [one["image"] for one in samples] == [b"\x89PNG"] * 9
-    assert samples[8]["grid"].shape == (2, 2)
-    assert hr.stream(str(path.with_suffix("")) + ".arrow").select("image")[3]["image"] == b"\x89PNG"
+    data = hr.stream(str(path))
+    assert [one["image"] for one in data] == [b"\x89PNG"] * 9
+    assert data[8]["grid"].shape == (2, 2)
+    assert data.select("image")[3]["image"] == b"\x89PNG"
 
 
 def test_dictionaries_that_change_in_a_stream_are_those_of_each_batch() -> None:
@@ -102,7 +94,7 @@ def test_dictionaries_that_change_in_a_stream_are_those_of_each_batch() -> None:
             for known in words:
                 values = pa.DictionaryArray.from_arrays(pa.array([0, len(known) - 1], pa.int8()), pa.array(known))
                 writer.write_batch(pa.record_batch([values, pa.array([1, 2])], schema=schema))
-        data = hr.stream(put(out.getvalue()))
+        data = hr.stream(put(out.getvalue(), "0.arrow"))
         assert [one["d"] for one in data] == ["a", "b", "a", "c", "x", "x"]
         assert data[3]["d"] == "c"
 
@@ -118,25 +110,24 @@ def test_columns_are_chosen_and_the_others_not_read(way: str) -> None:
         server.log.clear()
         assert [one["n"] for one in hr.stream(url, format=hr.Arrow(columns=["n"]))] == list(range(500))
         assert [one["n"] for one in hr.stream(url).select("n")] == list(range(500))
-        ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
-        read = sum(min(int(stop) + 1, len(body)) - int(start) for start, stop in ranges)
-        assert read < len(body), "twice: heads, and one column of two"
+        nbytes = sum(min(stop, len(body)) - start for start, stop in ranges(server))
+        assert nbytes < len(body), "twice: heads, and one column of two"
 
 
 def test_rows_are_filtered_by_predicates_and_folders_are_columns() -> None:
     urls = [put(of_table(TABLE), f"lang={lang}/0.arrow") for lang in ("en", "de")]
     data = hr.stream(urls, format=hr.Arrow(columns=["n"], where=[("lang", "=", "de"), ("text", "in", ["text 7"])]))
-    assert [fields(one) for one in data] == [{"n": 7}]
+    assert rows(data) == [{"n": 7}]
     assert len(hr.stream(urls, format=hr.Arrow(where=[("lang", "=", "de")]))) == 100
     assert hr.stream(urls)[150]["lang"] == "de"
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_files_without_rows_and_of_single_rows_are_found_without_a_suffix(way: str) -> None:
-    assert list(hr.stream(put(of_table(TABLE.slice(0, 0), **WAYS[way]), "data"))) == []
-    assert [one["n"] for one in hr.stream(put(of_table(TABLE, rows=1, **WAYS[way]), "data"))] == list(range(100))
+    assert read(of_table(TABLE.slice(0, 0), **WAYS[way]), "data") == []
+    assert read(of_table(TABLE, rows=1, **WAYS[way]), "data") == TABLE.to_pylist()
     null = pa.table({"a": pa.nulls(5), "b": pa.nulls(5)})
-    assert [fields(one) for one in hr.stream(put(of_table(null, **WAYS[way])))] == null.to_pylist()
+    assert read(of_table(null, **WAYS[way])) == null.to_pylist()
 
 
 WHOLE = of_table(TABLE, rows=30)
@@ -152,41 +143,35 @@ def repeated_batch() -> bytes:
     return bytes(data)
 
 
-DAMAGE: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "0 bytes"),
-    "nonsense": (b"nothing of Arrow, for sure", "do not begin as Arrow"),
-    "cut off": (WHOLE[:-30], "cut off"),
-    "long footer": (WHOLE[:-10] + struct.pack("<i", 10**6) + WHOLE[-6:], "footer would have 1000000 bytes"),
-    "less than no footer": (WHOLE[:-10] + struct.pack("<i", -5) + WHOLE[-6:], "footer would have -5 bytes"),
-    "no footer": (WHOLE[:-10] + struct.pack("<i", 0) + WHOLE[-6:], "damaged"),
-    "stream that is cut off": (STREAM[:-200], "cut off"),
-    "stream cut in a head": (STREAM[: len(STREAM) - 4], "cut off in the head"),
-    "old stream": (STREAM[4:], "do not begin as Arrow"),
-    "moved": (WHOLE[:8] + bytes(16) + WHOLE[8:], "damaged"),
-    "two batches at one byte": (repeated_batch(), r"two batches would .* at byte \d+"),
-    "first version of Feather": (b"FEA1" + bytes(60) + b"FEA1", "Feather of version 1.*write_feather"),
-}
+@pytest.mark.parametrize(("data", "why"), [
+    (b"", "0 bytes"),
+    (b"nothing of Arrow, for sure", "do not begin as Arrow"),
+    (WHOLE[:-30], "cut off"),
+    (WHOLE[:-10] + struct.pack("<i", 10**6) + WHOLE[-6:], "footer would have 1000000 bytes"),
+    (WHOLE[:-10] + struct.pack("<i", -5) + WHOLE[-6:], "footer would have -5 bytes"),
+    (WHOLE[:-10] + struct.pack("<i", 0) + WHOLE[-6:], "damaged"),
+    (STREAM[:-200], "cut off"),
+    (STREAM[:-4], "cut off in the head"),
+    (STREAM[4:], "do not begin as Arrow"),
+    (WHOLE[:8] + bytes(16) + WHOLE[8:], "damaged"),
+    (repeated_batch(), r"two batches would .* at byte \d+"),
+    (b"FEA1" + bytes(60) + b"FEA1", "Feather of version 1.*write_feather"),
+])  # fmt: skip
+def test_damaged_file_is_an_error_that_names_it(data: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=f"(?s)memory://stored/.*{why}"):
+        read(data, format="arrow")
 
 
-@pytest.mark.parametrize("what", DAMAGE)
-def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
-    data, why = DAMAGE[what]
-    with pytest.raises(FormatError, match=f"(?s)memory://arrow/.*{why}"):
-        list(hr.stream(put(data), format="arrow"))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"columns": ["x"]}, "no column 'x'; its columns are: n, other, text"),
-        ({"where": [("n", "=", "a")]}, "column 'n' with the text 'a', and it is int64"),
-        ({"where": [("other", "=", 1)]}, "column 'other' with the number 1, and it is list"),
-        ({}, "column 'other' is text in memory://.*, and list of int64 in memory://"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    ({"columns": ["x"]}, "no column 'x'; its columns are: n, other, text"),
+    ({"where": [("n", "=", "a")]}, "column 'n' with the text 'a', and it is int64"),
+    ({"where": [("other", "=", 1)]}, "column 'other' with the number 1, and it is list"),
+    ({}, "column 'other' is text in memory://.*, and list of int64 in memory://"),
+])  # fmt: skip
 def test_columns_that_do_not_fit_are_an_error(options: Any, why: str) -> None:
     table = pa.table({"n": [1], "text": ["a"], "other": [[1]]})
-    urls = put(of_table(table)), put(of_table(table.set_column(2, "other", pa.array(["x"]))))
+    tables = table, table.set_column(2, "other", pa.array(["x"]))
+    urls = [put(of_table(one), "0.arrow") for one in tables]
     with pytest.raises(FormatError, match=why):
         list(hr.stream(urls, format=hr.Arrow(**options)))
 
@@ -195,49 +180,25 @@ def test_rows_before_a_damaged_batch_are_given() -> None:
     data = bytearray(of_table(TABLE.select(["text"]), rows=30))
     at = data.rindex(b"text 30text 31")  # before it that fills up the batch before
     data[at : at + 4] = b"\xff\xff\xff\xff"  # no text
-    url, got = put(bytes(data)), list[str]()
+    url, got = put(bytes(data), "0.arrow"), list[str]()
     with pytest.raises(hr.DecodeError, match=rf"sample '30' of {url}"):
         got.extend(one["text"] for one in hr.stream(url))
     assert got == [f"text {k}" for k in range(30)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("data", [WHOLE, STREAM], ids=["file", "stream"])
-def test_every_head_may_be_damaged(data: bytes) -> None:
-    """Whatever a byte of a head becomes: the same rows, or other values, or one error of ours."""
-    ends = [k for k in range(0, len(data) - 8, 8) if data[k : k + 4] == b"\xff\xff\xff\xff"]
-    places = [k for end in ends for k in range(end, min(end + 160, len(data)), 23)]
-    places += range(len(data) - FOOTER - 10, len(data), 19) if data is WHOLE else []
-    for at in places:
-        url = put(data[:at] + bytes([data[at] ^ 0x81]) + data[at + 1 :])
-        try:
-            list(hr.stream(url, format="arrow"))
-        except (FormatError, hr.DecodeError) as error:
-            if url not in str(error):
-                raise
+REPETITIVE = of_table(pa.table({"a": ["x" * 5000] * 30, "b": range(30), "c": range(30)}), rows=30, compression="zstd")
+WORDS = of_table(pa.table({"d": pa.array(["x" * 5000, "y" * 5000]).dictionary_encode()}))
 
 
-REPETITIVE = pa.table({"a": ["x" * 5000] * 30, "b": range(30), "c": range(30)})
-WORDS = pa.table({"d": pa.array(["x" * 5000, "y" * 5000]).dictionary_encode()})
-
-
-@pytest.mark.parametrize(
-    ("table", "limits", "why"),
-    [
-        (REPETITIVE, Limits(fields=2), "columns would be read, over the limit of 2"),
-        (REPETITIVE, Limits(member_bytes=100), "over the limit of 100"),
-        (
-            REPETITIVE,
-            Limits(unpacked_free_bytes=1000, unpacked_ratio=1),
-            "over the limit of 1000|or more, the limit is",
-        ),
-        (WORDS, Limits(member_bytes=9000), "its dictionaries have over 9000 bytes"),
-    ],
-)
-def test_file_over_the_limits_is_a_limit_error(table: pa.Table, limits: Limits, why: str) -> None:
-    compression = "zstd" if table is REPETITIVE else None
+@pytest.mark.parametrize(("data", "limits", "why"), [
+    (REPETITIVE, Limits(fields=2), "columns would be read, over the limit of 2"),
+    (REPETITIVE, Limits(member_bytes=100), "over the limit of 100"),
+    (REPETITIVE, Limits(unpacked_free_bytes=1000, unpacked_ratio=1), "over the limit of 1000|or more, the limit is"),
+    (WORDS, Limits(member_bytes=9000), "its dictionaries have over 9000 bytes"),
+])  # fmt: skip
+def test_file_over_the_limits_is_a_limit_error(data: bytes, limits: Limits, why: str) -> None:
     with pytest.raises(LimitError, match=why):
-        list(hr.stream(put(of_table(table, rows=30, compression=compression)), limits=limits))
+        read(data, limits=limits)
 
 
 def test_length_that_asks_for_memory_is_a_limit_error() -> None:
@@ -245,4 +206,59 @@ def test_length_that_asks_for_memory_is_a_limit_error() -> None:
     length = struct.pack("<q", 77)
     assert data.count(length) >= 2
     with pytest.raises(FormatError, match=r"would take over|77|damaged"):
-        list(hr.stream(put(data.replace(length, struct.pack("<q", 2**40)))))
+        read(data.replace(length, struct.pack("<q", 2**40)))
+
+
+COUNT = 40
+TEXTS = st.lists(st.text(max_size=12), min_size=COUNT, max_size=COUNT)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> pa.Array:
+    """A column of texts, numbers or nested values, also as a dictionary, or that begins within its buffers."""
+    texts = draw(st.one_of(TEXTS, st.just([f"word {k}" for k in range(COUNT)])))
+    if draw(st.booleans()):
+        texts[draw(st.integers(0, COUNT - 1))] = None
+    kind = draw(st.sampled_from(["text", "large", "dictionary", "numbers", "flags", "bytes", "dicts", "chats"]))
+    values = [None if text is None else {"text": text or None, "n": len(text)} for text in texts]
+    column = {
+        "text": lambda: pa.array(texts, pa.string()),
+        "dictionary": lambda: pa.array(texts, pa.string()),
+        "large": lambda: pa.array(texts, pa.large_string()),
+        "numbers": lambda: pa.array([None if text is None else len(text) / 2 for text in texts]),
+        "flags": lambda: pa.array([None if text is None else "o" in text for text in texts]),
+        "bytes": lambda: pa.array([None if text is None else text.encode() for text in texts]),
+        "dicts": lambda: pa.array(values),
+        "chats": lambda: pa.array([None if value is None else values[k : k + k % 4] for k, value in enumerate(values)]),
+    }[kind]()
+    first = draw(st.integers(0, 5))
+    part = column.slice(first, COUNT - 5)
+    return part.dictionary_encode() if kind == "dictionary" else part
+
+
+@pytest.mark.slow
+@given(columns(), columns(), st.data())
+def test_values_field_by_field_are_those_of_each_row(first: pa.Array, second: pa.Array, data: st.DataObject) -> None:
+    features = data.draw(
+        st.sampled_from([{}, {"a": [{"text": None}], "b": {"_type": "Sequence", "feature": {"n": None}}}])
+    )
+    rows = TableRows(pa.table({"a": first, "b": second}), features, {"folder": "x"})
+    start = data.draw(st.integers(0, len(rows) - 1))
+    follow = st.builds(lambda count: range(start, min(start + count, len(rows))), st.integers(1, len(rows)))
+    numbers = data.draw(st.one_of(follow, st.lists(st.integers(0, len(rows) - 1), min_size=1)))
+    found = rows.columns(numbers)
+    assert found is not None
+    samples = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    assert repr(samples) == repr([rows.row(number) for number in numbers])
+
+
+def test_text_that_is_none_is_an_error_of_its_row_alone() -> None:
+    damaged = pa.Array.from_buffers(
+        pa.string(),
+        10,
+        [None, pa.py_buffer(b"".join(k.to_bytes(4, "little") for k in range(11))), pa.py_buffer(b"abc\xffefghij")],
+    )
+    rows = TableRows(pa.table({"text": damaged}), {}, {})
+    with pytest.raises(UnicodeDecodeError):
+        list((rows.columns(range(10)) or {})["text"])
+    assert rows[2] == {"text": "c"}

@@ -1,4 +1,4 @@
-"""Open batches are whole in any order of samples and failures, and their tasks end once."""
+"""Batches of the engine: their boundaries, the order of turns, when they are whole, and how their tasks end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,75 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace._util.shared_memory import Arena, Lease
-from headrace.engine.scheduler.batch_work import BatchState, OpenBatch
+from headrace.engine.scheduler.batch_work import BatchState, OpenBatch, PrioritySemaphore
 from headrace.engine.scheduler.budget import Budget
 from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.position_map import BatchBoundaries, EvenBoundaries, GivenBoundaries
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart
 from headrace.workers.tasks import Finish, Reply, Task
+
+
+def check_boundaries(boundaries: BatchBoundaries, sizes: list[int]) -> None:
+    position = 0
+    for number, size in enumerate(sizes):
+        assert boundaries.start(number) == position
+        assert boundaries.size(number) == size
+        assert [boundaries.find(position + slot) for slot in range(size)] == [(number, slot) for slot in range(size)]
+        position += size
+    assert boundaries.find(position) == (len(sizes), 0)
+
+
+@given(st.lists(st.integers(0, 5), max_size=9), st.integers(1, 9))
+def test_boundaries_find_every_sample_next_to_empty_batches(sizes: list[int], size: int) -> None:
+    check_boundaries(EvenBoundaries(size), [size] * len(sizes))
+    boundaries = GivenBoundaries()
+    assert [boundaries.add(size) for size in sizes] == list(range(len(sizes)))
+    check_boundaries(boundaries, sizes)
+    assert boundaries.start(len(sizes) + 3) == sum(sizes)
+
+
+async def settle(turns: int = 5) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("limit", [1, 2, None])
+async def test_turns_are_granted_by_number_within_the_limit(limit: int | None) -> None:
+    turns, order = PrioritySemaphore(limit), list[int]()
+    inside = most = 0
+
+    async def work(number: int) -> None:
+        nonlocal inside, most
+        end = await turns.take(number)
+        inside += 1
+        most = max(most, inside)
+        order.append(number)
+        await settle()
+        inside -= 1
+        end()
+        end()
+
+    await asyncio.gather(*(work(number) for number in (5, 3, 4, 1, 2)))
+    assert most == (limit or 5)
+    assert sorted(order) == [1, 2, 3, 4, 5]
+    if limit == 1:
+        assert order == [5, 1, 2, 3, 4]
+
+
+@pytest.mark.asyncio
+async def test_turn_of_a_cancelled_waiter_is_not_lost() -> None:
+    turns = PrioritySemaphore(1)
+    end = await turns.take(0)
+    waiting = asyncio.create_task(turns.take(1))
+    granted = asyncio.create_task(turns.take(0))
+    await settle()
+    waiting.cancel()
+    end()
+    granted.cancel()  # it has just been given the turn
+    await asyncio.gather(waiting, granted, return_exceptions=True)
+    (await asyncio.wait_for(turns.take(2), 5))()
 
 
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sets(st.integers(0, 23), max_size=3))
@@ -45,8 +108,8 @@ class OneAnswer:
     """Workers that hold what they make."""
 
     def __init__(self) -> None:
-        self.abandoned: list[Task] = []
-        self.places: list[Lease] = []
+        self.abandoned, self.places = list[Task](), list[Lease]()
+        self.abandon = self.abandoned.append
 
     def learn_spec(self, number: int, spec: bytes) -> None: ...
 
@@ -56,9 +119,6 @@ class OneAnswer:
     async def place(self, task: Task, place: Lease) -> Reply:
         self.places.append(place)
         return Reply("written", kept=[0], lengths=(8,), busy_s={"write": 1.0})
-
-    def abandon(self, task: Task) -> None:
-        self.abandoned.append(task)
 
 
 @pytest.fixture
@@ -74,41 +134,38 @@ def works() -> OneAnswer:
     return OneAnswer()
 
 
-@pytest.fixture
-def dispatch(works: OneAnswer, arena: Arena) -> Dispatch:
-    return Dispatch(works, Budget(100, lambda: 0, lambda: 0), arena)
+def dispatch_of(works: OneAnswer, arena: Arena, budget: int = 100) -> Dispatch:
+    return Dispatch(works, Budget(budget, lambda: 0, lambda: 0), arena)
 
 
-def test_task_is_abandoned_where_its_result_has_no_place(works: OneAnswer, dispatch: Dispatch) -> None:
+@pytest.mark.asyncio
+async def test_task_is_abandoned_where_its_result_has_no_place(works: OneAnswer, arena: Arena) -> None:
     async def nowhere(reply: Reply) -> None:
         return None
 
-    task = Task(1, 0, 0, Finish.SLOTS, [])
-    assert asyncio.run(dispatch.work(task, nowhere)).kind == "mismatch"
+    dispatch, task = dispatch_of(works, arena), Task(1, 0, 0, Finish.SLOTS, [])
+    assert (await dispatch.work(task, nowhere)).kind == "mismatch"
     assert works.abandoned == [task]
     assert dispatch.under_way == 0
 
 
-def test_samples_are_written_to_their_lease_and_timed(works: OneAnswer, dispatch: Dispatch) -> None:
-    reply, part = asyncio.run(dispatch.samples(Task(1, 0, 0, Finish.SAMPLES, []), lambda: False))
+@pytest.mark.asyncio
+async def test_samples_are_written_to_their_lease_and_timed(works: OneAnswer, arena: Arena) -> None:
+    reply, part = await dispatch_of(works, arena).samples(Task(1, 0, 0, Finish.SAMPLES, []), lambda: False)
     assert part is not None
     assert (part.count, part.lease, reply.made_s) == (1, works.places[0], 2.0)
     part.release()
     works.places[0].release()
 
 
-def test_task_of_a_cancelled_request_is_abandoned(works: OneAnswer, arena: Arena) -> None:
-    async def main() -> None:
-        dispatch = Dispatch(works, Budget(10, lambda: 0, lambda: 0), arena)
-        task = Task(1, 0, 0, Finish.SAMPLES, [])
-        waiting = asyncio.ensure_future(dispatch.samples(task, lambda: False))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert dispatch.under_way == 1
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert works.abandoned == [task]
-        assert dispatch.under_way == 0
-
-    asyncio.run(main())
+@pytest.mark.asyncio
+async def test_task_of_a_cancelled_request_is_abandoned(works: OneAnswer, arena: Arena) -> None:
+    dispatch, task = dispatch_of(works, arena, budget=10), Task(1, 0, 0, Finish.SAMPLES, [])
+    waiting = asyncio.ensure_future(dispatch.samples(task, lambda: False))
+    await settle(3)
+    assert dispatch.under_way == 1
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert works.abandoned == [task]
+    assert dispatch.under_way == 0

@@ -62,8 +62,7 @@ class Timed(ByHand):
     def receive(self) -> list[int] | None:
         came = self.take()
         self.go_on()
-        if came is None:
-            came = self.take()  # which was made because it was asked for
+        came = came or self.take()  # which was made because it was asked for
         if came is None:
             return None
         self.came.append(came[1])
@@ -80,16 +79,11 @@ class Timed(ByHand):
 
 @contextmanager
 def timed(**more: Any) -> Iterator[Timed]:
-    driven = Timed(**more)
-    try:
+    with Timed(**more) as driven:
         yield driven
-    except BaseException:
-        driven.abort()
-        raise
-    driven.finish()
-    assert driven.came == [batch for batch in driven.came if 1 <= len(batch) <= SIZE]
-    assert [n for batch in driven.came for n in batch] == list(range(driven.put))
-    driven.close()
+        driven.finish()
+        assert driven.came == [batch for batch in driven.came if 1 <= len(batch) <= SIZE]
+        assert [n for batch in driven.came for n in batch] == list(range(driven.put))
 
 
 def test_no_batch_is_emitted_before_a_request_without_look_ahead() -> None:
@@ -161,11 +155,10 @@ class _Plain:
     def __init__(self, depth: int) -> None:
         self._next, self._now, self._since = 0, 0.0, 0.0
         self._waiting, self._made = list[int](), list[list[int]]()
-        self._depth, self._taken = depth, 0
+        self._depth, self._taken, self._asked = depth, 0, 0
 
     def give(self) -> None:
-        if not self._waiting:
-            self._since = self._now
+        self._since = self._since if self._waiting else self._now
         self._waiting.append(self._next)
         self._next += 1
         self._look()
@@ -181,8 +174,6 @@ class _Plain:
             return None
         self._taken += 1
         return self._made[self._taken - 1]
-
-    _asked = 0
 
     def _look(self) -> None:
         is_due = self._now >= self._since + WAIT_S and len(self._made) < self._asked + self._depth

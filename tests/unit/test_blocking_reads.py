@@ -117,14 +117,11 @@ def replace(file: Path) -> None:
     other.replace(file)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "why"),
-    [
-        (shorten, ObjectChangedError, None),
-        (Path.unlink, ObjectMissingError, None),
-        (replace, ObjectChangedError, "another has come in its place"),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "why"), [
+    (shorten, ObjectChangedError, None),
+    (Path.unlink, ObjectMissingError, None),
+    (replace, ObjectChangedError, "another has come in its place"),
+])  # fmt: skip
 @on_a_loop
 async def test_file_that_changes_during_a_read_is_an_error(
     change: Callable[[Path], None], error: type[Exception], why: str | None, file: Path

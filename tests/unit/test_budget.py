@@ -33,9 +33,10 @@ class House:
         rules: dict[str, Callable[[], bool]] = {"is_urgent": lambda: False, "is_early": lambda: False, **when}
         return asyncio.ensure_future(self.budget.admit(size, rank, grant, **rules))
 
-    def release(self, size: int) -> None:
+    async def release(self, size: int) -> None:
         self.held -= size
         self.budget.changed()
+        await settled()
 
 
 async def settled() -> None:
@@ -51,10 +52,9 @@ async def test_bytes_are_admitted_up_to_the_limit() -> None:
     asked = [house.ask(k, 40) for k in range(5)]
     await settled()
     assert house.let_in == [0, 1]
-    house.release(40)
-    await settled()
+    await house.release(40)
     assert house.let_in == [0, 1, 2]
-    house.release(80)
+    await house.release(80)
     await asyncio.gather(*asked)
     assert house.let_in == [0, 1, 2, 3, 4]
 
@@ -66,7 +66,7 @@ async def test_results_have_room_while_reads_ahead_wait() -> None:
     assert house.let_in == [0]  # no more is read ahead
     assert house.budget.has_room(3 * RAMP_BYTES)
     assert not house.budget.has_room(3 * RAMP_BYTES + 1)
-    house.release(RAMP_BYTES)
+    await house.release(RAMP_BYTES)
     await asyncio.gather(*asked)
 
 
@@ -77,10 +77,9 @@ async def test_the_lowest_rank_goes_first_and_cancelled_requests_are_skipped() -
     gone = house.ask("gone", 10, (0,))
     await settled()
     gone.cancel()
+    await settled()
     for _ in later:
-        await settled()
-        house.release(10)
-    await asyncio.gather(*later)
+        await house.release(10)
     assert house.let_in == ["first", 1, 3, 5, 9]
 
 
@@ -90,7 +89,7 @@ async def test_a_large_request_is_not_passed_by_small_ones() -> None:
     large, small = house.ask("large", 80, (1,)), house.ask("small", 10, (2,))
     await settled()
     assert house.let_in == ["begin"]
-    house.release(50)
+    await house.release(50)
     await asyncio.gather(large, small)
     assert house.let_in == ["begin", "large", "small"]
 
@@ -102,7 +101,7 @@ async def test_an_urgent_request_is_admitted_over_the_limit_and_before_others() 
     await house.ask("urgent", 5000, (7,), is_urgent=lambda: True)
     assert house.let_in == ["begin", "urgent"]
     assert house.held == 5100
-    house.release(5100)
+    await house.release(5100)
     await waits
 
 
@@ -114,7 +113,7 @@ async def test_an_early_request_waits_and_delays_no_other() -> None:
     await house.ask("urgent", 1000, (9,), is_urgent=lambda: True)
     assert house.let_in == ["other", "urgent"]
     is_early = False
-    house.release(1001)
+    await house.release(1001)
     await early
 
 

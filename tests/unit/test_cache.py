@@ -64,9 +64,19 @@ async def pair(opened: Opens) -> tuple[Cache, Cache]:
     return opened(data_set="one"), opened(data_set="one")
 
 
-async def keep(cache: Cache, url: str, data: Buffer, start: int | None = None, etag: str | None = None) -> None:
+async def put(cache: Cache, url: str, data: Buffer, start: int | None = None, etag: str | None = None) -> None:
     await cache.put(url, start, None, Span(start or 0, (start or 0) + len(data), 10**6, etag), data)
+
+
+async def keep(cache: Cache, url: str, data: Buffer, start: int | None = None, etag: str | None = None) -> None:
+    await put(cache, url, data, start, etag)
     await cache.flush()
+
+
+async def begin(cache: Cache, url: str = URL) -> tuple[Buffer | None, bool]:
+    """The bytes in the cache, and True if the caller is to read the missing ones."""
+    found, is_begun = await cache.get_or_begin(url, None, None)
+    return found and found.data, is_begun
 
 
 async def has(cache: Cache, url: str, etag: str | None = None) -> bool:
@@ -103,19 +113,12 @@ async def test_another_process_gets_what_was_put(
     assert (second.hits, second.misses, second.written) == (1, 1, 0)
 
 
-async def test_start_0_is_the_same_range_as_no_start(cache: Cache) -> None:
-    await keep(cache, URL, b"abc")
-    assert await cache.get(URL, 0, None) == await cache.get(URL, None, None) is not None
-
-
 async def test_memory_may_be_used_again_when_put_returns(cache: Cache) -> None:
     memory = bytearray(b"before")
-    await cache.put(URL, 0, 6, Span(0, 6, 6, None), memoryview(memory))
+    await put(cache, URL, memoryview(memory))
     memory[:] = b"after!"
     await cache.flush()
-    found = await cache.get(URL, 0, 6)
-    assert found is not None
-    assert found.data == b"before"
+    assert await begin(cache) == (b"before", False)
 
 
 async def test_only_the_demanded_version_is_given(cache: Cache) -> None:
@@ -132,30 +135,27 @@ SIGNED = "&Signature={0}&Expires={0}"
 SAS = "sv=2024&se={0}&sr=b&sp=r&skoid=a&skt={0}&sig={0}"
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (f"https://h/a?{AMZ.format(1)}", f"https://h/a?{AMZ.format(2)}&X-Amz-Security-Token=secret", True),
-        (f"https://h/a?versionId=1&{AMZ.format(1)}", f"https://h/a?versionId=2&{AMZ.format(1)}", False),
-        ("https://h/a?X-Goog-Date=1&X-Goog-Signature=1", "https://h/a?X-Goog-Date=2&X-Goog-Signature=2", True),
-        (f"https://h/a?AWSAccessKeyId=1{SIGNED.format(1)}", f"https://h/a?AWSAccessKeyId=2{SIGNED.format(2)}", True),
-        (f"https://h/a?GoogleAccessId=1{SIGNED.format(1)}", f"https://h/a?GoogleAccessId=1{SIGNED.format(2)}", True),
-        ("https://h/a?Policy=1&Signature=1&Key-Pair-Id=1", "https://h/a?Policy=2&Signature=2&Key-Pair-Id=1", True),
-        (f"https://h/a?{SAS.format(1)}", f"https://h/a?{SAS.format(2)}", True),
-        (f"https://h/a?snapshot=1&{SAS.format(1)}", f"https://h/a?snapshot=2&{SAS.format(1)}", False),
-        ("https://h/a?sr=1", "https://h/a?sr=2", False),
-        ("https://h/a?key=1.jpg", "https://h/a?key=2.jpg", False),
-        ("https://h/a?token=1", "https://h/a?token=2", False),
-        ("https://h/a?Signature=1", "https://h/a?Signature=2", False),
-        (f"https://h/a?{AMZ.format(1)}", f"https://h/b?{AMZ.format(1)}", False),
-        (f"s3://h/a?{AMZ.format(1)}", f"s3://h/a?{AMZ.format(2)}", False),
-        ("https://user:password@h/a", "https://h/a", True),
-        ("abfs://one@account.dfs.core.windows.net/a", "abfs://two@account.dfs.core.windows.net/a", False),
-        ("github://org:one@main/a", "github://org:two@main/a", False),
-        ("https://h/a", "http://h/a", False),
-        ("https://[h/a?", "https://[h/b?", False),
-    ],
-)
+@pytest.mark.parametrize(("one", "other", "same"), [
+    (f"https://h/a?{AMZ.format(1)}", f"https://h/a?{AMZ.format(2)}&X-Amz-Security-Token=secret", True),
+    (f"https://h/a?versionId=1&{AMZ.format(1)}", f"https://h/a?versionId=2&{AMZ.format(1)}", False),
+    ("https://h/a?X-Goog-Date=1&X-Goog-Signature=1", "https://h/a?X-Goog-Date=2&X-Goog-Signature=2", True),
+    (f"https://h/a?AWSAccessKeyId=1{SIGNED.format(1)}", f"https://h/a?AWSAccessKeyId=2{SIGNED.format(2)}", True),
+    (f"https://h/a?GoogleAccessId=1{SIGNED.format(1)}", f"https://h/a?GoogleAccessId=1{SIGNED.format(2)}", True),
+    ("https://h/a?Policy=1&Signature=1&Key-Pair-Id=1", "https://h/a?Policy=2&Signature=2&Key-Pair-Id=1", True),
+    (f"https://h/a?{SAS.format(1)}", f"https://h/a?{SAS.format(2)}", True),
+    (f"https://h/a?snapshot=1&{SAS.format(1)}", f"https://h/a?snapshot=2&{SAS.format(1)}", False),
+    ("https://h/a?sr=1", "https://h/a?sr=2", False),
+    ("https://h/a?key=1.jpg", "https://h/a?key=2.jpg", False),
+    ("https://h/a?token=1", "https://h/a?token=2", False),
+    ("https://h/a?Signature=1", "https://h/a?Signature=2", False),
+    (f"https://h/a?{AMZ.format(1)}", f"https://h/b?{AMZ.format(1)}", False),
+    (f"s3://h/a?{AMZ.format(1)}", f"s3://h/a?{AMZ.format(2)}", False),
+    ("https://user:password@h/a", "https://h/a", True),
+    ("abfs://one@account.dfs.core.windows.net/a", "abfs://two@account.dfs.core.windows.net/a", False),
+    ("github://org:one@main/a", "github://org:two@main/a", False),
+    ("https://h/a", "http://h/a", False),
+    ("https://[h/a?", "https://[h/b?", False),
+])  # fmt: skip
 async def test_entry_does_not_depend_on_the_signature(cache: Cache, one: str, other: str, same: bool) -> None:
     await keep(cache, one, b"abc")
     assert await has(cache, one)
@@ -224,7 +224,7 @@ async def test_folder_has_no_secret_and_private_modes_under_any_umask(tmp_path: 
     try:
         cache = Cache(folder, LARGE, options, data_set="one")
         await keep(cache, "https://user:hush@h/hush?token=hush&X-Amz-Signature=hush", b"abc", etag='"1"')
-        assert await cache.get_or_begin(f"{URL}/2", None, None) == (None, True)
+        assert await begin(cache, f"{URL}/2") == (None, True)
         cache.end(f"{URL}/2", None, None)
         await cache.aclose()
     finally:
@@ -259,7 +259,7 @@ async def test_entries_of_one_age_are_not_all_removed(opened: Opens, tmp_path: P
     """As when the folder was copied."""
     cache = opened(LIMIT)
     for number in range(100):
-        await cache.put(f"{URL}/{number}", None, None, Span(0, 3, 3, None), b"abc")
+        await put(cache, f"{URL}/{number}", b"abc")
     await cache.flush()
     for path in entries(tmp_path):
         os.utime(path, (10**9, 10**9))
@@ -341,7 +341,7 @@ async def test_slow_disk_delays_no_read_and_takes_little_memory(cache: Cache, tm
     data = bytes(40 * 2**20)
     with stuck_disk(tmp_path) as release:
         for number in range(3):
-            await cache.put(f"{URL}/{number}", None, None, Span(0, len(data), len(data), None), data)
+            await put(cache, f"{URL}/{number}", data)
         assert await has(cache, URL)
         assert cache.dropped == 2
         release()
@@ -356,14 +356,14 @@ async def test_close_waits_little_for_the_disk(cache: Cache, tmp_path: Path, mon
     monkeypatch.setattr(cache_module, "_CLOSING_S", 0.01)
     with stuck_disk(tmp_path) as release:
         for _ in range(3):
-            await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
+            await put(cache, URL, b"a")
         await cache.aclose()
         await cache.aclose()
         release()
         # Two that waited, and the one under way: a pipe does not do as a tally.
         while cache.dropped < 3:  # noqa: ASYNC110  # there is no event: nobody waits for a cache that is closed
             await asyncio.sleep(0)
-    await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
+    await put(cache, URL, b"a")
     assert cache.dropped == 4
     assert not await has(cache, URL)
 
@@ -379,10 +379,10 @@ async def test_cancelled_get_leaves_the_cache_in_order(cache: Cache) -> None:
     assert (cache.hits, cache.misses) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("use", "argument", "what", "counts"),
-    [(has, (), "is not used any more", (2, 0)), (keep, (b"abc",), "keeps nothing more", (0, 4))],
-)
+@pytest.mark.parametrize(("use", "argument", "what", "counts"), [
+    (has, (), "is not used any more", (2, 0)),
+    (keep, (b"abc",), "keeps nothing more", (0, 4)),
+])  # fmt: skip
 def test_path_that_is_no_folder_disables_the_cache_with_one_warning(
     tmp_path: Path, use: Callable[..., Any], argument: tuple[Any, ...], what: str, counts: tuple[int, int]
 ) -> None:
@@ -476,6 +476,8 @@ TestDamage.settings = settings(max_examples=60, stateful_step_count=20)
 
 async def test_entry_up_to_an_objects_end_serves_longer_and_shorter_ranges(cache: Cache) -> None:
     data = random.Random(0).randbytes(100)
+    await keep(cache, f"{URL}/whole", b"abc")
+    assert await cache.get(f"{URL}/whole", 0, None) == await cache.get(f"{URL}/whole", None, None) is not None
     await cache.put(URL, 20, 5000, Span(20, 100, 100, None), data[20:])
     await cache.put(f"{URL}/2", 20, 60, Span(20, 60, 100, None), data[20:60])
     await cache.flush()
@@ -569,57 +571,52 @@ async def test_full_folder_is_scanned_once_a_minute(opened: Opens) -> None:
 
 async def test_one_reads_what_several_want_and_the_others_get_it(pair: tuple[Cache, Cache]) -> None:
     one, other = pair
-    assert await one.get_or_begin(URL, None, None) == (None, True)
-    waiting = [asyncio.ensure_future(cache.get_or_begin(URL, None, None)) for cache in (one, other, other)]
-    assert await other.get_or_begin(f"{URL}/2", None, None) == (None, True), "it waits for this one alone"
+    assert await begin(one) == (None, True)
+    waiting = [asyncio.ensure_future(begin(cache)) for cache in (one, other, other)]
+    assert await begin(other, f"{URL}/2") == (None, True), "it waits for this one alone"
     other.end(f"{URL}/2", None, None)
     assert not any(wait.done() for wait in waiting)
-    await one.put(URL, None, None, Span(0, 3, 3, None), b"abc")
+    await put(one, URL, b"abc")
     one.end(URL, None, None)
-    for found, is_begun in await asyncio.gather(*waiting):
-        assert found is not None
-        assert (found.data, is_begun) == (b"abc", False)
+    assert await asyncio.gather(*waiting) == [(b"abc", False)] * 3
 
 
 async def test_another_one_reads_when_the_first_one_has_failed(opened: Opens) -> None:
     caches = [opened(data_set="one") for _ in range(3)]
-    assert await caches[0].get_or_begin(URL, None, None) == (None, True)
-    waiting = {asyncio.ensure_future(cache.get_or_begin(URL, None, None)): cache for cache in caches[1:]}
+    assert await begin(caches[0]) == (None, True)
+    waiting = {asyncio.ensure_future(begin(cache)): cache for cache in caches[1:]}
     caches[0].end(URL, None, None)
     done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert len(left) == 1, "one after the other"
     (first,), (second,) = done, left
     assert first.result() == (None, True)
-    await waiting[first].put(URL, None, None, Span(0, 3, 3, None), b"abc")
+    await put(waiting[first], URL, b"abc")
     waiting[first].end(URL, None, None)
-    found, is_begun = await second
-    assert found is not None
-    assert not is_begun
+    assert await second == (b"abc", False)
 
 
 async def test_wait_for_another_reader_is_limited(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_OTHERS_S", 0.01)
     one, other = pair
-    assert await one.get_or_begin(URL, None, None) == (None, True)
-    assert await other.get_or_begin(URL, None, None) == (None, False)
-    assert await one.get_or_begin(URL, None, None) == (None, False)
+    assert [await begin(cache) for cache in (one, other, one)] == [(None, True), (None, False), (None, False)]
     one.end(URL, None, None)
 
 
 async def test_cancelled_reads_keep_nobody_waiting(pair: tuple[Cache, Cache]) -> None:
     one, other = pair
+    urls = [f"{URL}/{n}" for n in range(10)]
     for turns in range(8):
-        asked = [asyncio.ensure_future(one.get_or_begin(f"{URL}/{n}", None, None)) for n in range(10)]
+        asked = [asyncio.ensure_future(begin(one, url)) for url in urls]
         for _ in range(turns):
             await asyncio.sleep(0)
         for task in asked:
             task.cancel()
-        for n, outcome in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+        for url, outcome in zip(urls, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if not isinstance(outcome, BaseException):
-                one.end(f"{URL}/{n}", None, None)
-        for n in range(10):
-            assert await other.get_or_begin(f"{URL}/{n}", None, None) == (None, True)
-            other.end(f"{URL}/{n}", None, None)
+                one.end(url, None, None)
+        for url in urls:
+            assert await begin(other, url) == (None, True)
+            other.end(url, None, None)
 
 
 async def test_nobody_waits_for_what_will_not_be_stored(opened: Opens) -> None:
@@ -627,7 +624,7 @@ async def test_nobody_waits_for_what_will_not_be_stored(opened: Opens) -> None:
     for cache in pair:
         await epoch(cache, range(101))
     for cache in 2 * pair:
-        assert await cache.get_or_begin(f"{URL}/200", None, None) == (None, False)
+        assert await begin(cache, f"{URL}/200") == (None, False)
 
 
 HOLDER = """
@@ -653,8 +650,8 @@ def test_killed_reader_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.
 
         async def run() -> None:
             cache = Cache(tmp_path, LARGE, data_set="one")
-            waiting = asyncio.ensure_future(cache.get_or_begin(URL, None, None))
-            assert await cache.get_or_begin(f"{URL}/2", None, None) == (None, True)
+            waiting = asyncio.ensure_future(begin(cache))
+            assert await begin(cache, f"{URL}/2") == (None, True)
             cache.end(f"{URL}/2", None, None)
             assert not waiting.done()
             holder.kill()

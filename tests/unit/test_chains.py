@@ -16,8 +16,7 @@ class Link:
     """A worker that records what it receives."""
 
     def __init__(self) -> None:
-        self.chains: dict[int, SharedChain] = {}
-        self.specs: dict[int, bytes] = {}
+        self.chains, self.specs = dict[int, SharedChain](), dict[int, bytes]()
 
     def send(self, message: Message) -> None:
         assert isinstance(message, SpecMessage)

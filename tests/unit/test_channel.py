@@ -18,19 +18,23 @@ from headrace.delivery.channel import ChannelFailedError, Receiver, Sender
 from headrace.workers.failures import PackedError
 
 DEADLINE_S = 20.0
+FAILURE = PackedError(b"what went wrong")
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2, 5])
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until `condition()` is true. The other end may see a change later."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.0005)
+def open_channel(depth: int) -> tuple[Sender, Receiver]:
+    return headrace.delivery.channel.open_channel(depth, lambda call, *args: call(*args))
 
 
-def wait_until_granted(sender: Sender, count: int) -> None:
-    eventually(lambda: sender.granted >= count)
-    assert sender.granted == count
+def send_all(sender: Sender, messages: Iterable[object]) -> None:
+    is_granted = threading.Event()
+    sender.on_credit(is_granted.set)
+    for message in messages:
+        is_granted.clear()
+        while not is_sent(sender, message):
+            assert is_granted.wait(DEADLINE_S)
+            is_granted.clear()
+    sender.close()
 
 
 def is_sent(sender: Sender, message: object) -> bool:
@@ -41,25 +45,8 @@ def is_sent(sender: Sender, message: object) -> bool:
     return True
 
 
-def send(sender: Sender, message: object) -> None:
-    eventually(lambda: is_sent(sender, message))
-
-
-def send_all(sender: Sender, messages: Iterable[object]) -> None:
-    for message in messages:
-        send(sender, message)
-    sender.close()
-
-
-def would_block(receiver: Receiver) -> bool:
-    try:
-        receiver.receive_nowait()
-    except anyio.WouldBlock:
-        return True
-    return False
-
-
 def receive(receiver: Receiver, *, asks: bool = True) -> object:
+    """The next message, or the failure or the type of the error in its place."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -68,70 +55,22 @@ def receive(receiver: Receiver, *, asks: bool = True) -> object:
             if asks:
                 receiver.request()
             assert is_readable(receiver.fileno(), deadline - time.monotonic()), "nothing came"
-
-
-def receive_all(receiver: Receiver) -> list[object]:
-    got = []
-    while True:
-        try:
-            got.append(receive(receiver))
-        except anyio.EndOfStream:
-            return got
-
-
-def ending_of(receiver: Receiver) -> Exception:
-    try:
-        message = receive(receiver)
-    except Exception as error:
-        return error
-    raise AssertionError(f"{message!r} came, where nothing more may come")
-
-
-def receive_while(receiver: Receiver, act: Callable[[], object]) -> object:
-    """Receive in a thread that waits before `act` is called. Returns the message, or the type of the error."""
-    is_blocked = threading.Event()
-
-    def wait() -> object:
-        assert would_block(receiver)
-        is_blocked.set()
-        try:
-            return receive(receiver)
-        except Exception as error:
+        except ChannelFailedError as error:
+            return error.failure
+        except (anyio.EndOfStream, anyio.ClosedResourceError) as error:
             return type(error)
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wait)
-        is_blocked.wait(DEADLINE_S)
-        act()
-        return waiting.result(DEADLINE_S)
-
-
-def take_back(sender: Sender, left: list[object], count: int) -> None:
-    """Add what the receiver did not take to `left`, until it has `count` messages."""
-    eventually(lambda: left.extend(sender.take_back()) or len(left) >= count)
-
-
-DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2, 5])
-
-
-def open_channel(depth: int) -> tuple[Sender, Receiver]:
-    return headrace.delivery.channel.open_channel(depth, lambda call, *args: call(*args))
 
 
 @DEPTHS
 def test_sender_is_called_when_more_is_granted(depth: int) -> None:
     sender, receiver = open_channel(depth)
-    calls: list[int] = []
-    sender.on_credit(lambda: calls.append(1))
+    granted: list[int] = []
+    sender.on_credit(lambda: granted.append(sender.granted))
     for number in range(3):
-        seen = len(calls)
         receiver.request()
-        send(sender, number)
+        sender.send(number)
         assert receive(receiver) == number
-        if depth == 0:
-            receiver.request()
-        wait_until_granted(sender, max(depth, 1) + number + 1)
-        eventually(lambda seen=seen: len(calls) > seen)  # type: ignore[misc]
+    assert granted == [depth + 1, depth + 2, depth + 3]
 
 
 def test_first_end_wins() -> None:
@@ -139,29 +78,36 @@ def test_first_end_wins() -> None:
     sender.send("message")
     sender.close()
     sender.close()
-    sender.fail(PackedError(b"too late"))
-    assert receive_all(receiver) == ["message"]
-    assert type(ending_of(receiver)) is anyio.EndOfStream
+    sender.fail(FAILURE)
+    assert [receive(receiver) for _ in range(3)] == ["message", anyio.EndOfStream, anyio.EndOfStream]
 
 
-ENDS: dict[type[Exception], Callable[[Sender, Receiver], object]] = {
-    anyio.EndOfStream: lambda sender, _: sender.close(),
-    ChannelFailedError: lambda sender, _: sender.fail(PackedError(b"failed")),
-    anyio.ClosedResourceError: lambda _, receiver: receiver.close(),
-}
-
-
-@pytest.mark.parametrize("expected", ENDS)
-def test_close_and_failure_wake_a_waiting_receiver(expected: type[Exception]) -> None:
-    sender, receiver = open_channel(1)
-    assert receive_while(receiver, lambda: ENDS[expected](sender, receiver)) is expected
+EVENTS: list[tuple[Callable[[Sender, Receiver], object], object]] = [
+    (lambda sender, _: sender.send("message"), "message"),
+    (lambda sender, _: sender.close(), anyio.EndOfStream),
+    (lambda sender, _: sender.fail(FAILURE), FAILURE),
+    (lambda _, receiver: receiver.close(), anyio.ClosedResourceError),
+]
 
 
 @DEPTHS
-def test_message_wakes_a_waiting_thread(depth: int) -> None:
+@pytest.mark.parametrize(("act", "expected"), EVENTS, ids=["message", "end", "failure", "closed"])
+def test_each_event_wakes_a_waiting_thread(act: Callable[..., object], expected: object, depth: int) -> None:
     sender, receiver = open_channel(depth)
-    receiver.request()
-    assert receive_while(receiver, lambda: send(sender, "come")) == "come"
+    is_blocked = threading.Event()
+
+    def wait() -> object:
+        with pytest.raises(anyio.WouldBlock):
+            receiver.receive_nowait()
+        receiver.request()
+        is_blocked.set()
+        return receive(receiver)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        is_blocked.wait(DEADLINE_S)
+        act(sender, receiver)
+        assert waiting.result(DEADLINE_S) == expected
 
 
 @DEPTHS
@@ -184,42 +130,32 @@ def test_message_wakes_a_waiting_task(depth: int) -> None:
 
 
 @DEPTHS
-def test_closed_receiver_gets_nothing_more(depth: int) -> None:
-    sender, receiver = open_channel(depth)
-    receiver.request()
-    send(sender, "late")
-    receiver.close()
-    for _ in range(2):
-        assert type(ending_of(receiver)) is anyio.ClosedResourceError
-    sender.close()
-    assert type(ending_of(receiver)) is anyio.ClosedResourceError
-
-
-@DEPTHS
-def test_sender_gets_back_what_a_closed_receiver_did_not_take(depth: int) -> None:
-    for received in range(max(depth, 1) + 1):
+def test_closed_receiver_gets_nothing_more_and_the_sender_gets_it_back(depth: int) -> None:
+    count = max(depth, 1)
+    for received in range(count + 1):
         sender, receiver = open_channel(depth)
         receiver.request()
-        count = max(depth, 1)
         for number in range(count):
-            send(sender, number)
-        for _ in range(received):
-            receive(receiver)
+            sender.send(number)
+        for number in range(received):
+            assert receive(receiver) == number
         assert not sender.take_back(), "messages were taken back while the receiver may still take them"
-        left = list(receiver.close())
-        sender.close()
-        take_back(sender, left, count - received)
-        assert left == list(range(received, count)), f"{received} received"
+        assert list(receiver.close()) == list(range(received, count))
+        late = is_sent(sender, "late")
+        for _ in range(2):
+            assert receive(receiver) == anyio.ClosedResourceError
+            sender.close()
+        assert list(sender.take_back()) == ["late"] * late
         assert not sender.take_back(), "they were returned twice"
 
 
 @DEPTHS
 def test_many_and_large_messages_between_two_threads(depth: int) -> None:
     sender, receiver = open_channel(depth)
-    messages = [random.Random(5).randbytes(3_000_000), *range(1000)]
+    messages = [random.Random(5).randbytes(3_000_000), *range(1000), anyio.EndOfStream]
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send_all, sender, messages)
-        assert receive_all(receiver) == messages
+        sending = pool.submit(send_all, sender, messages[:-1])
+        assert [receive(receiver) for _ in messages] == messages
         sending.result()
 
 
@@ -237,30 +173,23 @@ def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, steps:
         step = draws.choice(("send", "send", "receive", "receive", "request"))
         if step == "request":
             receiver.request()
-            if not depth:
-                granted = max(granted, received + 1)
-        elif step == "send" and sent < granted:
-            send(sender, {"number": sent})
-            sent += 1
+            granted = granted if depth else max(granted, received + 1)
         elif step == "send":
-            assert not is_sent(sender, "too many"), case
+            assert is_sent(sender, {"number": sent}) is (sent < granted), case
+            sent = min(sent + 1, granted)
         elif received < sent:
             assert receive(receiver, asks=False) == {"number": received}, case
             received += 1
             granted += 1 if depth else 0
         else:
-            assert would_block(receiver), case
-        wait_until_granted(sender, granted)
+            with pytest.raises(anyio.WouldBlock):
+                receiver.receive_nowait()
+        assert sender.granted == granted, case
     fails = draws.random() < 0.5
     if fails:
-        sender.fail(PackedError(b"what went wrong"))
+        sender.fail(FAILURE)
     sender.close()
-    for number in range(received, sent):
-        assert receive(receiver) == {"number": number}, case
-    if fails:
-        error = ending_of(receiver)
-        assert isinstance(error, ChannelFailedError), case
-        assert error.failure == PackedError(b"what went wrong"), case
-    for _ in range(3):
-        assert is_readable(receiver.fileno(), 0), "the end is there: nobody may wait for it"
-        assert type(ending_of(receiver)) is anyio.EndOfStream, case
+    left: list[object] = [{"number": number} for number in range(received, sent)] + [FAILURE] * fails
+    for wanted in (*left, *[anyio.EndOfStream] * 3):
+        assert is_readable(receiver.fileno(), 0), "it is there: nobody may wait for it"
+        assert receive(receiver) == wanted, case

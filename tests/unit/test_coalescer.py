@@ -23,7 +23,12 @@ OPTIONS = FetchOptions(range_bytes=PART, gap_bytes=50, attempts=1)
 BODY = b"".join(n.to_bytes(2, "big") for n in range(4_000))
 Range = tuple[int | None, int | None]
 
-on_a_loop = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 class Shelf:
@@ -52,11 +57,9 @@ class Shelf:
         self._under_way += 1
         self.most_at_once = max(self.most_at_once, self._under_way)
         try:
-            for _ in range(4):
-                await asyncio.sleep(0)
+            await turns(4)
         except asyncio.CancelledError:
-            for _ in range(4):  # as a connection that is closed
-                await asyncio.sleep(0)
+            await turns(4)  # as a connection that is closed
             raise
         finally:
             self._under_way -= 1
@@ -78,27 +81,23 @@ class Shelf:
             yield self.body[begin:end]
 
 
-def reader_of(shelf: Shelf, options: FetchOptions = OPTIONS) -> Reader:
-    return Reader(options, concurrency=64, stores=shelf)  # type: ignore[arg-type]
+def reader_of(shelf: Shelf) -> Reader:
+    return Reader(OPTIONS, concurrency=64, stores=shelf)  # type: ignore[arg-type]
 
 
 async def read_all(reader: Reader, ranges: Sequence[Range]) -> list[Any]:
     return await asyncio.gather(*(reader.read(URL, *range_) for range_ in ranges), return_exceptions=True)
 
 
-@on_a_loop
-@pytest.mark.parametrize(
-    ("ranges", "requests"),
-    [
-        ([(7, 9)], [(7, 9)]),
-        ([(0, 100), (100, 200), (200, 300)], [(0, 300)]),
-        ([(200, 300), (0, 100), (250, 400), (0, 100), (130, 200)], [(0, 400)]),
-        ([(0, 100), (300, 400)], [(0, 100), (300, 400)]),
-        ([(0, 512), (512, 1024), (5, 10)], [(0, 512), (512, 1024)]),
-        ([(None, 100), (100, 200)], [(0, 200)]),
-        ([(7_900, 8_100), (8_100, 8_300), (9_000, 9_100)], [(7_900, 8_300), (9_000, 9_100)]),
-    ],
-)
+@pytest.mark.parametrize(("ranges", "requests"), [
+    ([(7, 9)], [(7, 9)]),
+    ([(0, 100), (100, 200), (200, 300)], [(0, 300)]),
+    ([(200, 300), (0, 100), (250, 400), (0, 100), (130, 200)], [(0, 400)]),
+    ([(0, 100), (300, 400)], [(0, 100), (300, 400)]),
+    ([(0, 512), (512, 1024), (5, 10)], [(0, 512), (512, 1024)]),
+    ([(None, 100), (100, 200)], [(0, 200)]),
+    ([(7_900, 8_100), (8_100, 8_300), (9_000, 9_100)], [(7_900, 8_300), (9_000, 9_100)]),
+])  # fmt: skip
 async def test_ranges_of_one_turn_are_coalesced_within_the_bounds(ranges: list[Range], requests: list[Range]) -> None:
     shelf = Shelf()
     async with reader_of(shelf) as reader:
@@ -107,25 +106,21 @@ async def test_ranges_of_one_turn_are_coalesced_within_the_bounds(ranges: list[R
         assert reader.meter.coalesced == len(ranges) - len(requests)
 
 
-@on_a_loop
-@pytest.mark.parametrize(
-    ("size", "range_", "gives_ranges", "requests"),
-    [
-        (8_000, (0, 1024), True, [(0, 1024)]),
-        (8_000, (0, 1025), True, [(0, 1024), (1024, 1025)]),
-        (8_000, (6_900, 9_000), True, [(6_900, 7_924), (7_924, 8_000)]),
-        (8_000, (7_000, None), True, [(7_000, 8_024)]),
-        (8_000, (5, None), False, [(5, 1029), *split(1029, 8_000, 1743)]),
-        (8_000, (9_000, None), True, [(9_000, 10_024)]),
-        (8_000, (None, None), True, [(None, None), *split(1024, 8_000, 1744)]),
-        (8_000, (0, None), True, [(None, None), *split(1024, 8_000, 1744)]),
-        (16_000, (None, None), True, [(None, None), *split(1024, 16_000, 4 * PART)]),
-        (2_100, (None, None), True, [(None, None), *split(1024, 2_100, PART)]),
-        (8_000, (None, None), False, [(None, None)]),
-        (1_024, (None, None), True, [(None, None)]),
-        (0, (None, None), True, [(None, None)]),
-    ],
-)
+@pytest.mark.parametrize(("size", "range_", "gives_ranges", "requests"), [
+    (8_000, (0, 1024), True, [(0, 1024)]),
+    (8_000, (0, 1025), True, [(0, 1024), (1024, 1025)]),
+    (8_000, (6_900, 9_000), True, [(6_900, 7_924), (7_924, 8_000)]),
+    (8_000, (7_000, None), True, [(7_000, 8_024)]),
+    (8_000, (5, None), False, [(5, 1029), *split(1029, 8_000, 1743)]),
+    (8_000, (9_000, None), True, [(9_000, 10_024)]),
+    (8_000, (None, None), True, [(None, None), *split(1024, 8_000, 1744)]),
+    (8_000, (0, None), True, [(None, None), *split(1024, 8_000, 1744)]),
+    (16_000, (None, None), True, [(None, None), *split(1024, 16_000, 4 * PART)]),
+    (2_100, (None, None), True, [(None, None), *split(1024, 2_100, PART)]),
+    (8_000, (None, None), False, [(None, None)]),
+    (1_024, (None, None), True, [(None, None)]),
+    (0, (None, None), True, [(None, None)]),
+])  # fmt: skip
 async def test_long_read_is_split(size: int, range_: Range, gives_ranges: bool, requests: list[Range]) -> None:
     shelf = Shelf((BODY * 2)[:size], gives_ranges=gives_ranges)
     async with reader_of(shelf) as reader:
@@ -136,17 +131,12 @@ async def test_long_read_is_split(size: int, range_: Range, gives_ranges: bool, 
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 9_000), st.none() | st.integers(0, 2_000)), max_size=12))
-def test_reads_return_the_bytes_of_their_ranges(lengths: list[Range]) -> None:
+async def test_reads_return_the_bytes_of_their_ranges(lengths: list[Range]) -> None:
     ranges = [(start, None if length is None else (start or 0) + length) for start, length in lengths]
-
-    async def run() -> list[Any]:
-        async with reader_of(Shelf()) as reader:
-            return await read_all(reader, ranges)
-
-    assert asyncio.run(run()) == [BODY[start:stop] for start, stop in ranges]
+    async with reader_of(Shelf()) as reader:
+        assert await read_all(reader, ranges) == [BODY[start:stop] for start, stop in ranges]
 
 
-@on_a_loop
 @pytest.mark.parametrize("ranges", [[(0, 10), (10, 30), (10, 30)], [(5, 9)], [(None, None)], [(3, 2_000)]])
 async def test_failed_request_raises_an_error_with_its_range_in_each_read(ranges: list[Range]) -> None:
     shelf = Shelf()
@@ -160,7 +150,6 @@ async def test_failed_request_raises_an_error_with_its_range_in_each_read(ranges
     assert len(shelf.asked) == 1
 
 
-@on_a_loop
 @pytest.mark.parametrize(("before", "after", "size"), [('"1"', '"2"', 8_000), (None, None, 7_000)])
 async def test_long_read_is_of_one_version_or_an_error(before: str | None, after: str | None, size: int) -> None:
     class Replaced(Shelf):
@@ -175,15 +164,13 @@ async def test_long_read_is_of_one_version_or_an_error(before: str | None, after
     assert (caught.value.start, caught.value.stop) == (None, None)
 
 
-@on_a_loop
-@pytest.mark.parametrize("turns", range(9))
-async def test_cancelled_read_disturbs_no_other_and_the_last_one_ends_the_request(turns: int) -> None:
+@pytest.mark.parametrize("count", range(9))
+async def test_cancelled_read_disturbs_no_other_and_the_last_one_ends_the_request(count: int) -> None:
     shelf = Shelf()
     async with reader_of(shelf) as reader:
         for doomed in ([0], [1], [0, 1], [0, 1, 2]):
             reads = [asyncio.ensure_future(reader.read(URL, at, at + 100)) for at in (0, 100, 200)]
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await turns(count)
             for k in doomed:
                 reads[k].cancel()
             results = await asyncio.gather(*reads, return_exceptions=True)
@@ -196,10 +183,9 @@ async def test_cancelled_read_disturbs_no_other_and_the_last_one_ends_the_reques
             assert shelf.asked[-1] == (5, 10)
 
 
-@on_a_loop
 async def test_read_cancelled_just_after_its_request_began_leaves_the_request_to_others() -> None:
     async def cancel() -> None:
-        await asyncio.sleep(0)
+        await turns(1)
         second.cancel()
 
     shelf = Shelf()
@@ -214,21 +200,18 @@ async def test_read_cancelled_just_after_its_request_began_leaves_the_request_to
     assert shelf.asked == [(0, 200)]
 
 
-@on_a_loop
 async def test_cancelled_long_read_leaves_no_request() -> None:
-    for turns in range(25):
+    for count in range(25):
         shelf = Shelf()
         async with reader_of(shelf) as reader:
             read = asyncio.ensure_future(reader.read(URL))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await turns(count)
             read.cancel()
             await asyncio.wait([read])
             assert reader.meter.in_flight == 0
             assert len(asyncio.all_tasks()) == 1
 
 
-@on_a_loop
 async def test_each_read_is_charged_for_its_own_bytes() -> None:
     for ranges, charges in (
         ([(0, 100), (100, 300), (7_950, 8_100)], [50, 100, 200]),
@@ -246,7 +229,6 @@ async def test_each_read_is_charged_for_its_own_bytes() -> None:
         assert sorted(charged) == charges
 
 
-@on_a_loop
 async def test_announced_size_beyond_memory_is_a_storage_error() -> None:
     class Liar(Shelf):
         async def get(self, *args: Any, **kwargs: Any) -> Answer:

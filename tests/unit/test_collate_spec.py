@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
@@ -35,6 +33,8 @@ SCALARS = [np.float64, np.float32, np.float16, np.int64, np.int32, np.int8, np.u
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 Draw = Callable[[int], Any]
+Chunks = Sequence[tuple[int, int]]
+"""Numbers of samples, and of empty slots after them."""
 
 
 def torch_tensor(dtype: torch.dtype, shape: tuple[int, ...], turned: bool) -> Draw:
@@ -103,15 +103,23 @@ def spec_and_slab(sample: Any, slots: int) -> tuple[Spec, np.ndarray]:
     return spec, np.full(spec.nbytes(slots), 0xA5, np.uint8)
 
 
-def through_slab(samples: list[Any], capacity: int, boundaries: list[int], *, copy: bool) -> Any:
-    """The batch by way of a slab, written in the chunks that `boundaries` makes."""
-    spec, slab = spec_and_slab(samples[0], capacity)
-    edges = sorted({0, len(samples), *(cut for cut in boundaries if cut < len(samples))})
-    columns: list[list[Any]] = []
-    for start, stop in itertools.pairwise(edges):
-        wrote = spec.write(samples[start:stop], memoryview(slab), start, capacity)
-        columns = [a + b for a, b in zip(columns, wrote, strict=True)] if columns else wrote
-    return spec.read(slab, len(samples), capacity, columns, copy=copy)
+def through_slab(samples: list[Any], chunks: Chunks, extra: int = 0, *, copy: bool) -> Any:
+    """The batch by way of a slab with `extra` slots.
+
+    Each chunk that is written has some samples, and empty slots for those that failed.
+    """
+    slots = sum(map(sum, chunks))
+    spec, slab = spec_and_slab(samples[0], slots + extra)
+    assert all(spec.fits(sample) for sample in samples)
+    columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+    holes, slot, done = list[int](), 0, 0
+    for count, missing in chunks:
+        if count:
+            wrote = spec.write(samples[done : done + count], memoryview(slab), slot, slots + extra)
+            columns = [a + b for a, b in zip(columns, wrote, strict=True)]
+        holes += range(slot + count, slot + count + missing)
+        slot, done = slot + count + missing, done + count
+    return spec.read(slab, slots, slots + extra, columns, copy=copy, holes=holes)
 
 
 def assert_same(got: Any, wanted: Any) -> None:
@@ -136,22 +144,22 @@ def collated(samples: list[Any]) -> Any:
             return error
 
 
-@pytest.mark.slow
-@settings(max_examples=400)
-@given(
-    make=samples_of(),
-    count=st.integers(1, 6),
-    extra=st.integers(0, 3),
-    boundaries=st.lists(st.integers(1, 5), max_size=3),
-    copy=st.booleans(),
+CHUNKS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=4).filter(
+    lambda chunks: any(count for count, _ in chunks)
 )
-def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, boundaries: list[int], copy: bool) -> None:
-    samples = [make(number) for number in range(count)]
-    wanted = collated(samples)
+
+
+@pytest.mark.slow
+@settings(max_examples=600)
+@given(make=samples_of(), chunks=CHUNKS, has_holes=st.booleans(), extra=st.integers(0, 3), copy=st.booleans())
+def test_slots_give_what_torch_collates(make: Draw, chunks: Chunks, has_holes: bool, extra: int, copy: bool) -> None:
+    chunks = [(count, missing * has_holes) for count, missing in chunks]
+    samples = [make(number) for number in range(sum(count for count, _ in chunks))]
     if Spec.of(samples[0]) is None:
         return  # torch's business, errors included
+    wanted = collated(samples)
     assert not isinstance(wanted, Exception), wanted
-    assert_same(through_slab(samples, count + extra, boundaries, copy=copy), wanted)
+    assert_same(through_slab(samples, chunks, extra, copy=copy), wanted)
 
 
 @pytest.mark.slow
@@ -161,13 +169,14 @@ def test_sample_of_another_form_is_noticed_or_collated_as_torch_does(first: Draw
     samples = [first(0), second(1)]
     if Spec.of(samples[0]) is None:
         return
+    spec, slab = spec_and_slab(samples[0], 2)
     try:
-        got = through_slab(samples, 2, [], copy=True)
+        columns = spec.write(samples, memoryview(slab), 0, 2)
     except Mismatch:
         return
     wanted = collated(samples)
     assert not isinstance(wanted, Exception), (samples, wanted)
-    assert_same(got, wanted)
+    assert_same(spec.read(slab, 2, 2, columns, copy=True), wanted)
 
 
 ODD_PAIRS = {
@@ -219,38 +228,6 @@ def test_forms_that_slots_cannot_hold_have_no_spec(sample: Any) -> None:
     assert Spec.of(sample) is None
 
 
-@pytest.mark.slow
-@given(array=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_side=3)))
-@settings(max_examples=200)
-def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.ndarray) -> None:
-    samples = [array, array.copy()]
-    if Spec.of(array) is None:
-        return
-    assert_same(through_slab(samples, 2, [1], copy=False), collated(samples))
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(make=samples_of(), chunks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4))
-def test_slots_with_holes_give_what_torch_collates(make: Draw, chunks: list[tuple[int, int]]) -> None:
-    """Each chunk has some samples, and empty slots for those that failed."""
-    samples = [make(number) for number in range(sum(count for count, _ in chunks))]
-    spec = Spec.of(samples[0]) if samples else None
-    if spec is None or not all(spec.fits(sample) for sample in samples):
-        return
-    slots = sum(count + missing for count, missing in chunks)
-    slab = np.full(spec.nbytes(slots), 0xA5, np.uint8)
-    columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]
-    holes, slot, done = [], 0, 0
-    for count, missing in chunks:
-        if count:
-            wrote = spec.write(samples[done : done + count], memoryview(slab), slot, slots)
-            columns = [a + b for a, b in zip(columns, wrote, strict=True)]
-        holes += range(slot + count, slot + count + missing)
-        slot, done = slot + count + missing, done + count
-    assert_same(spec.read(slab, slots, slots, columns, copy=False, holes=holes), collated(samples))
-
-
 def test_large_tensors_are_views_and_small_ones_are_copies() -> None:
     samples = [{"image": torch.full((3, 64, 64), float(k)), "label": k} for k in range(4)]
     spec, slab = spec_and_slab(samples[0], 4)
@@ -262,9 +239,11 @@ def test_large_tensors_are_views_and_small_ones_are_copies() -> None:
 
 def test_large_leaves_equal_torchs_too() -> None:
     samples = [(torch.randn(3, 90, 91), np.random.default_rng(k).standard_normal((70, 200)), k) for k in range(3)]
-    assert_same(through_slab(samples, 5, [1], copy=False), default_collate(samples))
+    assert_same(through_slab(samples, [(1, 0), (2, 0)], 2, copy=False), default_collate(samples))
     turned = [(torch.randn(90, 3, 91).permute(1, 0, 2), np.ones((70, 200))[::-1], k) for k in range(3)]
-    assert_same(through_slab(turned, 3, [2], copy=True), default_collate([(a, b.copy(), c) for a, b, c in turned]))
+    assert_same(
+        through_slab(turned, [(2, 0), (1, 0)], copy=True), default_collate([(a, b.copy(), c) for a, b, c in turned])
+    )
 
 
 def test_write_changes_its_own_slots_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,25 +30,20 @@ class Numbers(IterDataPipe[int]):
 
 
 def test_one_thread_at_a_time_goes_through_a_pipe() -> None:
-    inside, release, errors = threading.Event(), threading.Event(), list[Exception]()
+    inside, release = threading.Event(), threading.Event()
 
     def first() -> None:
         inside.set()
         release.wait(30)
 
-    def seed(pipe: Numbers) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(seeded, Numbers(first), 1)
+        assert inside.wait(30)
+        other = pool.submit(seeded, Numbers(lambda: None), 1)
         try:
-            seeded(pipe, 1)
-        except Exception as error:
-            errors.append(error)
-
-    one = threading.Thread(target=seed, args=(Numbers(first),))
-    other = threading.Thread(target=seed, args=(Numbers(lambda: None),))
-    one.start()
-    assert inside.wait(30)
-    other.start()
-    other.join(0.2)  # it waits; else it ends now, with torch's error
-    release.set()
-    one.join()
-    other.join()
-    assert not errors
+            with pytest.raises(TimeoutError):  # it waits; else it ends now, with torch's error
+                other.result(0.2)
+        finally:
+            release.set()
+        one.result()
+        other.result()

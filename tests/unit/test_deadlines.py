@@ -42,17 +42,14 @@ async def watched(steps: Callable[[Read], list[tuple[float, int]]]) -> tuple[str
     return why, loop.time()
 
 
-@pytest.mark.parametrize(
-    ("steps", "why", "at"),
-    [
-        ([(9.9, 1), (4.9, 1)], None, 14.8),
-        ([(99.0, 0)], "no first byte within 10 seconds", 10.0),
-        ([(1.0, 50_000), (99.0, 0)], "no byte for 5 seconds", 6.0),
-        ([(1.0, 999)] * 60, "fewer than 1000 bytes a second for 30 seconds", 31.0),
-        ([(1.0, 1100)] * 60, None, 60.0),
-        ([(1.0, 10**6)] * 200, "not all within 100 seconds", 100.0),
-    ],
-)
+@pytest.mark.parametrize(("steps", "why", "at"), [
+    ([(9.9, 1), (4.9, 1)], None, 14.8),
+    ([(99.0, 0)], "no first byte within 10 seconds", 10.0),
+    ([(1.0, 50_000), (99.0, 0)], "no byte for 5 seconds", 6.0),
+    ([(1.0, 999)] * 60, "fewer than 1000 bytes a second for 30 seconds", 31.0),
+    ([(1.0, 1100)] * 60, None, 60.0),
+    ([(1.0, 10**6)] * 200, "not all within 100 seconds", 100.0),
+])  # fmt: skip
 def test_first_broken_limit_ends_the_read(steps: list[tuple[float, int]], why: str | None, at: float) -> None:
     (ended, seconds), _ = simulate(watched(lambda _: steps))
     assert ended == why

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch.utils.data import default_collate
-from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
-from unit.scripted import APART, FLAT, SOME, Broken, copies, some
+from unit.by_hand import APART, FLAT, LAST, ON_LOOP, SOME, Broken, ByHand, Setup, copies, cut, some
 
 from headrace.engine.scheduler.epoch_spec import GroupStage, LimitStage, WorkStage
 from headrace.engine.scheduler.skip_rules import Skips
@@ -24,10 +23,9 @@ from headrace.observe.stats import LoaderMeters
 from headrace.ops.batch import EvenBatcher
 from headrace.options import SkipPolicy
 from headrace.torch_compat.serialize import pack_error, unpack_error
-from headrace.types import Batcher
 from headrace.workers.executor import Loss
 from headrace.workers.failures import Failure
-from headrace.workers.messages import DEATHS, PlaceMessage
+from headrace.workers.messages import DEATHS
 from headrace.workers.tasks import Chain, Step
 
 Draw = Callable[[Any], Any]
@@ -51,14 +49,11 @@ class Bad:
 
     kind: type[Exception]
     number: int = -1
-    is_more: bool = False  # than one sample's failure
+    is_more: bool = field(default=False, compare=False)  # than one sample's failure
 
     @classmethod
     def of(cls, error: Exception) -> Bad:
         return cls(type(error), -1 if isinstance(error, WorkerDiedError) else error.args[0])
-
-    def seen(self) -> Bad:
-        return replace(self, is_more=False)
 
 
 @dataclass(kw_only=True)
@@ -92,21 +87,11 @@ def kept_or_bad(made: Iterable[Any], function: Callable[[int], Iterable[int]]) -
     return [part for sample in made for part in ([sample] if isinstance(sample, Bad) else function(sample))]
 
 
-class Groups(NamedTuple):
-    """Begins batchers for groups of so many."""
-
-    size: int
-    drop_last: bool
-
-    def __call__(self) -> Batcher:
-        return EvenBatcher(self.size, drop_last=self.drop_last)
-
-
-def grouped(samples: list[Any], groups: Groups, *, skips: bool) -> Iterator[Any]:
-    for start in range(0, len(samples), groups.size):
-        group = samples[start : start + groups.size]
+def grouped(samples: list[Any], size: int, *, drop_last: bool, skips: bool) -> Iterator[Any]:
+    for start in range(0, len(samples), size):
+        group = samples[start : start + size]
         failed = [sample for sample in group if isinstance(sample, Bad)]
-        if len(group) < groups.size and groups.drop_last:
+        if len(group) < size and drop_last:
             yield from failed[:1]
         elif failed and not skips:
             yield failed[0]
@@ -149,7 +134,8 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
         if isinstance(stage, GroupStage | LimitStage):
             samples = samples[: next(limits)]
         if isinstance(stage, GroupStage):
-            samples = list(grouped(samples, stage.batcher, skips=world.policy is not None))
+            batcher: Any = stage.batcher
+            samples = list(grouped(samples, *batcher.args, **batcher.keywords, skips=world.policy is not None))
         elif isinstance(stage, WorkStage):
             for step in setup.chains[stage.chain].steps:
                 if step is FLAT:
@@ -181,11 +167,7 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
 
 
 SOURCE = "the source"
-
-
 KINDS = st.lists(st.sampled_from(["map", "loop", "flat", "some", "limit", 1, 2, 3]), min_size=1, max_size=3)
-
-
 POLICIES = st.builds(
     SkipPolicy, st.sampled_from([None, is_even]), st.none() | st.integers(0, 6), st.none() | st.integers(0, 3)
 )
@@ -194,7 +176,8 @@ POLICIES = st.builds(
 @st.composite
 def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup, World]:
     """Any stages in any order, samples that fail or end workers, and workers of any kind."""
-    count = draw(st.integers(0, 18))
+    size_of = lambda least, most: draw(st.integers(least, most))
+    count = size_of(0, 18)
     numbers = st.frozensets(st.integers(0, count * 10), max_size=4)
     few = st.frozensets(st.integers(0, max(0, count - 1)), max_size=3)
     shares_objects = draw(st.booleans())
@@ -217,7 +200,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
             stages.append(ON_LOOP)
         elif isinstance(kind, int):
             chains[number] = Chain(collate=list, after=(APART,), skips=skips)
-            stages.append(GroupStage(number, Groups(kind, draw(st.booleans())), "batch"))
+            stages.append(GroupStage(number, partial(EvenBatcher, kind, drop_last=draw(st.booleans())), "batch"))
         else:
             step = {"map": (), "flat": (FLAT,), "some": (SOME,)}[kind]
             chains[number] = Chain((*first, *step))
@@ -230,7 +213,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
     batch_size = draw(st.sampled_from([1, 1, 2, 3, 4, 5, 6]))
     setup = Setup(
         samples=[Failure(pack_error(Broken(n))) if n in world.unread else n for n in range(count)],
-        sizes=list(cut(draw, count, 4)),
+        sizes=list(cut(size_of, count, 4)),
         chains=chains,
         stages=tuple(stages),
         batch_size=batch_size,
@@ -252,10 +235,10 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
         levels = 1 + sum(isinstance(stage, GroupStage | LimitStage) for stage in stages)
         setup.limits = tuple(draw(st.sampled_from([None, None, 0, 3, 10])) for _ in range(levels))
     elif not stages and draw(st.booleans()):
-        setup.cuts, setup.drop_last = tuple(cut(draw, count, batch_size)), False
+        setup.cuts, setup.drop_last = tuple(cut(size_of, count, batch_size)), False
     elif draw(st.booleans()):
         whole = draw(st.integers(0, count // batch_size))
-        setup.last, setup.breaks = (whole, tuple(cut(draw, count - whole * batch_size, batch_size))), False
+        setup.last, setup.breaks = (whole, tuple(cut(size_of, count - whole * batch_size, batch_size))), False
     has_limits = world.policy is not None and (world.policy.in_all, world.policy.in_a_row) != (None, None)
     if not has_limits and not any(stage is not ON_LOOP and stage.gives_many for stage in stages):
         setup.in_order = draw(st.booleans())
@@ -268,13 +251,6 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
 
 def skips_of(policy: SkipPolicy) -> Skips:
     return Skips(policy, 0, LoaderMeters(), unpack_error, pack_error)
-
-
-def cut(draw: Draw, count: int, most: int) -> Iterator[int]:
-    while count:
-        size = draw(st.integers(1, min(count, most)))
-        yield size
-        count -= size
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -314,10 +290,7 @@ class EngineMachine(RuleBasedStateMachine):
         busy = [worker for worker in driven.workers.live if worker.to_do]
         if busy:
             worker = draw(st.sampled_from(busy))
-            # Where workers are threads, any of them writes what one holds: that may be before what it does now.
-            places = [k for k, message in enumerate(worker.to_do) if isinstance(message, PlaceMessage)]
-            at = draw(st.sampled_from([0, *places])) if driven.workers.shares_objects else 0
-            driven.settle(partial(worker.answer, at, fails=fails))
+            driven.settle(partial(worker.answer, draw(st.sampled_from(worker.may_do)), fails=fails))
 
     def fail(self, driven: ByHand, draw: Draw) -> None:
         """Have a whole task fail, where that changes no other batch than its own."""
@@ -355,7 +328,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.came[number] = plain(batch)
         if not self.has_failed or not isinstance(self.came[number], Bad):
             assert number in self.expected, "a batch came that there is none of"
-            assert self.came[number] == seen(self.expected[number])
+            assert self.came[number] == self.expected[number]
 
     def let_go(self, driven: ByHand, draw: Draw) -> None:
         if driven.taken:
@@ -368,15 +341,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.driven.arena.leased_bytes >= 0
 
     def teardown(self) -> None:
-        driven = self.driven
-        if driven is None:
-            return
-        try:
-            self.finish(driven)
-        except BaseException:
-            driven.abort()
-            raise
-        driven.close()
+        if self.driven is not None:
+            with self.driven:
+                self.finish(self.driven)
 
     def finish(self, driven: ByHand) -> None:
         """From here on all goes well: then everything must come to its end."""
@@ -439,10 +406,6 @@ def plain(batch: Any) -> Any:
     return batch
 
 
-def seen(made: Any) -> Any:
-    return made.seen() if isinstance(made, Bad) else made
-
-
 TestBatches = BatchMachine.TestCase
 TestStages = StageMachine.TestCase
 TestBatches.settings = TestStages.settings = MACHINE
@@ -453,8 +416,7 @@ def test_slab_of_a_failed_batch_is_free_after_its_last_task() -> None:
     world = World(broken=frozenset([4]), deadly=nothing, unread=nothing, changed=nothing, policy=None)
     steps = Step("map(touch)", "map", world.touch), Step("map(form)", "map", world.form)
     chains = {LAST: Chain(steps, default_collate)}
-    driven = ByHand(Setup(samples=range(8), sizes=[4] + [1] * 4, chains=chains, use_slots=True, workers=4))
-    try:
+    with ByHand(Setup(samples=range(8), sizes=[4] + [1] * 4, chains=chains, use_slots=True, workers=4)) as driven:
         for _ in range(4):
             driven.start()
         driven.settle(partial(driven.source.put, 0))
@@ -474,10 +436,6 @@ def test_slab_of_a_failed_batch_is_free_after_its_last_task() -> None:
         for worker in others:
             driven.settle(partial(worker.answer, 0))
         assert driven.running.done()
-    except BaseException:
-        driven.abort()
-        raise
-    driven.close()
 
 
 @pytest.mark.parametrize("is_skipped", [False, True])

@@ -25,6 +25,12 @@ def digest(*values: object) -> bytes:
     return ValueDigest().of(values)
 
 
+def draws_of(function: object) -> object:
+    found = ValueDigest()
+    found.of(function)
+    return found.draws
+
+
 def made(source: str, name: str = "f") -> Any:
     module = ModuleType("script")
     exec(source, vars(module))
@@ -33,6 +39,7 @@ def made(source: str, name: str = "f") -> Any:
 
 A = "class A:\n def "
 PARTIAL = "import functools\ndef g(x, k): return x + k\nf = functools.partial(g, k={})"
+NUMPY, TORCH = "import numpy as np\n", "import torch\n"
 ENUM = "import enum\nclass E(enum.Enum):\n A = 1\n"
 # Sources with a gap, and two texts for it.
 CHANGES = {
@@ -49,43 +56,27 @@ CHANGES = {
     "helper's body": ("def h(x): return x + {}\ndef f(x): return h(x)", 1, 2),
     "helper's helper": ("K = {}\ndef i(x): return K\ndef h(x): return i(x)\ndef f(x): return h(x)", 1, 2),
     "method": (A + "__call__(self, x): return x + {}\nf = A()", 1, 2),
-    "method of a base": (
-        A + "g(self, x): return x + {}\nclass B(A):\n def __call__(self, x): return self.g(x)\nf = B()",
-        1,
-        2,
-    ),
+    "method of a base": (A + "g(s, x): return x + {}\nclass B(A):\n def __call__(s, x): return s.g(x)\nf = B()", 1, 2),
     "static method": ("class A:\n @staticmethod\n def g(x): return {}\ndef f(x): return A.g(x)", 1, 2),
     "property": ("class A:\n @property\n def g(self): return {}\ndef f(x): return A().g", 1, 2),
     "attribute": (A + "__init__(self, k): self.k = k\n def __call__(self, x): return x + self.k\nf = A({})", 1, 2),
-    "attribute in a slot": (
-        "class A:\n __slots__ = ('k',)\n def __call__(self, x): return x + self.k\nf = A()\nf.k = {}",
-        1,
-        2,
-    ),
+    "attribute in a slot": (A + "__call__(self, x): return x + self.k\n __slots__ = 'k'\nf = A()\nf.k = {}", 1, 2),
     "attribute of a class": ("class A:\n k = {}\n def __call__(self, x): return x + self.k\nf = A()", 1, 2),
     "member of an enumeration": ("import enum\nclass E(enum.Enum):\n A = {}\ndef f(x): return E.A.value", 1, 2),
     "argument of a partial": (PARTIAL, 1, 2),
     "function in a decorator": ("import functools\n@functools.lru_cache\ndef f(x): return x + {}", 1, 2),
-    "array": ("import numpy as np\nK = np.arange(9){}\ndef f(x): return x + K", "", "[::-1]"),
-    "shape of an array": ("import numpy as np\nK = np.arange(6).reshape{}\ndef f(x): return x + K", (2, 3), (3, 2)),
-    "type of an array": ("import numpy as np\nK = np.zeros(8, np.{})\ndef f(x): return x + K", "int8", "uint8"),
-    "tensor": ("import torch\nK = torch.tensor([{}])\ndef f(x): return x + K", 1.0, 2.0),
-    "method of an array's class": (
-        "import numpy\nclass A(numpy.ndarray):\n def g(s): return {}\nK = numpy.ones(2).view(A)\nf = lambda x: K.g()",
-        1,
-        2,
-    ),
-    "method of a tensor's class": (
-        "import torch\nclass A(torch.Tensor):\n def g(s): return {}\nK = A(torch.ones(2))\nf = lambda x: K.g()",
-        1,
-        2,
-    ),
-    "attribute of a tensor": ("import torch\nK = torch.zeros(2)\nK.unit = '{}'\ndef f(x): return K.unit", "m", "s"),
+    "array": (NUMPY + "K = np.arange(9){}\ndef f(x): return x + K", "", "[::-1]"),
+    "shape of an array": (NUMPY + "K = np.arange(6).reshape{}\ndef f(x): return x + K", (2, 3), (3, 2)),
+    "type of an array": (NUMPY + "K = np.zeros(8, np.{})\ndef f(x): return x + K", "int8", "uint8"),
+    "tensor": (TORCH + "K = torch.tensor([{}])\ndef f(x): return x + K", 1.0, 2.0),
+    "array's method": (NUMPY + "class A(np.ndarray): g = lambda s: {}\nK = np.ones(2).view(A)\ndef f(): K.g()", 1, 2),
+    "tensor's method": (TORCH + "class A(torch.Tensor):\n def g(s): return {}\nK = A([2])\nf = lambda: K.g()", 1, 2),
+    "attribute of a tensor": (TORCH + "K = torch.zeros(2)\nK.unit = '{}'\ndef f(x): return K.unit", "m", "s"),
     "private method of an enumeration": (ENUM + " def _g(self): return {}\ndef f(x): return E.A._g()", 1, 2),
     "text of an enumeration": (ENUM + " def __str__(self): return '{}'\ndef f(x): return str(E.A)", "a", "b"),
     "order of a dict": ("K = {}\ndef f(x): return K", {1: 2, 3: 4}, {3: 4, 1: 2}),
     "order of arguments": ("def f({}): return x - y", "x, y", "y, x"),
-    "name of a library": ("import numpy as np\ndef f(x): return np.{}(x)", "sin", "cos"),
+    "name of a library": (NUMPY + "def f(x): return np.{}(x)", "sin", "cos"),
     "import in it": ("def f(x):\n from math import {0}\n return {0}(x)", "sin", "cos"),
     "exceptions that it catches": ("def f(x):\n try: return x()\n except {}: return 0", "KeyError", "ValueError"),
 }
@@ -114,8 +105,8 @@ SETS = "NAMES = {'a', 'b', 'c', 1, (2, 'd')}\ndef f(x): return x in {'p', 'q', '
 
 
 def in_new_process(script: Path, *, hash_seed: str = "0") -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONHASHSEED"] = hash_seed
     return subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True).stdout
 
 
@@ -178,56 +169,48 @@ def test_import_in_a_function_is_refused(import_it: str, tmp_path: Path, monkeyp
 
 @pytest.mark.process
 def test_own_module_may_have_the_name_of_a_python_module(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+    script, printed = tmp_path / "script.py", set[str]()
     script.write_text(
         "import chunk\nfrom headrace.sample_cache.fingerprint import ValueDigest\ndef f(x): return chunk.helper(x)\n"
         "print(ValueDigest().of(f).hex())"
     )
-    printed = set()
     for number in (1, 2):
         (tmp_path / "chunk.py").write_text(f"def helper(x): return x + {number}\n")
         printed.add(in_new_process(script))
     assert len(printed) == 2
 
 
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (lambda: LOCK, None),
-        (lambda: GENERATOR, None),
-        (lambda: VIEW, None),
-        (made("K = 1\ndef f(x): return x + globals()['K']"), "as texts"),
-        (made("K = 1\ndef f(x): return x + eval('K')"), "as texts"),
-        (made("K = 1\ndef f(x): return x + __import__('script').K"), "as texts"),
-    ],
-    ids=["lock", "generator", "memoryview", "globals()", "eval()", "__import__()"],
-)
+@pytest.mark.parametrize(("function", "why"), [
+    (lambda: LOCK, None),
+    (lambda: GENERATOR, None),
+    (lambda: VIEW, None),
+    (made("K = 1\ndef f(x): return x + globals()['K']"), "as texts"),
+    (made("K = 1\ndef f(x): return x + eval('K')"), "as texts"),
+    (made("K = 1\ndef f(x): return x + __import__('script').K"), "as texts"),
+])  # fmt: skip
 def test_function_whose_results_depend_on_the_unknowable_is_refused(function: object, why: str | None) -> None:
     with pytest.raises(NotKnownError, match=why):
         digest(function)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x + random.random(),
-        lambda x: x + np.random.rand(),  # noqa: NPY002
-        lambda x: x + np.random.default_rng().random(),
-        lambda x: x + torch.rand(()),
-        lambda x: torch.empty(3).uniform_(),
-        lambda x: x + hr.rng().random(),
-        random.random,
-        np.random.rand,
-        torch.randperm,
-        hr.rng,
-        functools.partial(np.random.default_rng(1).permuted, axis=0),
-        made("def f(x):\n from random import gauss\n return gauss(x, 1)"),
-        made("def f(x):\n from numpy import random\n return random.normal(x)"),
-        made("def f(x):\n import numpy.random as draws\n return draws.normal(x)"),
-        made("from numpy.random import rand\ndef g(x): return rand()\ndef f(x): return g(x)"),
-        made("import random\n" + A + "__init__(self): self.r = random.Random(1)\n def __call__(self, x): ...\nf = A()"),
-    ],
-)
+@pytest.mark.parametrize("function", [
+    lambda x: x + random.random(),
+    lambda x: x + np.random.rand(),  # noqa: NPY002
+    lambda x: x + np.random.default_rng().random(),
+    lambda x: x + torch.rand(()),
+    lambda x: torch.empty(3).uniform_(),
+    lambda x: x + hr.rng().random(),
+    random.random,
+    np.random.rand,
+    torch.randperm,
+    hr.rng,
+    functools.partial(np.random.default_rng(1).permuted, axis=0),
+    made("def f(x):\n from random import gauss\n return gauss(x, 1)"),
+    made("def f(x):\n from numpy import random\n return random.normal(x)"),
+    made("def f(x):\n import numpy.random as draws\n return draws.normal(x)"),
+    made("from numpy.random import rand\ndef g(x): return rand()\ndef f(x): return g(x)"),
+    made("import random\n" + A + "__init__(self): self.r = random.Random(1)\n def __call__(self, x): ...\nf = A()"),
+])  # fmt: skip
 def test_random_draws_are_found(function: object) -> None:
     assert draws_of(function) is not None
 
@@ -235,9 +218,3 @@ def test_random_draws_are_found(function: object) -> None:
 @pytest.mark.parametrize("function", [lambda x: torch.stack([x]), np.sin, len, torch.nn.Linear(2, 2), "".join, sorted])
 def test_no_random_draws_are_found_where_there_are_none(function: object) -> None:
     assert draws_of(function) is None
-
-
-def draws_of(function: object) -> object:
-    found = ValueDigest()
-    found.of(function)
-    return found.draws

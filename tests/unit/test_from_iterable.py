@@ -19,33 +19,32 @@ class Counting(torch.utils.data.IterableDataset[int]):
     """Starts each pass from 0, except the one after `load_state_dict`, and counts the passes."""
 
     def __init__(self) -> None:
-        self.next, self.passes, self.is_loaded = 0, 0, False
+        self.state, self.is_loaded = {"next": 0, "passes": 0}, False
 
     def __iter__(self) -> Iterator[int]:
         if not self.is_loaded:
-            self.next, self.passes = 0, self.passes + 1
+            self.state = {"next": 0, "passes": self.state["passes"] + 1}
         self.is_loaded = False
-        while self.next < COUNT:
-            self.next += 1
-            yield 100 * self.passes + self.next - 1
+        while self.state["next"] < COUNT:
+            self.state["next"] += 1
+            yield 100 * self.state["passes"] + self.state["next"] - 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next, "passes": self.passes}
+        return dict(self.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next, self.passes, self.is_loaded = state["next"], state["passes"], True
+        self.state, self.is_loaded = dict(state), True
 
 
 def loader_of(data: Any) -> hr.DataLoader[Any]:
     return hr.DataLoader(hr.from_iterable(data), batch_size=4)
 
 
-def test_iterable_with_states_is_resumed() -> None:
+def test_iterable_is_resumed_if_it_has_states() -> None:
     first, *_ = resumed_anywhere(lambda: loader_of(Counting()), epochs=3)
     assert first[0] == [100, 101, 102, 103]
-
-
-def test_iterable_without_states_has_none() -> None:
+    with loader_of(lambda: Counting()) as loader:  # a function is called in each epoch
+        assert lists(loader) == lists(loader)
     with loader_of(range(COUNT)) as loader:
         assert next(iter(loader)).tolist() == [0, 1, 2, 3]
         with pytest.raises(hr.OptionError, match="state"):
@@ -63,18 +62,10 @@ def test_iterator_is_refused_without_one_epoch(iterator: Any) -> None:
 
 
 def test_second_epoch_of_an_iterator_is_an_error() -> None:
-    used_up, begun = lines(), iter(range(5))
-    for data in (
-        hr.from_iterable(lines(), one_epoch=True),
-        hr.from_iterable(begun, one_epoch=True),
-        hr.from_iterable(lambda: used_up),
-    ):
+    used_up = lines()
+    once = [hr.from_iterable(some, one_epoch=True) for some in (lines(), iter(range(5)))]
+    for data in (*once, hr.from_iterable(lambda: used_up)):
         with hr.DataLoader(data, batch_size=4) as loader:
             assert lists(loader) == [[0, 1, 2, 3], [4]]
             with pytest.raises(hr.OptionError, match="an earlier loop has used up its samples"):
                 list(loader)
-
-
-def test_function_that_makes_an_iterable_is_called_in_each_epoch() -> None:
-    with loader_of(lambda: Counting()) as loader:
-        assert lists(loader) == lists(loader)

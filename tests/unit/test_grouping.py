@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.batchers import KINDS, Kind
+from unit.batchers import KINDS
 
 from headrace.engine.scheduler.group_level import FoundGroup, GroupFinder
 from headrace.engine.scheduler.position_map import GroupOrigins, NumberSet
@@ -32,21 +32,23 @@ class Nine:
         return range(len(self._offered))
 
 
-def found(finder: GroupFinder, measures: Sequence[int], numbers: Sequence[int]) -> list[FoundGroup]:
-    groups = [group for number in numbers for group in finder.offer([number], [measures[number]])]
+def found(begin: Any, measures: Sequence[int], numbers: Sequence[int] | None = None) -> list[FoundGroup]:
+    finder = GroupFinder(begin, "made()")
+    offered = range(len(measures)) if numbers is None else numbers
+    groups = [group for number in offered for group in finder.offer([number], [measures[number]])]
     return [*groups, *finder.end()]
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES)
 def test_groups_are_those_of_a_plain_program(kind: str, measures: list[int]) -> None:
     wanted = list(KINDS[kind].groups(list(enumerate(measures))))
-    assert [list(group.numbers) for group in found(_finder(KINDS[kind]), measures, range(len(measures)))] == wanted
+    assert [list(group.numbers) for group in found(KINDS[kind].begin, measures)] == wanted
 
 
 @pytest.mark.slow
 @given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES, data=st.data())
 def test_later_groups_do_not_depend_on_earlier_samples(kind: str, measures: list[int], data: st.DataObject) -> None:
-    groups, origins = found(_finder(KINDS[kind]), measures, range(len(measures))), GroupOrigins()
+    groups, origins = found(KINDS[kind].begin, measures), GroupOrigins()
     for group in groups:
         origins.formed(group.numbers)
     done = data.draw(st.integers(0, len(groups)))
@@ -57,7 +59,7 @@ def test_later_groups_do_not_depend_on_earlier_samples(kind: str, measures: list
     gone = {begin + k for start, stop in passed.behind for k in range(start, stop)}
     assert {*range(begin), *gone} == {number for group in groups[:done] for number in group.numbers}
     left = [number for number in range(begin, len(measures)) if number not in gone]
-    assert found(_finder(KINDS[kind]), measures, left) == groups[done:]
+    assert found(KINDS[kind].begin, measures, left) == groups[done:]
 
 
 @given(measures=MEASURES, size=st.sampled_from([None, 1, 3]), drop_last=st.booleans())
@@ -77,9 +79,9 @@ def test_lasting_batcher_is_offered_each_sample_once(measures: list[int], size: 
     def begin(kind: type[BucketBatcher]) -> BucketBatcher:
         return kind([2, 5], size, 10 if size is None else None, drop_last=drop_last)
 
-    lasting = found(GroupFinder(lambda: begin(Lasting), "bucket()"), measures, range(len(measures)))
+    lasting = found(lambda: begin(Lasting), measures)
     assert offered == measures
-    assert lasting == found(GroupFinder(Passing, "bucket()"), measures, range(len(measures)))
+    assert lasting == found(Passing, measures)
 
 
 @given(ranges=st.lists(st.integers(0, 60), unique=True))
@@ -110,10 +112,10 @@ def test_samples_that_a_batcher_was_not_offered_are_an_error(named: list[int]) -
             super().offer(measure)
             return named if len(self._offered) == 2 else ()
 
-    groups = found(GroupFinder(Wrong, "wrong()"), [1, 1, 1], range(3))
+    groups = found(Wrong, [1, 1, 1])
     assert [group.numbers for group in groups] == [[1], [2], [0]]
     assert [type(group.error) for group in groups] == [OptionError, OptionError, type(None)]
-    assert "wrong(): of 2 samples that it was offered" in str(groups[0].error)
+    assert "made(): of 2 samples that it was offered" in str(groups[0].error)
 
 
 class Strict(Nine):
@@ -128,25 +130,20 @@ class Endless(Nine):
         raise ValueError("no end")
 
 
-@pytest.mark.parametrize(
-    ("batcher", "measures", "expected"),
-    [
-        (Strict, [3, 9, 3, 3, 8], [([1], "9 is too long"), ([0, 2, 3], "None"), ([4], "8 is too long")]),
-        (Endless, [1, 2], [([0, 1], "no end")]),
-    ],
-)
-def test_error_of_a_batcher_replaces_the_samples_it_concerns(
-    batcher: Any, measures: list[int], expected: list[tuple[list[int], str]]
-) -> None:
-    groups = found(GroupFinder(batcher, "strict()"), measures, range(len(measures)))
+@pytest.mark.parametrize(("batcher", "measures", "expected"), [
+    (Strict, [3, 9, 3, 3, 8], [([1], "9 is too long"), ([0, 2, 3], "None"), ([4], "8 is too long")]),
+    (Endless, [1, 2], [([0, 1], "no end")]),
+])  # fmt: skip
+def test_error_replaces_its_samples(batcher: Any, measures: list[int], expected: list[tuple[list[int], str]]) -> None:
+    groups = found(batcher, measures)
     assert [(list(group.numbers), str(group.error)) for group in groups] == expected
     assert groups[0].error is not None
-    assert groups[0].error.__notes__ == ["stage: strict(), while samples were put together"]
+    assert groups[0].error.__notes__ == ["stage: made(), while samples were put together"]
 
 
 def test_samples_are_refused_when_too_many_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.engine.scheduler.group_level._WAITING_MOST", 3)
-    groups = found(GroupFinder(Nine, "nine()"), [1] * 5, range(5))
+    groups = found(Nine, [1] * 5)
     assert [list(group.numbers) for group in groups] == [[3], [4], [0, 1, 2]]
     assert [type(group.error) for group in groups] == [OptionError, OptionError, type(None)]
 
@@ -157,9 +154,6 @@ def test_samples_that_a_batcher_drops_at_its_end_stay_waiting() -> None:
             return None
 
     finder = GroupFinder(LeavesOut, "leaves_out()")
-    assert [group.numbers for group in found(finder, [9, 1, 1], range(3))] == [[0]]
+    assert [group.numbers for group in finder.offer([0, 1, 2], [9, 1, 1])] == [[0]]
+    assert not list(finder.end())
     assert finder.waiting == [1, 2]
-
-
-def _finder(kind: Kind) -> GroupFinder:
-    return GroupFinder(kind.begin, "")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders import stored
+from builders.stored import rows
 
 import headrace as hr
-from headrace.fetch.stores import memory
 from headrace.formats.limits import Limits
 from headrace.testing import FaultServer
 
@@ -36,13 +36,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def put(write: Callable[[Any], object], **settings: Any) -> str:
     with h5py.File(out := io.BytesIO(), "w", **settings) as file:
         write(file)
-    url = f"memory://hdf5/{uuid.uuid4().hex}.h5"
-    memory.put(url, out.getvalue())
-    return url
+    return stored.put(out.getvalue(), "0.h5")
 
 
-def rows(data: hr.Stream) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if not name.startswith("__")} for row in data]
+def put_dataset(name: str, **options: Any) -> str:
+    return put(lambda file: file.create_dataset(name, **options))
 
 
 def two(file: Any) -> None:
@@ -78,7 +76,7 @@ def test_types_are_those_that_tensors_can_have() -> None:
     for name, value in values.items():
         assert (batch[name].numpy() == value).all()
         assert batch[name].numpy().dtype == value.dtype.newbyteorder("=")
-    unwritten = hr.hdf5(put(lambda file: file.create_dataset("x", (9, 2), "i4", chunks=(4, 2), fillvalue=7)))
+    unwritten = hr.hdf5(put_dataset("x", shape=(9, 2), dtype="i4", chunks=(4, 2), fillvalue=7))
     assert [row["x"].tolist() for row in rows(unwritten)] == [[7, 7]] * 9
 
 
@@ -134,11 +132,11 @@ def test_reserved_name_of_a_dataset_is_refused(taken: str) -> None:
 
 
 def test_files_follow_one_another() -> None:
-    places = [put(lambda file, k=k: file.create_dataset("x", data=np.arange(k, dtype=float))) for k in (3, 0, 4)]
+    places = [put_dataset("x", data=np.arange(k, dtype=float)) for k in (3, 0, 4)]
     data = hr.hdf5(places)
     assert [float(row["x"]) for row in rows(data)] == [0, 1, 2, 0, 1, 2, 3]
     assert sorted(float(row["x"]) for row in rows(data.shuffle("global"))) == [0, 0, 1, 1, 2, 2, 3]
-    other = put(lambda file: file.create_dataset("x", data=np.arange(3)))
+    other = put_dataset("x", data=np.arange(3))
     with pytest.raises(hr.errors.FormatError, match=r"the files of a stream have the same arrays"):
         len(hr.hdf5([*places, other]))
 
@@ -157,34 +155,30 @@ def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
         assert len(server.log) < 60, "40 chunks, the labels, and what describes them"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "why"),
-    [
-        ("t", {"data": ["a", "bc"]}, "'/t' has values of any length"),
-        ("n", {"shape": (3, 2), "dtype": "i4"}, "'/n' .*never written"),
-        ("s", {"data": 3}, "no datasets with rows"),
-        ("e", {"shape": (3,), "dtype": "u1", "external": [("elsewhere.bin", 0, 3)]}, "'/e' .* other files"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "why"), [
+    ("t", {"data": ["a", "bc"]}, "'/t' has values of any length"),
+    ("n", {"shape": (3, 2), "dtype": "i4"}, "'/n' .*never written"),
+    ("s", {"data": 3}, "no datasets with rows"),
+    ("e", {"shape": (3,), "dtype": "u1", "external": [("elsewhere.bin", 0, 3)]}, "'/e' .* other files"),
+])  # fmt: skip
 def test_dataset_that_is_not_read_is_named(name: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(hr.errors.FormatError, match=why):
-        len(hr.hdf5(put(lambda file: file.create_dataset(name, **options))))
+        len(hr.hdf5(put_dataset(name, **options)))
 
 
 def test_damage_is_an_error_that_names_the_file() -> None:
     with h5py.File(out := io.BytesIO(), "w") as file:
         file.create_dataset("x", data=FLAT, chunks=(10, 6, 5), compression="gzip", fletcher32=True)
+        at = file["x"].id.get_chunk_info(3).byte_offset
     whole = out.getvalue()
     for damaged in (whole[: len(whole) // 2], b"", b"x" * 5000, whole[:600]):
-        memory.put("memory://hdf5/damaged.h5", damaged)
-        with pytest.raises(hr.errors.FormatError, match=r"damaged\.h5"):
-            len(hr.hdf5("memory://hdf5/damaged.h5"))
-    with h5py.File(io.BytesIO(whole)) as file:
-        at = file["x"].id.get_chunk_info(3).byte_offset
-    memory.put("memory://hdf5/damaged.h5", whole[:at] + b"\xff" * 9 + whole[at + 9 :])
-    data = hr.hdf5("memory://hdf5/damaged.h5")
+        place = stored.put(damaged, "0.h5")
+        with pytest.raises(hr.errors.FormatError, match=place):
+            len(hr.hdf5(place))
+    place = stored.put(whole[:at] + b"\xff" * 9 + whole[at + 9 :], "0.h5")
+    data = hr.hdf5(place)
     assert (data[29]["x"] == 29).all()
-    with pytest.raises(hr.errors.FormatError, match=rf"damaged\.h5: the chunk of '/x' at byte {at} does not decode"):
+    with pytest.raises(hr.errors.FormatError, match=rf"{place}: the chunk of '/x' at byte {at} does not decode"):
         data[30]
 
 
@@ -200,14 +194,16 @@ def test_limits_hold() -> None:
 
 @pytest.mark.parametrize("layout", ["plain", "chunks", "gzip"])
 def test_file_with_a_user_block_is_read_or_refused_by_name(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = put(lambda file: file.create_dataset("x", data=IMAGES, **LAYOUTS[layout]), userblock_size=1024)
-    is_known = h5py.version.hdf5_version_tuple >= (1, 14, 4)
-    if is_known or layout == "plain":
-        assert all((row["x"] == IMAGES[k]).all() for k, row in enumerate(rows(hr.hdf5(place))))
+    def write(file: Any) -> None:
+        file.create_dataset("x", data=IMAGES, **LAYOUTS[layout])
+
+    place = put(write, userblock_size=1024)
+    if layout == "plain" or h5py.version.hdf5_version_tuple >= (1, 14, 4):
+        assert all((row["x"] == IMAGES[k]).all() for k, row in enumerate(hr.hdf5(place)))
     monkeypatch.setattr(h5py.version, "hdf5_version_tuple", (1, 14, 3))
     if layout == "plain":
         assert len(hr.hdf5(place)) == COUNT
-        return
-    with pytest.raises(hr.errors.FormatError, match=rf"{place}: the dataset '/x' .* user block.* h5py 3"):
-        len(hr.hdf5(place))
-    assert len(hr.hdf5(put(lambda file: file.create_dataset("x", data=IMAGES, **LAYOUTS[layout])))) == COUNT
+    else:
+        with pytest.raises(hr.errors.FormatError, match=rf"{place}: the dataset '/x' .* user block.* h5py 3"):
+            len(hr.hdf5(place))
+    assert len(hr.hdf5(put(write))) == COUNT

@@ -38,19 +38,16 @@ def head_of(data: bytes, boundaries: tuple[int, ...] = ()) -> tuple[object, int]
     return None, -1
 
 
-@pytest.mark.parametrize(
-    ("head", "length", "is_chunked", "keeps_alive"),
-    [
-        (USUAL, 100, False, True),
-        (CHUNKED, None, True, True),
-        (b"HTTP/1.1 200 OK\r\n\r\n", None, False, False),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", 0, False, True),
-        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n", 0, False, True),
-        (b"HTTP/1.0 200 OK\r\nContent-Length: 7\r\nConnection: keep-alive\r\n\r\n", 7, False, False),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: Close\r\n\r\n", 7, False, False),
-        (b"HTTP/1.1 200\r\nContent-Length:7\r\ncontent-length:\t7 \r\n\r\n", 7, False, True),
-    ],
-)
+@pytest.mark.parametrize(("head", "length", "is_chunked", "keeps_alive"), [
+    (USUAL, 100, False, True),
+    (CHUNKED, None, True, True),
+    (b"HTTP/1.1 200 OK\r\n\r\n", None, False, False),
+    (b"HTTP/1.1 204 No Content\r\n\r\n", 0, False, True),
+    (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\n\r\n", 0, False, True),
+    (b"HTTP/1.0 200 OK\r\nContent-Length: 7\r\nConnection: keep-alive\r\n\r\n", 7, False, False),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: Close\r\n\r\n", 7, False, False),
+    (b"HTTP/1.1 200\r\nContent-Length:7\r\ncontent-length:\t7 \r\n\r\n", 7, False, True),
+])  # fmt: skip
 def test_head_frames_the_body(head: bytes, length: int | None, is_chunked: bool, keeps_alive: bool) -> None:
     parsed = parse_head(head)
     assert (parsed.length, parsed.is_chunked, parsed.keeps_alive) == (length, is_chunked, keeps_alive)
@@ -156,21 +153,18 @@ def test_chunks_that_cannot_be_read_are_refused(coded: bytes) -> None:
         unchunked(coded, [], 100)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("bytes 0-99/500", (0, 100, 500)),
-        ("Bytes 7-7/*", (7, 8, None)),
-        ("bytes */500", (None, None, 500)),
-        ("bytes 5-4/500", None),
-        ("bytes 0-500/500", None),
-        ("bytes=0-99/500", None),
-        ("bytes 0-99/500, bytes 0-99/500", None),
-        ("bytes 0-9٩/500", None),
-        ("lines 0-99/500", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    ("bytes 0-99/500", (0, 100, 500)),
+    ("Bytes 7-7/*", (7, 8, None)),
+    ("bytes */500", (None, None, 500)),
+    ("bytes 5-4/500", None),
+    ("bytes 0-500/500", None),
+    ("bytes=0-99/500", None),
+    ("bytes 0-99/500, bytes 0-99/500", None),
+    ("bytes 0-9٩/500", None),
+    ("lines 0-99/500", None),
+    ("", None),
+])  # fmt: skip
 def test_content_range_is_parsed_or_refused(value: str, expected: tuple[int | None, ...] | None) -> None:
     if expected is None:
         with pytest.raises(ValueError, match="Content-Range"):
@@ -182,22 +176,19 @@ def test_content_range_is_parsed_or_refused(value: str, expected: tuple[int | No
 NOW_S = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("0", 0.0),
-        ("120", 120.0),
-        ("0.25", 0.25),
-        (format_datetime(datetime(2026, 5, 1, 12, 1, tzinfo=UTC), usegmt=True), 60.0),
-        ("Fri, 01 May 2026 11:00:00 GMT", 0.0),
-        ("Fri, 01 May 2026 12:00:30 -0000", 30.0),
-        ("-5", None),
-        ("1e9", None),
-        ("inf", None),
-        ("soon", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    ("0", 0.0),
+    ("120", 120.0),
+    ("0.25", 0.25),
+    (format_datetime(datetime(2026, 5, 1, 12, 1, tzinfo=UTC), usegmt=True), 60.0),
+    ("Fri, 01 May 2026 11:00:00 GMT", 0.0),
+    ("Fri, 01 May 2026 12:00:30 -0000", 30.0),
+    ("-5", None),
+    ("1e9", None),
+    ("inf", None),
+    ("soon", None),
+    ("", None),
+])  # fmt: skip
 def test_retry_after_is_seconds_or_a_date(value: str, expected: float | None) -> None:
     assert retry_after_s(value, NOW_S) == expected
 
@@ -209,19 +200,16 @@ def test_retry_after_never_raises(value: str) -> None:
     assert seconds is None or seconds >= 0
 
 
-@pytest.mark.parametrize(
-    ("url", "origin", "authority", "path"),
-    [
-        ("http://host/a/b?x=%2F&y#part", ("http", "host", 80), "host", "/a/b?x=%2F&y"),
-        ("HTTPS://Host:443//a/../b/", ("https", "host", 443), "host", "//a/../b/"),
-        ("http://host:8080", ("http", "host", 8080), "host:8080", "/"),
-        ("http://host?x", ("http", "host", 80), "host", "/?x"),
-        ("http://[::1]:81/", ("http", "::1", 81), "[::1]:81", "/"),
-        ("http://user:p%40ss@host/a@b", ("http", "host", 80), "host", "/a@b"),
-        ("http://host/a b/ü%20{}", ("http", "host", 80), "host", "/a%20b/%C3%BC%20{}"),
-        ("http://bücher.example/", ("http", "xn--bcher-kva.example", 80), "xn--bcher-kva.example", "/"),
-    ],
-)
+@pytest.mark.parametrize(("url", "origin", "authority", "path"), [
+    ("http://host/a/b?x=%2F&y#part", ("http", "host", 80), "host", "/a/b?x=%2F&y"),
+    ("HTTPS://Host:443//a/../b/", ("https", "host", 443), "host", "//a/../b/"),
+    ("http://host:8080", ("http", "host", 8080), "host:8080", "/"),
+    ("http://host?x", ("http", "host", 80), "host", "/?x"),
+    ("http://[::1]:81/", ("http", "::1", 81), "[::1]:81", "/"),
+    ("http://user:p%40ss@host/a@b", ("http", "host", 80), "host", "/a@b"),
+    ("http://host/a b/ü%20{}", ("http", "host", 80), "host", "/a%20b/%C3%BC%20{}"),
+    ("http://bücher.example/", ("http", "xn--bcher-kva.example", 80), "xn--bcher-kva.example", "/"),
+])  # fmt: skip
 def test_address_is_sent_as_it_stands(url: str, origin: tuple[str, str, int], authority: str, path: str) -> None:
     target = target_of(url)
     assert (target.origin[:3], target.origin.authority, target.path) == (origin, authority, path)

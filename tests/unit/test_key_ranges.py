@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -17,15 +17,17 @@ from headrace.types import Listed
 
 
 class Bucket:
-    """Gives its keys in pages; counts how many it is asked for, and how many at once."""
+    """Gives its keys in pages. Counts the requests, and how many are open at once."""
 
-    def __init__(self, keys: Sequence[str], size: int, *, knows_after: bool = True) -> None:
-        self.keys, self.size, self.knows_after = keys, size, knows_after
+    def __init__(
+        self, keys: Sequence[str], size: int, *, knows_after: bool = True, entry: Callable[[str], Listed] = Listed
+    ) -> None:
+        self.keys, self.size, self.knows_after, self.entry = keys, size, knows_after, entry
         self.requests = self.at_once = self.most = 0
 
     async def pages(self, after: str | None) -> AsyncGenerator[list[Listed], None]:
-        at = 0 if after is None or not self.knows_after else bisect_right(self.keys, after)
-        while True:
+        first = 0 if after is None or not self.knows_after else bisect_right(self.keys, after)
+        for at in range(first, max(len(self.keys), first + 1), self.size):
             self.requests += 1
             self.at_once += 1
             self.most = max(self.most, self.at_once)
@@ -34,15 +36,8 @@ class Bucket:
                     await asyncio.sleep(0)
             finally:
                 self.at_once -= 1
-            page = self.keys[at : at + self.size]
-            if page:
+            if page := self.keys[at : at + self.size]:
                 yield [self.entry(key) for key in page]
-            at += self.size
-            if at >= len(self.keys):
-                return
-
-    def entry(self, key: str) -> Listed:
-        return Listed(key)
 
     def listed(self) -> list[str]:
         async def collect() -> list[str]:
@@ -52,11 +47,9 @@ class Bucket:
         return asyncio.run(collect())
 
 
-class BucketWithFolders(Bucket):
-    """Objects for folders are empty and without their slash, as obstore lists them."""
-
-    def entry(self, key: str) -> Listed:
-        return Listed(key.removesuffix("/"), int(not key.endswith("/")))
+def with_folders(key: str) -> Listed:
+    """An object for a folder is empty and without its slash, as obstore lists it."""
+    return Listed(key.removesuffix("/"), int(not key.endswith("/")))
 
 
 _KEYS = st.lists(st.text("059afzAZ/-.é~", min_size=1, max_size=8), unique=True, max_size=200).map(sorted)
@@ -74,13 +67,13 @@ def test_listing_in_ranges_has_each_key_once(keys: list[str], size: int) -> None
 def test_objects_for_folders_are_skipped(keys: list[str], size: int) -> None:
     keys = [key for key in keys if "//" not in key and key[0] != "/"]
     folders = {key[: at + 1] for key in keys for at, sign in enumerate(key) if sign == "/"}
-    assert sorted(BucketWithFolders(sorted({*keys, *folders}), size).listed()) == sorted(keys)
+    assert sorted(Bucket(sorted({*keys, *folders}), size, entry=with_folders).listed()) == sorted(keys)
 
 
 def test_folder_names_that_sort_before_a_slash_are_listed_in_ranges() -> None:
     keys = [f"class{k}{end}/{n:02d}" for k in range(90) for n in range(20) for end in ("", "-big", " x")]
     folders = {f"{key.partition('/')[0]}/" for key in keys}
-    bucket = BucketWithFolders(sorted({*keys, *folders}), 20)
+    bucket = Bucket(sorted({*keys, *folders}), 20, entry=with_folders)
     assert sorted(bucket.listed()) == sorted(keys)
     assert bucket.most >= 8
 
@@ -96,15 +89,11 @@ def test_many_keys_are_listed_by_several_at_once(name: str) -> None:
     assert bucket.requests < 2.5 * len(keys) / 20
 
 
-def test_few_keys_and_empty_objects_are_listed_without_a_request_more() -> None:
-    class Empty(Bucket):
-        def entry(self, key: str) -> Listed:
-            return Listed(key, 0)
-
+def test_few_keys_and_empty_objects_are_listed_without_more_requests() -> None:
     bucket = Bucket([f"{k:04d}" for k in range(380)], 100)
     assert bucket.listed() == bucket.keys
     assert bucket.requests == 4
-    empty = Empty([f"{k:04d}" for k in range(2000)], 10)
+    empty = Bucket([f"{k:04d}" for k in range(2000)], 10, entry=lambda key: Listed(key, 0))
     assert sorted(empty.listed()) == empty.keys
 
 

@@ -1,8 +1,9 @@
-"""LitData: leaves equal what was written; damaged, hostile and pickled ones are errors with their place."""
+"""LitData: values equal what was written, damage and pickles are errors; and its indexes of Parquet files."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import pickle
 import struct
@@ -10,19 +11,22 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
-from end_to_end import litdata, mds
+from builders import litdata, mds, parquet
+from builders.stored import put_folder as put
+from builders.stored import rows
 from one_object import OneObject
 
 import headrace as hr
-from headrace.errors import DecodeError, FormatError, LimitError, OptionError
+from headrace.errors import DecodeError, FormatError, LimitError, ObjectMissingError, OptionError, StageError
+from headrace.fetch.stores import memory
 from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.litdata.format import LITDATA, LitData
-from headrace.formats.litdata.leaves import nested_value
-from headrace.formats.litdata.trees import tree_of
+from headrace.formats.litdata.trees import nested_value, tree_of
 from headrace.testing.decoders import same
 
 URL = "memory://litdata/index.json"
@@ -38,8 +42,7 @@ def entry_of(files: dict[str, bytes], limits: Limits = DEFAULTS) -> ShardEntry:
 
 
 def read(files: dict[str, bytes], form: LitData = LITDATA) -> list[dict[str, Any]]:
-    found = list(hr.stream(litdata.put("litdata-unit", files), format=form))
-    return [{name: value for name, value in one.items() if not name.startswith("__")} for one in found]
+    return rows(hr.stream(put(files), format=form))
 
 
 @pytest.mark.parametrize("level", [None, "chunk", "batch", "sample"])
@@ -59,23 +62,19 @@ def test_samples_are_what_was_written(level: str | None) -> None:
         for n in range(11)
     ]
     found = read(litdata.folder([samples], level))
-    assert all(map(same, found, samples))
-    assert len(found) == len(samples)
+    assert same(found, samples)
     for sample in found:
         sample["matrix"] += 1  # tensors own their memory
     assert [sample["matrix"].sum() for sample in found] == [6 * n for n in range(11)]
 
 
-@pytest.mark.parametrize(
-    ("item", "sample"),
-    [
-        (7, {"value": 7}),
-        ((1, "b"), {"0": 1, "1": "b"}),
-        ([1.5, (2, [True])], {"0": 1.5, "1": (2, [True])}),
-        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
-        ({3: "x"}, {"3": "x"}),
-    ],
-)
+@pytest.mark.parametrize(("item", "sample"), [
+    (7, {"value": 7}),
+    ((1, "b"), {"0": 1, "1": "b"}),
+    ([1.5, (2, [True])], {"0": 1.5, "1": (2, [True])}),
+    (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+    ({3: "x"}, {"3": "x"}),
+])  # fmt: skip
 def test_items_that_are_no_dicts_of_names_have_fields_too(item: Any, sample: dict[str, Any]) -> None:
     assert read(litdata.folder([[item]])) == [sample]
 
@@ -214,22 +213,19 @@ def test_catalogue_of_another_loader_is_refused(loader: str) -> None:
 
 
 @pytest.mark.parametrize("level", [None, "batch", "sample"])
-def test_table_that_is_changed_anywhere_is_an_error_or_gives_as_many(level: str | None) -> None:
+def test_changed_table_is_an_error_or_gives_as_many_samples(level: str | None) -> None:
     files = litdata.folder([[{"x": n, "s": "a" * n} for n in range(10)]], level)
     data, entry = files["chunk-0-0.bin"], entry_of(files)
-    head = 24 + 44 + 72 if level == "batch" else 48
-    for at in range(head):
-        for value in (0, 1, 255):
-            changed = data[:at] + bytes([value]) + data[at + 1 :]
-            if changed == data:
-                continue
-            try:
-                rows = indexed(changed, entry).rows
-            except FormatError:
-                continue
-            # a sample may begin elsewhere and then does not decode; a frame may not
-            assert level != "batch" or 14 <= at < 24 + 44, f"byte {at} is {value}"
-            assert len(rows) == 10
+    # a sample may begin elsewhere and then does not decode; a frame may not
+    head, unchecked = (24 + 44 + 72, range(14, 24 + 44)) if level == "batch" else (48, range(48))
+    for at, value in itertools.product(range(head), (0, 1, 255)):
+        changed = data[:at] + bytes([value]) + data[at + 1 :]
+        try:
+            rows = indexed(changed, entry).rows
+        except FormatError:
+            continue
+        assert changed == data or at in unchecked, f"byte {at} is {value}"
+        assert len(rows) == 10
     for end in range(0, len(data), 7):
         with pytest.raises(FormatError, match=r"chunk-0-0.bin is damaged"):
             indexed(data[:end], entry)
@@ -248,7 +244,7 @@ def test_frame_with_other_items_is_an_error() -> None:
 
 @pytest.mark.parametrize("level", ["chunk", "batch", "sample"])
 def test_bomb_is_a_limit_error(level: str) -> None:
-    place = litdata.put("litdata-bomb", litdata.folder([[{"x": b"\0" * 300_000}] * 2], level))
+    place = put(litdata.folder([[{"x": b"\0" * 300_000}] * 2], level))
     unpacked = Limits(unpacked_free_bytes=1000, unpacked_ratio=10, member_bytes=10**7)
     for low in (unpacked, Limits(member_bytes=10_000)):
         with pytest.raises(LimitError):
@@ -256,9 +252,9 @@ def test_bomb_is_a_limit_error(level: str) -> None:
 
 
 def test_catalogues_of_one_name_are_distinguished() -> None:
-    one, other = litdata.put("litdata-told", WHOLE), mds.put("mds-told", mds.folder({"x": "int"}, [[{"x": 5}]]))
+    one, other = put(WHOLE), put(mds.folder({"x": "int"}, [[{"x": 5}]]))
     assert (len(hr.stream(one)), len(hr.stream(other))) == (10, 1)
-    with pytest.raises(FormatError, match=r"memory://mds-told/index\.json"):
+    with pytest.raises(FormatError, match=rf"{other}/index\.json"):
         hr.stream([one, other])
 
 
@@ -269,3 +265,102 @@ def test_table_is_read_at_once_or_in_two_where_it_is_long(monkeypatch: pytest.Mo
         source = OneObject(WHOLE["chunk-0-0.bin"])
         index = asyncio.run(LITDATA.index(source, entry_of(WHOLE), DEFAULTS))
         assert (source.reads, index.rows.size.tolist()) == (reads, [16 + n for n in range(10)])
+
+
+SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+
+
+def file_of(start: int, stop: int) -> bytes:
+    return parquet.written([{"n": n, "text": "x" * n} for n in range(start, stop)], SCHEMA, row_group_size=4)
+
+
+TABLES = {"b.parquet": (10, file_of(0, 10)), "deep/a.parquet": (5, file_of(10, 15)), "c.parquet": (0, file_of(0, 0))}
+
+
+def index_with(number: int = 0, config: dict[str, Any] | None = None, **chunk: Any) -> dict[str, bytes]:
+    files = litdata.of_tables(TABLES, **(config or {}))
+    index = json.loads(files["index.json"])
+    index["chunks"][number].update(chunk)
+    return {**files, "index.json": json.dumps(index).encode()}
+
+
+def numbers(data: hr.Stream) -> list[int]:
+    return [sample["n"] for sample in data]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [None, "litdata", LitData()])
+@pytest.mark.parametrize("end", ["", "/", "/index.json"])
+def test_files_are_read_in_the_order_of_the_index(form: Any, end: str) -> None:
+    data = hr.stream(put(litdata.of_tables(TABLES)) + end, format=form)
+    assert numbers(data) == list(range(15))
+    assert (len(data), data[12]["text"]) == (15, "x" * 12)
+    assert "parquet, by litdata's index.json" in str(data.describe())
+
+
+def test_files_that_the_index_does_not_name_are_not_read() -> None:
+    place = put(litdata.of_tables({name: TABLES[name] for name in ("deep/a.parquet",)}))
+    memory.put(f"{place}/b.parquet", TABLES["b.parquet"][1])
+    assert numbers(hr.stream(place)) == list(range(10, 15))
+
+
+def test_columns_and_where_are_those_of_parquet() -> None:
+    place = put(litdata.of_tables(TABLES))
+    some = hr.stream(place, format=LitData(parquet=hr.Parquet(columns=["n"], where=[("n", ">", 8)])))
+    assert numbers(some) == list(range(9, 15))
+    assert "text" not in next(iter(some))
+
+
+def test_several_folders_come_one_after_the_other() -> None:
+    first = put(litdata.of_tables({"deep/a.parquet": TABLES["deep/a.parquet"]}))
+    other = put(litdata.of_tables({"b.parquet": TABLES["b.parquet"]}))
+    assert numbers(hr.stream([first, other])) == [*range(10, 15), *range(10)]
+    items = put(litdata.folder([[{"n": 1, "text": "a"}]]))
+    with pytest.raises(OptionError, match=f"{items} has shards of litdata, and others of parquet"):
+        hr.stream([first, items])
+    with pytest.raises(OptionError, match=f"{first} has shards of parquet, and others of litdata"):
+        hr.stream([items, first])
+
+
+@pytest.mark.parametrize(
+    ("claim", "why"), [({"chunk_size": 9}, "9"), ({"chunk_size": 11}, "11"), ({"chunk_bytes": 7}, "10 in 7")]
+)
+def test_file_that_differs_from_the_index_is_an_error(claim: dict[str, int], why: str) -> None:
+    place = put(index_with(**claim))
+    rows = f"10 rows in {len(TABLES['b.parquet'][1])} bytes"
+    for use in (len, list, lambda data: data[14]):
+        with pytest.raises(
+            FormatError, match=rf"{place}/b\.parquet is damaged.*{rows},.*{place}/index\.json \w+ {why}"
+        ):
+            use(hr.stream(place))
+
+
+def test_changed_and_missing_files_are_errors_that_name_them() -> None:
+    place = put(litdata.of_tables(TABLES))
+    memory.put(f"{place}/b.parquet", file_of(0, 10)[:-1])
+    with pytest.raises(FormatError, match=r"b\.parquet is damaged"):
+        list(hr.stream(place))
+    memory.put(f"{place}/b.parquet", file_of(0, 10))
+    memory.remove(f"{place}/deep/a.parquet")
+    with pytest.raises(ObjectMissingError, match=r"deep/a\.parquet"):
+        list(hr.stream(place))
+
+
+@pytest.mark.parametrize(("files", "why"), [
+    (index_with(filename="../x.parquet"), "chunk 0: .*outside"),
+    (index_with(1, filename=None), "chunk 1: .*called"),
+    (index_with(1, filename="b.parquet"), "entries 0 and 1 both name .*twice"),
+    (index_with(2, chunk_size=-1), "chunk 2: it has '-1' items"),
+    (index_with(chunk_bytes=True), "chunk 0: .*bytes"),
+    (index_with(config={"compression": "zstd"}), "compressed or encrypted"),
+    (index_with(config={"encryption": {"algorithm": "fernet"}}), "compressed or encrypted"),
+])  # fmt: skip
+def test_damaged_index_of_tables_is_an_error_with_the_reason(files: dict[str, bytes], why: str) -> None:
+    place = put(files)
+    with pytest.raises(StageError, match=rf"{place}/index\.json is damaged: .*{why}"):
+        hr.stream(place)
+
+
+def test_index_of_no_tables_is_an_error() -> None:
+    with pytest.raises(OptionError, match="names no shards"):
+        hr.stream(put(litdata.of_tables({})))

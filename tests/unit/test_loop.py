@@ -1,4 +1,4 @@
-"""The event loop of a loader, its engine and its mailbox."""
+"""The event loop of a loader, its engine, its mailbox, and the descriptor that wakes others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from functools import partial
 
 import pytest
 
-from headrace._util.wakeup import is_readable
+import headrace as hr
+from headrace._util.wakeup import Wakeup, is_readable
 from headrace.engine.scheduler import event_loop as engine
 from headrace.engine.scheduler.event_loop import Engine, EngineState, Mailbox
+from headrace.errors import LoaderClosedError
+from headrace.observe.stats import LoaderMeters
 
 
 async def raises(kind: type[BaseException], number: int) -> None:
@@ -80,6 +83,21 @@ def test_engine_calls_in_order_and_refuses_after_close() -> None:
     assert order[-1] == "refused"
 
 
+def test_engine_ends_when_its_runtime_was_closed_while_it_started() -> None:
+    class ClosingMeters(LoaderMeters):
+        def begin(self) -> None:  # right before the engine starts
+            closing = threading.Thread(target=runtime.close)
+            closing.start()
+            closing.join()
+
+    with hr.DataLoader(hr.from_map([1])) as loader:
+        runtime = loader._behind._runtime
+        runtime.meters = ClosingMeters()
+        with pytest.raises(LoaderClosedError, match="closed"):
+            runtime.post(print)
+    assert "headrace-engine" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_mailbox_is_readable_after_post_and_serves_earlier_puts() -> None:
     mailbox, made = Mailbox(), list[int]()
     mailbox.put(made.append, 1)
@@ -102,3 +120,17 @@ def test_mailbox_loses_no_call_posted_while_it_serves() -> None:
     for thread in threads:
         thread.join()
     assert len(made) == 3 * count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2, 4096, 200_000])
+def test_wakeup_is_readable_until_it_is_cleared_however_often_it_was_set(times: int) -> None:
+    wakeup = Wakeup()
+    assert not is_readable(wakeup.fileno(), 0)
+    for _ in range(2):
+        for _ in range(times):
+            wakeup.set()
+        assert wakeup.wait(0)
+        wakeup.clear()
+        wakeup.clear()
+        assert not wakeup.wait(0)

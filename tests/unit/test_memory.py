@@ -1,9 +1,11 @@
-"""Leases of an arena: never two for the same byte, used again when ended, and counted right."""
+"""Memory: leases of an arena, never two for the same byte, and the limit of the machine or its control groups."""
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headrace._util.file_limits import memory_bytes
 from headrace._util.shared_memory import Arena, Lease, Segment
+
+MIB = 2**20
 
 
 class SmallArena(Arena):
@@ -100,40 +105,39 @@ TestArena = ArenaModel.TestCase
 TestArena.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_memory_is_used_again() -> None:
-    arena = SmallArena()
-    numbers = set()
-    for _ in range(200):
-        lease = arena.lease(3000)
-        numbers.add(lease.segment.number)
-        lease.release()
-    assert len(numbers) == 1
+@pytest.fixture
+def forgotten() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def arena(forgotten: list[int]) -> Iterator[SmallArena]:
+    arena = SmallArena(forgotten.append)
+    yield arena
     arena.close()
 
 
-def test_what_a_read_did_not_need_is_leased_again() -> None:
-    arena = SmallArena()
+def test_memory_is_leased_again_after_release_and_trim(arena: SmallArena) -> None:
+    for _ in range(200):
+        first = arena.lease(3000)
+        first.release()
+        assert arena.segment_bytes == SmallArena.SEGMENT_BYTES
     first = arena.lease(4000)
     arena.trim(first, 100)
     second = arena.lease(3000)
     assert second.segment is first.segment
     assert second.offset == 128
-    arena.close()
 
 
-def test_a_large_lease_has_a_segment_of_its_own_and_gives_it_back() -> None:
-    forgotten: list[int] = []
-    arena = SmallArena(forgotten.append)
+def test_a_large_lease_has_a_segment_of_its_own_and_gives_it_back(arena: SmallArena, forgotten: list[int]) -> None:
     lease = arena.lease(50_000)
     assert arena.segment_bytes >= 50_000
     lease.release()
     assert arena.segment_bytes == 0
     assert forgotten == [lease.segment.number]
-    arena.close()
 
 
-def test_views_outlive_the_arena() -> None:
-    arena = SmallArena()
+def test_views_outlive_the_arena(arena: SmallArena) -> None:
     lease = arena.lease(100)
     array = np.frombuffer(lease.view, np.uint8)
     array[:] = 9
@@ -150,11 +154,10 @@ def test_a_segment_cannot_shrink_under_a_reader() -> None:
     segment.close()
 
 
-def test_lack_of_memory_is_an_error_that_the_arena_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_an_error_that_the_arena_survives(arena: SmallArena, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    arena = SmallArena()
     first = arena.lease(4000)
     held = arena.leased_bytes, arena.segment_bytes
     with monkeypatch.context() as patch:
@@ -162,12 +165,9 @@ def test_lack_of_memory_is_an_error_that_the_arena_survives(monkeypatch: pytest.
         with pytest.raises(MemoryError, match="4096 bytes of shared memory"):
             arena.lease(4000)
     assert (arena.leased_bytes, arena.segment_bytes) == held
-    second = arena.lease(4000)
-    assert second.segment is not first.segment
+    assert arena.lease(4000).segment is not first.segment
     first.release()
-    second.release()
-    assert arena.leased_bytes == 0
-    arena.close()
+    assert arena.leased_bytes == 4000
 
 
 def test_new_segments_are_no_larger_than_the_room_but_hold_the_lease() -> None:
@@ -178,6 +178,34 @@ def test_new_segments_are_no_larger_than_the_room_but_hold_the_lease() -> None:
     assert arena.segment_bytes == room
     leases.append(arena.lease(size))  # over it, by what is leased and no more
     assert arena.segment_bytes == room + size
-    for lease in leases:
-        lease.release()
     arena.close()
+
+
+def put(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("files", [
+    {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{64 * MIB}\n"},
+    {
+        "proc/self/cgroup": "0::/slurm/job/step\n",
+        "sys/fs/cgroup/slurm/job/step/memory.max": "max\n",
+        "sys/fs/cgroup/slurm/job/memory.max": f"{64 * MIB}\n",
+        "sys/fs/cgroup/slurm/memory.max": f"{256 * MIB}\n",
+    },
+    {
+        "proc/self/cgroup": "5:cpu,cpuacct:/other\n4:memory:/slurm/job\n0::/\n",
+        "sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes": f"{64 * MIB}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    },
+    {"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{64 * MIB}\n"},
+], ids=["root of a namespace", "a group above its own", "version 1", "no groups"])  # fmt: skip
+def test_limit_is_that_of_the_narrowest_group_when_groups_are_nested(tmp_path: Path, files: dict[str, str]) -> None:
+    assert memory_bytes(put(tmp_path, files)) == 64 * MIB
+
+
+def test_limit_is_the_machines_memory_when_no_group_has_one(tmp_path: Path) -> None:
+    assert memory_bytes(put(tmp_path, {"proc/self/cgroup": "0::/a\n"})) > 64 * MIB

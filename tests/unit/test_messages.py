@@ -1,16 +1,25 @@
-"""Messages to workers, and the error of a task that ends workers."""
+"""Messages to and from workers: their fields, the values that many of them share, and errors with their origins."""
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
+from typing import Any, NamedTuple
 
 import pytest
 
+from headrace._util import pickled
+from headrace._util.pickled import packed_once
+from headrace.cli.settings import say
+from headrace.errors import FormatError, WorkerDiedError
 from headrace.formats.tar.scanner import TarScanner
+from headrace.torch_compat.errors import pack_worker_error, unpack_error
+from headrace.torch_compat.serialize import pack_error
+from headrace.workers.error_notes import note_origin
+from headrace.workers.failures import NOWHERE, Failure, Origin, PackedError, Scope
 from headrace.workers.messages import PlaceMessage, TaskMessage, died, exit_text
 from headrace.workers.sample_chunks import ListPart
-from headrace.workers.tasks import Finish, Reply, Task
+from headrace.workers.tasks import Finish, Reply, Step, Task
 from headrace.workers.wire_chunks import SentApart, SentObjects, SentPickle, SentRows
 
 
@@ -38,3 +47,106 @@ def test_death_on_a_sample_names_its_position() -> None:
     task = Task(1, 0, 2, Finish.SLOTS, [ListPart([1, 2])], position=8)
     assert "sample 9 of the epoch" in str(died(task, 1, 17, 3))
     assert exit_text(3) == "exit code 3"
+
+
+@pytest.mark.parametrize(("start", "stop", "failed"), [(0, 5, 1), (1, 5, 0), (2, 5, 1), (4, 5, None), (0, 1, None)])
+def test_cut_of_a_list_has_its_first_failure(start: int, stop: int, failed: int | None) -> None:
+    samples = [0, Failure(PackedError(b"")), 2, Failure(PackedError(b"")), 4]
+    part = ListPart(samples).cut(start, stop)
+    assert list(part.failed)[:1] == ([] if failed is None else [failed])
+
+
+@packed_once(tuple)
+class Known(NamedTuple):
+    number: int
+    inner: Any = None
+
+
+class _Counted:
+    """Counts how often it is pickled."""
+
+    times = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        _Counted.times += 1
+        return _Counted, ()
+
+
+def test_value_of_many_messages_is_pickled_once_and_is_one_object_in_all_of_them() -> None:
+    known = Known(1, _Counted())
+    messages = [pickle.loads(pickle.dumps((k, known))) for k in range(3)]
+    assert [k for k, _ in messages] == [0, 1, 2]
+    assert all(one is messages[0][1] for _, one in messages)
+    assert type(messages[0][1]) is Known
+    assert _Counted.times == 1
+
+
+@pytest.mark.parametrize("number", [1, True, 1.0])
+def test_nested_values_keep_their_types(number: Any) -> None:
+    known = Known(number, [Known(2), Known(3, "a")])
+    loaded = pickle.loads(pickle.dumps(known))
+    assert loaded == known
+    assert type(loaded.number) is type(number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [100, pickled._LATEST_BYTES // 10, 2 * pickled._LATEST_BYTES])
+def test_values_that_are_not_among_the_latest_are_pickled_again_and_not_held(size: int) -> None:
+    many = [Known(k, bytes(size)) for k in range(50)]
+    for _ in range(2):
+        assert [pickle.loads(pickle.dumps(one)) for one in many] == many
+    for kept in (pickled._packed, pickled._unpacked):
+        assert kept.nbytes <= max(pickled._LATEST_BYTES, size + 1000)
+        assert kept.nbytes == sum(nbytes for _, nbytes in kept._kept.values())
+
+
+def test_note_of_an_origin_has_what_is_known() -> None:
+    whole = Origin("map(f)", 5, "'a'", "memory://a", 1)
+    assert whole.note == "stage: map(f); sample 5 of the epoch; key 'a'; url memory://a; worker 1"
+    assert Origin("fetch", 0, worker=0).note == "stage: fetch; sample 0 of the epoch; worker 0"
+    assert NOWHERE.note == ""
+
+
+def test_control_characters_of_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b]0;owned\x07\x9b2J\r\u202eb\tc\nd"
+    plain = "a\\x1b]0;owned\\x07\\x9b2J\\r\\u202eb\tc\nd"
+    error = FormatError(f"{name} is damaged", url=name)
+    assert str(error) == f"{plain} is damaged"
+    assert str(pickle.loads(pickle.dumps(error))) == f"{plain} is damaged"
+    origin = note_origin(KeyError("x"), Step("map(f)", "map", abs), {"__key__": "k", "__url__": name}, 5, None)
+    assert origin.url == plain
+    say("inspect", name)
+    assert capsys.readouterr().err == f"headrace inspect: {plain}\n"
+
+
+def test_noted_origin_is_the_one_that_is_sent() -> None:
+    error, sample = KeyError("x"), {"__key__": "a" * 300, "__url__": "s3://user:word@a/0.tar"}
+    origin = note_origin(error, Step("map(f)", "map", abs, passed="FromMap → map(f)"), sample, 5, 2)
+    assert error.__notes__ == [origin.note]
+    assert len(origin.key) == 200
+    assert origin.note.endswith("worker 2; operators: FromMap → map(f)")
+    assert "word" not in origin.note
+
+
+def test_widened_error_differs_in_its_scope_only() -> None:
+    packed = pack_error(ValueError("x"), Origin("map(f)"))
+    assert packed.scope is Scope.SAMPLE
+    assert packed.widened() == packed.widened().widened() == PackedError(packed.blob, packed.origin, Scope.MORE)
+    assert pickle.loads(pickle.dumps(packed.widened())) == packed.widened()
+
+
+def test_error_of_a_worker_is_raised_as_by_torchs_loader() -> None:
+    raised = ValueError("x")
+    raised.code = 7  # type: ignore[attr-defined]
+    error = unpack_error(pack_worker_error(raised, "in DataLoader worker process 3", Origin("map(f)", 5)))
+    assert str(error).startswith("Caught ValueError in DataLoader worker process 3.\nOriginal ")
+    assert error.code == 7  # type: ignore[attr-defined]
+    assert isinstance(error.__cause__, ValueError)
+    assert error.__cause__.args == ("x",)
+
+
+@pytest.mark.parametrize(("raised", "code"), [(SystemExit(3), 3), (SystemExit(), 0), (KeyboardInterrupt(), 0)])
+def test_exit_of_a_worker_is_raised_as_its_death(raised: BaseException, code: int) -> None:
+    error = unpack_error(pack_worker_error(raised, "in DataLoader worker process 3"))
+    assert isinstance(error, WorkerDiedError)
+    assert error.exitcode == code

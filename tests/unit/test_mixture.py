@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from builders.numbers import Counting
 
 import headrace as hr
 from headrace.pipeline.epoch_orders import Planning
@@ -25,23 +26,14 @@ def plain(sample: Any) -> Any:
     return sample
 
 
-class Endless(hr.AsyncIterableDataset):
-    async def aiter(self) -> AsyncIterator[int]:
-        yield 1
-
-
 def mix_two(**options: Any) -> hr.Stream:
     return hr.mix({"a": numbers(50), "b": numbers(50)}, **options)
-
-
-def endless() -> hr.Stream:
-    return hr.mix({"a": numbers(5)}, until="forever")
 
 
 UNNUMBERED = "no numbers before they are read; .* Otherwise samples are counted as they come"
 TWO_STEPS = lambda step: {"a": 1, "b": 1} if step < 2 else {"a": 1}
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: hr.mix({"good": numbers(5), "bad": Endless()}), UNNUMBERED),
+    (lambda: hr.mix({"good": numbers(5), "bad": Counting()}), UNNUMBERED),
     (lambda: hr.mix({"good": numbers(5), "bad": iter([1])}), "is a list_iterator: a stream, a list or"),
     (lambda: hr.mix({"bad": numbers(5).map(plain).map(later)}), "a plain one"),
     (lambda: mix_two(weights={"a": 1}), "a number for each of a, b"),
@@ -60,10 +52,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.mix({}), "by their names"),
     (lambda: hr.mix([numbers(3)]), "by their names"),  # type: ignore[arg-type]
     (lambda: hr.mix({1: numbers(3)}), "by their names"),  # type: ignore[dict-item]
-    (lambda: endless().shuffle("global"), "in windows only"),
-    (lambda: endless().repeat(2), "has no end"),
-    (lambda: endless().slice(3, 5), "has no end"),
-    (lambda: endless().sample(), "has no end"),
+    (lambda: mix_two(until="forever").shuffle("global"), "in windows only"),
+    (lambda: mix_two(until="forever").repeat(2), "has no end"),
+    (lambda: mix_two(until="forever").slice(3, 5), "has no end"),
+    (lambda: mix_two(until="forever").sample(), "has no end"),
 ]
 
 
@@ -97,13 +89,12 @@ def test_mixture_has_a_length_when_it_ends(options: dict[str, Any], count: int) 
 def test_mixture_describes_itself() -> None:
     data = hr.mix({"a": numbers(80).shuffle(), "b": numbers(20).map(plain)}, {"a": 3, "b": 0.5}).map(plain).batch(4)
     assert repr(data) == "mix(a, b).map(plain).batch(4)"
-    planning = Planning(data.pipeline(), 0)
-    assert planning.described() == ["mix(a, b; weights=3:0.5, until=first, step=1024)", "a: shuffle(global)"]
-
-
-def test_plans_of_other_sources_or_names_have_other_fingerprints() -> None:
-    data = [{"a": numbers(5), "b": numbers(6)}, {"a": numbers(6), "b": numbers(5)}, {"a": numbers(5), "c": numbers(6)}]
-    assert len({Planning(hr.mix(streams).pipeline(), 0).fingerprint for streams in data}) == 3
+    described = Planning(data.pipeline(), 0).described()
+    assert described == ["mix(a, b; weights=3:0.5, until=first, step=1024)", "a: shuffle(global)"]
+    assert mix_two(until="forever").describe().splitlines()[1] == "  samples: without end"
+    five, six = numbers(5), numbers(6)
+    others = [hr.mix(one) for one in ({"a": five, "b": six}, {"a": six, "b": five}, {"a": five, "c": six})]
+    assert len({Planning(other.pipeline(), 0).fingerprint for other in others}) == 3
 
 
 def by_step(step: int) -> Mapping[str, float]:
@@ -126,8 +117,3 @@ def test_objects_in_a_mixture_within_a_mixture_are_read_with_their_options() -> 
     assert hr.mix({"shards": shards, "inner": inner}).source.storage_options == {"region": "here"}
     with pytest.raises(hr.OptionError, match="different storage_options"):
         hr.mix({"inner": inner, "files": files(region="there")})
-
-
-def test_mixture_without_end_is_described_as_endless() -> None:
-    mixed = hr.mix({"a": numbers(5), "b": numbers(3)}, {"a": 1, "b": 1}, until="forever")
-    assert mixed.describe().splitlines()[1] == "  samples: without end"

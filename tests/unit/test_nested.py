@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict, UserList
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,25 +19,20 @@ class Pair(NamedTuple):
     right: Any
 
 
+@dataclass(frozen=True)
 class Leaf:
     """A value that torch pins by its own method, so that its function needs no accelerator here."""
 
-    def __init__(self, number: int, changed: bool = False) -> None:
-        self.number, self.changed = number, changed
+    number: int
+    is_changed: bool = False
 
     def pin_memory(self) -> Leaf:
-        return Leaf(self.number, changed=True)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Leaf) and (other.number, other.changed) == (self.number, self.changed)
-
-    def __hash__(self) -> int:
-        return self.number
+        return Leaf(self.number, is_changed=True)
 
 
 class Named(dict[str, Any]):
-    def __init__(self, name: str) -> None:
-        super().__init__()
+    def __init__(self, name: str, **values: Any) -> None:
+        super().__init__(values)
         self.name = name
 
 
@@ -56,17 +52,11 @@ class FixedMapping(Mapping[str, Any]):
         return len(self._parts)
 
 
-def named() -> Named:
-    batch = Named("of the user's")
-    batch["x"] = Leaf(1)
-    return batch
-
-
 BATCHES = {
     "leaf": Leaf(1),
     "dict": {"a": Leaf(1), 2: [Leaf(2)]},
     "ordered": OrderedDict(b=Leaf(1), a=Leaf(2)),
-    "dict with attributes": named(),
+    "dict with attributes": Named("of the user's", x=Leaf(1)),
     "user dict": UserDict(a=Leaf(1)),
     "proxy": MappingProxyType({"a": Leaf(1)}),
     "fixed mapping": FixedMapping(Leaf(1), Leaf(2)),

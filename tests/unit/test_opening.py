@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -159,60 +160,55 @@ def test_rows_of_a_block_are_a_sequence(at: int | slice) -> None:
 
 
 class _Counted(_Numbers):
-    """A format that records the blocks opened."""
+    """A format that records the blocks opened. Its rows are even numbers only, if that is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, even: bool = False) -> None:
         self.opened: list[bytes] = []
+        self._even = even
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Any]:
         self.opened.append(bodies[0])
+        if self._even:
+            return [None if value % 2 else {"n": value} for value in bodies[0]]
         return super().open_block(block, bodies)
+
+
+def assert_opened(form: _Counted, opener: Opener, times: int = 1) -> None:
+    assert len(form.opened) == times
+    assert not opener._opened
+    assert opener._held_bytes == 0
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_block_is_opened_once_and_released_with_its_last_wanted_row(together: bool) -> None:
-    form = _Counted()
-    opener = Opener(form, DEFAULTS)
+    opener = Opener(form := _Counted(), DEFAULTS)
     rows = rows_of([b"\1\2\3\4"], [(0, row) for row in (2, 0, 3, 1)])
     rows.blocks[0].wanted = 4
     for number, row in enumerate((2, 0, 3, 1)):
         assert len(opener._opened) == (number > 0)
         sample: Any = opener.open_rows(rows, number, number + 1)[0][0] if together else opener(rows.sample(number))
         assert sample["n"] == (row + 1) ** 2
-    assert len(form.opened) == 1
-    assert not opener._opened
-    assert opener._held_bytes == 0
+    assert_opened(form, opener)
 
 
 def test_block_without_a_count_is_released_with_its_last_row() -> None:
-    form = _Counted()
-    opener = Opener(form, DEFAULTS)
+    opener = Opener(form := _Counted(), DEFAULTS)
     for some in ((2, 0), (3, 1)):  # by tasks of two windows
         assert len(opener._opened) == (some != (2, 0))
         opened, _ = opener.open_rows(rows_of([b"\1\2\3\4"], [(0, row) for row in some]), 0, 2)
         assert [one["n"] for one in opened if one is not None] == [(row + 1) ** 2 for row in some]
-    assert len(form.opened) == 1
-    assert not opener._opened
-    assert opener._held_bytes == 0
+    assert_opened(form, opener)
 
 
 def test_skipped_and_refused_rows_count_once() -> None:
     """Otherwise a block would be released too early, and opened again for the rest of it."""
-
-    class Odd(_Counted):
-        def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
-            super().open_block(block, bodies)
-            return [None if value % 2 else {"n": value} for value in bodies[0]]  # type: ignore[list-item]
-
-    form = Odd()
-    opener = Opener(form, DEFAULTS)
+    opener = Opener(form := _Counted(even=True), DEFAULTS)
     rows = rows_of([bytes(range(6))], [(0, row) for row in range(6)])
     rows.blocks[0].wanted = 6
     for start in (0, 3):
         samples, _ = opener.open_rows(rows, start, start + 3)
         assert [is_kept(one) for one in samples if one is not None] == [start % 2 == k % 2 for k in range(3)]
-    assert len(form.opened) == 1
-    assert not opener._opened
+    assert_opened(form, opener)
 
 
 def test_threads_open_different_blocks_at_the_same_time_and_one_block_once() -> None:
@@ -223,19 +219,12 @@ def test_threads_open_different_blocks_at_the_same_time_and_one_block_once() -> 
             both.wait()
             return super().open_block(block, bodies)
 
-    form = Together()
-    opener = Opener(form, DEFAULTS)
+    opener = Opener(form := Together(), DEFAULTS)
     blocks = [SharedBlock(k + 1, partial(_body, bytes([k, k])), wanted=2) for k in range(2)]
-    got: list[object] = []
 
-    def make(block: int, row: int) -> None:
-        got.append(opener({"__key__": "0", "__url__": "memory://0", BLOCK: blocks[block], ROW: row})["n"])
+    def make(block: int, row: int) -> object:
+        return opener({"__key__": "0", "__url__": "memory://0", BLOCK: blocks[block], ROW: row})["n"]
 
-    threads = [threading.Thread(target=make, args=(k % 2, k // 2)) for k in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert sorted(map(str, got)) == ["0", "0", "1", "1"]
-    assert len(form.opened) == 2
-    assert not opener._opened
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(make, (0, 1, 0, 1), (0, 0, 1, 1))) == [0, 1, 0, 1]
+    assert_opened(form, opener, 2)

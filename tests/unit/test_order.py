@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
-from headrace.order import ShardOrder, Windows, draw, permutation, window_order
-from headrace.order.permutation import _narrow_network, _round_keys, _wide_network, _words, below, permutations
+from headrace.order import ShardOrder, Windows, draw, permutation
+from headrace.order.permutation import below, permutations
 from headrace.order.sampling import DrawnOrder, chosen_by_weight, minus_log
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -22,43 +22,19 @@ def whole(n: int, key: int) -> np.ndarray:
     return permutation(np.arange(n), n, key)
 
 
-def test_every_small_size_is_permuted() -> None:
-    for n in range(1, 301):
+def test_every_size_is_permuted() -> None:
+    for n in (*range(301), 1023, 1024, 1025, 65_536, 99_991, 1_000_003):
         for key in (0, 1, 2**64 - 1):
-            assert sorted(whole(n, key).tolist()) == list(range(n)), (n, key)
-
-
-@pytest.mark.parametrize("n", [1023, 1024, 1025, 65_536, 99_991, 1_000_003])
-def test_large_sizes_are_permuted(n: int) -> None:
-    seen = np.zeros(n, bool)
-    seen[whole(n, 17)] = True
-    assert seen.all()
+            assert np.array_equal(np.sort(whole(n, key)), np.arange(n)), (n, key)
 
 
 @given(n=st.integers(1, 5000), key=KEYS, data=st.data())
 def test_any_part_equals_that_part_of_the_whole(n: int, key: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, n))
-    stop = data.draw(st.integers(start, n))
-    assert permutation(np.arange(start, stop), n, key).tolist() == whole(n, key)[start:stop].tolist()
-
-
-@given(n=st.integers(1, 10**15), key=KEYS)
-def test_positions_of_huge_epochs_stay_in_range_and_apart(n: int, key: int) -> None:
-    positions = np.unique(np.linspace(0, n - 1, 50).astype(np.int64))
-    sent = permutation(positions, n, key)
-    assert ((sent >= 0) & (sent < n)).all()
-    assert len(np.unique(sent)) == len(positions)
-
-
-def test_the_argument_is_left_alone() -> None:
-    positions = np.arange(100)
-    permutation(positions, 100, 3)
-    assert positions.tolist() == list(range(100))
-
-
-def test_nothing_is_permuted_to_nothing() -> None:
-    assert permutation(np.arange(0), 0, 1).tolist() == []
-    assert window_order(0, 1, 2, 3).tolist() == []
+    positions = np.arange(start, data.draw(st.integers(start, n)))
+    before = positions.copy()
+    assert permutation(positions, n, key).tolist() == whole(n, key)[before].tolist()
+    assert np.array_equal(positions, before)
 
 
 @pytest.mark.parametrize("n", [2, 50, 4095, 4096, 4097, 10_000, 2**32 - 1, 2**32, 2**32 + 1, 10**13])
@@ -69,23 +45,12 @@ def test_keys_of_their_own_give_what_each_key_gives(n: int) -> None:
     assert permutations(positions, n, keys).tolist() == wanted
 
 
-def test_keys_of_their_own_give_the_same_for_many_as_for_few() -> None:
+def test_keys_give_the_same_for_many_as_for_few_and_in_any_integer_type() -> None:
     random = np.random.default_rng(0)
     for n in (7, 4096, 5000):
         keys, positions = random.integers(0, 200, 40_000).astype(np.uint64), random.integers(0, n, 40_000)
         few = np.concatenate([permutations(positions[k : k + 100], n, keys[k : k + 100]) for k in range(0, 2000, 100)])
         assert permutations(positions, n, keys)[:2000].tolist() == few.tolist()
-
-
-@given(n=st.integers(2, 2**32), key=KEYS, data=st.data())
-def test_narrow_words_give_what_wide_ones_give(n: int, key: int, data: st.DataObject) -> None:
-    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)), np.int64)
-    b = math.isqrt(n - 1) + 1
-    a, keys = -(-n // b), list(_round_keys(_words(key))[:, 0])
-    assert _narrow_network(positions, a, b, keys).tolist() == _wide_network(positions, a, b, keys).tolist()
-
-
-def test_numpys_numbers_draw_the_same_as_pythons() -> None:
     assert draw("keys", np.int64(17), np.uint8(3)) == draw("keys", 17, 3)
 
 
@@ -119,9 +84,8 @@ def test_orders_of_keys_that_are_alike_have_nothing_to_do_with_one_another(step:
         assert np.mean([(one == other).sum() for one, other in itertools.pairwise(orders)]) < 1.6
 
 
-def excess(counts: np.ndarray, expected: float | np.ndarray, freedom: int | None = None) -> float:
+def excess(counts: np.ndarray, expected: float | np.ndarray, freedom: int) -> float:
     """Chi-squared of counts, in deviations from the mean of random ones."""
-    freedom = len(counts) - 1 if freedom is None else freedom
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
@@ -156,7 +120,7 @@ def test_each_is_drawn_in_proportion_to_its_weight() -> None:
     counts = np.bincount(rows(DrawnOrder(plain(7), 100_000, (1, 2), weights, True)), minlength=7)
     having = weights > 0
     assert not counts[~having].any()
-    assert abs(excess(counts[having], 100_000 * weights[having] / weights.sum())) < 5
+    assert abs(excess(counts[having], 100_000 * weights[having] / weights.sum(), 4)) < 5
 
 
 def test_draws_that_follow_one_another_are_independent() -> None:
@@ -164,14 +128,7 @@ def test_draws_that_follow_one_another_are_independent() -> None:
         found = rows(DrawnOrder(plain(4), 80_000, (3,), weights, True))
         likely = np.full(4, 0.25) if weights is None else weights / weights.sum()
         pairs = np.bincount(found[:-1] * 4 + found[1:], minlength=16)
-        assert abs(excess(pairs, 79_999 * np.outer(likely, likely).ravel())) < 5
-
-
-def test_without_replacement_each_comes_once() -> None:
-    for count in (0, 1, 700, 1000):
-        for weights in (None, np.linspace(0.1, 9, 1000)):
-            found = rows(DrawnOrder(plain(1000), count, (1,), weights, False))
-            assert len(found) == len(set(found.tolist())) == count
+        assert abs(excess(pairs, 79_999 * np.outer(likely, likely).ravel(), 15)) < 5
 
 
 @pytest.mark.slow
@@ -186,25 +143,7 @@ def test_who_is_drawn_first_and_second_without_replacement_follows_the_weights()
     expected = rounds * likely[:, None] * likely[None, :] / (1 - likely[:, None])
     apart = ~np.eye(4, dtype=bool)
     assert not pairs[~apart].any()
-    assert abs(excess(pairs[apart], expected[apart])) < 5
-
-
-@given(
-    inner=st.integers(1, 60),
-    count=st.integers(0, 60),
-    weighted=st.booleans(),
-    replacement=st.booleans(),
-    data=st.data(),
-)
-def test_any_part_is_that_part_of_the_whole(
-    inner: int, count: int, weighted: bool, replacement: bool, data: st.DataObject
-) -> None:
-    count = count if replacement else min(count, inner)
-    weights = np.arange(1.0, inner + 1) if weighted else None
-    make = lambda: DrawnOrder(plain(inner), count, (7, 1), weights, replacement)
-    whole = rows(make()).tolist()
-    positions = data.draw(st.lists(st.integers(0, count - 1))) if count else []
-    assert make().locate(np.array(positions, np.int64)).rows.tolist() == [whole[p] for p in positions]
+    assert abs(excess(pairs[apart], expected[apart], 11)) < 5
 
 
 def test_drawn_positions_are_those_of_the_other_order() -> None:
@@ -229,9 +168,7 @@ def test_drawn_positions_are_those_of_the_other_order() -> None:
     (2, [0, 0, 0, 0], True, "all weights are 0"),
     (3, [1, 0, 0, 4], False, "3 samples cannot be drawn of 2 that have a weight"),
 ])  # fmt: skip
-def test_what_cannot_be_drawn_is_an_error(
-    count: int, weights: list[float] | None, replacement: bool, message: str
-) -> None:
+def test_impossible_draw_is_an_error(count: int, weights: list[float] | None, replacement: bool, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DrawnOrder(plain(4), count, (0,), None if weights is None else np.array(weights, np.float64), replacement)
 

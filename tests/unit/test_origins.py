@@ -1,11 +1,11 @@
-"""States of samples made of others or packed in rows, against a model that remembers everything."""
+"""Origins of samples, a pile of parts against a list, and states of packed rows."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.engine.scheduler.position_map import EvenBoundaries, GroupOrigins, Origins, PositionMap
+from headrace.engine.scheduler.position_map import EvenBoundaries, Origins
 from headrace.engine.scheduler.reorder_buffer import Pile
 from headrace.engine.scheduler.row_level import RowMap
 from headrace.order.packed_rows import PackedRows
@@ -13,62 +13,6 @@ from headrace.order.packing import Packing
 from headrace.order.row_states import RowCursor, RowProgress
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart
-
-
-class OriginsOfTwoLevels(RuleBasedStateMachine):
-    """Samples of a source become many or none, groups of them again; batches of what comes are received in turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size, self.batch = 3, 2
-        self.map = PositionMap(kept_from=0, levels=[Origins(), GroupOrigins()])
-        self.first: list[int] = []  # the source's number of each sample of the first level
-        self.second: list[int] = []  # the group of each sample of the second
-        self.sources = self.groups = self.batches = 0
-        self.said: tuple[int, tuple[int, ...]] = (0, ())
-
-    @rule(counts=st.lists(st.integers(0, 4), min_size=1, max_size=4))
-    def samples_come(self, counts: list[int]) -> None:
-        units = [self.sources + k for k, count in enumerate(counts) for _ in range(count)]
-        self.sources += len(counts)
-        self.first += units
-        self.map.arrived(0, units)
-
-    @precondition(lambda self: len(self.first) >= (self.groups + 1) * self.size)
-    @rule(count=st.integers(0, 4))
-    def group_comes(self, count: int) -> None:
-        self.second += [self.groups] * count
-        self.map.levels[1].formed(range(self.groups * self.size, (self.groups + 1) * self.size))
-        self.map.arrived(1, [self.groups] * count)
-        self.groups += 1
-
-    @precondition(lambda self: len(self.second) >= (self.batches + 1) * self.batch)
-    @rule()
-    def batch_is_received(self) -> None:
-        boundaries = EvenBoundaries(self.batch)
-        start = self.batches * self.batch
-        self.map.cover(self.batches, start, start + self.batch, boundaries)
-        self.batches += 1
-        delta = self.map.after(boundaries, (0, 0))
-        source = delta.covers[-1][1] if delta.covers else self.said[0]
-        self.said = source, delta.parts or (0, 0)
-
-        self.check(received=start + self.batch)
-
-    def check(self, received: int) -> None:
-        source, (known, of_group) = self.said
-        last = self.second[received - 1]
-        is_within = received < len(self.second) and self.second[received] == last
-        begun = last if is_within else last + 1
-        assert of_group == (received - self.second.index(begun) if is_within else 0)
-        left = [number for number, unit in enumerate(self.first) if unit >= source][known:]
-        if left:
-            assert left[0] == begun * self.size, "the first sample to come is that with which the group begins"
-        else:
-            assert begun * self.size >= len(self.first)
-
-
-TestOriginsOfTwoLevels = OriginsOfTwoLevels.TestCase
 
 
 class PileAgainstAList(RuleBasedStateMachine):

@@ -13,7 +13,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS
-from headrace.indexes.embedded import OwnTables
+from headrace.indexes.index import OwnTables
 
 
 class Own(Format):

@@ -24,47 +24,23 @@ def test_tasks_grow_from_one_sample_to_as_many_as_may_be() -> None:
     assert sizes(Pace(5), 6) == [1, 1, 2, 4, 5, 5]
 
 
-def grown(*, is_awaited: bool = False) -> Pace:
-    pace = Pace(64, is_awaited=is_awaited)
-    sizes(pace, 10)
-    return pace
-
-
-@pytest.mark.parametrize(("samples", "seconds", "nbytes"), [(64, 64 * 0.05, 100), (1, 1e-6, 4 * 2**20)])
-def test_samples_that_take_long_or_are_many_bytes_are_made_alone(samples: int, seconds: float, nbytes: int) -> None:
-    pace = grown()
-    pace.learn(samples, seconds, nbytes)
-    assert pace.size == 1
-
-
-def test_task_has_as_many_samples_as_are_worth_its_time_and_its_bytes() -> None:
-    pace = grown()
-    pace.learn(10, 10 * 2e-3, 10)
-    assert pace.size == 10
-    for is_awaited, most in ((False, 32), (True, 8)):
-        pace = grown(is_awaited=is_awaited)
-        pace.learn(4, 1e-9, 4 * 2**15)
-        assert pace.size == most
-
-
-def test_what_is_more_counts_at_once_and_what_is_less_by_and_by() -> None:
-    pace = grown()
-    pace.learn(1, 4e-3, 10)
-    assert pace.size == 5
-    pace.learn(1, 0.0, 10)
-    assert pace.size == 10
-    pace.learn(1, 20e-3, 10)
-    assert pace.size == 1
-
-
-def test_task_whose_first_sample_is_waited_for_is_a_quarter_of_others() -> None:
-    sizes_of = []
-    for is_awaited in (False, True):
+@pytest.mark.parametrize(("learned", "most", "most_awaited"), [
+    ([(64, 64 * 0.05, 100)], [1], [1]),  # they take long
+    ([(1, 1e-6, 4 * 2**20)], [1], [1]),  # they are many bytes
+    ([(10, 10 * 2e-3, 10)], [10], [2]),
+    ([(4, 1e-9, 4 * 2**15)], [32], [8]),
+    ([(1, 1e-3, 10)], [20], [5]),
+    ([(1, 4e-3, 10), (1, 0.0, 10), (1, 20e-3, 10)], [5, 10, 1], [1, 2, 1]),  # more counts at once, less gradually
+])  # fmt: skip
+def test_task_has_as_many_samples_as_are_worth_its_time_and_bytes(
+    learned: list[tuple[int, float, int]], most: list[int], most_awaited: list[int]
+) -> None:
+    for is_awaited, expected in ((False, most), (True, most_awaited)):
         pace = Pace(64, is_awaited=is_awaited)
         sizes(pace, 10)
-        pace.learn(1, 1e-3, 10)
-        sizes_of.append(pace.size)
-    assert sizes_of == [20, 5]
+        for one, size in zip(learned, expected, strict=True):
+            pace.learn(*one)
+            assert pace.size == size
 
 
 def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:

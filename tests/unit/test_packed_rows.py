@@ -7,9 +7,10 @@ import json
 import os
 import random
 import zlib
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +27,14 @@ from headrace.order.steps import share
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 METHODS = st.sampled_from(["concat", "best_fit"])
-MISMATCH = "not those that the state was in the middle of"
 WITH_MIXTURE = pytest.mark.parametrize("is_mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
 Piece = tuple[int, int, int, int]  # position, index among the documents made from it, first token, stop
 Documents = Callable[[int], list[int]]
 Weights = Callable[[int], Sequence[float]]
+
+
+def tokens_of(pieces: Iterable[Piece]) -> list[tuple[int, int, int]]:
+    return [(at, k, token) for at, k, start, stop in pieces for token in range(start, stop)]
 
 
 def some_documents(seed: int, width: int = 1) -> Documents:
@@ -120,10 +124,8 @@ class Run:
     """A rank that reads the documents its rows ask for, a few at a time, and keeps those that are needed."""
 
     def __init__(self, run: PackedRows) -> None:
-        self.run = run
+        self.run, self.names, self.held = run, dict[int, tuple[int, int]](), set[int]()
         self.asked = self.named = self.given = 0
-        self.names: dict[int, tuple[int, int]] = {}
-        self.held: set[int] = set()
 
     def take(self, count: int, documents: Documents, rng: random.Random) -> list[tuple[int, list[Piece]]]:
         found: list[tuple[int, list[Piece]]] = []
@@ -154,16 +156,21 @@ class Run:
 
 
 def ranks_of(
-    world: int,
-    packing: Packing,
-    size: int,
-    begin: RowProgress | None = None,
-    *,
-    end: int = ENDLESS,
-    skipped: Collection[int] = (),
+    world: int, packing: Packing, size: int, begin: RowProgress | None = None, *, end: int = ENDLESS, skipped: Any = ()
 ) -> list[Run]:
     rows = [range(*share(size, rank, world)) for rank in range(world)]
     return [Run(PackedRows(packing, own, size, end, begin and begin.part(own), skipped.__contains__)) for own in rows]
+
+
+THREE_TO_ONE = TokenMixing(("a", "b"), ConstantShares([3, 1], 1000))
+
+
+def first_batches(
+    packing: Packing, sequences: int, documents: Documents, rng: random.Random
+) -> tuple[list[Piece], RowProgress]:
+    """The pieces of the first sequences of three rows, and the state after them."""
+    (run,) = ranks_of(1, packing, 3)
+    return [piece for _, pieces in run.take(sequences, documents, rng) for piece in pieces], run.state()
 
 
 @WITH_MIXTURE
@@ -210,14 +217,11 @@ def test_epoch_with_an_end_has_each_token_once_after_any_resume(method: str, len
         found, state = found + some, run.state()
         if not some:
             break
-    rows_found: list[list[list[Piece]]] = [[] for _ in range(rows)]
-    for position, pieces in found:
-        rows_found[position % rows].append(pieces)
+    rows_found = [[pieces for position, pieces in found if position % rows == row] for row in range(rows)]
     assert rows_found == reference(packing, rows, documents, end)
     assert [position for position, _ in found] == sorted(position for position, _ in found)
-    received = Counter((at, k, token) for _, pieces in found for at, k, a, b in pieces for token in range(a, b))
-    all_tokens = ((at, k, token) for at in range(end) for k, n in enumerate(documents(at)) for token in range(n))
-    assert received == Counter(all_tokens)
+    all_tokens = [(at, k, token) for at in range(end) for k, n in enumerate(documents(at)) for token in range(n)]
+    assert sorted(token for _, pieces in found for token in tokens_of(pieces)) == all_tokens
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
@@ -247,16 +251,15 @@ def test_no_token_differs_in_runs_that_are_interrupted_and_resumed_on_other_rank
 
 def test_documents_skipped_from_a_resume_on_change_nothing_else() -> None:
     """A document that is partly used, or was chosen before, is neither repeated nor lost."""
-    packing = Packing(20, "best_fit", TokenMixing(("a", "b"), ConstantShares([3, 1], 1000)))
+    packing = Packing(20, "best_fit", THREE_TO_ONE)
     for number in range(20):
         rng, documents = random.Random(number), some_documents(number, 2)
-        (first,) = ranks_of(1, packing, 3)
-        before = [piece for _, pieces in first.take(3 * 5, documents, rng) for piece in pieces]
+        before, state = first_batches(packing, 3 * 5, documents, rng)
         used = {(at, k) for at, k, *_ in before}
         skipped = {at for at, _ in rng.sample(sorted(used), 3)} | {rng.randrange(120)}
-        (then,) = ranks_of(1, packing, 3, first.state(), skipped=skipped)
+        (then,) = ranks_of(1, packing, 3, state, skipped=skipped)
         rest = [piece for _, pieces in then.take(3 * 5, documents, rng) for piece in pieces]
-        tokens = [(at, k, token) for at, k, start, stop in before + rest for token in range(start, stop)]
+        tokens = tokens_of(before + rest)
         assert len(tokens) == len(set(tokens))
         assert not skipped & {at for at, *_ in rest}
 
@@ -265,12 +268,11 @@ def test_documents_skipped_from_a_resume_on_change_nothing_else() -> None:
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_document_whose_length_has_changed_loses_nothing_silently(method: str) -> None:
     """Other documents may be drawn after the change. The state's record of used documents must not apply to them."""
-    refused, packing = 0, Packing(20, method, TokenMixing(("a", "b"), ConstantShares([3, 1], 1000)))
+    refused, packing = 0, Packing(20, method, THREE_TO_ONE)
     for number in range(150):
         rng, documents = random.Random(number), some_documents(number, 2)
-        (first,) = ranks_of(1, packing, 3)
-        before = [piece for _, pieces in first.take(3 * 5 + number % 3, documents, rng) for piece in pieces]
-        state, used = first.state(), {at for at, *_ in before}
+        before, state = first_batches(packing, 3 * 5 + number % 3, documents, rng)
+        used = {at for at, *_ in before}
         next_ones = [min(set(range(3 * 2 * 40)[row * 2 + k :: 6]) - used) for row in range(3) for k in (0, 1)]
         gone = {rng.choice(next_ones)}
         (then,) = ranks_of(1, packing, 3, state)
@@ -279,8 +281,7 @@ def test_document_whose_length_has_changed_loses_nothing_silently(method: str) -
         except StateMismatchError:
             refused += 1
             continue
-        rest = [piece for _, pieces in after for piece in pieces]
-        tokens = [(at, k, token) for at, k, start, stop in before + rest for token in range(start, stop)]
+        tokens = tokens_of(before + [piece for _, pieces in after for piece in pieces])
         assert len(tokens) == len(set(tokens)), "some are repeated"
         for row_and_input in range(6):  # all documents before those partly used in the state were received
             there = {at for at, *_ in tokens if at % 6 == row_and_input}
@@ -356,9 +357,7 @@ def test_shares_of_tokens_are_within_a_thousandth_after_ten_million(method: str)
     ("best_fit", [70, 30], [600, 200], 16_000_000, 10_240),
     ("best_fit", [50, 30, 15, 5], [600, 200, 3000, 1000], 16_000_000, 16_384),
 ])  # fmt: skip
-def test_state_of_1024_rows_is_short(
-    method: str, shares: list[int], medians: list[int], tokens: int, most: int
-) -> None:
+def test_state_of_rows_is_short(method: str, shares: list[int], medians: list[int], tokens: int, most: int) -> None:
     """The requirement is 16 KB."""
     progress = progress_of(method, 1024, shares, medians, tokens)
     packed = json.dumps(progress.to_json())
@@ -384,29 +383,32 @@ def test_input_of_the_current_step_is_read_when_documents_become_shorter() -> No
     read(run, 400, 16, lambda position: 200 if position % 32 < 16 else 2)
 
 
-@pytest.mark.parametrize("other", [Document(0, 7, 4, 0, 20), Document(0, 3, 3, 0, 4)])
-def test_state_is_refused_when_its_partly_used_document_is_another(other: Document) -> None:
-    with pytest.raises(StateMismatchError, match=MISMATCH):
-        ConcatRow(10, RowCursor(3, 0, offset=4)).add(other)
+MANY = [Document(k, k, k, 0, tokens) for k, tokens in enumerate([6, 9, 4, *[9] * CHOICE])]
 
 
-def test_state_is_refused_when_a_position_gives_other_documents_than_those_used() -> None:
-    """A position that had failed gives several documents now. Each of them would count as the one after it."""
+@pytest.mark.parametrize(("row", "documents"), [
+    (lambda: ConcatRow(10, RowCursor(3, 0, offset=4)), [Document(0, 7, 4, 0, 20)]),
+    (lambda: ConcatRow(10, RowCursor(3, 0, offset=4)), [Document(0, 3, 3, 0, 4)]),
+    # A position that had failed gives several documents now. Each of them would count as the one after it.
+    (lambda: BestFitRow(10, after_a_sequence(MANY)), [Document(1, 1, 1, 0, 9), Document(2, 1, 1, 1, 9)]),
+    (lambda: BestFitRow(10, RowCursor(3, 1, check=1)), [Document(0, 3, 3, 0, 5, input=1), Document(1, 4, 4, 0, 5)]),
+    (lambda: BestFitRow(10, RowCursor(3, 1, check=1)), [Document(1, 4, 4, 0, 5)]),
+])  # fmt: skip
+def test_other_documents_are_refused(row: Callable[[], ConcatRow | BestFitRow], documents: list[Document]) -> None:
+    resumed, (*known, other) = row(), documents
+    for document in known:
+        resumed.add(document)
+    with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
+        resumed.add(other)
+
+
+def after_a_sequence(documents: list[Document]) -> RowCursor:
     row = BestFitRow(10, RowCursor())
-    for k, tokens in enumerate([6, 9, 4, *[9] * CHOICE]):
-        row.add(Document(k, k, k, 0, tokens))
+    for document in documents:
+        row.add(document)
     assert [piece.document.name for piece in row.take() or ()] == [0, 2]
     assert row.cursor.taken == 1
-    again = BestFitRow(10, row.cursor)
-    again.add(Document(1, 1, 1, 0, 9))
-    with pytest.raises(StateMismatchError, match=MISMATCH):
-        again.add(Document(2, 1, 1, 1, 9))
-    for parts in ([0], []):
-        row = BestFitRow(10, RowCursor(3, 1, check=1))
-        for part in parts:
-            row.add(Document(0, 3, 3, part, 5, input=1))
-        with pytest.raises(StateMismatchError, match=MISMATCH):
-            row.add(Document(1, 4, 4, 0, 5))
+    return row.cursor
 
 
 PLAIN = RowProgress(4, (RowCursor(3, 1, 2, 5), RowCursor(9, 0, 70_000, 1 << 70)))

@@ -1,4 +1,4 @@
-"""Parquet: values are those that its own library reads, and damage is an error that names its place."""
+"""Parquet: values are those that its own library reads, damage is an error, and expansion is bounded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.parquet import of_table, pages_table
+from builders.parquet import of_table, pages_table
+from builders.stored import ranges, rows
 from unit.arrow_columns import ARRAYS, plain
-from unit.parquet_reads import put, ranges
+from unit.parquet_reads import blocks_of, indexed, put
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.arrow_values import getter
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.decoding import ChunkFile
+from headrace.formats.parquet.format import ChunkFile, Parquet
+from headrace.formats.parquet.page_headers import delta_numbers
+from headrace.formats.parquet.thrift import ThriftReader
 from headrace.testing import FaultServer
 
 
 def read(data: bytes, **options: Any) -> list[dict[str, Any]]:
-    samples = list(hr.stream(put(data), **options))
-    return [{name: value for name, value in one.items() if not name.startswith("__")} for one in samples]
+    return rows(hr.stream(put(data), **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"}])
@@ -115,87 +117,74 @@ def test_images_that_datasets_knows_are_their_bytes() -> None:
         "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
     }
     one = {"bytes": b"\x89PNG", "path": "a.png"}
-    table = pa.table(
-        {"image": [one, None], "more": [[one], []], "grid": [[[1, 2], [3, 4]]] * 2, "label": [0, 1]}
-    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    first, second = read(of_table(table))
-    assert first["image"] == b"\x89PNG"
-    assert first["more"] == [b"\x89PNG"]
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"image": [one, None], "more": [[one], []], "grid": [[[1, 2], [3, 4]]] * 2, "label": [0, 1]})
+    first, second = read(of_table(table.replace_schema_metadata(about)))
+    assert (first["image"], first["more"], second["image"]) == (b"\x89PNG", [b"\x89PNG"], None)
     assert first["grid"].shape == (2, 2)
-    assert second["image"] is None
     away = table.set_column(0, "image", [[{"bytes": None, "path": "a.png"}] * 2])
     with pytest.raises(hr.DecodeError, match="a path and no bytes"):
-        read(of_table(away.replace_schema_metadata(table.schema.metadata)))
+        read(of_table(away.replace_schema_metadata(about)))
 
 
 def test_columns_are_selected_without_the_index_of_pandas() -> None:
-    table = pa.table({"a": [1, 2], "b": ["x", "y"], "c.d": [[1], [2]], "__index_level_0__": [7, 8]})
-    assert [set(one) for one in read(of_table(table))] == [{"a", "b", "c.d"}] * 2
-    assert [set(one) for one in read(of_table(table), format=hr.Parquet(columns=["c.d", "a"]))] == [{"a", "c.d"}] * 2
+    data = of_table(pa.table({"a": [1, 2], "b": ["x", "y"], "c.d": [[1], [2]], "__index_level_0__": [7, 8]}))
+    assert [set(one) for one in read(data)] == [{"a", "b", "c.d"}] * 2
+    assert [set(one) for one in read(data, format=hr.Parquet(columns=["c.d", "a"]))] == [{"a", "c.d"}] * 2
     with pytest.raises(FormatError, match=r"no column 'e'; its columns are: __index_level_0__, a, b, c\.d"):
-        read(of_table(table), format=hr.Parquet(columns=["e"]))
+        read(data, format=hr.Parquet(columns=["e"]))
     for columns in ([], ["__key__"], "a"):
         with pytest.raises(OptionError, match="columns="):
             hr.Parquet(columns=columns)
 
 
 def test_files_with_other_columns_are_an_error_that_names_both_and_the_column() -> None:
-    first, second = (put(of_table(pa.table({"a": [1], "b": column}))) for column in ([1], ["x"]))
+    first, second = (put(pa.table({"a": [1], "b": column})) for column in ([1], ["x"]))
     with pytest.raises(FormatError, match=f"column 'b' is text in {second}, and int64 in {first}"):
         list(hr.stream([first, second]))
     assert [one["a"] for one in hr.stream([first, second], format=hr.Parquet(columns=["a"]))] == [1, 1]
-    third = put(of_table(pa.table({"a": [1]})))
+    third = put(pa.table({"a": [1]}))
     with pytest.raises(FormatError, match=f"column 'b' is not there in {third}, and int64 in {first}"):
         list(hr.stream([first, third]))
 
 
 def test_folders_of_the_address_are_fields() -> None:
     names = ("year=2025/lang=en%20x", "year=2026/lang=__HIVE_DEFAULT_PARTITION__")
-    urls = [put(of_table(pa.table({"a": [1, 2]})), f"{name}/0.parquet") for name in names]
+    urls = [put(pa.table({"a": [1, 2]}), f"{name}/0.parquet") for name in names]
     data = hr.stream(urls)
-    assert [(one["a"], one["year"], one["lang"]) for one in data] == [
-        *((a, "2025", "en x") for a in (1, 2)),
-        *((a, "2026", None) for a in (1, 2)),
-    ]
+    wanted = [{"a": a, "year": year, "lang": lang} for year, lang in (("2025", "en x"), ("2026", None)) for a in (1, 2)]
+    assert rows(data) == wanted
     assert [one["year"] for one in data.select("year")] == ["2025"] * 2 + ["2026"] * 2
-    assert [set(one) for one in hr.stream(urls[0], format=hr.Parquet(columns=["year"]))] == [
-        {"__key__", "__url__", "year"}
-    ] * 2
+    assert rows(hr.stream(urls[0], format=hr.Parquet(columns=["year"]))) == [{"year": "2025"}] * 2
 
 
 TABLE = pa.table({"n": list(range(40)), "text": [f"text {k}" for k in range(40)], "list": [[k] * 3 for k in range(40)]})
 WHOLE = of_table(TABLE, row_group_size=15)
 
 
-def footer_of(data: bytes) -> tuple[int, bytes]:
-    (length,) = struct.unpack("<I", data[-8:-4])
-    return len(data) - 8 - length, data[-8 - length : -8]
+def footer_of(data: bytes | bytearray) -> int:
+    return len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
 
 def with_footer(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    start, footer = footer_of(data)
-    footer = change(footer)
-    return data[:start] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+    footer = change(data[footer_of(data) : -8])
+    return data[: footer_of(data)] + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
-DAMAGE: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "0 bytes"),
-    "short": (b"PAR1" * 2, "8 bytes"),
-    "other head": (b"PARX" + WHOLE[4:], "do not begin as Parquet does"),
-    "other end": (WHOLE[:-1] + b"X", "cut off"),
-    "cut off": (WHOLE[:-300], "cut off"),
-    "long footer": (WHOLE[:-8] + struct.pack("<I", len(WHOLE)) + b"PAR1", "footer would have"),
-    "no footer": (WHOLE[:-8] + struct.pack("<I", 0) + b"PAR1", "damaged"),
-    "encrypted": (WHOLE[:-4] + b"PARE", "encrypted"),
-    "half a footer": (with_footer(WHOLE, lambda footer: footer[: len(footer) // 2]), "does not fit into"),
-    "moved": (WHOLE[:4] + WHOLE[104:], "damaged"),
-}
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
-    data, why = DAMAGE[what]
-    with pytest.raises(FormatError, match=f"memory://parquet/.*{why}"):
+@pytest.mark.parametrize(("data", "why"), [
+    (b"", "0 bytes"),
+    (b"PAR1" * 2, "8 bytes"),
+    (b"PARX" + WHOLE[4:], "do not begin as Parquet does"),
+    (WHOLE[:-1] + b"X", "cut off"),
+    (WHOLE[:-300], "cut off"),
+    (WHOLE[:-8] + struct.pack("<I", len(WHOLE)) + b"PAR1", "footer would have"),
+    (WHOLE[:-8] + struct.pack("<I", 0) + b"PAR1", "damaged"),
+    (WHOLE[:-4] + b"PARE", "encrypted"),
+    (with_footer(WHOLE, lambda footer: footer[: len(footer) // 2]), "does not fit into"),
+    (WHOLE[:4] + WHOLE[104:], "damaged"),
+])  # fmt: skip
+def test_damaged_file_is_an_error_that_names_it(data: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=f"memory://stored/.*{why}"):
         list(hr.stream(put(data), format="parquet"))
 
 
@@ -209,11 +198,10 @@ def test_unknown_codec_is_an_error_of_the_file() -> None:
 
 
 def test_pyarrow_is_given_no_bytes_that_were_not_read() -> None:
-    length = int.from_bytes(WHOLE[-8:-4], "little")
     column = pq.ParquetFile(pa.BufferReader(WHOLE)).metadata.row_group(0).column(0)
     start = column.dictionary_page_offset
     chunks = {start: WHOLE[start : start + column.total_compressed_size]}
-    file = pq.ParquetFile(ChunkFile(chunks, WHOLE[-8 - length :]), pre_buffer=False)
+    file = pq.ParquetFile(ChunkFile(chunks, WHOLE[footer_of(WHOLE) :]), pre_buffer=False)
     assert file.read_row_group(0, ["n"])["n"].to_pylist() == list(range(15))
     with pytest.raises(ValueError, match="which are no column chunk that was read"):
         file.read_row_group(0, ["text"])
@@ -254,11 +242,6 @@ def test_counts_that_ask_for_memory_are_a_limit_error() -> None:
             list(hr.stream(put(damaged)))
 
 
-def test_file_without_rows_and_groups_of_one_row() -> None:
-    assert read(of_table(TABLE.slice(0, 0))) == []
-    assert [one["n"] for one in read(of_table(TABLE, row_group_size=1))] == list(range(40))
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "data_page_version": "2.0"}])
 def test_row_is_got_by_its_pages(options: dict[str, Any]) -> None:
@@ -281,7 +264,7 @@ def test_row_is_got_all_the_same_where_the_index_of_pages_is_damaged() -> None:
     data = bytearray(of_table(table, write_page_index=True, data_page_size=4096, use_dictionary=False))
     chunk = pq.ParquetFile(pa.BufferReader(bytes(data))).metadata.row_group(0).column(0)
     at = chunk.data_page_offset + chunk.total_compressed_size
-    footer, _ = footer_of(bytes(data))
+    footer = footer_of(data)
     data[at:footer] = b"\xff" * (footer - at)
     assert hr.stream(put(bytes(data)))[1400]["text"] == table["text"][1400].as_py()
 
@@ -290,5 +273,62 @@ def test_damaged_schema_of_arrow_is_an_error() -> None:
     table = pa.table({"d": pa.array([3], pa.duration("s"))})
     data = of_table(table)
     at = data.index(b"ARROW:schema") + 60
-    with pytest.raises(FormatError, match="its schema is damaged"):
+    with pytest.raises(FormatError, match="its footer is damaged"):
         read(data[:at] + b"!!!!" + data[at + 4 :])
+
+
+TEXTS = [f"https://example.org/{k // 7}/{k * k}" for k in range(600)]
+COLUMNS = {
+    "flat": pa.array(TEXTS),
+    "gaps": pa.array([None if k % 5 == 0 else text for k, text in enumerate(TEXTS)]),
+    "lists": pa.array([[text, None] if k % 3 else None for k, text in enumerate(TEXTS)]),
+    "structs": pa.array([{"a": [text]} for text in TEXTS]),
+    "bytes": pa.array([text.encode() for text in TEXTS]),
+}
+LEAF = {"lists": "lists.list.element", "structs": "structs.a.list.element"}
+
+
+def beginnings(table: pa.Table, **options: Any) -> str:
+    encodings = {LEAF.get(name, name): "DELTA_BYTE_ARRAY" for name in table.column_names}
+    return put(table, use_dictionary=False, column_encoding=encodings, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("codec", "version"), [
+    ("none", "1.0"), ("none", "2.0"), ("snappy", "2.0"), ("gzip", "1.0"), ("brotli", "2.0"), ("zstd", "1.0"),
+])  # fmt: skip
+def test_what_values_begin_with_is_counted(codec: str, version: str) -> None:
+    table = pa.table(COLUMNS)
+    low = Limits(unpacked_free_bytes=500_000, unpacked_ratio=1)  # pages and values could take more, and take less
+    url = beginnings(table, compression=codec, data_page_version=version)
+    got = list(hr.stream(url, limits=low))
+    assert [{name: one[name] for name in COLUMNS} for one in got] == table.to_pylist()
+
+
+def test_few_bytes_that_stand_for_very_many_are_a_limit_error() -> None:
+    table = pa.table({"text": ["x" * 100_000 + f"{k:04}" for k in range(1500)]})
+    url = beginnings(table, data_page_size=2**30, compression="none")
+    with pytest.raises(LimitError, match=r"column 'text': its values take .* bytes or more once they are decoded"):
+        list(hr.stream(url))
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_long_values_that_are_repeated_are_held_once(codec: str) -> None:
+    """A dictionary for the first pages, and plain ones after these."""
+    texts = ["x" * 60_000] * 1200 + [f"another text {k}" for k in range(1500)]
+    body = of_table(pa.table({"text": texts}), dictionary_pagesize_limit=62_000, compression=codec, data_page_size=4096)
+    (samples,) = blocks_of(Parquet(), body, indexed(Parquet(), body).rows)
+    assert samples.nbytes < 10_000_000, "72 MB, were each held by itself"
+    for row in (0, 1199, 1200, 2699):
+        assert samples[row]["text"] == texts[row]
+
+
+@pytest.mark.parametrize("bits", [1, 7, 20, 62])
+def test_differences_of_any_width_are_read(bits: int) -> None:
+    numbers = np.random.default_rng(bits).integers(0, 2**bits, 1000)
+    table = pa.table({"n": numbers}, pa.schema([pa.field("n", pa.int64(), nullable=False)]))  # its pages have no levels
+    body = of_table(table, use_dictionary=False, column_encoding={"n": "DELTA_BINARY_PACKED"}, compression="none")
+    start = pq.ParquetFile(pa.BufferReader(body)).metadata.row_group(0).column(0).data_page_offset
+    page = ThriftReader(memoryview(body)[start:])
+    page.struct()
+    assert delta_numbers(memoryview(body)[start + page.at :], 1000).tolist() == numbers.tolist()

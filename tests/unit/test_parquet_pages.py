@@ -11,12 +11,14 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.parquet import of_table, pages_table, varint
+from builders.loops import flat, loaded, rest_of, state_after
+from builders.parquet import of_table, pages_table, varint
+from builders.stored import ranges
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from one_object import OneObject
 from unit.arrow_columns import KINDS, plain
-from unit.parquet_reads import URL, indexed, put, ranges, rows_of
+from unit.parquet_reads import URL, indexed, put, rows_of
 
 import headrace as hr
 from headrace.formats.format import ShardEntry
@@ -42,20 +44,16 @@ def tables(draw: st.DrawFn, *, is_paged: bool) -> tuple[pa.Table, list[str]]:
         cuts = sorted(draw(st.lists(st.integers(0, count), max_size=6)))
         some = [draw(st.sampled_from(values)) for _ in range(len(cuts) + 1)]
         stretched = [value for value, a, b in zip(some, [0, *cuts], [*cuts, count], strict=True) for _ in range(b - a)]
-        columns[name] = pa.array(
-            stretched if is_paged or draw(st.booleans()) else draw(st.permutations(stretched)), kind
-        )
+        is_shuffled = not is_paged and draw(st.booleans())
+        columns[name] = pa.array(draw(st.permutations(stretched)) if is_shuffled else stretched, kind)
     columns["row"] = pa.array(range(count), pa.int64())
     if is_paged:
         dice = random.Random(draw(st.integers(0, 9)))
         columns["wide"] = pa.array([f"{k}" * dice.randrange(40) for k in range(count)])
-        columns["list"] = pa.array(
-            [None if k % 7 == 3 else [k] * dice.randrange(9) for k in range(count)], pa.list_(pa.int32())
-        )
-        columns["deep"] = pa.array(
-            [[{"a": [k] * dice.randrange(3), "b": f"{k}"}] * dice.randrange(3) for k in range(count)],
-            pa.list_(pa.struct({"a": pa.list_(pa.int16()), "b": pa.string()})),
-        )
+        lists = [None if k % 7 == 3 else [k] * dice.randrange(9) for k in range(count)]
+        columns["list"] = pa.array(lists, pa.list_(pa.int32()))
+        structs = [[{"a": [k] * dice.randrange(3), "b": f"{k}"}] * dice.randrange(3) for k in range(count)]
+        columns["deep"] = pa.array(structs, pa.list_(pa.struct({"a": pa.list_(pa.int16()), "b": pa.string()})))
     return pa.table(columns), names
 
 
@@ -65,11 +63,8 @@ def predicates(draw: st.DrawFn, names: Sequence[str]) -> list[list[tuple[str, st
         name = draw(st.sampled_from([*names, "row"]))
         values = [*range(120)] if name == "row" else [v for v in KINDS[name][1] if v is not None and v == v] or [3]
         if draw(st.booleans()):
-            return (
-                name,
-                draw(st.sampled_from(["in", "not in"])),
-                draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)),
-            )
+            some = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
+            return name, draw(st.sampled_from(["in", "not in"])), some
         return name, draw(st.sampled_from(("=", "!=") if name == "bool" else ORDERED)), draw(st.sampled_from(values))
 
     return [[term() for _ in range(draw(st.integers(1, 3)))] for _ in range(draw(st.integers(1, 3)))]
@@ -108,12 +103,9 @@ def test_rows_are_those_that_pyarrow_filters(is_paged: bool, data: st.DataObject
 
 
 OPTIONS: dict[str, Any] = {
-    "row_group_size": 5000,
-    "write_page_index": True,
-    "data_page_size": 4096,
-    "write_batch_size": 100,
+    "row_group_size": 5000, "write_page_index": True, "data_page_size": 4096, "write_batch_size": 100,
     "compression": "none",
-}
+}  # fmt: skip
 TABLE = pages_table(12_000)
 SOME = [[("n", ">=", 4900), ("n", "<", 5300)], [("n", "in", [7777, 9999])]]
 KEPT = [*range(4900, 5300), 7777, 9999]
@@ -159,34 +151,21 @@ def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_re
     for one in got:
         assert {name: plain(one[name]) for name in FEW.column_names} == wanted[one["n"]]
         assert one["__key__"] == str(one["n"])
-    assert sorted(one["n"] for one in got) == LEFT
-    numbers = data.to_tuple("n")
-    options: Any = {"batch_size": 5, "num_workers": 0}
-    with hr.DataLoader(numbers, **options) as loader:
-        every = [batch[0].tolist() for batch in loader]
-    assert by or [n for batch in every for n in batch] == LEFT, "they are in the order of the file"
-    with hr.DataLoader(numbers, **options) as loader:
-        batches = iter(loader)
-        first = [next(batches)[0].tolist() for _ in range(3)]
-        state = loader.state_dict()
-    with hr.DataLoader(numbers, **options) as loader:
-        loader.load_state_dict(state)
-        assert first + [batch[0].tolist() for batch in loader] == every
-    shared = []
-    for rank in range(2):
-        with hr.DataLoader(numbers.epoch(samples=30), rank=rank, world_size=2, **options) as loader:
-            shared += [n for batch in loader for n in batch[0].tolist()]
-    assert len(shared) == 30
-    assert set(shared) <= set(LEFT)
-
-
-def at_footer(data: bytes) -> dict[int, Any]:
-    length = int.from_bytes(data[-8:-4], "little")
-    return ThriftReader(data[-8 - length : -8]).struct()
+    numbers = data.select("n").map(lambda sample: sample["n"])
+    options: Any = {"batch_size": 5, "collate_fn": list}
+    every = flat(loaded(numbers, **options))
+    assert sorted(every) == LEFT
+    assert by or every == LEFT, "they are in the order of the file"
+    state = state_after(hr.DataLoader(numbers, **options), 3)
+    assert every[:15] + flat(rest_of(hr.DataLoader(numbers, **options), state)) == every
+    shared = [flat(loaded(numbers.epoch(samples=30), **options, rank=rank, world_size=2)) for rank in range(2)]
+    assert len(flat(shared)) == 30
+    assert set(flat(shared)) <= set(LEFT)
 
 
 def chunk_of(data: bytes, group: int, column: int) -> Any:
-    groups: Any = at_footer(data)[4]
+    length = int.from_bytes(data[-8:-4], "little")
+    groups: Any = ThriftReader(data[-8 - length : -8]).struct()[4]
     return groups[group][1][column]
 
 
@@ -225,12 +204,12 @@ def test_index_of_pages_that_moves_rows_is_an_error_and_no_other_rows(body: byte
 
 
 def test_bounds_that_are_cut_off_leave_out_no_row_that_is_kept() -> None:
-    def left(op: str, value: Any, low: bytes | None, high: bytes | None, missing: int | None = 0) -> bool:
-        table = pa.table({"text": ["x"]})
+    data = of_table(pa.table({"text": ["x"]}), write_statistics=False)
+
+    def left(op: str, value: Any, low: bytes | None, high: bytes | None) -> bool:
         form = Parquet(where=[("text", op, value)])
-        footer = indexed(form, of_table(table, write_statistics=False)).kept[-1]
-        asked = asked_of(form.where, footer.columns)
-        return pages_left(asked.questions[0][0], PageBounds((low,), (high,), (missing,), (False,)))[0]
+        asked = asked_of(form.where, indexed(form, data).kept[-1].columns)
+        return pages_left(asked.questions[0][0], PageBounds((low,), (high,), (0,), (False,)))[0]
 
     long = "b" * 100
     assert left("=", long, b"bbb", b"bbc")

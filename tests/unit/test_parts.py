@@ -1,17 +1,21 @@
-"""Parts find the bytes of their samples, whichever spans hold them."""
+"""Tables of samples, and parts with their bytes: what is cut, taken and joined."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders.rows import Plain, listed, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace._util.sample_ranges import Rows, member_pieces, spans_of, spans_of_each
+from headrace._util.sample_ranges import BlockNumbers, Rows, member_pieces, spans_of, spans_of_each
 from headrace._util.shared_memory import Arena, Lease
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
@@ -27,59 +31,42 @@ class SmallArena(Arena):
 
 
 class Shard:
-    """Samples of `sizes` bytes, one member for each number, in one address space that spans divide."""
+    """Samples whose members have `sizes` bytes, in one address space that spans divide."""
 
-    def __init__(self, arena: Arena, base: int, url: str, samples: list[list[int]], range_bytes: int, gap: int) -> None:
-        generator = np.random.default_rng(base)
-        self.url, self.base = url, base
-        keys, starts, fields, offsets, sizes, at = [], [0], [], [], [], 0
-        for k, members in enumerate(samples):
-            keys.append(f"{url}/{k}".encode())
+    def __init__(self, arena: Arena, base: int, url: str, sizes: list[list[int]], range_bytes: int, gap: int) -> None:
+        self.url, self.base, self.wanted = url, base, list[dict[str, object]]()
+        self.size = sum(gap + size for members in sizes for size in members) + gap
+        data = np.random.default_rng(base).integers(0, 256, self.size, np.uint8).tobytes()
+        plain, at = list[tuple[bytes, list[tuple[str, int, int]]]](), 0
+        for k, members in enumerate(sizes):
+            plain.append((f"{url}/{k}".encode(), []))
+            self.wanted.append({"__key__": f"{url}/{k}", "__url__": url})
             for m, size in enumerate(members):
-                at += gap
-                fields.append(m)
-                offsets.append(at)
-                sizes.append(size)
-                at += size
-            starts.append(len(offsets))
-        self.size = at + gap
-        self.data = generator.integers(0, 256, self.size, np.uint8).tobytes()
-        most = max((len(members) for members in samples), default=0)
-        self.rows = Rows(
-            np.array(keys, np.bytes_),
-            np.array(starts, np.int64),
-            np.array(fields, np.int32),
-            np.array(offsets, np.int64),
-            np.array(sizes, np.int64),
-            tuple(f"f{m}" for m in range(most)),
-        )
-        self.wanted = [
-            {
-                "__key__": key.decode(),
-                "__url__": url,
-                **{
-                    f"f{m}": self.data[offsets[starts[k] + m] : offsets[starts[k] + m] + size]
-                    for m, size in enumerate(samples[k])
-                },
-            }
-            for k, key in enumerate(keys)
-        ]
+                plain[k][1].append((f"f{m}", at + gap, size))
+                self.wanted[k][f"f{m}"] = data[at + gap : at + gap + size]
+                at += gap + size
+        self.rows = rows_of(plain)
         self.leases: list[tuple[int, Lease]] = []
-        for start in range(0, max(self.size, 1), range_bytes):
-            piece = self.data[start : start + range_bytes]
+        for start in range(0, self.size, range_bytes):
+            piece = data[start : start + range_bytes]
             lease = arena.lease(len(piece))
             lease.view[:] = piece
             self.leases.append((base + start, lease))
 
     def part(self) -> RawPart:
         spans = [(address, lease.retain()) for address, lease in self.leases]
-        return RawPart(
-            self.rows.shifted(self.base), np.zeros(len(self.rows), np.int64), (self.url,), spans, (self.base,)
-        )
+        rows = self.rows.shifted(self.base)
+        return RawPart(rows, np.zeros(len(rows), np.int64), (self.url,), spans, (self.base,))
 
     def close(self) -> None:
         for _, lease in self.leases:
             lease.release()
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with contextlib.closing(SmallArena()) as arena:
+        yield arena
 
 
 SAMPLES = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=3), min_size=1, max_size=6)
@@ -97,10 +84,9 @@ def test_every_sample_is_found_whatever_is_cut_taken_and_put_together(
     shards: list[list[list[int]]], range_bytes: int, gap: int, data: st.DataObject
 ) -> None:
     with contextlib.closing(SmallArena()) as arena:
-        made: list[Shard] = []
-        base = 0
-        for k, samples in enumerate(shards):
-            made.append(Shard(arena, base, f"memory://{k % 2}", samples, range_bytes, gap))
+        made, base = list[Shard](), 0
+        for k, sizes in enumerate(shards):
+            made.append(Shard(arena, base, f"memory://{k % 2}", sizes, range_bytes, gap))
             base += made[-1].size
         whole = RawPart.concat([shard.part() for shard in made])
         wanted = [sample for shard in made for sample in shard.wanted]
@@ -124,23 +110,15 @@ def test_every_sample_is_found_whatever_is_cut_taken_and_put_together(
         assert arena.leased_bytes == 0
 
 
-def test_a_part_holds_only_the_spans_that_it_needs() -> None:
-    arena = SmallArena()
-    shard = Shard(arena, 1000, "memory://a", [[64]] * 8, 64, 0)
-    whole = shard.part()
+def test_part_holds_only_the_spans_that_it_needs(arena: Arena) -> None:
+    whole = Shard(arena, 1000, "memory://a", [[64]] * 8, 64, 0).part()
     assert len(whole.spans) == 8
     assert [address for address, _ in whole.cut(2, 4).spans] == [1128, 1192]
     assert [address for address, _ in whole.take(np.array([7, 0])).spans] == [1000, 1448]
-    arena.close()
-
-
-def test_a_member_over_several_spans_keeps_those_between() -> None:
-    arena = SmallArena()
     shard = Shard(arena, 0, "memory://a", [[10], [200], [10]], 64, 0)
-    part = shard.part().cut(1, 2)
+    part = shard.part().cut(1, 2)  # a member over several spans
     assert [address for address, _ in part.spans] == [0, 64, 128, 192]
     assert open_part(part) == shard.wanted[1:2]
-    arena.close()
 
 
 @given(
@@ -148,15 +126,11 @@ def test_a_member_over_several_spans_keeps_those_between() -> None:
     st.lists(st.integers(0, 99), min_size=1, max_size=5, unique=True),
 )
 def test_spans_of_adjacent_members_are_those_of_each(members: list[tuple[int, int]], starts: list[int]) -> None:
-    offset, size = (np.array(some, np.int64) for some in zip(*members, strict=True))
-    count = len(members)
-    keys, ends = np.zeros(count, "S1"), np.arange(count + 1)
-    rows = Rows(keys, ends, np.zeros(count, np.int32), offset, size, ("body",))
+    rows = rows_of([(b"k", [("body", offset, size)]) for offset, size in members])
     assert list(spans_of(rows, sorted(starts))) == spans_of_each(rows, sorted(starts))
 
 
-def test_a_sample_is_known_by_its_place_in_its_shard() -> None:
-    arena = SmallArena()
+def test_samples_are_known_by_their_offsets_in_their_shards(arena: Arena) -> None:
     shards = [Shard(arena, base, "memory://a", [[10, 3], [20], [5]], 64, 7) for base in (0, 500)]
     begins = [int(shards[0].rows.offset[k]) for k in shards[0].rows.starts[:-1]]
     whole = RawPart.concat([shard.part() for shard in shards])
@@ -170,7 +144,6 @@ def test_a_sample_is_known_by_its_place_in_its_shard() -> None:
         one.release()
     for shard in shards:
         shard.close()
-    arena.close()
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
@@ -186,26 +159,21 @@ def test_pieces_of_a_member_are_its_bytes(sizes: list[int], data: st.DataObject)
     assert all(a < b for _, a, b in pieces)
 
 
-def test_python_objects_are_cut_without_being_copied() -> None:
+def test_objects_and_packed_samples_are_cut(arena: Arena) -> None:
     samples = [object() for _ in range(10)]
     part = ListPart(samples)
     inner = part.cut(2, 9).cut(1, 4)
     assert inner.count == 3
     assert open_part(inner) == samples[3:6]
     assert open_part(part) == samples
-
-
-def test_packed_samples_are_cut() -> None:
-    arena = SmallArena()
     parts = serialize.pack(list(range(10)))
     lease = arena.lease(serialize.packed_size(parts))
-    part = PackedPart(lease, serialize.write(parts, lease.view), 0, 10)
-    inner = part.cut(2, 9).cut(1, 4)
-    part.release()
-    assert open_part(inner) == [3, 4, 5]
+    packed = PackedPart(lease, serialize.write(parts, lease.view), 0, 10)
+    cut = packed.cut(2, 9).cut(1, 4)
+    packed.release()
+    assert open_part(cut) == [3, 4, 5]
     assert arena.leased_bytes
-    inner.release()
-    arena.close()
+    cut.release()
 
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=8), drawn=st.randoms(use_true_random=False))
@@ -239,3 +207,90 @@ def test_equal_tasks_are_distinct() -> None:
     task = Task(1, 2, 3, Finish.SLOTS, [])
     assert task != dataclasses.replace(task)
     assert len({task, dataclasses.replace(task)}) == 2
+
+
+MEMBERS = st.lists(
+    st.tuples(st.sampled_from(["jpg", "cls", "seg.png", "ünï"]), st.integers(0, 2**40), st.integers(0, 2**30)),
+    max_size=4,
+)
+PLAIN = st.lists(
+    st.tuples(st.binary(min_size=1, max_size=9).map(lambda key: key.replace(b"\0", b"k")), MEMBERS), max_size=8
+)
+
+
+@given(PLAIN, st.data())
+def test_take_gives_the_chosen_rows_in_their_order_when_some_repeat(plain: Plain, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(plain) - 1), max_size=12)) if plain else []
+    taken = rows_of(plain).take(np.array(chosen, np.int64))
+    assert listed(taken) == listed(pickle.loads(pickle.dumps(taken))) == [plain[k] for k in chosen]
+    assert len(taken) == len(chosen)
+
+
+@pytest.mark.slow
+@given(st.lists(PLAIN, max_size=4))
+def test_concat_gives_all_rows_when_tables_number_their_fields_differently(tables: list[Plain]) -> None:
+    joined = Rows.concat([rows_of(plain) for plain in tables])
+    assert listed(joined) == [row for plain in tables for row in plain]
+    assert (joined.starts.dtype, joined.field.dtype, joined.offset.dtype) == (np.int64, np.int32, np.int64)
+
+
+@given(PLAIN, st.integers(0, 2**40))
+def test_rows_are_shifted_and_their_sizes_summed(plain: Plain, base: int) -> None:
+    moved = [(key, [(field, offset + base, size) for field, offset, size in row]) for key, row in plain]
+    assert listed(rows_of(plain).shifted(base)) == moved
+    sizes = rows_of(plain).sizes()
+    assert sizes.tolist() == [sum(size for _, _, size in row) for _, row in plain]
+    assert sizes.dtype == np.int64
+
+
+def in_blocks(blocks: list[int]) -> Rows:
+    """A row for each number, in the block with that number; all blocks have a member."""
+    rows = rows_of([(b"k", [("body", 10 * block, block + 1)]) for block in range(max(blocks) + 1)])
+    keys = np.array([b"k"] * len(blocks), np.bytes_)
+    return replace(rows, keys=keys, block=np.array(blocks, np.int64), row=np.arange(len(blocks)))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.data())
+def test_cut_takes_consecutive_rows_of_any_blocks(blocks: list[int], in_order: bool, data: st.DataObject) -> None:
+    rows = in_blocks(sorted(blocks) if in_order else blocks)
+    rows = replace(rows, about=tuple(range(max(blocks) + 1))).as_read()
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(blocks))] * 2)))
+    cut = rows.cut(start, stop)
+    assert repr(cut) == repr(rows.take(np.arange(start, stop))) == repr(pickle.loads(pickle.dumps(cut)))
+
+
+def test_blocks_that_were_read_keep_their_numbers_and_counts_wherever_their_rows_go() -> None:
+    first, second = in_blocks([0, 0, 1, 2, 2, 2]).as_read(), in_blocks([0, 0]).as_read()
+    assert first.reads is not None
+    assert second.reads is not None
+    wanted = dict(zip([*first.reads.tolist(), *second.reads.tolist()], [2, 1, 3, 2], strict=True))
+    joined = Rows.concat([first, rows_of([(b"a", [])]), second])
+    for rows in (first, joined, joined.take(np.array([8, 0, 5, 3, 6])), joined.cut(2, 7)):
+        again = pickle.loads(pickle.dumps(rows)).as_read()
+        assert again.reads is not None
+        assert again.wanted is not None
+        assert again.wanted.tolist() == [wanted.get(number, 0) for number in again.reads.tolist()]
+
+
+def test_a_block_that_is_read_again_has_its_number_again_where_the_same_is_read_of_it() -> None:
+    numbers, other = BlockNumbers(), BlockNumbers()
+    facts = object(), object(), object()
+    rows = replace(in_blocks([0, 0, 1, 2]), about=facts)
+    first = rows.as_read(numbers)
+    assert first.reads is not None
+    assert first.wanted is not None
+    assert first.wanted.tolist() == [0, 0, 0]  # not known
+    again = rows.take(np.array([3, 1])).as_read(numbers).reads
+    assert again is not None
+    assert again.tolist() == first.reads[[0, 2]].tolist()
+    others = [
+        rows.shifted(1).as_read(numbers),
+        replace(rows, size=rows.size + 1).as_read(numbers),
+        replace(rows, fields=("text",)).as_read(numbers),
+        replace(rows, about=(object(), object(), object())).as_read(numbers),
+        rows.as_read(other),
+        rows.as_read(numbers, "another"),
+        rows.as_read(),
+    ]
+    seen = [*first.reads.tolist(), *(number for one in others if one.reads is not None for number in one.reads)]
+    assert len(set(seen)) == len(seen) == 3 * 8

@@ -8,22 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.orders import located, order_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit import order_reference as reference
 
-from headrace.order import (
-    Cursor,
-    Order,
-    ShardOrder,
-    ShuffledOrder,
-    Steps,
-    Windows,
-    draw,
-    permutation,
-    sample_seed,
-    window_order,
-)
+from headrace.order import Cursor, ShardOrder, Steps, Windows, draw, permutation, sample_seed, window_order
 from headrace.order.cursor import compressed
 from headrace.order.permutation import below, numbers
 from headrace.order.sampling import DrawnOrder
@@ -31,18 +21,6 @@ from headrace.order.windows import lane_turns
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "order_1.json").read_text())
 KEYS = st.integers(0, 2**64 - 1)
-
-
-def order_of(sizes: list[int], by: str, key: list[int], lanes: int, block: int) -> Order:
-    sizes_array = np.array(sizes, np.int64)
-    if by == "global":
-        return ShuffledOrder(ShardOrder(sizes_array, "none", ()), tuple(key))
-    return ShardOrder(sizes_array, by, tuple(key), Windows(lanes, block))
-
-
-def places_of(order: Order, positions: np.ndarray) -> list[list[int]]:
-    shards, rows = order.locate(positions)
-    return np.stack([shards, rows], axis=1).tolist()
 
 
 def test_keys_and_numbers_are_those_of_order_1() -> None:
@@ -70,19 +48,19 @@ def test_lanes_take_the_turns_of_order_1() -> None:
         assert lane_turns(lanes).tolist() == reference.turns(lanes) == wanted
 
 
-@pytest.mark.parametrize("case", GOLDEN["orders"], ids=lambda case: f"{case['by']}-{case['lanes']}-{case['block']}")
+LARGE = [k * 7919 % 400 + 9000 * (k == 5) for k in range(200)]
+
+
+@pytest.mark.parametrize(
+    "case", GOLDEN["orders"] + GOLDEN["large_orders"], ids=lambda case: f"{case['by']}-{case['lanes']}-{case['block']}"
+)
 def test_orders_are_those_of_order_1(case: dict[str, Any]) -> None:
-    sizes, by, key, lanes, block = (case[name] for name in ("sizes", "by", "key", "lanes", "block"))
-    order = order_of(sizes, by, key, lanes, block)
-    assert places_of(order, np.arange(order.count)) == case["places"]
-    assert [list(reference.place(p, sizes, by, key, lanes, block)) for p in range(sum(sizes))] == case["places"]
-
-
-@pytest.mark.parametrize("case", GOLDEN["large_orders"], ids=lambda case: f"{case['by']}-{case['lanes']}")
-def test_orders_of_large_shards_are_those_of_order_1(case: dict[str, Any]) -> None:
-    sizes = [k * 7919 % 400 + 9000 * (k == 5) for k in range(200)]
-    order = order_of(sizes, case["by"], case["key"], case["lanes"], case["block"])
-    assert places_of(order, np.arange(0, order.count, case["step"])) == case["places"]
+    sizes, how = case.get("sizes", LARGE), [case[name] for name in ("by", "key", "lanes", "block")]
+    by, key, *windows = how
+    positions = range(0, sum(sizes), case.get("step", 1))
+    assert located(order_of(sizes, by, key, Windows(*windows)), positions) == case["places"]
+    if sizes is not LARGE:
+        assert [list(reference.place(p, sizes, *how)) for p in positions] == case["places"]
 
 
 @pytest.mark.parametrize("case", GOLDEN["drawn"], ids=lambda case: f"{case['weights'] is None}-{case['replacement']}")
@@ -114,9 +92,8 @@ def test_steps_are_those_of_order_1(case: dict[str, Any]) -> None:
     block=st.integers(1, 6),
 )
 def test_orders_follow_their_specification(sizes: list[int], by: str, key: list[int], lanes: int, block: int) -> None:
-    order = order_of(sizes, by, key, lanes, block)
     wanted = [list(reference.place(p, sizes, by, key, lanes, block)) for p in range(sum(sizes))]
-    assert places_of(order, np.arange(order.count)) == wanted
+    assert located(order_of(sizes, by, key, Windows(lanes, block))) == wanted
 
 
 @settings(max_examples=60)
@@ -127,18 +104,21 @@ def test_large_permutations_follow_their_specification(n: int, key: int, data: s
     assert permutation(np.array(positions), n, key).tolist() == wanted
 
 
-@settings(max_examples=60)
+@settings(max_examples=160)
 @given(
-    weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(any),
+    count=st.integers(1, 60),
+    weights=st.none() | st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(any),
     key=st.lists(st.integers(0, 9), max_size=2),
     replacement=st.booleans(),
     data=st.data(),
 )
-def test_weighted_draws_follow_their_specification(
-    weights: list[float], key: list[int], replacement: bool, data: st.DataObject
+def test_draws_at_any_positions_follow_their_specification(
+    count: int, weights: list[float] | None, key: list[int], replacement: bool, data: st.DataObject
 ) -> None:
-    count = data.draw(st.integers(0, 30 if replacement else sum(map(bool, weights))))
-    inner = ShardOrder(np.array([len(weights)]), "none", ())
-    order = DrawnOrder(inner, count, tuple(key), np.array(weights), replacement)
-    wanted = reference.drawn(count, len(weights), key, weights, replacement=replacement)
-    assert order.locate(np.arange(count)).rows.tolist() == wanted
+    among = count if weights is None else len(weights)
+    drawn = data.draw(st.integers(0, 60 if replacement else among if weights is None else sum(map(bool, weights))))
+    positions = data.draw(st.lists(st.integers(0, drawn - 1), max_size=60)) if drawn else []
+    array = None if weights is None else np.array(weights)
+    order = DrawnOrder(ShardOrder(np.array([among]), "none", ()), drawn, tuple(key), array, replacement)
+    wanted = reference.drawn(drawn, among, key, weights, replacement=replacement)
+    assert order.locate(np.array(positions, np.int64)).rows.tolist() == [wanted[p] for p in positions]

@@ -11,75 +11,60 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from builders.memory import peak_of
+from builders.orders import located, order_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, ShardOrder, ShuffledOrder, Windows
+from headrace.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, ShardOrder, Windows
 from headrace.order.windows import lane_turns
 
 UNEVEN = st.lists(st.integers(0, 40), max_size=12)
 ZIPF = st.integers(1, 12).map(lambda count: [300 // (k + 1) for k in range(count)])
 SIZES = st.one_of(UNEVEN, ZIPF, st.integers(0, 500).map(lambda size: [size]), st.just([1] * 30))
 WINDOWS = st.builds(Windows, lanes=st.integers(1, 40), block=st.one_of(st.integers(1, 20), st.integers(100, 5000)))
+Key = tuple[int, int]
 KEYS = st.tuples(st.integers(0, 2**31), st.integers(0, 100))
 KINDS = ("none", "shards", "within", "windows", "global")
 KIND = st.sampled_from(KINDS)
 
 
-def order_of(sizes: list[int], by: str, key: tuple[int, ...], windows: Windows) -> Order:
-    if by == "global":
-        return ShuffledOrder(ShardOrder(np.array(sizes, np.int64), "none", ()), key)
-    return ShardOrder(np.array(sizes, np.int64), by, key, windows)
-
-
-def located(order: Order, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-    shards, rows = order.locate(np.arange(start, order.count if stop is None else stop))
-    return list(zip(shards.tolist(), rows.tolist(), strict=True))
-
-
-def samples_of(sizes: list[int]) -> list[tuple[int, int]]:
-    return [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
+def samples_of(sizes: list[int]) -> list[list[int]]:
+    return [[shard, row] for shard, size in enumerate(sizes) for row in range(size)]
 
 
 @pytest.mark.parametrize("windows", [Windows(4, 6000), Windows(3, 4096), Windows(256, 512), Windows(7, 4097)])
 def test_every_sample_comes_once_when_blocks_are_large(windows: Windows) -> None:
-    sizes = np.array([70_000, 3, 0, 20_001, 999])
-    order = ShardOrder(sizes, "windows", (1, 2), windows)
-    shards, rows = order.locate(np.arange(order.count))
+    sizes = np.array([70_000, 3, 0, 20_001, 999], np.uint32)
+    before, positions = sizes.copy(), np.arange(sizes.sum())
+    shards, rows = ShardOrder(sizes, "windows", (1, 2), windows).locate(positions)
     starts = np.cumsum(sizes) - sizes
-    assert np.array_equal(np.sort(starts[shards] + rows), np.arange(order.count))
+    assert np.array_equal(np.sort(starts[shards] + rows), positions)
+    assert np.array_equal(positions, np.arange(len(positions))) and np.array_equal(sizes, before)
 
 
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
-def test_every_sample_comes_once_and_any_part_is_that_part_of_the_whole(
-    sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
-) -> None:
+def test_parts_of_a_permutation(sizes: list[int], by: str, key: Key, windows: Windows, data: st.DataObject) -> None:
     order = order_of(sizes, by, key, windows)
     whole = located(order)
     assert order.count == sum(sizes)
     assert sorted(whole) == samples_of(sizes)
     positions = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=30)) if whole else []
-    shards, rows = order_of(sizes, by, key, windows).locate(np.array(positions, np.int64))
-    assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [whole[p] for p in positions]
+    assert located(order_of(sizes, by, key, windows), positions) == [whole[p] for p in positions]
     start = data.draw(st.integers(0, len(whole)))
     stop = data.draw(st.integers(start, len(whole)))
-    assert located(order, start, stop) == whole[start:stop]
+    assert located(order, range(start, stop)) == whole[start:stop]
 
 
 @given(sizes=SIZES, by=st.sampled_from(["within", "windows"]), key=KEYS, windows=WINDOWS)
-def test_samples_of_another_window_are_elsewhere(
-    sizes: list[int], by: str, key: tuple[int, int], windows: Windows
-) -> None:
-    order = order_of(sizes, by, key, windows)
-    same = ShardOrder(np.array(sizes, np.int64), by, (*key, 1), windows) if by == "within" else None
+def test_windows_follow_one_another(sizes: list[int], by: str, key: Key, windows: Windows) -> None:
+    order, other = (order_of(sizes, by, some, windows) for some in (key, (*key, 1)))
     position = 0
     while position < order.count:
         end = order.window_end(position)
-        assert end > position
-        assert {order.window_end(p) for p in range(position, min(end, order.count))} == {end}
-        stop = min(end, order.count)
-        if same is not None:  # another key mixes within the window only
-            assert sorted(located(order, position, stop)) == sorted(located(same, position, stop))
+        inside = range(position, min(end, order.count))
+        assert {order.window_end(p) for p in inside} == {end}
+        if by == "within":  # another key permutes the samples of a window only
+            assert sorted(located(order, inside)) == sorted(located(other, inside))
         position = end
 
 
@@ -105,21 +90,15 @@ def test_samples_come_in_another_window_each_epoch_when_shards_are_equal(shards:
 
 
 @pytest.mark.parametrize("shards", [1, 32, 64, 256])
-def test_a_batch_has_rows_of_everywhere_in_shards_when_these_are_equal(shards: int) -> None:
-    size = 640_000 // shards
-    order = ShardOrder(np.full(shards, size), "windows", (0, 0), Windows.of(16_384, 512))
-    _, rows = order.locate(np.arange(256 * 100))
-    spread = (rows.reshape(100, 256) / size).std(axis=1).mean()
-    assert 0.75 < spread * 12**0.5 < 1.25  # 1 where they are spread evenly
-    assert rows[:256].max() - rows[:256].min() > 0.8 * size
-
-
-@pytest.mark.parametrize("shards", [32, 64, 256])
-def test_batches_have_many_classes_when_equal_shards_are_sorted_by_class(shards: int) -> None:
+def test_batch_has_rows_of_all_parts_of_equal_shards(shards: int) -> None:
     size, classes = 640_000 // shards, 100
     order = ShardOrder(np.full(shards, size), "windows", (0, 0), Windows.of(16_384, 512))
     _, rows = order.locate(np.arange(order.count))
-    found = np.mean([len(np.unique(batch)) for batch in (rows * classes // size).reshape(-1, 256)])
+    batches = rows.reshape(-1, 256)
+    spread = (batches[:100] / size).std(axis=1).mean()
+    assert 0.75 < spread * 12**0.5 < 1.25  # 1 where they are spread evenly
+    assert batches[0].max() - batches[0].min() > 0.8 * size
+    found = np.mean([len(np.unique(batch)) for batch in batches * classes // size])  # shards are sorted by class
     by_chance = classes * (1 - (1 - 1 / classes) ** order.lanes)  # of so many lanes, each in one class
     assert found > 0.8 * by_chance
 
@@ -139,14 +118,6 @@ def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretc
     assert windows.lanes == 1 or windows.lanes * max(1, stretch) <= window
 
 
-def test_the_sizes_are_left_alone() -> None:
-    sizes = np.array([5, 0, 7, 2], np.uint32)
-    positions = np.arange(14)
-    ShardOrder(sizes, "windows", (0, 0), Windows(2, 3)).locate(positions)
-    assert sizes.tolist() == [5, 0, 7, 2]
-    assert positions.tolist() == list(range(14))
-
-
 @pytest.fixture
 def _threads_switch_often() -> Iterator[None]:
     interval = sys.getswitchinterval()
@@ -160,9 +131,9 @@ def test_threads_find_the_same_places_when_they_share_an_order() -> None:
     def make(number: int) -> ShardOrder:
         return ShardOrder(np.full(40, 50), "windows", (number,), Windows(64, 25))
 
-    def look(order: Order, passes: Order, ready: threading.Barrier) -> list[list[tuple[int, int]]]:
+    def look(order: Order, passes: Order, ready: threading.Barrier) -> list[list[list[int]]]:
         ready.wait()
-        return [located(order), *(located(passes, at, at + 5) for at in range(0, 8000, 400))]
+        return [located(order), *(located(passes, range(at, at + 5)) for at in range(0, 8000, 400))]
 
     wanted = look(make(0), Passes(make, 4), threading.Barrier(1))
     with ThreadPoolExecutor(4) as pool:
@@ -172,9 +143,7 @@ def test_threads_find_the_same_places_when_they_share_an_order() -> None:
 
 
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
-def test_chosen_samples_are_those_chosen(
-    sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
-) -> None:
+def test_samples_are_chosen(sizes: list[int], by: str, key: Key, windows: Windows, data: st.DataObject) -> None:
     inner = order_of(sizes, by, key, windows)
     whole = located(inner)
     chosen = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=20)) if whole else []
@@ -198,9 +167,7 @@ def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, 
 
 @pytest.mark.slow
 @given(count=st.integers(1, 40), by=KIND, start=st.integers(-100, 0), stop=st.integers(0, 40), windows=WINDOWS)
-def test_positions_before_an_epoch_are_the_last_ones_of_those_before(
-    count: int, by: str, start: int, stop: int, windows: Windows
-) -> None:
+def test_negative_positions_are_in_earlier_epochs(count: int, by: str, start: int, stop: int, windows: Windows) -> None:
     def epoch(number: int) -> Order:  # two passes over 13 samples, as far as so many
         return FirstOf(Passes(lambda turn: order_of([9, 4], by, (number, turn), windows), 2), count)
 
@@ -209,16 +176,10 @@ def test_positions_before_an_epoch_are_the_last_ones_of_those_before(
     assert size == min(count, 26)
     whole = [sample for number in range(-100 // size, 1) for sample in located(epoch(7 + number))]
     stop = min(stop, size)
-    assert located(order, start, stop) == whole[len(whole) - size + start : len(whole) - size + stop]
+    assert located(order, range(start, stop)) == whole[len(whole) - size + start : len(whole) - size + stop]
     for position in range(start, stop):
         assert position < order.window_end(position)
         assert position >= 0 or order.window_end(position) <= (position // size + 1) * size
-
-
-def test_an_epoch_without_samples_has_no_positions() -> None:
-    order = EpochOrder(lambda later: order_of([], "shards", (later,), Windows(1, 1)))
-    assert order.count == 0
-    assert located(order) == []
 
 
 def test_epochs_before_are_made_once_they_are_asked_for() -> None:
@@ -231,23 +192,19 @@ def test_epochs_before_are_made_once_they_are_asked_for() -> None:
     order = EpochOrder(make)
     located(order)
     assert made == [0]
-    located(order, -3)
-    located(order, -5)
+    located(order, range(-3, 10))
+    located(order, range(-5, 10))
     assert made == [0, -1]
 
 
-def test_endless_passes_continue() -> None:
+def test_endless_passes_continue_and_empty_epochs_have_no_positions() -> None:
     passes = Passes(lambda number: order_of([10, 5], "windows", (number,), Windows(3, 2)), None)
     assert passes.count >= 2**60
-    assert sorted(located(passes, 15 * 10**9, 15 * 10**9 + 15)) == samples_of([10, 5])
+    assert sorted(located(passes, range(15 * 10**9, 15 * 10**9 + 15))) == samples_of([10, 5])
     assert Passes(lambda number: order_of([], "none", (), Windows(1, 1)), None).count == 0
-
-
-def test_a_billion_samples_are_ordered_without_an_array_of_them() -> None:
-    order = ShardOrder(np.full(1000, 10**6), "windows", (0, 0), Windows.of(131_072, 512))
-    shards, rows = order.locate(np.array([0, 10**9 // 2, 10**9 - 1]))
-    assert ((shards >= 0) & (shards < 1000)).all()
-    assert ((rows >= 0) & (rows < 10**6)).all()
+    order = EpochOrder(lambda later: order_of([], "shards", (later,), Windows(1, 1)))
+    assert order.count == 0
+    assert located(order) == []
 
 
 def test_an_order_of_a_million_shards_takes_little_memory() -> None:

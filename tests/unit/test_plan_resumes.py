@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.orders import order_of
 
 from headrace.errors import OptionError
-from headrace.order import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows
+from headrace.order import Cursor, Order, ShardOrder, Steps, Windows
 from headrace.order.cursor import pack_ranges, unpack_ranges
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "500"))
@@ -49,9 +50,7 @@ class Data:
         self.came = np.zeros(int(self.sizes.sum()), int)
 
     def order(self) -> Order:
-        if self.by == "global":
-            return ShuffledOrder(ShardOrder(self.sizes, "none", ()), self.key)
-        return ShardOrder(self.sizes, self.by, self.key, self.windows)
+        return order_of(self.sizes.tolist(), self.by, self.key, self.windows)
 
     def samples(self, order: Order, positions: np.ndarray) -> np.ndarray:
         shards, rows = order.locate(positions.ravel())

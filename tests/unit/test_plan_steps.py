@@ -1,20 +1,26 @@
-"""Steps: all ranks together have each step's samples, whatever is still to come and however many ranks there are."""
+"""Steps and cursors: what is left of an epoch, in steps for any number of ranks, and after the states of all ranks."""
 
 from __future__ import annotations
 
+import base64
 import itertools
-from typing import NamedTuple
+import json
+import zlib
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from builders.memory import peak_of
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from unit import order_reference as reference
 
 from headrace.errors import OptionError
 from headrace.order import Cursor, Steps
 from headrace.order.balance import dealt
-from headrace.order.cursor import compressed, expanded
+from headrace.order.cursor import among_left, compressed, expanded, pack_ranges, united, unpack_ranges
+from headrace.state.state import State, merged
 from headrace.types import Tail
 
 NO_HOLES = np.zeros((0, 2), np.int64)
@@ -29,11 +35,8 @@ class Epoch(NamedTuple):
     world: int
     lanes: int
 
-    def steps(self, rank: int = 0, world: int | None = None, done: np.ndarray = NO_HOLES) -> Steps:
-        return Steps(self.begin, self.end, self.size, self.tail, rank, world or self.world, self.lanes, done)
-
-    def all_ranks(self) -> list[Steps]:
-        return [self.steps(rank) for rank in range(self.world)]
+    def steps(self, rank: int = 0, done: np.ndarray = NO_HOLES) -> Steps:
+        return Steps(self.begin, self.end, self.size, self.tail, rank, self.world, self.lanes, done)
 
 
 @st.composite
@@ -59,42 +62,31 @@ def positions_of(steps: Steps) -> list[int]:
     return steps.positions(0, steps.count).tolist()
 
 
-def cut(values: list[int], sizes: list[int]) -> list[list[int]]:
-    ends = list(itertools.accumulate(sizes, initial=0))
-    assert ends[-1] == len(values)
-    return [values[a:b] for a, b in itertools.pairwise(ends)]
-
-
 def batches_of(steps: Steps) -> list[list[int]]:
     size, full, more = steps.sizes()
-    return cut(positions_of(steps), [size] * full + list(more))
+    ends = list(itertools.accumulate([size] * full + list(more), initial=0))
+    assert ends[-1] == steps.count
+    return [steps.positions(a, b).tolist() for a, b in itertools.pairwise(ends)]
 
 
 @given(epoch=epochs())
 def test_steps_follow_their_specification(epoch: Epoch) -> None:
     coming = [*expanded(epoch.begin.holes).tolist(), *range(epoch.begin.position, epoch.end)]
     wanted = reference.steps(coming, epoch.end, epoch.size, epoch.tail, epoch.world, epoch.lanes)
-    for rank, steps in enumerate(epoch.all_ranks()):
-        assert batches_of(steps) == [step[rank] for step in wanted]
-        assert steps.steps == len(wanted)
+    for rank in range(epoch.world):
+        assert batches_of(epoch.steps(rank)) == [step[rank] for step in wanted]
+        assert epoch.steps(rank).steps == len(wanted)
 
 
 @given(epoch=epochs())
-def test_what_comes_is_what_was_left_each_once_but_for_the_tail(epoch: Epoch) -> None:
-    came = sorted(itertools.chain(*map(positions_of, epoch.all_ranks())))
+def test_steps_count_samples_that_are_left_repeated_or_dropped(epoch: Epoch) -> None:
     steps = epoch.steps()
-    coming = epoch.begin.coming(0, steps.left).tolist()
-    assert steps.left == len(coming)
-    if epoch.tail == "pad":
-        assert steps.repeated == len(came) - len(coming) == -len(coming) % epoch.size
-        again = list(range(epoch.end)) or coming
-        assert came == sorted(coming + [again[k % len(again)] for k in range(steps.repeated)])
-    elif epoch.tail in ("drop", "carry"):
-        assert steps.left_out == len(coming) % epoch.size
-        assert came == sorted(coming[: len(coming) - steps.left_out])
-    else:
-        assert steps.repeated == steps.left_out == 0
-        assert came == sorted(coming)
+    delivered = sum(epoch.steps(rank).count for rank in range(epoch.world))
+    assert steps.left == epoch.end - epoch.begin.position + epoch.begin.hole_count
+    rest = steps.left % epoch.size
+    assert steps.repeated == (-rest % epoch.size if epoch.tail == "pad" else 0)
+    assert steps.left_out == (rest if epoch.tail in ("drop", "carry") else 0)
+    assert delivered == steps.left + steps.repeated - steps.left_out
 
 
 @given(epoch=epochs(tails=("carry",)))
@@ -110,23 +102,12 @@ def test_the_next_epoch_begins_with_what_was_carried(epoch: Epoch) -> None:
 
 
 @given(epoch=epochs(), data=st.data())
-def test_a_part_of_a_ranks_samples_is_that_part_of_them_all(epoch: Epoch, data: st.DataObject) -> None:
-    steps = epoch.steps(data.draw(st.integers(0, epoch.world - 1)))
-    whole = positions_of(steps)
-    start = data.draw(st.integers(0, len(whole)))
-    stop = data.draw(st.integers(start, len(whole)))
-    assert steps.positions(start, stop).tolist() == whole[start:stop]
-    assert expanded(steps.original(start, stop)).tolist() == list(range(start, stop))
-
-
-@given(epoch=epochs(), data=st.data())
 def test_samples_done_by_a_rank_are_not_repeated(epoch: Epoch, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, epoch.world - 1))
     whole = positions_of(epoch.steps(rank))
     gone = sorted(data.draw(st.sets(st.integers(0, len(whole) - 1)))) if whole else []
     steps = epoch.steps(rank, done=compressed(np.array(gone, np.int64)))
     numbers = [k for k in range(len(whole)) if k not in set(gone)]
-    assert steps.count == len(numbers)
     assert positions_of(steps) == [whole[k] for k in numbers]
     start = data.draw(st.integers(0, len(numbers)))
     stop = data.draw(st.integers(start, len(numbers)))
@@ -143,15 +124,7 @@ def test_after_some_steps_the_rest_comes_as_it_would_have(epoch: Epoch, data: st
     taken = data.draw(st.integers(0, steps.steps))
     later = epoch._replace(begin=steps.after(taken))
     for rank in range(epoch.world):
-        rest = batches_of(epoch.steps(rank))[taken:]
-        assert batches_of(later.steps(rank)) == rest
-
-
-@given(epoch=epochs())
-def test_nothing_comes_after_the_last_step(epoch: Epoch) -> None:
-    steps = epoch.steps()
-    later = epoch._replace(begin=steps.after(steps.steps)).steps()
-    assert later.count == later.steps == 0
+        assert batches_of(later.steps(rank)) == batches_of(epoch.steps(rank))[taken:]
     with pytest.raises(IndexError):
         steps.positions(steps.count, steps.count + 1)
 
@@ -163,14 +136,6 @@ def test_long_stretches_equal_steps_one_by_one(size: int, lanes: int) -> None:
     steps = Steps(Cursor.at(11), 20_000, size, lanes=lanes)
     one_by_one = [steps.positions(k * size, (k + 1) * size) for k in range(steps.full)]
     assert steps.positions(0, steps.full * size).tolist() == np.concatenate(one_by_one).tolist()
-
-
-@pytest.mark.parametrize(("samples", "size", "last"), [(18, 8, (5, 5)), (19, 8, (6, 5)), (11, 4, (7,))])
-def test_last_two_steps_are_shared_or_one_when_a_rank_would_have_none(
-    samples: int, size: int, last: tuple[int, ...]
-) -> None:
-    ranks = [Steps(Cursor.at(), samples, size, "short", rank, 4) for rank in range(4)]
-    assert [steps.last for steps in ranks] == [last] * 4
 
 
 def test_too_few_samples_for_the_ranks_are_an_error() -> None:
@@ -220,23 +185,180 @@ def test_what_is_larger_than_all_others_is_alone_with_the_least() -> None:
 
 
 @given(world=st.integers(1, 5), size=st.integers(5, 12), count=st.integers(5, 80), done=st.integers(0, 5))
-def test_steps_are_the_same_and_each_rank_has_its_part(world: int, size: int, count: int, done: int) -> None:
+def test_dealt_steps_have_the_same_samples_and_sizes(world: int, size: int, count: int, done: int) -> None:
     def deal(positions: np.ndarray, sizes: list[int]) -> np.ndarray:
         return dealt((positions * 7919 % 13).astype(float), sizes)
 
     begin = Cursor.at(min(done, count - world))
-    plain = [Steps(begin, count, size, rank=rank, world=world) for rank in range(world)]
+    plain = [batches_of(Steps(begin, count, size, rank=rank, world=world)) for rank in range(world)]
     even = [Steps(begin, count, size, rank=rank, world=world, deal=deal) for rank in range(world)]
-    at = [0] * world
-    for step in range(plain[0].steps):
-        sizes = [steps.samples(step + 1) - steps.samples(step) for steps in plain]
-        mine = [steps.positions(k, k + n).tolist() for steps, k, n in zip(even, at, sizes, strict=True)]
-        whole = [steps.positions(k, k + n).tolist() for steps, k, n in zip(plain, at, sizes, strict=True)]
-        assert [len(one) for one in mine] == sizes
-        assert sorted(itertools.chain(*mine)) == sorted(itertools.chain(*whole))
-        assert all(one == sorted(one) for one in mine)
-        at = [k + n for k, n in zip(at, sizes, strict=True)]
-    assert [steps.positions(0, n).tolist() for steps, n in zip(even, at, strict=True)] == [
-        [p for k in range(0, n, 3) for p in steps.positions(k, min(n, k + 3)).tolist()]
-        for steps, n in zip(even, at, strict=True)
+    for some, wanted in zip(zip(*map(batches_of, even), strict=True), zip(*plain, strict=True), strict=True):
+        assert list(map(len, some)) == list(map(len, wanted))
+        assert sorted(itertools.chain(*some)) == sorted(itertools.chain(*wanted))
+        assert all(one == sorted(one) for one in some)
+    for steps in even:
+        parts = (steps.positions(k, min(steps.count, k + 3)).tolist() for k in range(0, steps.count, 3))
+        assert positions_of(steps) == list(itertools.chain(*parts))
+
+
+NUMBERS = st.sets(st.integers(-30, 200), max_size=60).map(sorted)
+
+
+@st.composite
+def cursors(draw: st.DrawFn) -> Cursor:
+    position = draw(st.integers(0, 100))
+    below = draw(st.sets(st.integers(-20, position - 1), max_size=30))
+    return Cursor(position, compressed(np.array(sorted(below), np.int64)))
+
+
+def coming(cursor: Cursor, count: int = 150) -> list[int]:
+    return cursor.coming(0, count).tolist()
+
+
+@given(numbers=NUMBERS)
+def test_ranges_hold_their_numbers_before_and_after_json(numbers: list[int]) -> None:
+    ranges = compressed(np.array(numbers, np.int64))
+    assert expanded(ranges).tolist() == numbers
+    assert (ranges[:, 0] < ranges[:, 1]).all()
+    assert (ranges[1:, 0] > ranges[:-1, 1]).all()
+    assert unpack_ranges(json.loads(json.dumps(pack_ranges(ranges)))).tolist() == ranges.tolist()
+
+
+HALF_OF_ALL = np.flatnonzero(np.random.default_rng(1).random(100_000) < 0.5)
+
+
+@pytest.mark.parametrize(("numbers", "kind"), [
+    *((HALF_OF_ALL + first, str) for first in (-70_000, -5, 0, 10**15)),
+    (np.arange(1000) * 10**9, list),
+])  # fmt: skip
+def test_many_ranges_are_packed_in_short_text_where_they_are_near_one_another(numbers: np.ndarray, kind: type) -> None:
+    packed = pack_ranges(compressed(numbers))
+    assert isinstance(packed, kind)
+    assert len(packed) < 20_000
+    assert np.array_equal(expanded(unpack_ranges(json.loads(json.dumps(packed)))), numbers)
+
+
+@pytest.mark.parametrize("packed", [
+    [1], [0, 0], [0, -1], [0, 2, 0, 1], [0, 2, -1, 1], [0.5, 1], ["0", "1"], [None, 1], [True, True], [2**63, 1],
+    [0, 2**63], [2**61, 2**61], "", "5", "x:eJw=", "5:eJw=", "5:?", "5:YWJj", f"{2**63}:eJxrAAAAgQCB",
+    "0:" + base64.b64encode(zlib.compress(bytes(2**24))).decode(),  # too many
+])  # fmt: skip
+def test_damaged_ranges_are_refused(packed: Any) -> None:
+    with pytest.raises(ValueError):
+        unpack_ranges(packed)
+
+
+@given(cursor=cursors(), data=st.data())
+def test_holes_come_first_and_then_the_rest(cursor: Cursor, data: st.DataObject) -> None:
+    whole = coming(cursor)
+    assert whole == [*expanded(cursor.holes).tolist(), *range(cursor.position, cursor.position + 150)][:150]
+    start = data.draw(st.integers(0, 150))
+    stop = data.draw(st.integers(start, 150))
+    assert cursor.coming(start, stop).tolist() == whole[start:stop]
+    assert coming(cursor.after(start), 150 - start) == whole[start:]
+    assert cursor.without(np.zeros(0, np.int64)) is cursor
+
+
+@given(cursor=cursors(), numbers=st.sets(st.integers(0, 70), max_size=60))
+def test_without_what_was_delivered_all_others_come_once(cursor: Cursor, numbers: set[int]) -> None:
+    whole = coming(cursor)
+    delivered = np.array([whole[k] for k in numbers], np.int64)
+    left = cursor.without(np.random.default_rng(0).permutation(delivered))
+    others = sorted(set(whole) - set(delivered.tolist()))
+    assert coming(left, len(others)) == others
+    assert left.position >= cursor.position
+    assert (left.holes[1:, 0] > left.holes[:-1, 1]).all()
+    assert left.hole_count <= cursor.hole_count + 71
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=10))
+def test_united_ranges_hold_the_same_numbers(ranges: list[tuple[int, int]]) -> None:
+    found = united(ranges)
+    assert sorted({n for a, b in ranges for n in range(a, b)}) == [n for a, b in found for n in range(a, b)]
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
+
+
+@given(gone=st.sets(st.integers(0, 60), max_size=40), start=st.integers(0, 50), count=st.integers(0, 50))
+def test_ranges_among_what_is_left_name_the_right_numbers(gone: set[int], start: int, count: int) -> None:
+    ranges = united((n, n + 1) for n in gone)
+    left = [n for n in range(200) if n not in gone]
+    found = [n for a, b in among_left(start, start + count, ranges) for n in range(a, b)]
+    assert found == left[start : start + count]
+
+
+def steps_of(part: State) -> Steps:
+    return Steps(part.cursor, part.end, part.step, part.tail, part.rank or 0, part.world, part.lanes)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> list[State]:
+    position = draw(st.integers(0, 40))
+    holes = sorted(draw(st.sets(st.integers(-10, position - 1), max_size=12)))
+    cursor = Cursor(position, compressed(np.array(holes, np.int64)))
+    world = draw(st.integers(1, 5))
+    step = draw(st.integers(world, 12))
+    tail = draw(st.sampled_from(["short", "drop", "pad", "carry"]))
+    end = position + draw(st.integers(world, 90))
+    lanes = draw(st.integers(1, 9))
+    parts = []
+    for rank in range(world):
+        part = State(cursor=cursor, end=end, step=step, tail=tail, rank=rank, world=world, lanes=lanes)
+        whole = steps_of(part).whole
+        begun = draw(st.integers(0, whole))
+        more = draw(st.sets(st.integers(0, whole - 1), max_size=6)) if whole else set()
+        parts.append(replace(part, done=united([(0, begun), *((n, n + 1) for n in more)])))
+    return parts
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(parts=states())
+def test_merged_states_leave_what_no_rank_has_received(parts: list[State]) -> None:
+    received = set()
+    for part in parts:
+        for start, stop in part.done:
+            received.update(steps_of(part).positions(start, stop).tolist())
+    cursor, end = parts[0].cursor, parts[0].end
+    planned = [*expanded(cursor.holes).tolist(), *range(cursor.position, end)]
+    left = merged(parts)
+    assert [*expanded(left.holes).tolist(), *range(left.position, end)] == [p for p in planned if p not in received]
+    assert left.position <= end
+
+
+def test_a_billion_received_samples_are_merged_without_a_list_of_them() -> None:
+    world, step, lanes, billion = 4, 4096, 256, 10**9
+    mine = billion // world
+    done = ((0, mine - 100), (mine - 50, mine))
+    parts = [
+        State(cursor=Cursor.at(), done=done, end=10 * billion, step=step, lanes=lanes, rank=rank, world=world)
+        for rank in range(world)
     ]
+    assert peak_of(lambda: merged(parts)) < 2e6
+    cursor = merged(parts)
+    assert cursor.position <= billion + 2 * step
+    left = cursor.hole_count + 10 * billion - cursor.position
+    assert left == 9 * billion + 50 * world
+
+
+def test_merging_begins_where_it_differs_when_an_epoch_has_holes() -> None:
+    cursor = Cursor(1000, np.array([[-5, -1], [10, 400]]))
+    parts = [State(cursor=cursor, done=((0, 5000 + r),), end=10**6, step=64, rank=r, world=2) for r in range(2)]
+    left = merged(parts)
+    received = np.concatenate([steps_of(part).positions(0, 5000 + rank) for rank, part in enumerate(parts)])
+    planned = np.concatenate([expanded(cursor.holes), np.arange(1000, 20_000)])
+    coming = np.setdiff1d(planned, received)
+    assert np.array_equal(left.coming(0, len(coming)), coming)
+
+
+def test_one_rank_of_several_knows_nothing_of_the_others() -> None:
+    part = State(cursor=Cursor.at(), done=((0, 8),), end=40, step=8, rank=1, world=2)
+    assert merged([part]).coming(0, 12).tolist() == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("first", [0, 10**12])
+def test_range_far_ahead_is_removed_without_a_list_of_earlier_positions(first: int) -> None:
+    far = np.arange(first + 5, first + 10)
+    assert peak_of(lambda: Cursor.at().without(far)) < 1e6
+    left = Cursor.at().without(far)
+    assert left.position == first + 10
+    assert left.holes.tolist() == [[0, first + 5]]

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from simulation.loop import simulate
 
 from headrace._util.shared_memory import Claim
-from headrace.readers.by_key import AdaptiveConcurrency, ChunkSizes, KeyFeed, KeyProducer
-from headrace.readers.byte_estimate import Charge, Expectation
+from headrace.readers.by_key import AdaptiveConcurrency, Charge, ChunkSizes, Expectation, KeyFeed, KeyProducer
 from headrace.readers.from_iterator import IterProducer
 from headrace.readers.indexed_members import Reading, ReadingAhead
 from headrace.readers.sequential import Without
-from headrace.readers.shuffle_buffer import ShuffleBuffer
+from headrace.readers.shard_plan import ShuffleBuffer
 from headrace.readers.stateful_iterable import Resumable
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ranges
 from headrace.workers.failures import Failure, Scope
 from headrace.workers.sample_chunks import ListPart, Part
+
+on_a_loop = pytest.mark.asyncio
 
 
 class Basin:
@@ -103,16 +104,9 @@ def test_iterator_is_taken_from_without_what_is_done_and_its_marks_are_right_bef
     data: st.DataObject, count: int, take: int | None, batch_size: int, chunk: int
 ) -> None:
     done, iterator, basin = data.draw(st.composite(ranges)(count)), Counting(count), Basin()
+    options: dict[str, Any] = {"take": take, "begin": 0, "done": done, "batch_size": batch_size, "chunk": chunk}
     producer = IterProducer(
-        lambda: iterator,
-        snapshot=lambda: iterator.at,
-        take=take,
-        buffer=None,
-        begin=0,
-        done=done,
-        batch_size=batch_size,
-        chunk=chunk,
-        pack_error=pack_error,
+        lambda: iterator, snapshot=lambda: iterator.at, buffer=None, pack_error=pack_error, **options
     )
     asyncio.run(producer.run(basin))  # type: ignore[arg-type]
     some = range(count if take is None else min(take, count))
@@ -192,7 +186,8 @@ def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
         assert all(sample == str(start + k) for k, sample in enumerate(batch) if k not in failed)
 
 
-def test_first_samples_do_not_wait_for_many_others_where_nobody_knows_how_many_a_batch_needs() -> None:
+@on_a_loop
+async def test_first_samples_do_not_wait_for_many_others_where_nobody_knows_how_many_a_batch_needs() -> None:
     begun, all_begun, let_go = list[int](), asyncio.Event(), asyncio.Event()
 
     async def get(key: int) -> int:
@@ -203,38 +198,33 @@ def test_first_samples_do_not_wait_for_many_others_where_nobody_knows_how_many_a
             await let_go.wait()
         return key
 
-    async def main() -> None:
-        basin = Basin()
-        producer = KeyProducer(
-            64,
-            lambda start, stop: (range(start, stop), range(start, stop)),
-            get,
-            None,
-            adaptive=AdaptiveConcurrency(128, 128),
-            chunks=ChunkSizes(64, 32, grows=True),
-            pack_error=pack_error,
-        )
-        running = asyncio.ensure_future(producer.run(basin))  # type: ignore[arg-type]
-        await all_begun.wait()
-        assert basin.samples == [0, 1]
-        let_go.set()
-        await running
-        assert basin.samples == list(range(64))
-
-    asyncio.run(main())
+    basin = Basin()
+    producer = KeyProducer(
+        64,
+        lambda start, stop: (range(start, stop), range(start, stop)),
+        get,
+        None,
+        adaptive=AdaptiveConcurrency(128, 128),
+        chunks=ChunkSizes(64, 32, grows=True),
+        pack_error=pack_error,
+    )
+    running = asyncio.ensure_future(producer.run(basin))  # type: ignore[arg-type]
+    await all_begun.wait()
+    assert basin.samples == [0, 1]
+    let_go.set()
+    await running
+    assert basin.samples == list(range(64))
 
 
-def test_keys_that_are_drawn_elsewhere_are_put_a_batch_at_a_time() -> None:
-    async def main() -> None:
-        basin, feed = Basin(), KeyFeed(ListPart)
-        running = asyncio.ensure_future(feed.run(basin))  # type: ignore[arg-type]
-        for keys in (["a", "b"], [], ["c"], None):
-            feed.add(keys)
-            await asyncio.sleep(0)
-        await running
-        assert (basin.cuts, basin.samples) == ([2, 0, 1], ["a", "b", "c"])
-
-    asyncio.run(main())
+@on_a_loop
+async def test_keys_that_are_drawn_elsewhere_are_put_a_batch_at_a_time() -> None:
+    basin, feed = Basin(), KeyFeed(ListPart)
+    running = asyncio.ensure_future(feed.run(basin))  # type: ignore[arg-type]
+    for keys in (["a", "b"], [], ["c"], None):
+        feed.add(keys)
+        await asyncio.sleep(0)
+    await running
+    assert (basin.cuts, basin.samples) == ([2, 0, 1], ["a", "b", "c"])
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 9), max_size=8), st.integers(0, 99))
@@ -266,20 +256,18 @@ def test_flow_without_some_samples_renumbers_the_others(data: st.DataObject, cou
     assert flow.key == basin.key
 
 
-def test_charge_asks_for_what_was_not_expected_and_for_nothing_once_its_claim_has_ended() -> None:
-    async def main() -> None:
-        basin = Basin()
-        charge = Charge(basin, await basin.turn(100, 0), 100, 0)  # type: ignore[arg-type]
-        assert charge(60) is None
-        more = charge(60)
-        assert more is not None
-        await more
-        assert (basin.enlarged, basin.claimed) == ([20], 120)
-        charge.claim.release()
-        assert charge(500) is None
-        assert basin.claimed == 0
-
-    asyncio.run(main())
+@on_a_loop
+async def test_charge_asks_for_what_was_not_expected_and_for_nothing_once_its_claim_has_ended() -> None:
+    basin = Basin()
+    charge = Charge(basin, await basin.turn(100, 0), 100, 0)  # type: ignore[arg-type]
+    assert charge(60) is None
+    more = charge(60)
+    assert more is not None
+    await more
+    assert (basin.enlarged, basin.claimed) == ([20], 120)
+    charge.claim.release()
+    assert charge(500) is None
+    assert basin.claimed == 0
 
 
 def test_samples_are_expected_to_be_as_large_as_those_before() -> None:
@@ -292,7 +280,8 @@ def test_samples_are_expected_to_be_as_large_as_those_before() -> None:
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_iterable_resumes_at_its_position(has_ended: bool) -> None:
+@on_a_loop
+async def test_iterable_resumes_at_its_position(has_ended: bool) -> None:
     class Data:
         """Each epoch begins where the one before has ended."""
 
@@ -311,68 +300,96 @@ def test_iterable_resumes_at_its_position(has_ended: bool) -> None:
                 yield begin + number
             self.begin = begin + 5
 
-    async def main() -> None:
-        data = Data()
-        first = Resumable(data, lambda number, later: data.samples(), None)
-        assert [sample async for sample in first.open()] == [0, 1, 2, 3, 4]
-        assert first.snapshot() == {"dataset": {"begin": 5}}
-        state: dict[str, Any] = {"over": 2, "dataset": {"begin": 0}} if has_ended else {"dataset": {"begin": 5}}
-        again = Data()
-        resumed = Resumable(again, lambda number, later: again.samples(), state)
-        samples = [sample async for sample in resumed.open()]
-        assert samples == [5, 6, 7, 8, 9]
-
-    asyncio.run(main())
+    data, again = Data(), Data()
+    first = Resumable(data, lambda number, later: data.samples(), None)
+    assert [sample async for sample in first.open()] == [0, 1, 2, 3, 4]
+    assert first.snapshot() == {"dataset": {"begin": 5}}
+    state: dict[str, Any] = {"over": 2, "dataset": {"begin": 0}} if has_ended else {"dataset": {"begin": 5}}
+    resumed = Resumable(again, lambda number, later: again.samples(), state)
+    assert [sample async for sample in resumed.open()] == [5, 6, 7, 8, 9]
 
 
-def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order() -> None:
+@on_a_loop
+async def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order() -> None:
     class Counted(ListPart):
         released = 0
 
         def release(self) -> None:
             Counted.released += 1
 
-    async def main() -> None:
-        begun: list[int] = []
+    begun: list[int] = []
 
-        async def read(number: int, reading: Reading[ListPart]) -> None:
-            with contextlib.closing(reading):
-                begun.append(number)
-                for k in range(number % 3):
-                    await asyncio.sleep(0)
-                    reading.put(Counted([(number, k)]))
+    async def read(number: int, reading: Reading[ListPart]) -> None:
+        with contextlib.closing(reading):
+            begun.append(number)
+            for k in range(number % 3):
+                await asyncio.sleep(0)
+                reading.put(Counted([(number, k)]))
 
-        readers = iter([lambda reading, number=number: read(number, reading) for number in range(7)])
-        ahead, got = ReadingAhead(readers, lambda: 3), list[Any]()
-        async with anyio.create_task_group() as group:
-            async for stream in ahead.readings(group):
-                assert len(begun) <= 3 + len({number for number, _ in got}) + 3
-                async for part in stream:
-                    assert isinstance(part, ListPart)
-                    got += part.samples
-                if len(got) == 3:
-                    break
-        assert got == [(1, 0), (2, 0), (2, 1)]
-        ahead.release()
-        assert Counted.released == sum(number % 3 for number in begun) - 3
-
-    asyncio.run(main())
+    readers = iter([lambda reading, number=number: read(number, reading) for number in range(7)])
+    ahead, got = ReadingAhead(readers, lambda: 3), list[Any]()
+    async with anyio.create_task_group() as group:
+        async for stream in ahead.readings(group):
+            assert len(begun) <= 3 + len({number for number, _ in got}) + 3
+            async for part in stream:
+                assert isinstance(part, ListPart)
+                got += part.samples
+            if len(got) == 3:
+                break
+    assert got == [(1, 0), (2, 0), (2, 1)]
+    ahead.release()
+    assert Counted.released == sum(number % 3 for number in begun) - 3
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_error_of_a_reader_follows_its_parts(count: int) -> None:
-    async def main() -> None:
-        async def read(reading: Reading[ListPart]) -> None:
-            with contextlib.closing(reading):
-                for k in range(count):
-                    reading.put(ListPart([k]))
-                await asyncio.sleep(0)
-                reading.fail(ExceptionGroup("both", [ValueError("broken"), KeyError("late")]), pack_error)
+@on_a_loop
+async def test_error_of_a_reader_follows_its_parts(count: int) -> None:
+    async def read(reading: Reading[ListPart]) -> None:
+        with contextlib.closing(reading):
+            for k in range(count):
+                reading.put(ListPart([k]))
+            await asyncio.sleep(0)
+            reading.fail(ExceptionGroup("both", [ValueError("broken"), KeyError("late")]), pack_error)
 
-        async with anyio.create_task_group() as group:
-            async for reading in ReadingAhead(iter([read]), lambda: 1).readings(group):
-                assert [part.samples async for part in reading] == [[k] for k in range(count)]
-                assert reading.failure is not None
-                assert "broken" in str(unpack_error(reading.failure.error))
+    async with anyio.create_task_group() as group:
+        async for reading in ReadingAhead(iter([read]), lambda: 1).readings(group):
+            assert [part.samples async for part in reading] == [[k] for k in range(count)]
+            assert reading.failure is not None
+            assert "broken" in str(unpack_error(reading.failure.error))
 
-    asyncio.run(main())
+
+def settle(growth: AdaptiveConcurrency, latency_s: float, most_per_s: float) -> None:
+    """The answers of a host: each after its latency, no more of them than it can."""
+    now = 0.0
+    growth.begin(now)
+    for _ in range(20_000):
+        now += max(latency_s / growth.level, 1.0 / most_per_s)
+        growth.answered(now, is_full=True)
+
+
+GROWS, FIXED = (128, 1024), (300, 300)
+
+
+@pytest.mark.parametrize(("bounds", "latency_s", "most_per_s", "level"), [
+    (GROWS, 0.02, 5000.0, 128), (GROWS, 0.02, 1e9, 1024), (GROWS, 0.1, 4000.0, 512), (GROWS, 0.1, 1e9, 1024),
+    (GROWS, 0.001, 300.0, 128), (FIXED, 0.1, 1e9, 300),
+])  # fmt: skip
+def test_concurrency_grows_while_doubling_it_helps(
+    bounds: tuple[int, int], latency_s: float, most_per_s: float, level: int
+) -> None:
+    growth = AdaptiveConcurrency(*bounds)
+    settle(growth, latency_s, most_per_s)
+    assert level <= growth.level <= min(2 * level, bounds[1])
+    before = growth.level
+    settle(growth, latency_s, most_per_s)
+    assert growth.level == before
+
+
+def test_rounds_with_fewer_requests_do_not_count() -> None:
+    growth = AdaptiveConcurrency(64, 1024)
+    growth.begin(0.0)
+    for number in range(10_000):
+        assert not growth.answered(number * 0.001, is_full=False)
+    assert growth.level == 64
+    settle(growth, 0.1, 1e9)
+    assert growth.level == 1024

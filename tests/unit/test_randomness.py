@@ -1,9 +1,12 @@
-"""The random numbers of samples: their own, as good as any, and of no other sample of the epoch."""
+"""The random numbers of samples are their own and independent; the numbers of their keys are stable and distinct."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import headrace as hr
 from headrace._util.context import RunningSample, running_sample
-from headrace.workers.randomness import begin_sample, seed_global_generators, seed_of
+from headrace.workers.randomness import begin_sample, key_number, seed_global_generators, seed_of
 
 KEY = 0x5EED_0123_4567_89AB
 MANY = 100_000
@@ -79,9 +84,8 @@ def test_no_two_positions_of_an_epoch_have_one_seed() -> None:
 
 
 def test_seeds_change_with_all_bits_of_key_and_position() -> None:
-    seeds = {seed_of(KEY ^ bit, 5) for bit in (1 << k for k in range(64))}
-    seeds |= {seed_of(KEY, 5 ^ bit) for bit in (1 << k for k in range(64))}
-    assert len(seeds | {seed_of(KEY, 5)}) == 129
+    bits = [1 << k for k in range(64)]
+    assert len({seed_of(KEY, 5), *(seed_of(KEY ^ b, 5) for b in bits), *(seed_of(KEY, 5 ^ b) for b in bits)}) == 129
 
 
 def test_half_of_a_seeds_bits_change_with_each_bit_of_the_position() -> None:
@@ -125,17 +129,15 @@ def test_global_generators_are_left_alone_when_rng_alone_is_set() -> None:
 async def drawn_by_many(limit: int) -> list[tuple[float, ...]]:
     gate = asyncio.Semaphore(limit)
 
+    async def draw() -> float:
+        return hr.rng().random()
+
     async def sample(position: int) -> tuple[float, ...]:
         async with gate:
             running_sample.set(RunningSample(KEY, position))
-            first = hr.rng().random()
+            first = await draw()
             await asyncio.sleep(0)
-            second = hr.rng().random()
-            third = await asyncio.create_task(one_more())
-            return first, second, third, hr.rng().random()
-
-    async def one_more() -> float:
-        return hr.rng().random()
+            return first, await draw(), await asyncio.create_task(draw()), await draw()
 
     return list(await asyncio.gather(*map(sample, range(20))))
 
@@ -163,3 +165,62 @@ def test_a_threads_sample_is_its_own_while_coroutines_run() -> None:
     thread.start()
     thread.join()
     assert [*drawn, hr.rng().random()] == expected
+
+
+# Numbers of sample keys
+
+PLAIN = (
+    *(st.integers(), st.booleans(), st.text(max_size=8), st.binary(max_size=8), st.none()),
+    *(st.floats(allow_nan=False), st.integers(-3, 3).map(float)),
+)
+KEYS = st.recursive(
+    st.one_of(PLAIN),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(KEYS, KEYS)
+def test_keys_have_one_number_when_they_are_equal_and_two_when_not(one: Any, other: Any) -> None:
+    assert 0 <= key_number(one) < 2**64
+    assert (key_number(one) == key_number(other)) == (one == other)
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_a_number_is_the_same_key_in_any_library(number: int) -> None:
+    assert key_number(number % 2**64) == number % 2**64
+    for kind in (np.int64, np.array, torch.tensor):
+        assert key_number(kind(number)) == key_number(number)
+        assert key_number((kind(number), "a")) == key_number((number, "a"))
+
+
+@pytest.mark.parametrize(("one", "other", "is_same"), [
+    (np.float64(1.5), 1.5, True),
+    (np.float32(1.5), 1.5, True),
+    (np.bool_(True), True, True),
+    (np.str_("a"), "a", True),
+    (-0.0, 0, True),
+    (float("nan"), np.float32("nan"), True),
+    ("a", b"a", False),
+    ((), None, False),
+    (("a", "b"), ("ab",), False),
+    ((1, (2, 3)), ((1, 2), 3), False),
+    ((), frozenset(), False),
+    ("1", 1, False),
+])  # fmt: skip
+def test_keys_that_are_equal_in_python_or_numpy_have_one_number(one: Any, other: Any, is_same: bool) -> None:
+    assert (key_number(one) == key_number(other)) is is_same
+
+
+SAMPLE = '["a", -1, 2**70, (1, "ä", None), b"c", 0.1, frozenset({"x", "y", "z"}), range(3), [1, 2], {"k": 1}]'
+
+
+@pytest.mark.process
+def test_numbers_are_the_same_in_every_process_and_release() -> None:
+    code = f"from headrace.workers.randomness import key_number; print([key_number(k) for k in {SAMPLE}])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONHASHSEED": "12345"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str([key_number(key) for key in eval(SAMPLE)])
+    assert key_number("a") == 1410542633125930404
+    assert key_number(-1) == 12061929287756718838
+    assert key_number((1, "b")) == 10462782514508699542

@@ -157,17 +157,15 @@ def test_neighbours_are_one_request_including_headers_between_them() -> None:
     assert stops.tolist() == [rows.offset[3]]
 
 
-def test_a_gap_parts_requests_where_it_is_too_wide() -> None:
-    rows = rows_of([(4000, 0), (4000, 6), (100, 9)])
-    counts = [len(member_requests(rows, gap=gap * BLOCK, longest=MANY).starts) for gap in (0, 6, 8, 11)]
-    assert counts == [3, 3, 2, 1]
+APART = [(4000, 0), (4000, 6), (100, 9)]
 
 
-def test_members_with_extended_headers_are_read_like_a_stream() -> None:
-    rows = rows_of([(700, 2)] * 400)  # each has two more blocks before its header
-    assert len(member_requests(rows, gap=0, longest=MANY).starts) == 1
-
-
-def test_members_without_bytes_need_no_request() -> None:
-    starts, stops, number = member_requests(rows_of([(0, 0), (0, 0), (0, 9)]), gap=MANY, longest=MANY)
-    assert (len(starts), len(stops), number.tolist()) == (0, 0, [-1, -1, -1])
+@pytest.mark.parametrize(("members", "gap", "count"), [
+    *((APART, blocks * BLOCK, count) for blocks, count in ((0, 3), (6, 3), (8, 2), (11, 1))),
+    ([(700, 2)] * 400, 0, 1),  # extended headers: each has two more blocks before its header
+    ([(0, 0), (0, 0), (0, 9)], MANY, 0),  # members without bytes
+])  # fmt: skip
+def test_a_gap_parts_requests_where_it_is_too_wide(members: list[tuple[int, int]], gap: int, count: int) -> None:
+    starts, stops, number = member_requests(rows_of(members), gap=gap, longest=MANY)
+    assert len(starts) == len(stops) == count
+    assert count or number.tolist() == [-1] * len(members)

@@ -8,26 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from builders.stored import put, rows
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError, StageError
-from headrace.fetch.stores import memory
-from headrace.formats.limits import Limits
+from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.safetensors import SafeTensors
 from headrace.testing.decoders import same
 
 NAMES = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
+    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.uint16: "U16",
-}
+}  # fmt: skip
 
 
 def packed(tensors: dict[str, torch.Tensor]) -> bytes:
@@ -47,10 +40,8 @@ def whole(header: Any, body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
-def read(data: bytes, form: SafeTensors | None = None, **options: Any) -> list[dict[str, Any]]:
-    memory.put("memory://safetensors/some.safetensors", data)
-    found = hr.stream("memory://safetensors/some.safetensors", format=form, **options)
-    return [{name: value for name, value in one.items() if not name.startswith("__")} for one in found]
+def stream(data: bytes, is_by_row: bool = False, limits: Limits = DEFAULTS) -> hr.Stream:
+    return hr.stream(put(data, "some.safetensors"), format=SafeTensors(rows=is_by_row), limits=limits)
 
 
 ALL = {str(dtype): (torch.arange(12).reshape(4, 3) % 2).to(dtype) for dtype in NAMES}
@@ -58,31 +49,29 @@ ALL = {str(dtype): (torch.arange(12).reshape(4, 3) % 2).to(dtype) for dtype in N
 
 def test_file_is_a_sample_with_its_tensors() -> None:
     more = {"point": torch.tensor(1.5), "none": torch.zeros(0, 3)}
-    (sample,) = read(packed({**ALL, **more}))
-    assert same(sample, {**ALL, **more})
-    assert hr.stream("memory://safetensors/some.safetensors").keys() == ["some"]
+    data = stream(packed({**ALL, **more}))
+    assert same(rows(data), [{**ALL, **more}])
+    assert data.keys() == ["some"]
 
 
 def test_files_of_the_library_are_read() -> None:
     library = pytest.importorskip("safetensors.torch")
-    (sample,) = read(library.save(ALL))
+    (sample,) = stream(library.save(ALL))
     assert same({name: sample[name] for name in ALL}, ALL)
 
 
 def test_rows_are_samples_where_they_are_asked_for() -> None:
-    rows = read(packed(ALL), SafeTensors(rows=True))
-    assert all(map(same, rows, [{name: tensor[k] for name, tensor in ALL.items()} for k in range(4)]))
-    assert len(rows) == 4
-    data = hr.stream("memory://safetensors/some.safetensors", format=SafeTensors(rows=True))
+    data = stream(packed(ALL), True)
+    assert same(rows(data), [{name: tensor[k] for name, tensor in ALL.items()} for k in range(4)])
     assert len(data) == 4
     assert same(data[2]["torch.int64"], ALL["torch.int64"][2])
-    assert read(packed({"a": torch.zeros(0, 5)}), SafeTensors(rows=True)) == []
+    assert list(stream(packed({"a": torch.zeros(0, 5)}), True)) == []
 
 
 @pytest.mark.parametrize("tensors", [{"a": torch.zeros(3), "b": torch.zeros(2)}, {"a": torch.tensor(1)}])
 def test_rows_of_tensors_that_share_no_dimension_are_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(FormatError, match="do not share their first dimension"):
-        read(packed(tensors), SafeTensors(rows=True))
+        list(stream(packed(tensors), True))
 
 
 def entry(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[str, Any]:
@@ -102,22 +91,20 @@ def entry(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[st
     struct.pack("<Q", 2**63) + b"{}", packed(ALL)[:-1], packed(ALL)[:40], whole({"__a": entry()}, b"ab"),
 ])  # fmt: skip
 def test_file_that_is_damaged_is_an_error(data: bytes) -> None:
-    for form in (SafeTensors(), SafeTensors(rows=True)):
-        with pytest.raises(StageError, match=r"memory://safetensors/some.safetensors"):
-            read(data, form)
+    for is_by_row in (False, True):
+        with pytest.raises(StageError, match=r"memory://stored/\d+/some.safetensors"):
+            list(stream(data, is_by_row))
 
 
 @pytest.mark.parametrize("limits", [Limits(member_bytes=100), Limits(header_bytes=50), Limits(fields=3)])
 def test_file_over_a_limit_is_a_limit_error(limits: Limits) -> None:
-    for form in (SafeTensors(), SafeTensors(rows=True)):
+    for is_by_row in (False, True):
         with pytest.raises(LimitError):
-            read(packed(ALL), form, limits=limits)
+            list(stream(packed(ALL), is_by_row, limits))
 
 
 def test_rows_without_bytes_are_not_counted() -> None:
     with pytest.raises(FormatError, match="rows have no bytes"):
-        read(whole({"a": entry((2**50, 0), (0, 0))}), SafeTensors(rows=True))
+        list(stream(whole({"a": entry((2**50, 0), (0, 0))}), True))
     with pytest.raises(LimitError, match="500 rows"):
-        read(
-            packed({"a": torch.zeros(500, dtype=torch.uint8)}), SafeTensors(rows=True), limits=Limits(member_bytes=2000)
-        )
+        list(stream(packed({"a": torch.zeros(500, dtype=torch.uint8)}), True, Limits(member_bytes=2000)))

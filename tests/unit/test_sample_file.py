@@ -49,12 +49,7 @@ def test_folder_is_found_again_and_memory_is_not(tmp_path: Path) -> None:
         assert place.open(ONE, COUNT).add(1, b"piece")
         assert (got(place.open(ONE, COUNT), 1) == b"piece") is is_kept
         assert got(place.open(OTHER, COUNT), 1) is None
-
-
-def test_file_of_another_number_of_samples_is_replaced(tmp_path: Path) -> None:
-    place = place_of(tmp_path, None)
-    place.open(ONE, COUNT).add(1, b"piece")
-    assert got(place.open(ONE, COUNT + 1), 1) is None
+        assert got(place.open(ONE, COUNT + 1), 1) is None, "a file of another number of samples is replaced"
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +89,9 @@ def test_damage_while_a_file_is_open_gives_nothing(tmp_path: Path) -> None:
     file = place_of(tmp_path, None).open(ONE, COUNT)
     file.add(1, b"piece")
     (path,) = tmp_path.iterdir()
-    os.truncate(path, table_end(COUNT) + 2)
-    assert got(file, 1) is None
-    os.truncate(path, 10)
-    assert got(file, 1) is None
+    for length in (table_end(COUNT) + 2, 10):
+        os.truncate(path, length)
+        assert got(file, 1) is None
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -112,6 +106,9 @@ def test_what_has_no_room_is_not_kept(tmp_path: Path, is_folder: bool) -> None:
 
 
 def test_files_that_nobody_has_open_make_room_the_one_used_longest_ago_first(tmp_path: Path) -> None:
+    def left() -> set[str]:
+        return {bytes.fromhex(path.stem).decode()[0] for path in tmp_path.iterdir()}
+
     size = table_end(COUNT) + 100
     place = place_of(tmp_path, 3 * size)
     held = place.open(b"h" * 32, COUNT)
@@ -122,11 +119,10 @@ def test_files_that_nobody_has_open_make_room_the_one_used_longest_ago_first(tmp
         os.utime(path, (number, number))
     newest = place.open(b"n" * 32, COUNT)
     assert newest.add(0, bytes(100))
-    left = {bytes.fromhex(path.stem).decode()[0] for path in tmp_path.iterdir()}
-    assert left == {"h", "b", "n"}
+    assert left() == {"h", "b", "n"}
     assert not newest.add(1, bytes(2 * size))  # also without the other one: one of them is in use
     assert newest.add(1, bytes(size))
-    assert {bytes.fromhex(path.stem).decode()[0] for path in tmp_path.iterdir()} == {"h", "n"}
+    assert left() == {"h", "n"}
     assert got(held, 0) == bytes(100)
 
 
@@ -137,11 +133,10 @@ def test_folder_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.
         place_of(tmp_path, None).open(ONE, COUNT)
 
 
-def test_unfinished_files_go_after_an_hour(tmp_path: Path) -> None:
-    for name, written in (("old.part", 0), ("new.part", None)):
+def test_unfinished_files_are_removed_after_an_hour(tmp_path: Path) -> None:
+    for name in ("old.part", "new.part"):
         (tmp_path / name).touch()
-        if written is not None:
-            os.utime(tmp_path / name, (written, written))
+    os.utime(tmp_path / "old.part", (0, 0))
     place_of(tmp_path, None).open(ONE, COUNT).add(1, b"piece")
     assert [path.name for path in tmp_path.glob("*.part")] == ["new.part"]
 

@@ -58,22 +58,21 @@ def sent(table: SampleTable) -> SampleTable:
     return found
 
 
-def said(value: Any) -> Any:
+def described(value: Any) -> Any:
     """A value with all types in it, so that equal ones are the same in all that can be seen."""
     if isinstance(value, dict):
-        return dict, [(key, said(one)) for key, one in value.items()]
+        return dict, [(key, described(one)) for key, one in value.items()]
     if isinstance(value, tuple | list):
-        return type(value), [said(one) for one in value]
-    if isinstance(value, torch.Tensor):
-        return torch.Tensor, value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+        return type(value), [described(one) for one in value]
+    if isinstance(value, torch.Tensor | np.ndarray):
+        array = np.asarray(value)
+        return type(value), array.dtype.str, array.shape, array.tobytes()
     return type(value), repr(value)
 
 
 def outcome(collate: PaddedCollate, samples: Sequence[Any]) -> Any:
     try:
-        return said(collate(samples))
+        return described(collate(samples))
     except Exception as error:
         return type(error), str(error)
 
@@ -82,62 +81,48 @@ def values_of(sample: Any) -> Sequence[Any]:
     return list(sample.values()) if isinstance(sample, dict) else sample if isinstance(sample, tuple) else [sample]
 
 
+def chosen_of(data: Any, some: list[list[Any]]) -> tuple[list[tuple[SampleTable, list[int]]], list[Any]]:
+    """(tables that were sent, with some of their rows; the samples of those rows)."""
+    parts, samples = [], []
+    for whole in some:
+        table = SampleTable.of(whole)
+        chosen = data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1))
+        if table is not None:
+            assert described(table.samples()) == described(whole)
+            parts.append((sent(table), chosen))
+            samples += [whole[k] for k in chosen]
+    return parts, samples
+
+
 @given(some=tables(), data=st.data())
 def test_samples_come_out_of_tables_as_they_went_in(some: list[list[Any]], data: Any) -> None:
-    made = [SampleTable.of(samples) for samples in some]
-    parts, expected = [], []
-    for table, samples in zip(made, some, strict=True):
-        chosen = data.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1))
-        if table is not None:
-            assert said(table.samples()) == said(samples)
-            parts.append((sent(table), chosen))
-            expected += [samples[k] for k in chosen]
+    parts, expected = chosen_of(data, some)
     if not parts:
         return
     rows = RowsOfTables(parts)
     assert len(rows) == len(expected)
-    assert said(list(rows)) == said(expected)
+    assert described(list(rows)) == described(expected)
     for sample in rows:  # memory of their own, which may be written to
         for value in values_of(sample):
             if isinstance(value, np.ndarray | torch.Tensor):
                 value[...] = 1
-    assert said(list(rows)) == said(expected)
+    assert described(list(rows)) == described(expected)
 
 
 @given(some=tables(), data=st.data(), pad=st.sampled_from([0, 7, 0.5, {"a": 1}, {"0": 3}, {"x": 1}]))
 def test_samples_of_tables_are_padded_as_others_are(some: list[list[Any]], data: Any, pad: Any) -> None:
-    parts, samples = [], []
-    for mine in some:
-        table, chosen = SampleTable.of(mine), data.draw(st.lists(st.integers(0, len(mine) - 1), min_size=1))
-        if table is not None:
-            parts.append((sent(table), chosen))
-            samples += [mine[k] for k in chosen]
+    parts, samples = chosen_of(data, some)
     if parts:
         collate = PaddedCollate(pad)
         assert outcome(collate, RowsOfTables(parts)) == outcome(collate, samples)
 
 
 @pytest.mark.parametrize("samples", [
-    [],
-    [{}],
-    [()],
-    [{"a": 1}, {"b": 1}],
-    [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
-    [(1,), (1, 2)],
-    [(1,), {"a": 1}],
-    [([1],)],
-    [np.float32(1)],
-    [np.array(1)],
-    [np.array(["a"])],
-    [np.zeros(2), np.zeros(2, np.int64)],
-    [torch.zeros(1, dtype=torch.bfloat16)],
-    [torch.zeros(1, requires_grad=True)],
-    [torch.zeros(1, dtype=torch.complex64).conj()],
-    [torch.nn.Parameter(torch.zeros(1), requires_grad=False)],
-    [np.ma.masked_array([1])],
-    [np.zeros(2**16)],
-    ["x" * 2**16],
-    [{(1, 2): 1}],
+    [], [{}], [()], [{"a": 1}, {"b": 1}], [{"a": 1, "b": 2}, {"b": 2, "a": 1}], [(1,), (1, 2)], [(1,), {"a": 1}],
+    [([1],)], [np.float32(1)], [np.array(1)], [np.array(["a"])], [np.zeros(2), np.zeros(2, np.int64)],
+    [torch.zeros(1, dtype=torch.bfloat16)], [torch.zeros(1, requires_grad=True)],
+    [torch.zeros(1, dtype=torch.complex64).conj()], [torch.nn.Parameter(torch.zeros(1), requires_grad=False)],
+    [np.ma.masked_array([1])], [np.zeros(2**16)], ["x" * 2**16], [{(1, 2): 1}],
 ])  # fmt: skip
 def test_others_are_in_no_table(samples: list[Any]) -> None:
     assert SampleTable.of(samples) is None
@@ -157,4 +142,4 @@ def test_columns_that_were_decoded_at_once_are_a_table(shape: tuple[int, ...], d
         assert 0 in shape or dtype == ">i4"
         return
     expected = [ToTuple(("npy", "cls"))(decoder()({"__key__": str(k), **sample})) for k, sample in enumerate(samples)]
-    assert said(table.samples()) == said(expected)
+    assert described(table.samples()) == described(expected)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.reading_by_hand import ByHand, LostError, World, bodies, shards
 
-from headrace._util.checksums import crc32c_of
-from headrace._util.reads import Version
+from headrace._util.reads import Version, crc32c_of
 from headrace._util.sample_ranges import Rows
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, StateMismatchError, StorageError
 from headrace.formats.tar.scanner import TarScanner
 from headrace.readers.indexed_members import Bounds, Checker, Members
 from headrace.readers.indexed_shards import IndexedShardProducer, ReadWindow, ShardVisit
 from headrace.readers.sequential import ShardProducer
-from headrace.readers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
-from headrace.readers.shuffle_buffer import ShuffleBuffer
+from headrace.readers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleBuffer, ShuffleWindow
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ints
 from headrace.workers.failures import Failure
@@ -65,12 +62,15 @@ def windows(draw: st.DrawFn, counts: Sequence[int]) -> list[ReadWindow]:
     return made
 
 
-def indexed(plan: Sequence[ReadWindow], bounds: Bounds, hand: ByHand) -> IndexedShardProducer:
-    async def members(shard: int, rows: Ints) -> Any:
-        return hand.members(f"memory://hand/{shard}.tar", rows)
+def indexed(plan: Sequence[ReadWindow], bounds: Bounds, world: World, seed: int = 0) -> ByHand:
+    def make(hand: ByHand) -> IndexedShardProducer:
+        async def members(shard: int, rows: Ints) -> Any:
+            return hand.members(f"memory://hand/{shard}.tar", rows)
 
-    note = lambda nbytes, size: hand.chosen.append((nbytes, size))
-    return IndexedShardProducer(iter(plan), hand, members, bounds=bounds, chosen=note, pack_error=pack_error)
+        note = lambda nbytes, size: hand.chosen.append((nbytes, size))
+        return IndexedShardProducer(iter(plan), hand, members, bounds=bounds, chosen=note, pack_error=pack_error)
+
+    return ByHand(make, world, seed)
 
 
 def wanted(plan: Sequence[ReadWindow], counts: Sequence[int]) -> list[tuple[str, int, Any]]:
@@ -93,7 +93,7 @@ def test_samples_come_in_their_places_in_whatever_order_reads_are_answered(
     data: st.DataObject, counts: list[int], bounds: Bounds, seed: int
 ) -> None:
     plan = data.draw(windows(counts))
-    with ByHand(partial(indexed, plan, bounds), World(archives=shards(counts)), seed) as hand:
+    with indexed(plan, bounds, World(archives=shards(counts)), seed) as hand:
         hand.finish(any_order(seed))
         hand.running.result()
         assert hand.samples == [sample for _, _, sample in wanted(plan, counts)]
@@ -118,7 +118,7 @@ def test_samples_that_cannot_be_had_fail_in_their_places_and_no_others(
         ),
         heals=data.draw(st.booleans()),
     )
-    with ByHand(partial(indexed, plan, bounds), world, seed) as hand:
+    with indexed(plan, bounds, world, seed) as hand:
         hand.finish(any_order(seed))
         hand.running.result()
         for (url, row, sample), came in zip(wanted(plan, counts), hand.samples, strict=True):
@@ -140,14 +140,14 @@ def test_nothing_is_held_after_reading_is_cancelled(
     data: st.DataObject, counts: list[int], bounds: Bounds, seed: int, steps: int
 ) -> None:
     plan, choose = data.draw(windows(counts)), any_order(seed)
-    with ByHand(partial(indexed, plan, bounds), World(archives=shards(counts)), seed) as hand:
+    with indexed(plan, bounds, World(archives=shards(counts)), seed) as hand:
         while steps and hand.waiting:
             hand.answer(choose(len(hand.waiting)))
             steps -= 1
         hand.settle(hand.running.cancel)
         everything = [sample for _, _, sample in wanted(plan, counts)]
         assert all(
-            {"bin": bytes(one["bin"]), "cls": bytes(one["cls"])} == everything[k] for k, one in hand.put_at.items()
+            {name: bytes(one[name]) for name in everything[k]} == everything[k] for k, one in hand.put_at.items()
         )
 
 
@@ -155,7 +155,7 @@ def test_nothing_of_a_later_shard_comes_before_an_earlier_one_that_is_let_in_lat
     counts = [2, 2]
     urls = [f"memory://hand/{k}.tar" for k in range(2)]
     plan = [ReadWindow(2 * k, [ShardVisit(urls[k], k, np.arange(2))], None) for k in range(2)]
-    with ByHand(partial(indexed, plan, Bounds(4096, 1 << 20)), World(archives=shards(counts))) as hand:
+    with indexed(plan, Bounds(4096, 1 << 20), World(archives=shards(counts))) as hand:
         assert {one.shard for one in hand.waiting} == {0, 1}
         while late := [k for k, one in enumerate(hand.waiting) if one.shard in (1, urls[1])]:
             hand.answer(late[0])
@@ -166,7 +166,7 @@ def test_nothing_of_a_later_shard_comes_before_an_earlier_one_that_is_let_in_lat
 
 def test_bytes_that_a_cache_has_wrong_are_read_past_it() -> None:
     world = World(archives=shards([3]), spoilt=frozenset({("memory://hand/0.tar", 1)}), heals=True)
-    with ByHand(partial(indexed, _all_of_one(3), Bounds(4096, 1 << 20)), world) as hand:
+    with indexed(_all_of_one(3), Bounds(4096, 1 << 20), world) as hand:
         hand.finish(lambda _: 0)
         assert hand.samples == bodies([3])
 
@@ -174,7 +174,7 @@ def test_bytes_that_a_cache_has_wrong_are_read_past_it() -> None:
 @pytest.mark.parametrize("order", [0, -1])
 def test_nothing_comes_of_a_shard_that_is_replaced_between_two_reads(order: int) -> None:
     world = World(archives=shards([3]), renewed=frozenset({"memory://hand/0.tar"}))
-    with ByHand(partial(indexed, _all_of_one(3), Bounds(0, 1)), world) as hand:
+    with indexed(_all_of_one(3), Bounds(0, 1), world) as hand:
         hand.finish(lambda count: order % count)
         assert len(hand.samples) == 3
         assert all(isinstance(error_of(one), ObjectChangedError) for one in hand.samples)
@@ -183,7 +183,7 @@ def test_nothing_comes_of_a_shard_that_is_replaced_between_two_reads(order: int)
 @pytest.mark.parametrize("left", [0, 1500, 2500])
 def test_shard_shorter_than_its_index_is_a_changed_object(left: int) -> None:
     world = World(archives=shards([3]), cut={"memory://hand/0.tar": left})
-    with ByHand(partial(indexed, _all_of_one(3), Bounds(0, 1)), world) as hand:
+    with indexed(_all_of_one(3), Bounds(0, 1), world) as hand:
         hand.finish(lambda _: 0)
         came = [one for one in hand.samples if not isinstance(one, Failure)]
         assert came == bodies([3])[: len(came)]
@@ -208,33 +208,38 @@ def test_checker_names_the_members_whose_bytes_are_others() -> None:
 
 
 def found(
-    plan: dict[str, Any],
     counts: Sequence[int],
-    hand: ByHand,
+    seed: int = 0,
     *,
+    world: World | None = None,
+    rounds: int = 1,
     range_bytes: int = 2048,
     expected: Sequence[int] | None = None,
-) -> ShardProducer:
-    begin = plan.get("begin", ResumeToken())
-    rounds = plan.pop("rounds", 1)
-    urls = [url for _ in range(rounds) for url in hand.world.archives]
+    begin: ResumeToken = ResumeToken(),  # noqa: B008 (it is immutable)
+    **plan: Any,
+) -> ByHand:
+    world = world or World(archives=shards(counts))
+    urls = [url for _ in range(rounds) for url in world.archives]
 
     async def known(ordinal: int) -> Expected:
         assert expected is not None
         url = urls[ordinal]
-        return Expected(Version(len(hand.world.archives[url]), None), expected[ordinal % len(counts)])
+        return Expected(Version(len(world.archives[url]), None), expected[ordinal % len(counts)])
 
-    reading = ShardReading(
-        reader=hand,
-        scanner=TarScanner,
-        unpacks=lambda url: None,
-        expected=None if expected is None else known,
-        range_bytes=range_bytes,
-    )
-    options: dict[str, Any] = {"window": None, "buffer": None, "take": None, "begin": begin, "done": ()}
-    options |= {"in_round": len(counts), "is_endless": False} | plan
-    shards_left = list(enumerate(urls))[begin.shard :]
-    return ShardProducer(reading, ShardPlan(shards=shards_left, **options), pack_error)
+    def make(hand: ByHand) -> ShardProducer:
+        reading = ShardReading(
+            reader=hand,
+            scanner=TarScanner,
+            unpacks=lambda url: None,
+            expected=None if expected is None else known,
+            range_bytes=range_bytes,
+        )
+        options: dict[str, Any] = {"window": None, "buffer": None, "take": None, "done": (), "is_endless": False}
+        shards_left = list(enumerate(urls))[begin.shard :]
+        options |= {"shards": shards_left, "in_round": len(counts), "begin": begin} | plan
+        return ShardProducer(reading, ShardPlan(**options), pack_error)
+
+    return ByHand(make, world, seed)
 
 
 def backwards(count: int, number: int) -> Ints:
@@ -251,10 +256,8 @@ def test_shards_give_their_samples_in_order_and_resume_from_marks(
     counts: list[int], window: ShuffleWindow | None, seed: int, data: st.DataObject, range_bytes: int
 ) -> None:
     world = World(archives=shards(counts), gives_whole=data.draw(st.booleans()))
-    make = partial(
-        found, {"window": window}, counts, range_bytes=range_bytes, expected=data.draw(st.sampled_from([None, counts]))
-    )
-    with ByHand(lambda one: make(one), world, seed) as hand:
+    expected = data.draw(st.sampled_from([None, counts]))
+    with found(counts, seed, world=world, window=window, range_bytes=range_bytes, expected=expected) as hand:
         hand.finish(any_order(seed))
         hand.running.result()
         whole = hand.samples
@@ -264,11 +267,8 @@ def test_shards_give_their_samples_in_order_and_resume_from_marks(
         at = data.draw(st.integers(0, len(whole)))
         token, begin = hand.producer.mark(at)  # type: ignore[misc]
     assert begin <= at
-    with ByHand(
-        partial(found, {"window": window, "begin": ResumeToken(*token), "done": ((0, at - begin),)}, counts),
-        world,
-        seed,
-    ) as again:
+    done = ((0, at - begin),)
+    with found(counts, seed, world=world, window=window, begin=ResumeToken(*token), done=done) as again:
         again.finish(any_order(seed + 1))
         again.running.result()
         assert again.samples == whole[at:]
@@ -291,9 +291,7 @@ def test_shard_that_ends_early_leaves_what_came_before_and_its_failure(
         lost=data.draw(st.frozensets(st.sampled_from(urls), max_size=1)),
     )
     more = data.draw(st.sampled_from([0, 0, 1]))
-    with ByHand(
-        partial(found, {"take": take}, counts, expected=[count + more for count in counts]), world, seed
-    ) as hand:
+    with found(counts, seed, world=world, take=take, expected=[count + more for count in counts]) as hand:
         hand.finish(any_order(seed))
         hand.running.result()
         left, everything = hand.samples, bodies(counts)
@@ -306,18 +304,12 @@ def test_shard_that_ends_early_leaves_what_came_before_and_its_failure(
                 assert left.pop(0) == everything[first + came]
                 came += 1
             if not left:
-                assert (
-                    take is not None or (came == count and not more and url not in world.broken) or k == len(counts) - 1
-                )
+                is_whole = came == count and not more and url not in world.broken
+                assert take is not None or is_whole or k == len(counts) - 1
                 break
             if url in world.broken or url in world.lost or more:
-                reason = error_of(left.pop(0))
-                assert isinstance(
-                    reason,
-                    (StorageError, LostError)
-                    if came < count or not more
-                    else (ObjectChangedError, StorageError, LostError),
-                )
+                reasons = (StorageError, LostError, *[ObjectChangedError] * (came == count and more))
+                assert isinstance(error_of(left.pop(0)), reasons)
             else:
                 assert came == count
         assert not left
@@ -329,7 +321,7 @@ def test_nothing_is_held_of_shards_when_reading_is_given_up(
     counts: list[int], window: ShuffleWindow | None, seed: int, steps: int
 ) -> None:
     choose = any_order(seed)
-    with ByHand(partial(found, {"window": window}, counts), World(archives=shards(counts)), seed) as hand:
+    with found(counts, seed, window=window) as hand:
         while steps and hand.waiting:
             hand.answer(choose(len(hand.waiting)))
             steps -= 1
@@ -340,24 +332,21 @@ def test_nothing_is_held_of_shards_when_reading_is_given_up(
 @some
 @given(counts=COUNTS, seed=SEEDS, size=st.integers(1, 9))
 def test_samples_of_a_buffer_come_each_once(counts: list[int], seed: int, size: int) -> None:
-    with ByHand(
-        partial(found, {"buffer": ShuffleBuffer(size, 3)}, counts), World(archives=shards(counts)), seed
-    ) as hand:
+    with found(counts, seed, buffer=ShuffleBuffer(size, 3)) as hand:
         hand.finish(any_order(seed))
         assert sorted(hand.samples, key=lambda sample: int(sample["cls"])) == bodies(counts)
 
 
 def test_rounds_are_reported_and_an_empty_endless_round_is_an_error() -> None:
     counts = [2, 0, 1]
-    with ByHand(partial(found, {"rounds": 3, "is_endless": True}, counts), World(archives=shards(counts))) as hand:
+    with found(counts, rounds=3, is_endless=True) as hand:
         hand.finish(any_order(0))
         assert hand.samples == bodies(counts) * 3
         assert hand.rounds == [3, 3]
-    with ByHand(partial(found, {"rounds": 2}, [0, 0]), World(archives=shards([0, 0]))) as empty:
+    with found([0, 0], rounds=2) as empty:
         empty.finish(any_order(0))
         assert empty.samples == []  # as another rank's shards may have samples
-    endless = partial(found, {"rounds": 2, "is_endless": True}, [0, 0])
-    with ByHand(endless, World(archives=shards([0, 0]))) as empty:
+    with found([0, 0], rounds=2, is_endless=True) as empty:
         empty.finish(any_order(0))
         with pytest.raises(BaseExceptionGroup) as told:
             empty.running.result()
@@ -366,7 +355,7 @@ def test_rounds_are_reported_and_an_empty_endless_round_is_an_error() -> None:
 
 @pytest.mark.parametrize(("begin", "done"), [(ResumeToken(0, 9), ()), (ResumeToken(0, 0, 0, [1]), ((0, 3),))])
 def test_shard_that_has_changed_since_a_mark_is_an_error(begin: ResumeToken, done: Any) -> None:
-    with ByHand(partial(found, {"begin": begin, "done": done}, [2, 3]), World(archives=shards([2, 3]))) as hand:
+    with found([2, 3], begin=begin, done=done) as hand:
         hand.finish(any_order(1))
         with pytest.raises(BaseExceptionGroup) as told:
             hand.running.result()

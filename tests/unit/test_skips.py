@@ -42,9 +42,7 @@ class Bench:
     in_all=st.none() | st.integers(0, 20),
     in_a_row=st.none() | st.integers(0, 6),
 )
-def test_batches_are_raised_exactly_when_a_limit_is_exceeded(
-    sizes: list[int], bad: set[int], in_all: int | None, in_a_row: int | None
-) -> None:
+def test_limits_raise_batches(sizes: list[int], bad: set[int], in_all: int | None, in_a_row: int | None) -> None:
     bench, start, total, row = Bench(in_all, in_a_row), 0, 0, 0
     for size in sizes:
         slots = [slot for slot in range(size) if start + slot in bad]
@@ -72,9 +70,14 @@ def test_error_that_is_nobodys_is_raised_as_it_was_packed() -> None:
     assert bench.meters.skipped == 1
 
 
-@pytest.mark.parametrize("error", [OptionError("nosuch://"), OptionError("")])
-def test_wrong_option_is_no_samples_fault(error: Exception) -> None:
-    assert Bench().skips.rule(lambda: range(1), 1, {0: pack_error(error)}) is not None
+NO_PICKLE = PackedError(b"no pickle")
+
+
+@pytest.mark.parametrize("packed", [pack_error(OptionError("nosuch://")), pack_error(OptionError("")), NO_PICKLE])
+def test_wrong_option_and_what_is_no_exception_are_raised(packed: PackedError) -> None:
+    raised = Bench().skips.rule(lambda: range(1), 1, {0: packed})
+    assert raised is not None
+    assert raised.error.blob == packed.blob
 
 
 def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
@@ -84,12 +87,6 @@ def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
     policy = None
     assert calls.decide(ValueError()) is False
     assert Bench(decide=calls.decide).rule(0, 1, 0)
-
-
-def test_exception_that_does_not_come_back_is_raised_where_it_is_opened() -> None:
-    raised = Bench().skips.rule(lambda: range(1), 1, {0: PackedError(b"no pickle")})
-    assert raised is not None
-    assert raised.error.blob == b"no pickle"
 
 
 def noted(note: str) -> Exception:
@@ -121,17 +118,15 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_error_without_a_text_is_counted_like_others() -> None:
+@pytest.mark.parametrize(("error", "text"), [
+    (Mute(), "Mute"),
+    (ValueError("x" * 10**6), f"ValueError: {'x' * 988}"),
+])  # fmt: skip
+def test_text_of_a_skipped_samples_error_is_short(error: Exception, text: str) -> None:
     bench = Bench()
-    assert bench.skips.rule(lambda: range(2), 2, {1: pack_error(Mute())}) is None
-    ((_, position, _, text),) = bench.meters.skipped_samples
-    assert (position, text) == (1, "Mute")
-
-
-def test_the_text_of_an_error_is_kept_as_far_as_it_is_of_use() -> None:
-    bench = Bench()
-    assert bench.skips.rule(lambda: range(1), 1, {0: pack_error(ValueError("x" * 10**6))}) is None
-    assert len(bench.meters.skipped_samples[0].error) == 1000
+    assert bench.skips.rule(lambda: range(2), 2, {1: pack_error(error)}) is None
+    (skipped,) = bench.meters.skipped_samples
+    assert (skipped.position, skipped.error) == (1, text)
 
 
 @pytest.mark.parametrize(("answer", "is_raised"), [(np.True_, False), (np.False_, True), (1, True), (None, True)])

@@ -1,65 +1,35 @@
-"""States of version 1, as they were saved once: they load, and the same samples follow."""
+"""States of version 1 load, the same samples follow, and an edited state is noticed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from end_to_end.tars import numbered_samples, tar
+from builders.numbers import Counting, Numbers, is_odd
+from builders.tars import put_shards
 
 import headrace as hr
-from headrace.fetch.stores import memory
+from headrace.state.state import is_as_saved, whole_check
 
 FOLDER = Path(__file__).with_name("golden")
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "state_1.json").read_text())
 MARKED: dict[str, Any] = json.loads((FOLDER / "state_1_marked.json").read_text())  # since marks have a check
 
 
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 60
-
-    async def aget(self, key: int) -> int:
-        return key
-
-
-class Counter(hr.AsyncIterableDataset):
-    """It resumes from its own state."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    async def aiter(self) -> AsyncIterator[int]:
-        while self.next < 40:
-            self.next += 1
-            yield self.next - 1
-        self.next = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next = state["next"]
+class Counter(Counting):
+    """States have the name of this class."""
 
 
 def shards() -> hr.Stream:
-    urls, first = [], 0
-    for k, count in enumerate((9, 0, 14, 22)):
-        urls.append(f"memory://golden/{k}.tar")
-        memory.put(urls[-1], tar(numbered_samples(first, count, 20)))
-        first += count
-    return hr.stream(urls, index=None).map(number_of)
+    return hr.stream(put_shards("golden", (9, 0, 14, 22), 20), index=None).map(number_of)
 
 
 def number_of(sample: dict[str, Any]) -> int:
     return int(sample["cls"])
-
-
-def is_odd(number: int) -> bool:
-    return bool(number % 2)
 
 
 def several(number: int) -> list[int]:
@@ -75,20 +45,20 @@ def tokens_of(sequence: dict[str, Any]) -> Any:
 
 
 LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
-    "in order, of all ranks": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=4, rank=1, world_size=3, seed=7),
-    "with holes": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=7, tail="carry"),
-    "of one rank": lambda: hr.DataLoader(Numbers(), batch_size=4, rank=1, world_size=3, in_order=False),
+    "in order, of all ranks": lambda: hr.DataLoader(Numbers(60).shuffle(), batch_size=4, rank=1, world_size=3, seed=7),
+    "with holes": lambda: hr.DataLoader(Numbers(60).shuffle(), batch_size=7, tail="carry"),
+    "of one rank": lambda: hr.DataLoader(Numbers(60), batch_size=4, rank=1, world_size=3, in_order=False),
     "behind limits": lambda: hr.DataLoader(
-        Numbers().shuffle().flat_map(several).take(40).batch(3).unbatch().filter(is_odd).take(30).flat_map(several),
+        Numbers(60).shuffle().flat_map(several).take(40).batch(3).unbatch().filter(is_odd).take(30).flat_map(several),
         batch_size=4,
     ),
     "packed by rows": lambda: hr.DataLoader(
-        Numbers().shuffle().filter(is_odd).map(text).pack(6, method="best_fit", pad_value=-1).map(tokens_of),
+        Numbers(60).shuffle().filter(is_odd).map(text).pack(6, method="best_fit", pad_value=-1).map(tokens_of),
         batch_size=4,
     ),
-    "behind a filter": lambda: hr.DataLoader(Numbers().shuffle().filter(is_odd), batch_size=4),
+    "behind a filter": lambda: hr.DataLoader(Numbers(60).shuffle().filter(is_odd), batch_size=4),
     "shards without an index": lambda: hr.DataLoader(shards().shuffle(window=8), batch_size=4),
-    "an iterable data set": lambda: hr.DataLoader(Counter(), batch_size=4),
+    "an iterable data set": lambda: hr.DataLoader(Counter(40), batch_size=4),
 }
 
 
@@ -118,3 +88,20 @@ def test_states_of_version_1_have_all_fields() -> None:
     fields = set().union(*(golden["state"] for golden in (*GOLDEN.values(), *MARKED.values())))
     assert fields >= {"holes", "carried", "done", "rank", "mark", "check", "end", "step", "batch_size", "lanes", "tail"}
     assert fields >= {"world", "samples", "parts", "given", "packing", "marked"}
+
+
+PLAIN = {"batches": 3, "sampler": None, "copies": [{"p": 7}]}
+ANY = {**PLAIN, "copies": [{"p": np.int64(7), "of": {1, 2}}]}
+
+
+@pytest.mark.parametrize(("state", "default"), [
+    (PLAIN, None),
+    ({**PLAIN, "copies": [{"p": np.int64(7)}]}, int),
+    (ANY, lambda value: sorted(value) if isinstance(value, set) else int(value)),
+])  # fmt: skip
+def test_state_that_was_edited_differs_from_one_stored_in_a_file(state: dict[str, Any], default: Any) -> None:
+    saved = {**state, "check": whole_check(state)}
+    assert is_as_saved(saved)
+    assert is_as_saved(json.loads(json.dumps(saved, default=default)))
+    assert not is_as_saved({**saved, "batches": 4})
+    assert not is_as_saved({name: value for name, value in saved.items() if name != "batches"})

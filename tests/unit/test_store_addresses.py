@@ -16,6 +16,8 @@ from headrace.fetch.stores.addresses import Stores, host_of, split
 from headrace.fetch.stores.object_stores import split_path
 from headrace.options import FetchOptions
 
+CONTEXT = ssl.create_default_context()
+
 
 @pytest.mark.parametrize(("url", "parts"), [
     ("/data/a b%20.tar", ("file", "file:", "/data/a b%20.tar")),
@@ -72,15 +74,16 @@ def test_buckets_have_the_host_of_the_endpoint_that_was_named(settings: dict[str
     assert asyncio.run(found()) == hosts
 
 
-@pytest.mark.parametrize("url", ["pipe:cat x", "pipe://cat", "file://other-host/data/x", "http://[bad/x"])
-def test_address_that_cannot_be_read_is_refused(url: str) -> None:
-    with pytest.raises(OptionError):
-        Stores(FetchOptions(), None).of(url)
-
-
-def test_commands_are_refused_with_the_option_that_allows_them() -> None:
-    with pytest.raises(OptionError, match="allow_pipe=True"):
-        Stores(FetchOptions(), None).of("pipe:true")
+@pytest.mark.parametrize(("url", "settings", "text"), [
+    ("pipe:cat x", {}, "allow_pipe=True"),
+    ("pipe://cat", {}, "allow_pipe=True"),
+    ("file://other-host/data/x", {}, "names a host"),
+    ("http://[bad/x", {}, "no address"),
+    ("gs://b/x", {"ssl_context": CONTEXT, "skip_signature": "true"}, "root_certificate"),
+])  # fmt: skip
+def test_address_that_cannot_be_read_is_refused(url: str, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        Stores(FetchOptions(), settings).of(url)
 
 
 KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
@@ -95,6 +98,7 @@ KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
     ("az://b", {"account_name": "me", "skip_signature": "true"}, "RemoteStore"),
     ("abfss://b@me.dfs.core.windows.net", {"skip_signature": "true"}, "RemoteStore"),
     ("https://h", {"headers": {"a": "b"}, "client_options": {"allow_http": True}}, "WebStore"),
+    ("https://h", {"ssl_context": CONTEXT}, "WebStore"),
     ("https://h", {"client_options": {"proxy_url": "http://p:1"}}, "RemoteWebStore"),
     ("http://h", {"client_options": {"allow_http": False}}, "RemoteWebStore"),
     ("hf://datasets", {}, "HuggingFaceStore"),
@@ -114,13 +118,6 @@ def test_where_a_proxy_applies_a_client_that_knows_proxies_is_asked(
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     monkeypatch.setattr("fsspec.get_filesystem_class", {"hf": AbstractFileSystem}.get)
     assert type(Stores(FetchOptions(), KEYS).of(url)[0]).__name__ == kind
-
-
-def test_context_that_obstore_cannot_use_is_refused() -> None:
-    stores = Stores(FetchOptions(), {"ssl_context": ssl.create_default_context(), "skip_signature": "true"})
-    assert type(stores.of("https://h/x")[0]).__name__ == "WebStore"
-    with pytest.raises(OptionError, match="root_certificate"):
-        stores.of("gs://b/x")
 
 
 def test_objects_with_one_root_share_a_store() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -36,25 +37,18 @@ _PATHS = st.builds(
 
 
 def one_by_one(names: list[str], start: int) -> Survey:
-    found = Survey()
-    formats, others = Counter[str](), Counter[str]()
-    for name in names:
-        form = format_of([name])
-        if form is None:
-            others[kind_in(name)] += 1
-        else:
-            formats[form.name] += 1
-        found.media += extension_of(name) in MEDIA
-    found.formats, found.others = dict(formats), dict(others)
-    found.extensions = dict(Counter(map(extension_of, names)))
+    forms = [format_of([name]) for name in names]
     paths = [name[start:] for name in names]
-    found.tables = [
-        name for name in names if name.rpartition("/")[2] in ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-    ]
-    found.folders = sorted({path.partition("/")[0] for path in paths if "/" in path})
-    found.loose = sum("/" not in path for path in paths)
-    found.is_single = all(stem_of(a) != stem_of(b) for a, b in pairwise(names))
-    return found
+    return Survey(
+        formats=Counter(form.name for form in forms if form is not None),
+        others=Counter(kind_in(name) for name, form in zip(names, forms, strict=True) if form is None),
+        extensions=Counter(map(extension_of, names)),
+        media=sum(extension_of(name) in MEDIA for name in names),
+        tables=[name for name in names if re.fullmatch(r"(.*/)?metadata\.(csv|jsonl|parquet)", name)],
+        folders=sorted({path.partition("/")[0] for path in paths if "/" in path}),
+        loose=sum("/" not in path for path in paths),
+        is_single=all(stem_of(a) != stem_of(b) for a, b in pairwise(names)),
+    )
 
 
 @pytest.mark.slow
@@ -86,8 +80,8 @@ def test_digest_depends_on_relative_paths_and_their_order() -> None:
     assert len({surveyed(names, 0).digest for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""])}) == 4
 
 
-def test_survey_of_formats_that_are_known_no_more_is_not_taken() -> None:
-    said = survey_to_keep(surveyed(["a.tar"], 0))
-    assert said is not None
-    assert kept_survey({**said, "by": "others"}) is None
+def test_survey_by_other_formats_is_not_used() -> None:
+    stored = survey_to_keep(surveyed(["a.tar"], 0))
+    assert stored is not None
+    assert kept_survey({**stored, "by": "others"}) is None
     assert kept_survey(None) is None

@@ -1,111 +1,51 @@
-"""The tar scanner beside the corpus of damaged archives: limits, memory, and the fast path."""
+"""Tar: the corpus of damaged archives, limits, memory, the fast path, and headers that contradict an index."""
 
 from __future__ import annotations
 
 import gc
 import io
-import itertools
 import tarfile
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from corpus import CASES, GROUPS, Case
 from corpus.parts import END, GNU, header, pax, record
-from corpus.parts import member as a_member
+from corpus.parts import member as member_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.tar_scans import OneByOne
+from unit.tar_scans import URL, Found, OneByOne, listed, scan
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.limits import Limits
 from headrace.formats.tar import regular as tar_regular
+from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.formats.tar.samples import Grouper
 from headrace.formats.tar.scanner import TarScanner
 
-URL = "s3://bucket/train.tar?X-Amz-Signature=abc"
-Sample = tuple[bytes, dict[str, bytes]]
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}
 
 
-def archive(members: Iterable[tuple[str, bytes]], kind: str = "ustar", **pax: str) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(
-        fileobj=out, mode="w", format=FORMATS[kind], errors="surrogateescape", pax_headers=pax or None
-    ) as tar:
-        for name, body in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            tar.addfile(info, io.BytesIO(body))
+def archive(names: Iterable[str], kind: str) -> bytes:
+    with tarfile.open(fileobj=(out := io.BytesIO()), mode="w", format=FORMATS[kind]) as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
     return out.getvalue()
 
 
 def member(name: bytes, body: bytes = b"body") -> bytes:
-    return a_member(name, body)
-
-
-PLAIN = [(f"d/{k:04d}.{ext}", bytes([k % 251]) * (k * 37 % 1500)) for k in range(20) for ext in ("npy", "cls")]
-
-
-def scan(data: bytes, boundaries: Sequence[int] = (), kind: type[TarScanner] = TarScanner, **limits: int) -> Any:
-    scanner = kind(URL, Limits(**limits))
-    found = []
-    bounds = [0, *boundaries, len(data)]
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        found += listed(scanner.feed(memoryview(data)[start:stop], start, number == len(boundaries)))
-    assert scanner.done
-    error = scanner.error
-    return found, error and (type(error).__name__, str(error), error.key, error.offset)
-
-
-def listed(rows: Rows) -> list[tuple[bytes, list[tuple[str, int, int]]]]:
-    members = [
-        (rows.fields[field], offset, size)
-        for field, offset, size in zip(rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
-    ]
-    return [(key, members[rows.starts[k] : rows.starts[k + 1]]) for k, key in enumerate(rows.keys.tolist())]
-
-
-def samples(data: bytes, boundaries: Sequence[int] = (), **limits: int) -> list[Sample]:
-    found, error = scan(data, boundaries, **limits)
-    assert error is None
-    return [(key, {field: data[offset : offset + size] for field, offset, size in row}) for key, row in found]
-
-
-def damage(data: bytes, **limits: int) -> FormatError:
-    scanner = TarScanner(URL, Limits(**limits))
-    scanner.feed(data, 0, True)
-    assert scanner.error is not None
-    return scanner.error
-
-
-def keys(data: bytes) -> list[bytes]:
-    return [key for key, _ in scan(data)[0]]
-
-
-def by_tarfile(data: bytes) -> list[Sample]:
-    groups: list[Sample] = []
-    with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
-        for info in tar:
-            folder, slash, base = info.name.rpartition("/")
-            stem, dot, field = base.partition(".")
-            if not info.isreg() or not stem or not dot:
-                continue
-            key = (folder + slash + stem).encode("utf-8", "surrogateescape")
-            if not groups or groups[-1][0] != key:
-                groups.append((key, {}))
-            body = tar.extractfile(info)
-            assert body is not None
-            groups[-1][1][field.lower()] = body.read()
-    return groups
+    return member_of(name, body)
 
 
 def test_scanner_ignores_the_prefix_field_when_the_format_is_gnu() -> None:
     data = b"".join(header(b"%d.x" % k, prefix=b"12345", magic=GNU) for k in range(9)) + END
-    assert keys(data) == [b"%d" % k for k in range(9)]
-    assert scan(data, kind=OneByOne) == scan(data)
+    for kind in (TarScanner, OneByOne):
+        found, error = scan(data, kind=kind)
+        assert [key for key, _ in found] == [b"%d" % k for k in range(9)]
+        assert error is None
 
 
 def test_scanner_steps_over_bodies_that_many_buffers_hold() -> None:
@@ -130,51 +70,6 @@ def test_low_is_the_first_byte_still_needed() -> None:
     assert lows == [3, 3, 3, 4, 4, 4, 4, 4, 9, 9, 9, 12]
 
 
-def test_every_truncation_is_found_and_no_sample_is_given_that_is_not_whole() -> None:
-    members = [("a.x", b"1" * 700), ("a.y", b"2"), ("b.x" + "l" * 200, b"3" * 513), ("c.x", b""), ("d.x", b"4")]
-    for kind in ("pax", "gnu"):
-        whole = archive(members, kind)
-        end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
-        complete = by_tarfile(whole)
-        for length in [*range(0, end + 1, 64), *(at + d for at in range(512, end, 512) for d in (-1, 1)), end]:
-            found, error = scan(whole[:length])
-            assert error is not None, length
-            name, text, _, offset = error
-            assert name == "FormatError"
-            assert (offset, "truncated" in text) == (length, True) if length else "is empty" in text
-            given_ = [(k, {f: whole[o : o + s] for f, o, s in row}) for k, row in found]
-            assert given_ == complete[: len(given_)]
-            assert len(given_) < len(complete)
-        assert scan(whole[: end + 512])[1] is None
-
-
-def test_truncation_names_the_member_whose_body_is_cut() -> None:
-    error = damage((member(b"a.x") + member(b"dir/b.x", bytes(5000)))[:3000])
-    assert (error.key, error.offset, error.stage) == ("dir/b", 3000, "scan")
-    assert "'dir/b.x', 5000 bytes from byte 1536 on" in str(error)
-    assert error.url is not None
-    assert "abc" not in error.url + str(error)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FORMATS)
-def test_every_flipped_bit_of_a_header_is_found_or_changes_nothing(kind: str) -> None:
-    data = archive([(f"{k}.cls", b"1") for k in range(6)], kind)
-    good = scan(data)
-    at = 2 * 1024
-    changes_nothing = []
-    for bit in range(512 * 8):
-        flipped = bytearray(data)
-        flipped[at + bit // 8] ^= 1 << bit % 8
-        found, error = scan(bytes(flipped))
-        if error is None:
-            assert found == good[0]
-            changes_nothing.append(bit // 8)
-        else:
-            assert (error[3], [key for key, _ in found]) == (at, [b"0"])
-    assert all(148 <= byte < 156 for byte in changes_nothing)  # zero or space around the checksum's digits
-
-
 @pytest.mark.parametrize("tail", [b"\0 ", b"\x001", b"1 "])
 def test_checksum_that_is_right_only_with_digits_above_seven_is_wrong(tail: bytes) -> None:
     names = (b"%d.x" % k for k in range(1000))
@@ -185,22 +80,24 @@ def test_checksum_that_is_right_only_with_digits_above_seven_is_wrong(tail: byte
     block[153] += 8 if tail == b"\0 " else 0
     block[154:156] = tail
     data = b"".join(member(b"a.%d" % k) for k in range(9)) + bytes(block) + END
-    assert damage(data).offset == 9 * 1024
-    assert scan(data) == scan(data, kind=OneByOne)
+    for kind in (TarScanner, OneByOne):
+        _, error = scan(data, kind=kind)
+        assert error is not None
+        assert error.offset == 9 * 1024
 
 
 @pytest.mark.parametrize(("data", "limits"), [
-    (member(b"a.x", bytes(101)), {"member_bytes": 100}),
-    (b"".join(member(b"n" * 20 + b"%d.x" % k) for k in range(8)), {"name_bytes": 20}),
-    (b"".join(member(b"a.%d" % k) for k in range(9)), {"fields": 8}),
+    (member(b"a.x", bytes(101)), Limits(member_bytes=100)),
+    (b"".join(member(b"n" * 20 + b"%d.x" % k) for k in range(8)), Limits(name_bytes=20)),
+    (b"".join(member(b"a.%d" % k) for k in range(9)), Limits(fields=8)),
 ])  # fmt: skip
-def test_limits_are_those_that_were_given(data: bytes, limits: dict[str, int]) -> None:
-    assert isinstance(damage(data + END, **limits), LimitError)
+def test_limits_are_those_that_were_given(data: bytes, limits: Limits) -> None:
+    assert isinstance(scan(data + END, limits=limits)[1], LimitError)
     assert scan(data + END)[1] is None
 
 
 @pytest.mark.parametrize("limit", ["member_bytes", "header_bytes", "name_bytes", "extension_chain", "fields"])
-def test_limits_refuse_what_is_no_bound(limit: str) -> None:
+def test_limit_of_zero_is_refused(limit: str) -> None:
     with pytest.raises(OptionError, match=f"{limit}=0"):
         Limits(**{limit: 0})
 
@@ -293,8 +190,8 @@ def test_regular_archives_are_read_by_the_fast_way(kind: str, monkeypatch: pytes
     steps = []
     step = TarScanner._step
     monkeypatch.setattr(TarScanner, "_step", lambda self, block, at: (steps.append(at), step(self, block, at))[1])
-    data = archive(PLAIN, kind)
-    assert len(samples(data)) == 20
+    found, _ = scan(archive([f"d/{k:04d}.{ext}" for k in range(20) for ext in ("npy", "cls")], kind))
+    assert len(found) == 20
     assert len(steps) == 2  # the end mark
 
 
@@ -303,8 +200,11 @@ def test_many_regular_members_are_grouped_at_once(kind: str, monkeypatch: pytest
     added: list[bytes] = []
     add = Grouper.add
     monkeypatch.setattr(Grouper, "add", lambda self, names, *rest: (added.extend(names), add(self, names, *rest))[1])
-    data = archive([(f"d.1/{k:04d}.{ext}", b"1") for k in range(300) for ext in ("Npy", "seg.png", "cls")], kind)
-    assert samples(data) == by_tarfile(data)
+    names = [f"d.1/{k:04d}.{ext}" for k in range(300) for ext in ("Npy", "seg.png", "cls")]
+    found, _ = scan(archive(names, kind))
+    assert [(key, [field for field, _, _ in members]) for key, members in found] == [
+        (b"d.1/%04d" % k, ["npy", "seg.png", "cls"]) for k in range(300)
+    ]
     assert added == [f"d.1/{k}.{ext}".encode() for k in ("0000", "0299") for ext in ("Npy", "seg.png", "cls")]
 
 
@@ -314,15 +214,14 @@ LONG_OF_NONE = pax(record(b"path", b"n" * 200)) + member(b"cut")
 
 @pytest.mark.parametrize("kind", [TarScanner, OneByOne])
 @pytest.mark.parametrize("refused", [member(b"c.bin", b"4" * 5000), LONG])
-@pytest.mark.parametrize("cut", [0, 512, 2048, 4096])
+@pytest.mark.parametrize("piece", [512, 2048, 4096, 2**20])
 def test_sample_before_is_given_when_a_member_of_another_sample_breaks_a_limit(
-    kind: type[TarScanner], refused: bytes, cut: int
+    kind: type[TarScanner], refused: bytes, piece: int
 ) -> None:
     before = member(b"a.bin", b"1") + member(b"b.bin", b"2") + member(b"b.cls", b"3")
     data = before + refused + member(b"d.bin", b"5") + END
-    found, error = scan(data, [cut] if cut else [], kind, member_bytes=1000, name_bytes=100)
-    assert error is not None
-    assert error[0] == "LimitError"
+    found, error = scan(data, piece, Limits(member_bytes=1000, name_bytes=100), kind=kind)
+    assert isinstance(error, LimitError)
     assert [(key, [field for field, _, _ in row]) for key, row in found] == [(b"a", ["bin"]), (b"b", ["bin", "cls"])]
 
 
@@ -340,7 +239,102 @@ def test_sample_that_may_continue_after_what_breaks_a_limit_is_not_given(
     kind: type[TarScanner], refused: bytes
 ) -> None:
     data = member(b"a.bin", b"1") + member(b"b.bin", b"2") + refused + member(b"b.cls", b"3") + END
-    found, error = scan(data, (), kind, member_bytes=1000, name_bytes=100)
-    assert error is not None
-    assert error[0] == "LimitError"
+    found, error = scan(data, limits=Limits(member_bytes=1000, name_bytes=100), kind=kind)
+    assert isinstance(error, LimitError)
     assert [key for key, _ in found] == [b"a"]
+
+
+def check(case: Case, found: Found, error: FormatError | None) -> None:
+    samples = [
+        (key.decode("utf-8", "surrogateescape"), {field: case.data[at : at + size] for field, at, size in members})
+        for key, members in found
+    ]
+    assert samples == list(case.samples), case.name
+    if case.damage is None:
+        assert error is None, case.name
+        return
+    assert error is not None, case.name
+    where = type(error).__name__, error.key, error.offset
+    assert where == (case.damage.error, case.damage.key, case.damage.offset), case.name
+    assert case.damage.text in str(error), case.name
+    assert (error.url, error.stage) == (URL, "scan")
+    assert f"({URL}, byte {case.damage.offset})" in str(error)
+
+
+def test_corpus_has_every_case_once() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 165
+    data = [case.data for case in CASES]
+    assert len(set(data)) == len(data)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_scanner_gives_what_is_whole_and_then_the_error(group: str) -> None:
+    for case in GROUPS[group]:
+        check(case, *scan(case.data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_scanner_gives_the_same_whichever_way_it_is_fed(group: str) -> None:
+    for case in GROUPS[group]:
+        whole = len(case.data) + 1
+        few = 1 + whole // 200_000  # of the largest ones, larger pieces
+        check(case, *scan(case.data, whole, kind=OneByOne))
+        check(case, *scan(case.data, 512 * few, carry=True))
+        check(case, *scan(case.data, 1536 * few, carry=True))
+        check(case, *scan(case.data, 512 * few, hop=True))
+
+
+NAMES = ["a.txt", "a.CLS", "skipped", "empty.txt", "dir/b.txt", "dir/b.cls", "p" * 90 + "/" + "n" * 90 + ".cls", "x."]
+LONG_NAMES = ["ünï-日本/" * 30 + "é.Seg.Png", "l" * 300 + "/x.jpg", "not-\udcff-utf8.cls"]
+
+
+def archive_with_links(kind: str, *, mtime: float = 0.5, folders: int = 4) -> tuple[memoryview, Rows]:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=FORMATS[kind], errors="surrogateescape") as tar:
+        names = [f"{k}{name}" for k in range(folders) for name in NAMES + LONG_NAMES * (kind != "ustar")]
+        for k, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = 0 if "empty" in name else 30 * k + 1, mtime
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
+            link = tarfile.TarInfo(f"link-{k}.txt")
+            link.type, link.linkname = tarfile.SYMTYPE, "a.txt"
+            tar.addfile(link)
+    scanner = TarScanner("")
+    rows = scanner.feed(out.getbuffer(), 0, True)
+    assert scanner.error is None
+    return out.getbuffer(), rows
+
+
+def wrong(view: memoryview, rows: Rows, first: int = 0, step: int = 1) -> list[int]:
+    begin = int(rows.offset[first])
+    some = np.arange(first, len(rows.field), step)
+    found = misplaced(view[begin:], MemberNames.of(rows, some), rows.offset[some] - begin, rows.size[some])
+    return [first + k * step for k in found]
+
+
+@pytest.mark.parametrize("mtime", [0, 0.5])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_right_index_is_not_contradicted(kind: str, mtime: float) -> None:
+    view, rows = archive_with_links(kind, mtime=mtime)
+    assert [wrong(view, rows, first, step) for first in range(len(rows.field)) for step in (1, 2, 3)] == [
+        [] for _ in range(3 * len(rows.field))
+    ]
+
+
+@pytest.mark.parametrize("folders", [1, 4])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_wrong_entry_is_found(kind: str, folders: int) -> None:
+    view, rows = archive_with_links(kind, folders=folders)
+    for k in range(1, len(rows.field)):
+        longer, nearer = rows.size.copy(), rows.offset.copy()
+        longer[k] += 1
+        nearer[k] -= 512
+        other = rows.field.copy()
+        other[k] = (other[k] + 1) % len(rows.fields)
+        assert k in wrong(view, replace(rows, size=longer))
+        assert k in wrong(view, replace(rows, offset=nearer))
+        assert wrong(view, replace(rows, field=other)) == [k]
+    assert wrong(view, replace(rows, offset=rows.offset + 1)) == list(range(1, len(rows.field)))
+    keys = np.roll(rows.keys, 1)
+    assert wrong(view, replace(rows, keys=keys)) == list(range(1, len(rows.field)))

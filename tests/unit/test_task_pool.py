@@ -13,17 +13,19 @@ import pytest
 
 from headrace.engine.scheduler.dispatch import TaskPool
 
+pytestmark = pytest.mark.asyncio
+
 
 class Thing:
     """An argument of work."""
 
 
-async def _turns(count: int) -> None:
+async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-def test_pool_does_everything_once_and_as_much_at_once_as_is_asked_for() -> None:
+async def test_pool_does_everything_once_and_as_much_at_once_as_is_asked_for() -> None:
     began, ended = list[int](), list[int]()
 
     async def work(number: int, gate: asyncio.Event) -> None:
@@ -31,41 +33,35 @@ def test_pool_does_everything_once_and_as_much_at_once_as_is_asked_for() -> None
         await gate.wait()
         ended.append(number)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            pool = TaskPool(group)
-            for first in (0, 10, 20):
-                gate = asyncio.Event()
-                for number in range(first, first + 3 + first // 10):
-                    pool.start_soon(work, number, gate)
-                await _turns(3)
-                assert began[len(ended) :] == list(range(first, first + 3 + first // 10))
-                gate.set()
-                await _turns(3)
-            group.cancel_scope.cancel()
-
-    asyncio.run(main())
+    async with anyio.create_task_group() as group:
+        pool = TaskPool(group)
+        for first in (0, 10, 20):
+            gate = asyncio.Event()
+            for number in range(first, first + 3 + first // 10):
+                pool.start_soon(work, number, gate)
+            await turns(3)
+            assert began[len(ended) :] == list(range(first, first + 3 + first // 10))
+            gate.set()
+            await turns(3)
+        group.cancel_scope.cancel()
     assert sorted(ended) == began == [0, 1, 2, *range(10, 14), *range(20, 25)]
 
 
-def test_pool_holds_nothing_of_what_is_done() -> None:
+async def test_pool_holds_nothing_of_what_is_done() -> None:
     things: list[weakref.ref[Thing]] = []
 
     async def work(thing: Thing) -> None:
         things.append(weakref.ref(thing))
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            pool = TaskPool(group)
+    async with anyio.create_task_group() as group:
+        pool = TaskPool(group)
+        for _ in range(2):
             for _ in range(2):
-                for _ in range(2):
-                    pool.start_soon(work, Thing())
-                await _turns(4)
-            gc.collect()
-            assert [thing() for thing in things] == [None] * 4
-            group.cancel_scope.cancel()
-
-    asyncio.run(main())
+                pool.start_soon(work, Thing())
+            await turns(4)
+        gc.collect()
+        assert [thing() for thing in things] == [None] * 4
+        group.cancel_scope.cancel()
 
 
 class OnceCancelled:
@@ -80,43 +76,36 @@ class OnceCancelled:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_pooled_task_ends_with_its_work_when_its_group_was_cancelled_meanwhile(is_cancelled: bool) -> None:
-    async def work(gate: asyncio.Event) -> None:
+async def test_pooled_task_ends_with_its_work_when_its_group_was_cancelled_meanwhile(is_cancelled: bool) -> None:
+    async def work() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await gate.wait()
 
-    async def main() -> None:
-        group, gate = OnceCancelled(), asyncio.Event()
-        pool = TaskPool(group)  # type: ignore[arg-type]
-        pool.start_soon(work, gate)
-        await _turns(2)
-        if is_cancelled:
-            group.cancel_scope.cancel()
-            group.tasks[0].cancel()
-        gate.set()
-        await _turns(3)
-        assert [task.done() for task in group.tasks] == [is_cancelled]
+    group, gate = OnceCancelled(), asyncio.Event()
+    TaskPool(group).start_soon(work)  # type: ignore[arg-type]
+    await turns(2)
+    if is_cancelled:
+        group.cancel_scope.cancel()
         group.tasks[0].cancel()
-        await asyncio.wait(group.tasks)
-
-    asyncio.run(main())
+    gate.set()
+    await turns(3)
+    assert [task.done() for task in group.tasks] == [is_cancelled]
+    group.tasks[0].cancel()
+    await asyncio.wait(group.tasks)
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-def test_group_ends_with_what_its_pool_raises(is_idle: bool) -> None:
+async def test_group_ends_with_what_its_pool_raises(is_idle: bool) -> None:
     async def work(error: Exception | None) -> None:
         if error is not None:
             raise error
 
-    async def main() -> None:
+    with pytest.raises(BaseExceptionGroup) as raised:
         async with anyio.create_task_group() as group:
             pool = TaskPool(group)
             if is_idle:
                 pool.start_soon(work, None)
-                await _turns(4)
+                await turns(4)
             pool.start_soon(work, ValueError("no"))
             await anyio.sleep_forever()
-
-    with pytest.raises(BaseExceptionGroup) as raised:
-        asyncio.run(main())
     assert [str(error) for error in raised.value.exceptions] == ["no"]

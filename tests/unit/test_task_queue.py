@@ -1,4 +1,4 @@
-"""The queue of tasks, driven through every order of replies, deaths and cancellations by a scripted executor."""
+"""The queue of tasks, driven through every order of replies, deaths and cancellations of workers by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from simulation.loop import simulate
+from simulation.loop import SimulatedLoop, simulate
+from unit.by_hand import Worker, Workers, settle
 
 from headrace._util.shared_memory import Lease, Segment
 from headrace.errors import WorkerDiedError
@@ -47,104 +48,6 @@ class CountedPart(ListPart):
         return SentObjects(self.samples, 0, len(self.samples)), []
 
 
-class Link:
-    """A worker that answers when and as the test has it answer."""
-
-    pid = 0
-
-    def __init__(self, number: int, on_reply: OnReply, on_lost: OnLost) -> None:
-        self.number, self.on_reply, self.on_lost = number, on_reply, on_lost
-        self.is_open = True
-        self.asked: dict[int, TaskMessage | PlaceMessage] = {}  # and not answered
-        self.answered: list[tuple[int, Reply]] = []
-        self.held: dict[int, TaskMessage] = {}
-        self.chains: list[int] = []
-
-    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
-        assert self.is_open, "a message to a worker that has ended"
-        if isinstance(message, LetGo):
-            assert message.task in self.held, "a release of what is not held"
-            del self.held[message.task]
-        elif message.is_answered:
-            assert message.number not in self.asked, "it was asked the same twice"
-            assert not isinstance(message, PlaceMessage) or message.task in self.held, "nothing is held to be placed"
-            self.asked[message.number] = message
-
-    def learn(self, number: int, chain: SharedChain) -> None:
-        self.chains.append(number)
-
-    def position_of(self, message: TaskMessage | PlaceMessage) -> int:
-        return message.position if isinstance(message, TaskMessage) else self.held[message.task].position
-
-    def positions(self) -> list[int]:
-        return [self.position_of(message) for message in self.asked.values()]
-
-    def answer(self, number: int, kind: Any) -> None:
-        message = self.asked.pop(number)
-        reply = Reply(kind, value=self.position_of(message))
-        if kind != "held":
-            self.held.pop(message.task, None)
-        elif isinstance(message, TaskMessage):
-            self.held[message.task] = message
-        self.answered.append((number, reply))
-        self.on_reply(number, reply)
-
-
-class Scripted:
-    """An executor whose workers start, answer and end when the test has them do so."""
-
-    shares_memory = True
-
-    def __init__(self, *, shares_objects: bool = True) -> None:
-        self.shares_objects = shares_objects
-        self.links: list[Link] = []
-        self.waiting: list[asyncio.Future[None]] = []
-
-    async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
-        may = asyncio.get_running_loop().create_future()
-        self.waiting.append(may)
-        await may
-        link = Link(number, on_reply, on_lost)
-        self.links.append(link)
-        return link
-
-    async def aclose(self) -> None:
-        for link in self.links:
-            link.is_open = False
-
-
-class Caller:
-    """A caller that waits for one task, as `Dispatch` does."""
-
-    def __init__(self, machine: QueueMachine, task: Task, part: CountedPart) -> None:
-        self.machine, self.task, self.part = machine, task, part
-        self.places: list[CountedLease] = []
-        self.replies: list[Reply] = []
-        self.error: BaseException | None = None
-        self.is_cancelled = False
-        self.running = machine.loop.create_task(self._run())
-
-    async def _run(self) -> None:
-        try:
-            reply = await self.machine.queue.run(self.task)
-            while reply.kind == "held":
-                self.machine.holding.append(self)
-                self.wake = self.machine.loop.create_future()
-                is_wanted = await self.wake
-                if not is_wanted:
-                    self.machine.queue.abandon(self.task)
-                    self.is_cancelled = True
-                    return
-                self.places.append(CountedLease())
-                reply = await self.machine.queue.place(self.task, self.places[-1])
-            self.replies.append(reply)
-        except asyncio.CancelledError:
-            self.machine.queue.abandon(self.task)
-            self.is_cancelled = True
-        except Exception as error:
-            self.error = error
-
-
 class CountedLease(Lease):
     """A lease that must end once."""
 
@@ -159,6 +62,72 @@ class CountedLease(Lease):
         self.released += 1
 
 
+class Link(Worker):
+    """A worker that does nothing, and answers as the test has it answer."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.held: dict[int, TaskMessage] = {}
+        self.chains: list[int] = []
+
+    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
+        assert self.is_open, "a message to a worker that has ended"
+        if isinstance(message, LetGo):
+            assert message.task in self.held, "a release of what is not held"
+            del self.held[message.task]
+        elif message.is_answered:
+            assert message.number not in [one.number for one in self.to_do], "it was asked the same twice"
+            assert not isinstance(message, PlaceMessage) or message.task in self.held, "nothing is held to be placed"
+            self.to_do.append(message)
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        self.chains.append(number)
+
+    def positions(self) -> list[int]:
+        return [
+            message.position if isinstance(message, TaskMessage) else self.held[message.task].position
+            for message in self.to_do
+        ]
+
+    def answer_with(self, kind: Any, at: int = 0, **more: Any) -> None:
+        reply, message = Reply(kind, value=self.positions()[at], **more), self.to_do.pop(at)
+        if kind != "held":
+            self.held.pop(message.task, None)
+        elif isinstance(message, TaskMessage):
+            self.held[message.task] = message
+        self.reply(message.number, reply)
+
+
+class Caller:
+    """A caller that waits for one task, as `Dispatch` does."""
+
+    def __init__(self, machine: QueueMachine, task: Task, part: CountedPart) -> None:
+        self.machine, self.task, self.part = machine, task, part
+        self.places: list[CountedLease] = []
+        self.running = machine.loop.create_task(self._run())
+
+    @property
+    def reply(self) -> Reply | None:
+        """The answer. None if there is none yet, or if the caller was cancelled."""
+        return self.running.result() if self.running.done() else None
+
+    async def _run(self) -> Reply | None:
+        queue = self.machine.queue
+        try:
+            reply = await queue.run(self.task)
+            while reply.kind == "held":
+                self.machine.holding.append(self)
+                self.wake: asyncio.Future[bool] = self.machine.loop.create_future()
+                if not await self.wake:
+                    raise asyncio.CancelledError
+                self.places.append(CountedLease())
+                reply = await queue.place(self.task, self.places[-1])
+        except asyncio.CancelledError:
+            queue.abandon(self.task)
+            return None
+        return reply
+
+
 def know(queue: TaskQueue, *, sample_s: float, open_s: float) -> None:
     """Have a queue know how long it takes to open a block, and to make a sample."""
     queue._opening.learn(sample_s, 1, 0)
@@ -170,8 +139,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.executor, self.meters = Scripted(), LoaderMeters()
+        self.loop = SimulatedLoop(0)
+        self.executor, self.meters = Workers(Link), LoaderMeters()
         self.callers: list[Caller] = []
         self.holding: list[Caller] = []
         self.batch = 0
@@ -189,19 +158,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle()
 
     def settle(self, *calls: Callable[[], Any]) -> None:
-        """Make calls on the loop, then let everybody go as far as they can."""
-
-        async def everything() -> None:
-            for call in calls:
-                call()
-            for _ in range(12):
-                await asyncio.sleep(0)
-
-        self.loop.run_until_complete(everything())
-
-    @property
-    def live(self) -> list[Link]:
-        return [link for link in self.executor.links if link.is_open]
+        settle(self.loop, *calls)
 
     @rule(what=st.sampled_from([step for step, weight in WEIGHTS.items() for _ in range(weight)]), data=st.data())
     def step(self, what: str, data: st.DataObject) -> None:
@@ -209,12 +166,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle()
 
     def let_one_start(self, _: Draw) -> None:
-        for may in self.executor.waiting:
-            if not may.done():
-                may.set_result(None)
-                break
-        self.settle()
-        for link in self.live:
+        self.settle(self.executor.let_start)
+        for link in self.executor.live:
             assert link.chains, "a new worker does not know the chains"
 
     def give(self, draw: Draw) -> None:
@@ -224,28 +177,22 @@ class QueueMachine(RuleBasedStateMachine):
         self.callers.append(Caller(self, Task(1, 0, self.batch, finish, [part], len(self.callers)), part))
 
     def answer(self, draw: Draw) -> None:
-        busy = [link for link in self.live if link.asked]
+        busy = [link for link in self.executor.live if link.to_do]
         if busy:
-            link = draw(st.sampled_from(busy))
             kind = draw(st.sampled_from(["held", "held", "written", "failed"]))
-            self.settle(partial(link.answer, next(iter(link.asked)), kind))
+            self.settle(partial(draw(st.sampled_from(busy)).answer_with, kind))
 
     def answer_again(self, draw: Draw) -> None:
-        answered = [(link, *answer) for link in self.executor.links for answer in link.answered]
+        answered = [(link, *answer) for link in self.executor.all for answer in link.answered]
         if answered:
             link, number, reply = draw(st.sampled_from(answered))
             self.settle(partial(link.on_reply, number, reply))
 
     def lose(self, draw: Draw) -> None:
-        if not self.live:
-            return
-        link = draw(st.sampled_from(self.live))
-        link.is_open = False
-        asked = [message.task for message in link.asked.values()]
-        known = asked[0] if asked and draw(st.booleans()) else 0
-        late = [partial(link.on_reply, number, Reply("written", value=-1)) for number in link.asked]
-        loss = Loss(7, -9, known, draw(st.integers(-1, 0)) if known else -1)
-        self.settle(partial(link.on_lost, loss), *late, partial(link.on_lost, Loss()))
+        if self.executor.live:
+            link = draw(st.sampled_from(self.executor.live))
+            known = draw(st.sampled_from([0, *(message.task for message in link.to_do[:1])]))
+            self.settle(partial(link.lose, Loss(7, -9, known, draw(st.integers(-1, 0)) if known else -1)))
 
     def decide(self, draw: Draw) -> None:
         if self.holding:
@@ -272,7 +219,7 @@ class QueueMachine(RuleBasedStateMachine):
             if position in used:
                 assert not caller.part.released, "it was released while a worker may read it"
                 assert not caller.places or not caller.places[-1].released, "its place is another's, and is written to"
-            assert not caller.replies or caller.part.released, "it was answered, and not released"
+            assert not caller.reply or caller.part.released, "it was answered, and not released"
 
     @invariant()
     def no_task_is_at_two_workers(self) -> None:
@@ -282,39 +229,35 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def answers_are_those_of_the_task(self) -> None:
         for position, caller in enumerate(self.callers):
-            assert len(caller.replies) <= 1
-            for reply in caller.replies:
-                if reply.kind == "failed" and reply.errors:
-                    error = unpack_error(reply.errors[0][1])
-                    assert isinstance(error, WorkerDiedError)
-                    assert max(caller.task.deaths.values()) >= DEATHS
-                else:
-                    assert reply.value == position, "an answer to something else was taken"
+            reply = caller.reply
+            if reply is not None and reply.kind == "failed" and reply.errors:
+                assert isinstance(unpack_error(reply.errors[0][1]), WorkerDiedError)
+                assert max(caller.task.deaths.values()) >= DEATHS
+            else:
+                assert reply is None or reply.value == position, "an answer to something else was taken"
 
     def positions(self) -> list[int]:
-        return [position for link in self.live for position in link.positions()]
+        return [position for link in self.executor.live for position in link.positions()]
 
     def teardown(self) -> None:
         try:
             for _ in range(400):  # from here on all goes well: then every task must come to its end
-                for may in self.executor.waiting:
-                    if not may.done():
-                        may.set_result(None)
+                while self.executor.let_start():
+                    pass
                 for caller in list(self.holding):
                     self.holding.remove(caller)
                     if not caller.wake.done():
                         caller.wake.set_result(True)
                 self.settle()
-                for link in self.live:
-                    self.settle(*(partial(link.answer, number, "written") for number in list(link.asked)))
+                for link in self.executor.live:
+                    self.settle(*[partial(link.answer_with, "written") for _ in link.to_do])
                 if all(caller.running.done() for caller in self.callers):
                     break
             assert all(caller.running.done() for caller in self.callers), "a task was lost"
-            assert [caller.error for caller in self.callers if caller.error] == []
-            assert all(len(caller.replies) == (not caller.is_cancelled) for caller in self.callers)
-            assert not any(link.held for link in self.live), "a worker still holds what nobody wants"
-            assert self.meters.deaths == sum(not link.is_open for link in self.executor.links)
-            assert len(self.live) == self.workers
+            self.answers_are_those_of_the_task()
+            assert not any(link.held for link in self.executor.live), "a worker still holds what nobody wants"
+            assert self.meters.deaths == sum(not link.is_open for link in self.executor.all)
+            assert len(self.executor.live) == self.workers
             self.loop.run_until_complete(self.queue.close())
             assert self.queue.is_idle
             assert all(caller.part.released == 1 for caller in self.callers)
@@ -330,57 +273,20 @@ TestQueue = QueueMachine.TestCase
 TestQueue.settings = MACHINE
 
 
-def test_tasks_go_by_batch_and_searches_go_first() -> None:
-    async def main() -> None:
-        executor = Scripted()
-        queue = TaskQueue(1, executor, LoaderMeters())
-        await queue.open()
-        place = CountedLease()
-        scan = Task(0, 0, 9, Finish.SCAN, [], place=place, scan=(None, 0, True))
-        tasks = [Task(1, 0, batch, Finish.CHECK, [CountedPart([0])]) for batch in (5, 3, 4)]
-        running = [asyncio.ensure_future(queue.run(task)) for task in (*tasks, scan)]
-        await asyncio.sleep(0)
-        executor.waiting[0].set_result(None)
-        given = []
-        while not all(task.done() for task in running):
-            await asyncio.sleep(0)
-            for link in executor.links:
-                for number in list(link.asked):
-                    message = link.asked.pop(number)
-                    assert isinstance(message, TaskMessage)
-                    given.append(message.batch)
-                    link.on_reply(number, Reply("written"))
-        assert given == [9, 3, 4, 5]
-        await queue.close()
+class Queued:
+    """Tasks, in order, at workers by hand on a simulated loop."""
 
-    asyncio.run(main())
-
-
-class Blocks:
-    """Tasks of one sample each, in order, at scripted workers on a simulated loop.
-
-    Args:
-        blocks: of each task.
-    """
-
-    def __init__(self, *blocks: Sequence[int], sample_s: float = 0.001, open_s: float = 1.0) -> None:
-        self.executor = Scripted(shares_objects=False)
-        self.queue = TaskQueue(2, self.executor, LoaderMeters())
-        if open_s:
-            know(self.queue, sample_s=sample_s, open_s=open_s + sample_s)
-        self.tasks = [
-            Task(1, 0, number, Finish.CHECK, [CountedPart([0], some)], number, place=CountedLease())
-            for number, some in enumerate(blocks)
-        ]
+    def __init__(self, tasks: Sequence[Task], *, workers: int = 1, shares_objects: bool = True) -> None:
+        self.executor, self.tasks = Workers(Link, shares_objects=shares_objects), tasks
+        self.queue = TaskQueue(workers, self.executor, LoaderMeters())
         self.running: list[asyncio.Task[Reply]] = []
 
     async def __aenter__(self) -> Self:
         await self.queue.open()
-        self.running = [asyncio.ensure_future(self.queue.run(task)) for task in self.tasks]
-        for _ in range(30):
-            await asyncio.sleep(0)
-        for may in self.executor.waiting:
-            may.set_result(None)
+        self.give(self.tasks)
+        await self.turns()
+        while self.executor.let_start():
+            pass
         await self.turns()
         return self
 
@@ -390,42 +296,66 @@ class Blocks:
         await asyncio.gather(*self.running, return_exceptions=True)
         await self.queue.close()
 
+    def give(self, tasks: Sequence[Task]) -> None:
+        self.running += [asyncio.ensure_future(self.queue.run(task)) for task in tasks]
+
     async def turns(self) -> None:
         for _ in range(30):
             await asyncio.sleep(0)
 
     @property
     def given(self) -> list[set[int]]:
-        return [set(link.positions()) for link in sorted(self.executor.links, key=lambda link: link.number)]
+        """The positions of the tasks that each worker has."""
+        return [set(link.positions()) for link in sorted(self.executor.all, key=lambda link: link.number)]
+
+    def owner_of(self, position: int) -> int:
+        return next(k for k, positions in enumerate(self.given) if position in positions)
 
     async def answer(self, position: int, seconds: float) -> None:
-        (link, number), *_ = [
-            (link, number)
-            for link in self.executor.links
-            for number, message in link.asked.items()
-            if link.position_of(message) == position
-        ]
-        link.asked.pop(number)
-        link.on_reply(number, Reply("written", busy_s={"open": seconds}))
+        link = next(link for link in self.executor.all if position in link.positions())
+        link.answer_with("written", link.positions().index(position), busy_s={"open": seconds})
         await self.turns()
 
 
-def run_with(check: Callable[[Blocks], Any], blocks: Sequence[Sequence[int]], **known: float) -> None:
+def task(finish: Finish, batch: int, position: int, blocks: Sequence[int] = ()) -> Task:
+    place = CountedLease() if blocks else None
+    return Task(1, 0, batch, finish, [CountedPart([0], blocks)], position, place=place)
+
+
+def test_tasks_go_by_batch_and_searches_go_first() -> None:
     async def main() -> None:
-        async with Blocks(*blocks, **known) as run:
+        scan = Task(0, 0, 9, Finish.SCAN, [], place=CountedLease(), scan=(None, 0, True))
+        async with Queued([*(task(Finish.CHECK, batch, 0) for batch in (5, 3, 4)), scan]) as run:
+            (link,), given = run.executor.all, list[int]()
+            while link.to_do:
+                given.append(link.to_do[0].batch)
+                link.answer_with("written")
+                await run.turns()
+            assert given == [9, 3, 4, 5]
+
+    simulate(main())
+
+
+def run_with(
+    check: Callable[[Queued], Any], blocks: Sequence[Sequence[int]], *, sample_s: float = 0.001, open_s: float = 1.0
+) -> None:
+    """Check tasks of one sample each, of these blocks, at two processes."""
+
+    async def main() -> None:
+        tasks = [task(Finish.CHECK, number, number, some) for number, some in enumerate(blocks)]
+        run = Queued(tasks, workers=2, shares_objects=False)
+        if open_s:
+            know(run.queue, sample_s=sample_s, open_s=open_s + sample_s)
+        async with run:
             await check(run)
 
     for seed in range(10):
         simulate(main(), seed)
 
 
-def owner_of(run: Blocks, position: int) -> int:
-    return next(k for k, tasks in enumerate(run.given) if position in tasks)
-
-
 def test_tasks_of_a_block_go_to_the_worker_that_has_it_and_the_other_one_gets_the_next_block() -> None:
-    async def check(run: Blocks) -> None:
-        one = owner_of(run, 0)
+    async def check(run: Queued) -> None:
+        one = run.owner_of(0)
         assert run.given[one] == {0, 1}
         assert run.given[1 - one] == {4, 5}, "what waits for the first worker keeps the second from the next block"
         await run.answer(0, 1.001)
@@ -439,17 +369,17 @@ def test_tasks_of_a_block_go_to_the_worker_that_has_it_and_the_other_one_gets_th
 
 
 def test_task_with_rows_of_two_blocks_goes_where_fewer_of_them_must_be_opened() -> None:
-    async def check(run: Blocks) -> None:
-        assert run.given[owner_of(run, 0)] == {0, 1}
-        assert run.given[1 - owner_of(run, 0)] == set()
+    async def check(run: Queued) -> None:
+        assert run.given[run.owner_of(0)] == {0, 1}
+        assert run.given[1 - run.owner_of(0)] == set()
         await run.answer(0, 1.001)
-        assert run.given[owner_of(run, 1)] == {1, 2}, "the second block is where its first samples were"
+        assert run.given[run.owner_of(1)] == {1, 2}, "the second block is where its first samples were"
 
     run_with(check, [[1], [1, 2], [2]])
 
 
 def test_worker_opens_a_block_too_where_its_samples_take_longer_than_that() -> None:
-    async def check(run: Blocks) -> None:
+    async def check(run: Queued) -> None:
         assert sorted(map(sorted, run.given)) == [[0, 1], [2, 3]]
 
     run_with(check, [[1], [1], [1], [1]], sample_s=2.0)
@@ -457,8 +387,8 @@ def test_worker_opens_a_block_too_where_its_samples_take_longer_than_that() -> N
 
 
 def test_tasks_that_wait_for_a_worker_that_does_not_answer_go_to_another() -> None:
-    async def check(run: Blocks) -> None:
-        one = owner_of(run, 0)
+    async def check(run: Queued) -> None:
+        one = run.owner_of(0)
         assert run.given[1 - one] == set()
         while not run.given[1 - one]:  # time passes where nothing else is to be done; if none will help, it is an error
             await asyncio.sleep(0.5)
@@ -471,17 +401,13 @@ def test_tasks_that_wait_for_a_worker_that_does_not_answer_go_to_another() -> No
 
 def test_threads_wait_for_no_block_as_they_share_what_is_open() -> None:
     async def main() -> None:
-        run = Blocks([1], [1])
-        run.executor.shares_objects = True
+        run = Queued([task(Finish.CHECK, 0, 0, [1]), task(Finish.CHECK, 1, 1, [1])], workers=2)
+        know(run.queue, sample_s=0.001, open_s=1.001)
         run.queue._at_once = 1
         async with run:
             assert sorted(map(sorted, run.given)) == [[0], [1]]
 
     simulate(main(), 0)
-
-
-def task(finish: Finish, batch: int, position: int) -> Task:
-    return Task(1, 0, batch, finish, [CountedPart([0])], position)
 
 
 Order = tuple[Finish, int, int]  # and the numbers of batch and position
@@ -501,45 +427,29 @@ Order = tuple[Finish, int, int]  # and the numbers of batch and position
 def test_worker_that_holds_a_result_is_given_what_it_may_wait_for(
     held: Order, others: list[Order], given: list[int]
 ) -> None:
-    def task(finish: Finish, batch: int, position: int) -> Task:
-        return Task(1, 0, batch, finish, [CountedPart([0])], position)
-
     async def main() -> None:
-        executor = Scripted()
-        queue = TaskQueue(1, executor, LoaderMeters())
-        await queue.open()
-        running = [asyncio.ensure_future(queue.run(task(*held)))]
-        await asyncio.sleep(0)
-        executor.waiting[0].set_result(None)
-        for _ in range(5):  # turns of the loop
-            await asyncio.sleep(0)
-        (link,) = executor.links
-        link.answer(next(iter(link.asked)), "held")
-        running += [asyncio.ensure_future(queue.run(task(*other))) for other in others]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert link.positions() == given
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await queue.close()
+        async with Queued([task(*held)]) as run:
+            (link,) = run.executor.all
+            link.answer_with("held")
+            run.give([task(*other) for other in others])
+            await run.turns()
+            assert link.positions() == given
 
-    asyncio.run(main())
+    simulate(main())
 
 
 def test_callers_get_the_error_when_no_worker_can_be_started() -> None:
-    class Broken(Scripted):
+    class Broken(Workers):
         async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
             raise OSError("there are no machines")
 
     async def main() -> None:
         queue = TaskQueue(2, Broken(), LoaderMeters())
         await queue.open()
-        early = asyncio.ensure_future(queue.run(Task(1, 0, 0, Finish.CHECK, [CountedPart([0])])))
-        with pytest.raises(OSError, match="no machines"):
-            await early
-        with pytest.raises(OSError, match="no machines"):
-            await queue.run(Task(1, 0, 0, Finish.CHECK, [CountedPart([0])]))
+        early = asyncio.ensure_future(queue.run(task(Finish.CHECK, 0, 0)))
+        for running in (early, queue.run(task(Finish.CHECK, 0, 0))):
+            with pytest.raises(OSError, match="no machines"):
+                await running
         assert queue.is_idle
         await queue.close()
 

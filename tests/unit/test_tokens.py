@@ -10,9 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace._util.sample_ranges import Rows
-from headrace.formats.tokens.layouts import TokenFile
+from headrace.formats.tokens.layouts import TokenFile, TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
 from headrace.formats.tokens.opener import TokenOpener, ids_by_eos
-from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec
 from headrace.workers.task_inputs import LeasedBodies
@@ -24,28 +23,6 @@ def file(count: int, begin: int = 0) -> TokenFile:
     return TokenFile("u", begin, count, np.dtype("<u2"), begin + 2 * count, None)
 
 
-@given(COUNTS, st.integers(1, 20), st.integers(1, 20))
-@example(10, 5, 4)
-def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, stride: int) -> None:
-    tokens = list(range(count))
-    whole = TokenWindows(length, stride)
-    wanted = [tokens[k : k + length] for k in range(0, count, stride) if k + length <= count]
-    numbers = np.arange(whole.count(count))
-    cut = zip(whole.begins(numbers).tolist(), whole.ends(numbers, count).tolist(), strict=True)
-    assert [tokens[a:b] for a, b in cut] == wanted
-    short = TokenWindows(length, stride, has_short=True)
-    numbers = np.arange(short.count(count))
-    cut = zip(short.begins(numbers).tolist(), short.ends(numbers, count).tolist(), strict=True)
-    with_short = [tokens[a:b] for a, b in cut]
-    assert with_short[: len(wanted)] == wanted
-    assert len(with_short) - len(wanted) in (0, 1)
-    assert all(with_short)
-    if stride <= length:
-        assert sorted({token for window in with_short for token in window}) == tokens
-    for more in with_short[len(wanted) :]:
-        assert more[-1] == tokens[-1] not in {token for window in wanted for token in window}
-
-
 def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[list[int]]:
     windows, end = [], 0
     for k in range(0, len(tokens), stride):
@@ -54,6 +31,18 @@ def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[lis
             windows.append(window)
             end = k + len(window)
     return windows
+
+
+@given(COUNTS, st.integers(1, 20), st.integers(1, 20), st.booleans())
+@example(10, 5, 4, True)
+def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, stride: int, short: bool) -> None:
+    tokens, windows = list(range(count)), TokenWindows(length, stride, short)
+    numbers = np.arange(windows.count(count))
+    places = zip(windows.begins(numbers).tolist(), windows.ends(numbers, count).tolist(), strict=True)
+    found = [tokens[a:b] for a, b in places]
+    assert found == cut(tokens, length, stride, short=short)
+    if short and stride <= length:
+        assert {token for window in found for token in window} == set(tokens)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 12), st.booleans())
@@ -86,10 +75,8 @@ def test_members_of_windows_are_the_tokens_of_their_documents(
         at = ((rows.offset[members] - 100) // 2).tolist()
         sizes = (rows.size[members] // 2).tolist()
         assert [token for a, n in zip(at, sizes, strict=True) for token in range(a, a + n)] == [*range(begin, end)]
-        assert (
-            np.repeat(np.arange(len(sizes)), sizes).tolist()
-            == np.unique(owner[begin:end], return_inverse=True)[1].tolist()
-        )
+        numbers = np.unique(owner[begin:end], return_inverse=True)[1]
+        assert np.repeat(np.arange(len(sizes)), sizes).tolist() == numbers.tolist()
         assert rows.field[members].tolist() == list(range(len(sizes)))
         assert int(rows.keys[k]) == chosen[k]
     plain = rows_of(file(count, 100), chosen, begins, ends)
@@ -146,11 +133,10 @@ def test_windows_made_together_are_those_made_one_by_one(
     assert columns is not None
     slots = Slots(spec, memoryview(bytearray(spec.nbytes(len(samples)))), 0, len(samples))
     assert slots.fill_columns(columns, bodies, len(samples))
-    for made, sample in zip(slots.written(), samples, strict=True):
-        assert isinstance(made, dict)
-        assert list(made) == list(sample)
-        for name, value in sample.items():
-            assert np.array_equal(made[name], value)
+    for found, sample in zip(slots.written(), samples, strict=True):
+        assert isinstance(found, dict)
+        assert list(found) == list(sample)
+        assert all(np.array_equal(found[name], value) for name, value in sample.items())
 
 
 def test_windows_of_several_sizes_or_pieces_are_made_one_by_one() -> None:

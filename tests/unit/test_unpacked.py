@@ -38,17 +38,14 @@ async def test_another_caller_unpacks_when_the_first_is_cancelled() -> None:
     frames, unpack, got = Unpacked(), Unpacking(), []
     scope = anyio.CancelScope()
 
-    async def cancelled() -> None:
-        with scope:
-            await frames.get("a", unpack)
-
-    async def other() -> None:
-        got.append(await frames.get("a", unpack))
+    async def get(within: anyio.CancelScope) -> None:
+        with within:
+            got.append(await frames.get("a", unpack))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(cancelled)
+        group.start_soon(get, scope)
         await anyio.wait_all_tasks_blocked()
-        group.start_soon(other)
+        group.start_soon(get, anyio.CancelScope())
         await anyio.wait_all_tasks_blocked()
         scope.cancel()
         await anyio.wait_all_tasks_blocked()
@@ -57,7 +54,7 @@ async def test_another_caller_unpacks_when_the_first_is_cancelled() -> None:
     assert not frames._locks and not frames._asking
 
 
-async def test_an_error_is_its_own_and_nothing_is_kept_of_it() -> None:
+async def test_error_is_not_cached() -> None:
     frames = Unpacked()
 
     async def broken() -> bytes:
@@ -91,10 +88,7 @@ async def test_those_used_last_are_kept_and_no_more_than_four_mebibytes() -> Non
     assert frames._nbytes == sum(map(len, frames._kept.values()))
 
 
-async def test_each_reader_has_its_own() -> None:
-    class Reads:
-        pass
-
-    a, b = Reads(), Reads()
+async def test_each_reader_has_its_own_cache() -> None:
+    a, b = Unpacking(), Unpacking()
     assert unpacked_by(a) is unpacked_by(a)  # type: ignore[arg-type]
     assert unpacked_by(a) is not unpacked_by(b)  # type: ignore[arg-type]

@@ -17,8 +17,8 @@ from naming import name_of
 
 import headrace as hr
 from headrace.ops.map import FieldMap
+from headrace.workers.chains import may_use_torch
 from headrace.workers.tasks import Step
-from headrace.workers.torch_use import may_use_torch
 
 
 def without_torch(source: str) -> Callable[..., Any]:
@@ -44,7 +44,6 @@ IMPORTS_INSIDE = "def fn(sample):\n    def inner():\n        import torch\n    r
 CALLS_ANOTHER = "def helper():\n    import torch\ndef fn(sample): helper()"
 HOLDS_ARRAY = "class Scale:\n    by = np.ones(3)\n    def __call__(self, x): return x * self.by\nfn = Scale()"
 
-
 NEED_TORCH: dict[str, Any] = {
     "imports torch": without_torch(IMPORTS),
     "has a function that imports torch": without_torch(IMPORTS_INSIDE),
@@ -68,16 +67,11 @@ NEED_NONE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("function", NEED_TORCH.values(), ids=NEED_TORCH)
-def test_torch_is_found_in_a_function_that(function: Any) -> None:
-    assert may_use_torch([Step("map", "map", function)], ())
-    assert may_use_torch([], (None, function))
-
-
-@pytest.mark.parametrize("function", NEED_NONE.values(), ids=NEED_NONE)
-def test_no_torch_is_found_in_a_function_that(function: Any) -> None:
-    assert not may_use_torch([Step("map", "map", function)], (None, function))
-
-
-def test_steps_that_are_known_to_need_no_torch_are_not_searched() -> None:
-    assert not may_use_torch([Step("open", "map", torch.zeros, is_without_torch=True)], ())
+@pytest.mark.parametrize(("function", "is_found"), [
+    *(pytest.param(function, True, id=f"torch: {name}") for name, function in NEED_TORCH.items()),
+    *(pytest.param(function, False, id=f"none: {name}") for name, function in NEED_NONE.items()),
+])  # fmt: skip
+def test_torch_is_found_in_a_function_that(function: Any, is_found: bool) -> None:
+    assert may_use_torch([Step("map", "map", function)], ()) is is_found
+    assert may_use_torch([], (None, function)) is is_found
+    assert not may_use_torch([Step("open", "map", function, is_without_torch=True)], ())

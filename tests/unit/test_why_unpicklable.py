@@ -85,30 +85,31 @@ def friends(value: Any) -> Plain:
     return first
 
 
-PATHS: dict[str, Callable[[Any], Any]] = {
-    "x": lambda value: value,
-    "x.transforms[2].log": lambda value: Plain(name="a", transforms=[1, Plain(), Plain(log=value)]),
-    "x['b'][1]": lambda value: {"a": 1, "b": ("c", value)},
-    "x[0]": lambda value: {value},
-    "x.second": Slotted,
-    "x.other": lambda value: Choosy(lock=LOCK, other=value),
-    "x.<variable value>": closure,
-    "x.<global lock>": with_global,
-    "x.log": friends,
-    "x.args[0]": lambda value: functools.partial(print, value),
-    "x.keywords['log'].log": lambda value: functools.partial(print, log=Plain(log=value)),
-    "x.func.<variable value>": lambda value: functools.partial(closure(value), 1),
-    "x.__self__.log": lambda value: Plain(log=value).begin,
-    "type(x).log": lambda value: class_with(value)(),
-    "x.inner.log": lambda value: Wrapper(Plain(log=value)),
-}
+PATHS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("x", lambda value: value),
+    ("x.transforms[2].log", lambda value: Plain(name="a", transforms=[1, Plain(), Plain(log=value)])),
+    ("x['b'][1]", lambda value: {"a": 1, "b": ("c", value)}),
+    ("x[0]", lambda value: {value}),
+    ("x.second", Slotted),
+    ("x.other", lambda value: Choosy(lock=LOCK, other=value)),
+    ("x.<variable value>", closure),
+    ("x.<global lock>", with_global),
+    ("x.log", friends),
+    ("x.log", by_default),
+    ("x.args[0]", lambda value: functools.partial(print, value)),
+    ("x.keywords['log'].log", lambda value: functools.partial(print, log=Plain(log=value))),
+    ("x.func.<variable value>", lambda value: functools.partial(closure(value), 1)),
+    ("x.__self__.log", lambda value: Plain(log=value).begin),
+    ("type(x).log", lambda value: class_with(value)()),
+    ("x.inner.log", lambda value: Wrapper(Plain(log=value))),
+]
 
 
 def named_by(value: Any) -> str:
     return str(cannot_carry(TypeError("nothing is found"), {"x": value})).partition(" cannot be sent")[0]
 
 
-@pytest.mark.parametrize(("path", "make"), PATHS.items(), ids=list(PATHS))
+@pytest.mark.parametrize(("path", "make"), PATHS)
 def test_path_leads_to_what_is_at_fault(path: str, make: Callable[[Any], Any]) -> None:
     assert named_by(make(LOCK)) == f"{path} (a _thread.lock)"
     assert named_by(make("just text")) == "x"
@@ -123,10 +124,6 @@ def test_value_that_refuses_to_be_pickled_is_named_whatever_it_holds() -> None:
     assert str(error).startswith(
         f"dataset[0] (a {__name__}.{Refuses.__qualname__}) cannot be sent to a worker: not today"
     )
-
-
-def test_default_of_a_function_is_named() -> None:
-    assert named_by(by_default(LOCK)) == "x.log (a _thread.lock)"
 
 
 def test_path_is_short_when_things_are_nested_deeply_or_in_circles() -> None:

@@ -13,9 +13,11 @@ import pytest
 from headrace._util.wakeup import is_ready
 from headrace.workers.forkserver.fd_socket import JSON, PICKLE, BlockingWire, Codec, PolledWire, encode
 
+Pair = tuple[socket.socket, socket.socket]
+
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair() -> Iterator[Pair]:
     one, other = socket.socketpair()
     with one, other:
         yield one, other
@@ -32,9 +34,7 @@ def identity(fd: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_polled_wire_delivers_all_in_order_when_the_socket_is_full(
-    pair: tuple[socket.socket, socket.socket], codec: Codec, size: int
-) -> None:
+def test_polled_wire_delivers_all_in_order_when_the_socket_is_full(pair: Pair, codec: Codec, size: int) -> None:
     with closing(PolledWire(pair[0], codec)) as sender, closing(PolledWire(pair[1], codec)) as receiver:
         sent, was_all = [], True
         while was_all or len(sent) < 50:
@@ -55,9 +55,7 @@ def test_polled_wire_delivers_all_in_order_when_the_socket_is_full(
         assert got == sent
 
 
-def test_polled_wire_leaves_no_descriptor_when_the_other_end_is_gone(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_polled_wire_leaves_no_descriptor_when_the_other_end_is_gone(pair: Pair) -> None:
     with closing(PolledWire(pair[0])) as sender, Path(os.devnull).open() as file:
         before = len(os.listdir("/proc/self/fd"))
         while sender.send("x" * 10_000, [file.fileno()]):
@@ -80,7 +78,7 @@ def test_wires_end_when_the_other_end_closes_inside_a_message(codec: Codec, coun
                 wire.receive()
 
 
-def test_polled_wire_continues_where_another_on_its_socket_stopped(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_polled_wire_continues_where_another_on_its_socket_stopped(pair: Pair) -> None:
     first = PolledWire(pair[0], JSON)
     message = encode({"a": 1}, JSON)
     pair[1].sendall(message[:9])

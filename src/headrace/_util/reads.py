@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from headrace.errors import ObjectChangedError
+from headrace.errors import ObjectChangedError, not_as_listed
 from headrace.types import Buffer
 
 
@@ -69,6 +69,18 @@ class Span(NamedTuple):
     reported: ReportedVersion | None = None
 
 
+def clamped(start: int, stop: int | None, size: int) -> tuple[int, int]:
+    """Return [start, stop) within an object of `size` bytes. A negative `start` counts from the end."""
+    first = max(0, size + start) if start < 0 else min(start, size)
+    return first, size if stop is None else max(first, min(stop, size))
+
+
+def check_match(wanted: str | None, version: str | None, url: str) -> None:
+    """Raise ObjectChangedError if an object has another version than the wanted one, as far as both are known."""
+    if wanted is not None and version is not None and wanted != version:
+        raise ObjectChangedError(f"the object changed: its version was {wanted}, now {version}", url=url)
+
+
 Check = Callable[[Buffer], bool]
 """True if these are the right bytes."""
 
@@ -80,6 +92,13 @@ class Version:
     size: int | None = None
     etag: str | None = None
     known_by: Literal["indexed", "listed"] = "indexed"
+
+    def check_listed(self, url: str, size: int | None, etag: str | None) -> None:
+        """Check that an object that was read has this version, as listed, if both are known. A size below 0 is not."""
+        if size is not None and size >= 0 and self.size not in (None, size):
+            raise not_as_listed(url, f"it had {self.size} bytes then, and has {size}")
+        if etag is not None and self.etag not in (None, etag):
+            raise not_as_listed(url, f"its ETag was {self.etag}, now {etag}")
 
 
 class Opens(Protocol):
@@ -126,3 +145,9 @@ class LoaderReads(Reads, Protocol):
     def count_call(self, name: str, seconds: float, waited: float) -> None:
         """Count a call of a user function in a thread: seconds of computing and of waiting."""
         ...
+
+
+def crc32c_of(data: Buffer) -> int:
+    import google_crc32c
+
+    return int(google_crc32c.value(bytes(data)))

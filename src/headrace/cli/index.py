@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
 
 async def _run(given: argparse.Namespace) -> int:
     from headrace.fetch import Reader
-    from headrace.indexes.building import BuildProgress, build_beside, build_index
+    from headrace.indexes.building import BuildProgress, build_index
     from headrace.indexes.cache_path import cache_path
 
     options = storage_options(given.storage_option)
@@ -77,10 +77,7 @@ async def _run(given: argparse.Namespace) -> int:
     async with Reader(concurrency=_READS_PER_SHARD * given.concurrency, storage_options=options) as reader:
         showing = asyncio.create_task(_show(progress)) if sys.stderr.isatty() and not given.quiet else None
         try:
-            if given.beside:
-                await build_beside(reader, urls, **settings)
-            else:
-                await build_index(reader, urls, output, **settings)
+            await build_index(reader, urls, None if given.beside else output, **settings)
         finally:
             if showing is not None:
                 showing.cancel()

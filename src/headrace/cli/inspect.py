@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from headrace.cli.settings import add_command, add_storage_to, count, storage_options
-from headrace.dataset.blocking import blocking
+from headrace.dataset.source import blocking
 from headrace.errors import HeadraceError, ObjectMissingError, masked, printable
 
 _DESCRIPTION = """\

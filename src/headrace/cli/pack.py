@@ -180,7 +180,7 @@ class _PackJournal:
             raise OptionError(f"{path} is damaged; remove it, and all is written again") from error
 
     def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
-        from headrace.dataset.blocking import blocking
+        from headrace.dataset.source import blocking
         from headrace.sources.reading import found
 
         shutil.rmtree(self.parts, ignore_errors=True)  # left by a killed run
@@ -300,13 +300,13 @@ def _fill(
 async def _publish(url: str, part: Path, options: Mapping[str, object], *, has_index: bool) -> None:
     from headrace.fetch import Reader
     from headrace.fetch.stores.writing import write_object
-    from headrace.indexes.building import build_beside
+    from headrace.indexes.building import build_index
 
     await write_object(url, part, options)
     if not has_index:
         return
     async with Reader(concurrency=4, storage_options=options) as reader:
-        progress = await build_beside(reader, [url], storage_options=options)
+        progress = await build_index(reader, [url], None, storage_options=options)
     for failure in progress.failures.values():
         raise failure
 

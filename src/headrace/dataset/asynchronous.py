@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from headrace._util.functions import is_async
 from headrace._util.reads import Opens
-from headrace.dataset.blocking import blocking
 from headrace.dataset.operators import Operators
-from headrace.dataset.source import SampleSource, Traits, Wanted, forwarded
+from headrace.dataset.source import SampleSource, Traits, Wanted, blocking, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.operator import Operator

@@ -5,14 +5,16 @@ A data set returns its `SampleSource` from `__sample_source__()`. Callers check 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -377,3 +379,25 @@ def fingerprint_of(urls: Sequence[str], sizes: Ints | None = None) -> str:
     if sizes is not None:
         digest.update(np.ascontiguousarray(sizes, "<i8").tobytes())
     return digest.hexdigest()
+
+
+T = TypeVar("T")
+
+
+def blocking(function: Callable[[], Coroutine[object, object, T]]) -> T:
+    """Run a coroutine function to its end, even if a loop is running in this thread."""
+    result: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(asyncio.run(function()))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="headrace-blocking")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]

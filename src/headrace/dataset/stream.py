@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from headrace._util.functions import is_async
-from headrace.dataset.blocking import blocking
 from headrace.dataset.operators import Operators
-from headrace.dataset.source import SampleSource
+from headrace.dataset.source import SampleSource, blocking
 from headrace.errors import HeadraceError, OptionError, printable
 from headrace.ops.operator import Operator, counted
 from headrace.order.orders import ENDLESS

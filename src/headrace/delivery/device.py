@@ -11,7 +11,7 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -293,35 +293,27 @@ def rebuilt(batch: object, is_leaf: Callable[[object], TypeGuard[L]], change: Ca
     if isinstance(batch, (str, bytes, bytearray, memoryview)):
         return batch
     if isinstance(batch, Mapping):
-        return _mapping(batch, {key: rebuilt(value, is_leaf, change) for key, value in batch.items()})
+        named = {key: rebuilt(value, is_leaf, change) for key, value in batch.items()}
+        return _refilled(batch, named, named.items())
     if isinstance(batch, tuple):
         parts = [rebuilt(value, is_leaf, change) for value in batch]
         make: Callable[..., object] = type(batch)
         return make(*parts) if hasattr(batch, "_fields") else make(parts)
     if isinstance(batch, Sequence):
-        return _sequence(batch, [rebuilt(value, is_leaf, change) for value in batch])
+        listed = [rebuilt(value, is_leaf, change) for value in batch]
+        return _refilled(batch, listed, enumerate(listed))
     return batch
 
 
-def _mapping(batch: Mapping[object, object], parts: dict[object, object]) -> object:
+def _refilled(batch: Any, parts: Any, places: Iterable[tuple[Any, object]]) -> object:
+    """Return a container of the batch's type with other parts, or `parts` if that fails."""
     try:
-        if isinstance(batch, MutableMapping):
+        if isinstance(batch, MutableMapping | MutableSequence):
             clone = copy.copy(batch)
-            clone.update(parts)
-            return clone
-        return type(batch)(parts)  # type: ignore[call-arg]
-    except TypeError:
-        return parts
-
-
-def _sequence(batch: Sequence[object], parts: list[object]) -> object:
-    try:
-        if isinstance(batch, MutableSequence):
-            clone = copy.copy(batch)
-            for place, part in enumerate(parts):
+            for place, part in places:
                 clone[place] = part
             return clone
-        return type(batch)(parts)  # type: ignore[call-arg]
+        return type(batch)(parts)
     except TypeError:
         return parts
 

@@ -19,7 +19,7 @@ import torch
 from headrace._util.wakeup import is_readable
 from headrace.delivery.arrival import Arrived, BatchOpener
 from headrace.delivery.channel import ChannelFailedError, Receiver
-from headrace.delivery.loop_locks import TaskLock
+from headrace.delivery.loop_lookahead import TaskLock
 from headrace.delivery.progress import Progress
 from headrace.delivery.staging import Ahead
 from headrace.errors import LoaderClosedError, NotReady, OptionError

@@ -13,9 +13,8 @@ import anyio
 from headrace._util.context import RunningSample, begin_part, running_sample
 from headrace._util.functions import is_async
 from headrace._util.reads import Opens
-from headrace.engine.async_steps import apply
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.open_readers import WINDOW_BYTES, EpochIO
+from headrace.engine.open_readers import WINDOW_BYTES, EpochIO, apply
 from headrace.engine.scheduler.epoch_spec import (
     BatchSpec,
     EpochSpec,
@@ -167,11 +166,6 @@ class EpochBuilder:
             await runtime.open(self.opens)
 
 
-def _loop_stage(number: int, steps: Sequence[Step], wrap: Wrap) -> LoopStage:
-    """Make a stage of asynchronous steps. The number of the stage seeds its random numbers."""
-    return LoopStage(partial(_through_loop, number, steps, wrap), _give_many(steps))
-
-
 async def _through_loop(
     number: int, steps: Sequence[Step], wrap: Wrap, part: Part, positions: Sequence[int], key: int
 ) -> tuple[Part, Sequence[int]]:
@@ -220,7 +214,7 @@ def _stages(
         for is_on_loop, steps in groups:
             number = _FINAL + 1 + len(inner)
             if is_on_loop:
-                inner.append(_loop_stage(number, steps, wrap))
+                inner.append(LoopStage(partial(_through_loop, number, steps, wrap), _give_many(steps)))
             else:
                 chains[number] = Chain(steps, init=settings.init, columns=columns)
                 inner.append(WorkStage(number, _give_many(steps)))

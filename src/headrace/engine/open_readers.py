@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace._util.context import RunningSample, is_ours, part_position, running_sample
 from headrace._util.sample_ranges import Scanner
 from headrace.dataset.source import Wanted
-from headrace.engine.async_steps import get_through, iterate_through
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import OptionError
 from headrace.fetch import Reader
@@ -17,6 +17,8 @@ from headrace.pipeline.pipeline import Ordering
 from headrace.readers.by_key import ChunkSizes, KeyProducer
 from headrace.torch_compat import serialize
 from headrace.types import Ints
+from headrace.workers.failures import Failure
+from headrace.workers.tasks import NO_STEP, Step
 
 if TYPE_CHECKING:
     from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
@@ -28,8 +30,7 @@ if TYPE_CHECKING:
     from headrace.readers.indexed_members import Members
     from headrace.readers.indexed_shards import IndexedShardProducer
     from headrace.readers.sequential import ShardProducer
-    from headrace.readers.shard_plan import Expected
-    from headrace.readers.shuffle_buffer import ShuffleBuffer
+    from headrace.readers.shard_plan import Expected, ShuffleBuffer
     from headrace.readers.stateful_iterable import Resumable
 
 WINDOW_SAMPLES = 2048  # for shards without an index
@@ -235,7 +236,7 @@ class EpochIO:
         )
 
     def _buffer(self) -> ShuffleBuffer | None:
-        from headrace.readers.shuffle_buffer import ShuffleBuffer
+        from headrace.readers.shard_plan import ShuffleBuffer
 
         shuffle, plan = self._pipeline.order.shuffle, self._plan
         if shuffle is None or shuffle.by != "buffer":
@@ -283,3 +284,63 @@ def _left_to_take(order: Ordering, plan: EpochPlan) -> int | None:
     if plan.share is not None and plan.keeps_count:
         most = plan.begin.since.here + plan.share.whole
     return None if most is None else most - plan.begin.cursor.position
+
+
+async def apply(steps: Sequence[Step], sample: object, position: int) -> list[object]:
+    """Run asynchronous steps on a sample. The result may be empty or have many samples."""
+    if isinstance(sample, Failure):
+        return [sample]
+    at, source = NO_STEP, sample
+    try:
+        for index, step in enumerate(steps, 1):
+            at = step
+            result = await step.fn(sample)
+            if step.kind == "many":
+                return await _each(steps[index:], result, position)
+            if step.kind == "map":
+                sample = result
+            elif not result:
+                return []
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        from headrace.workers.error_notes import note_origin
+
+        origin = note_origin(error, at, source, position, None)
+        return [Failure(serialize.pack_error(error, origin))]
+    return [sample]
+
+
+async def _each(steps: Sequence[Step], parts: Sequence[object], position: int) -> list[object]:
+    """Run the remaining steps on each of the samples that a step made from one."""
+    running, made = running_sample.get(), list[object]()
+    for number, part in enumerate(parts):
+        at = part_position(position, number, len(steps))
+        if running is not None:
+            running_sample.set(RunningSample(running.key, at))
+        made += await apply(steps, part, at)
+    return made
+
+
+async def get_through(get: Callable[[Any], Awaitable[object]], steps: Sequence[Step], key: object) -> object:
+    sample = await get(key)
+    for step in steps:
+        try:
+            sample = await step.fn(sample)
+        except Exception as error:
+            error.add_note(f"stage: {step.told}")
+            raise
+    return sample
+
+
+async def iterate_through(
+    samples: AsyncIterator[object], steps: Sequence[Step], position: int
+) -> AsyncIterator[object]:
+    try:
+        async for sample in samples:
+            (made,) = await apply(steps, sample, position)  # a failure does not end the iteration
+            yield made
+            position += 1
+    finally:
+        if hasattr(samples, "aclose"):
+            await samples.aclose()

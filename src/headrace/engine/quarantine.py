@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace._util.context import divided
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.scheduler.skip_rules import SkipMeters
 from headrace.errors import OptionError, printable
-from headrace.options.error_policy import open_file
-from headrace.state.sub_position import divided
+from headrace.options import open_file
 from headrace.types import Ints
 
 _TEXT_MOST = 500  # characters of a name or error, so that one write takes a line

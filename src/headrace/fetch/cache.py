@@ -145,7 +145,7 @@ class Cache:
 
     def _end(self, name: str) -> None:
         self._begun.pop(name).set_result(None)
-        self._folder.unclaim(name)
+        self._folder.claims.give_back(name)
 
     async def _look(self, names: Sequence[str], *, claims: bool = False) -> tuple[Cached | None, bool] | None:
         """Return (entry or None, whether this process claims the read); None if unreadable."""
@@ -170,7 +170,7 @@ class Cache:
 
     def _let_go(self, name: str, look: asyncio.Future[tuple[Cached | None, bool]]) -> None:
         if not look.cancelled() and look.exception() is None and look.result()[1]:
-            self._folder.unclaim(name)
+            self._folder.claims.give_back(name)
 
     def _counted(self, looked: tuple[Cached | None, bool] | None, stop: int | None, etag: str | None) -> Cached | None:
         found = None if looked is None else looked[0]

@@ -68,14 +68,11 @@ class CacheFolder:
         self._limit = limit_bytes // _BLOCK_BYTES  # in blocks
         self._clock = clock
         self._own = path / data_set
-        self._others: tuple[float, Sequence[Path]] = (
-            0.0,
-            (),
-        )  # time of the last search, and folders of other data sets
+        self._others: tuple[float, Sequence[Path]] = 0.0, ()  # time of the search for other data sets' folders, result
         self._lock = threading.Lock()
         self._use: int | None = None  # descriptor that locks the own subfolder
         self._is_tried = self._is_closed = False
-        self._claims = Claims(path / _CLAIMS)
+        self.claims = Claims(path / _CLAIMS)
         self._tidied = False
         self._full_until = 0.0
 
@@ -95,19 +92,16 @@ class CacheFolder:
             OSError: the disk is failing or not readable.
         """
         found = self._found(names)
-        if found is not None or not claims or not self._claims.take(names[0]):
+        if found is not None or not claims or not self.claims.take(names[0]):
             return found, False
         try:
             found = self._found(names)  # another process may have written it meanwhile
         except BaseException:
-            self._claims.give_back(names[0])
+            self.claims.give_back(names[0])
             raise
         if found is not None:
-            self._claims.give_back(names[0])
+            self.claims.give_back(names[0])
         return found, found is None
-
-    def unclaim(self, name: str) -> None:
-        self._claims.give_back(name)
 
     def write(self, name: str, span: Span, data: Buffer) -> bool:
         """Write or replace an entry. Return False if there is no room.
@@ -132,7 +126,7 @@ class CacheFolder:
         return True
 
     def close(self) -> None:
-        self._claims.close()
+        self.claims.close()
         with self._lock:
             self._is_closed = True
             if self._use is not None:

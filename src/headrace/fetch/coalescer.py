@@ -268,15 +268,7 @@ def _about(error: Exception, url: str, start: int | None, stop: int | None) -> E
         error = error.exceptions[0]
     if not isinstance(error, StorageError):
         return error
-    about = type(error)(
-        error.reason,
-        url=url,
-        start=start,
-        stop=stop,
-        attempts=error.attempts,
-        status=error.status,
-        retry_after_s=error.retry_after_s,
-    )
+    about = error.about(url, start, stop, error.attempts)
     about.__cause__ = error.__cause__
     return about
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -23,7 +24,6 @@ from headrace.errors import (
     OptionError,
     ShortReadError,
     StorageError,
-    masked,
     not_as_known,
     not_as_listed,
 )
@@ -120,13 +120,9 @@ class Reader:
         charge = running_charge.get()
         if cache is None:
             return await self._read(url, start, stop, charge, check, version)
-        found, is_begun = await self._kept(cache, url, start, stop, version.etag, check)
-        try:
+        async with self._kept(cache, url, start, stop, version.etag, check) as found:
             if found is None:
                 return await self._read(url, start, stop, charge, check, version, cache)
-        finally:
-            if is_begun:
-                cache.end(url, start, stop)
         admitted = None if charge is None else charge(len(found.data))
         if admitted is not None:
             await admitted
@@ -220,13 +216,9 @@ class Reader:
         cache = self._cache_for(url)
         if cache is None:
             return await self._read_into(url, start, stop, target, etag, check, rest)
-        found, is_begun = await self._kept(cache, url, start, stop, etag, check)
-        try:
+        async with self._kept(cache, url, start, stop, etag, check) as found:
             if found is None:
                 return await self._read_into(url, start, stop, target, etag, check, rest, cache)
-        finally:
-            if is_begun:
-                cache.end(url, start, stop)
         np.frombuffer(target, np.uint8)[: len(found.data)] = np.frombuffer(found.data, np.uint8)
         return found.span
 
@@ -266,9 +258,10 @@ class Reader:
         """
         store, prefix = self._stores.of(url)
         if not isinstance(store, Lists):
-            raise OptionError(
-                f"{masked(url)} cannot be listed: {split(url)[0]}: does not list its objects; give the addresses as a "
-                "list, as a pattern in braces like 'a-{000..012}.tar', or as the rows of a table (hr.table)"
+            raise OptionError.at(
+                url,
+                f"cannot be listed: {split(url)[0]}: does not list its objects; give the addresses as a "
+                "list, as a pattern in braces like 'a-{000..012}.tar', or as the rows of a table (hr.table)",
             )
         scheme = split(url)[0]
         base = "" if scheme == "file" else url[: len(url) - len(prefix)]  # a file's path is its address
@@ -305,15 +298,20 @@ class Reader:
     ) -> None:
         await self.aclose()
 
+    @asynccontextmanager
     async def _kept(
         self, cache: Cache, url: str, start: int | None, stop: int | None, etag: str | None, check: Check | None
-    ) -> tuple[Cached | None, bool]:
-        """Return the cached read that passes `check`, and whether `cache.end` must be called later."""
+    ) -> AsyncGenerator[Cached | None, None]:
+        """Yield the cached read that passes `check`. None: the caller reads, and others may wait for that."""
         found, is_begun = await cache.get_or_begin(url, start, stop, etag)
-        if found is None or (check is not None and not check(found.data)):
-            return None, is_begun
-        self.meter.cached += 1
-        return found, is_begun
+        if found is not None and check is not None and not check(found.data):
+            found = None
+        self.meter.cached += found is not None
+        try:
+            yield found
+        finally:
+            if is_begun:
+                cache.end(url, start, stop)
 
     def _fetch(self, request: RangeRequest) -> Awaitable[None]:
         store, path = self._stores.of(request.url)

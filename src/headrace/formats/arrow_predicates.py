@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,6 @@ from headrace.formats.predicates import Plain, Term, Where, as_float, microsecon
 Mask = NDArray[np.bool_]
 
 _TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_EXACT_BELOW = 2.0**63
 
 _NAMES = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
@@ -108,26 +106,17 @@ def _compared(array: Arrow, op: str, value: Plain) -> Mask:
     other: object = value
     if types.is_floating(kind):
         array, other = array.cast(pa.float64()), pa.scalar(as_float(value), pa.float64())  # type: ignore[arg-type]
-    elif types.is_decimal(kind) and isinstance(value, float) and not _is_exact(value):
+    elif types.is_decimal(kind) and isinstance(value, float) and not (abs(value) < 2.0**63 and value.is_integer()):
         array, other = array.cast(pa.float64()), pa.scalar(value, pa.float64())
     elif types.is_fixed_size_binary(kind):
         array, other = array.cast(pa.binary()), pa.scalar(value, pa.binary())
     elif types.is_timestamp(kind):
-        return _ints_compared(array.cast(pa.int64()), op, _ticks(value, kind.unit))  # type: ignore[arg-type]
+        ticks = Fraction(microseconds_of(value) * _TICKS_PER_S[kind.unit], 10**6)  # type: ignore[arg-type]
+        return _ints_compared(array.cast(pa.int64()), op, ticks)  # Arrow refuses times beyond int64 nanoseconds
     else:
         other = pa.scalar(Decimal(value)) if types.is_decimal(kind) else pa.scalar(value, kind)  # type: ignore[arg-type]
     found = _compute().call_function(_NAMES[op], [array, other])
     return _mask(found)
-
-
-def _ticks(time: dt.datetime, unit: str) -> Fraction:
-    """Return a time in units since 1970. Arrow refuses times beyond int64 nanoseconds."""
-    return Fraction(microseconds_of(time) * _TICKS_PER_S[unit], 10**6)
-
-
-def _is_exact(value: float) -> bool:
-    """True if a decimal is compared exactly. Other floats, such as 0.1, are compared as floats."""
-    return abs(value) < _EXACT_BELOW and value.is_integer()
 
 
 def _ints_compared(array: Arrow, op: str, value: float | Fraction) -> Mask:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.json_values import as_list, as_number, as_object, as_text
+from headrace.formats.optional import needed
 from headrace.formats.rows_of_block import RowsOfBlock, dicts_of
 
 Arrow = Any
@@ -36,15 +38,26 @@ _ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 _NESTED = ("Sequence", "List", "LargeList")
 
 
+@functools.cache
 def library() -> Arrow:
-    """Import pyarrow. The ImportError has instructions for its installation."""
+    """Import pyarrow."""
+    return needed("pyarrow", "parquet", "decoding Parquet and Arrow files", ImportError)
+
+
+@contextmanager
+def arrow_errors(what: str = "") -> Iterator[None]:
+    """Raise errors of pyarrow about damaged data as ValueErrors, which begin with `what`.
+
+    Metadata, named by `what`, take little memory: an allocation that fails is then a wrong claim.
+    """
     try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise ImportError(
-            "Parquet and Arrow files are decoded by pyarrow: pip install headrace[parquet]", name="pyarrow"
-        ) from error
-    return pa
+        yield
+    except MemoryError:
+        if what:
+            raise ValueError(f"{what}: it claims too much memory") from None
+        raise
+    except (library().ArrowException, OSError, UnicodeDecodeError, StopIteration) as error:
+        raise ValueError(f"{what}: {error}" if what else str(error)) from None
 
 
 @functools.lru_cache(maxsize=64)
@@ -238,7 +251,8 @@ def _present(array: Arrow, feature: object) -> Getter:
         get: Getter = numbers_of(array).item
         return get
     if types.is_string(kind) or types.is_large_string(kind):
-        return _text(array)
+        starts, data = _starts(array), _bytes_of(array)
+        return lambda row: str(data[starts[row] : starts[row + 1]], "utf-8")
     if types.is_binary(kind) or types.is_large_binary(kind):
         starts, data = _starts(array), _bytes_of(array)
         return lambda row: bytes(data[starts[row] : starts[row + 1]])
@@ -301,11 +315,6 @@ def _starts(array: Arrow) -> memoryview:
 def _bytes_of(array: Arrow) -> memoryview:
     buffer = array.buffers()[2]
     return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")
-
-
-def _text(array: Arrow) -> Getter:
-    starts, data = _starts(array), _bytes_of(array)
-    return lambda row: str(data[starts[row] : starts[row + 1]], "utf-8")
 
 
 def _lists(array: Arrow, feature: object) -> Getter:

@@ -14,7 +14,6 @@ The seekable zstd format is a sequence of independent frames. A skippable frame 
 from __future__ import annotations
 
 import bz2
-import importlib
 import lzma
 import struct
 import zlib
@@ -28,6 +27,7 @@ import numpy as np
 from headrace._util import check
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.optional import needed
 from headrace.types import Buffer, Ints
 
 # Most bytes that a step consumes and returns. Large, as each step releases the GIL and may wait 5 ms for it;
@@ -71,27 +71,19 @@ class Frame(Protocol):
 def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
     """Return a factory of frames. Raises an OptionError if the library is not installed."""
     if kind == "zstd":
-        library = zstandard(url)
+        library = _zstandard(url)
         context = library.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MOST)
         return lambda: _Zstd(library, context, limits.window_bytes)
     if kind == "lz4":
-        library = _imported("lz4.frame", "lz4", url)
+        library = needed("lz4.frame", "lz4", f"reading {masked(url)}")
         return lambda: _Lz4(library)
     if kind == "xz":
         return lambda: _Xz(limits.window_bytes)
     return {"gzip": _Gzip, "bzip2": _Bzip2}[kind]
 
 
-def zstandard(url: str) -> Any:
-    return _imported("zstandard", "zstd", url)
-
-
-def _imported(module: str, extra: str, url: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise OptionError(f"reading {masked(url)} needs {package}: pip install 'headrace[{extra}]'") from None
+def _zstandard(url: str) -> Any:
+    return needed("zstandard", "zstd", f"reading {masked(url)}")
 
 
 def is_skippable(head: bytes) -> bool:
@@ -270,12 +262,10 @@ class Frames(NamedTuple):
 
     Attributes:
         packed, unpacked: Start of each frame in the object and in the output, and the end.
-        checksums: Checksum of each frame's output. None: the table has none.
     """
 
     packed: Ints
     unpacked: Ints
-    checksums: Ints | None = None
 
 
 def seek_table_bytes(footer: Buffer) -> int:
@@ -317,31 +307,24 @@ def seek_table(tail: Buffer, size: int, *, url: str = "", limits: Limits = DEFAU
     np.cumsum(body[:, :2].T, axis=1, out=ends[:, 1:])
     if ends[0, -1] != start:
         raise _bad_table(f"its frames are {ends[0, -1]} bytes together; {start} are before it", url, start)
-    _check_ratio(int(ends[1, -1]), start, url, limits)
-    return Frames(ends[0], ends[1], body[:, 2] if columns == 3 else None)
+    try:
+        limits.check_unpacked(start, int(ends[1, -1]), "zstd")
+    except LimitError as error:
+        raise _located(error, url) from None
+    return Frames(ends[0], ends[1])
 
 
-def unpack_frame(
-    data: Buffer, size: int, limits: Limits = DEFAULTS, *, checksum: int | None = None, url: str = ""
-) -> bytes:
-    """Decompress one frame, exactly `data`. Errors have no offset.
-
-    Args:
-        size: Size of the output, from the table.
-        limits: `unpacked_ratio` and `unpacked_free_bytes` are checked.
-        checksum: Checksum of the output, from the table. It is verified.
-    """
-    library = zstandard(url)
-    _check_ratio(size, len(data), url, limits)
+def unpack_frame(data: Buffer, size: int, limits: Limits = DEFAULTS, *, url: str = "") -> bytes:
+    """Decompress one frame, exactly `data`, to `size` bytes, as its table has. Errors have no offset."""
+    library = _zstandard(url)
     if size == 0 and len(data) >= 8 and is_skippable(bytes(data[:4])):
         return b""
     context = library.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MOST)
     try:
+        limits.check_unpacked(len(data), size, "zstd")
         header = zstd_header(library, data, limits.window_bytes)
         if header.content_size not in (size, library.CONTENTSIZE_UNKNOWN):
             raise FormatError(f"the frame claims to hold {header.content_size} bytes, its table {size}")
-        if checksum is not None:
-            data = _with_checksum(bytes(data), checksum, has_one=header.has_checksum)
         # never 0: the library would allocate any size that the frame states
         out = context.decompress(data, max_output_size=max(size, 1), allow_extra_data=False)
     except library.ZstdError as error:
@@ -353,34 +336,16 @@ def unpack_frame(
     return bytes(out)
 
 
-def _with_checksum(frame: bytes, checksum: int, *, has_one: bool) -> bytes:
-    """Return the frame with the table's checksum as its own, for the library to verify."""
-    own = checksum.to_bytes(4, "little")
-    if not has_one:
-        return frame[:4] + bytes([frame[4] | 4]) + frame[5:] + own
-    if not frame.endswith(own):
-        raise FormatError("the frame's checksum is not the one that its table has")
-    return frame
-
-
-def _check_ratio(unpacked: int, packed: int, url: str, limits: Limits) -> None:
-    if unpacked > max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed):
-        raise _located(
-            LimitError(
-                f"{packed} bytes of zstd data are to become {unpacked}; the limit is {limits.unpacked_ratio} bytes for "
-                f"each (unpacked_ratio) where they are more than {limits.unpacked_free_bytes} (unpacked_free_bytes)"
-            ),
-            url,
-        )
-
-
 def _bad_table(why: str, url: str, offset: int) -> FormatError:
-    return _located(FormatError(f"the table of zstd frames is damaged: {why}", offset=offset), url)
+    return _located(FormatError(f"the table of zstd frames is damaged: {why}"), url, offset)
 
 
-def _located(damage: FormatError, url: str) -> FormatError:
-    byte = "" if damage.offset is None else f", byte {damage.offset}"
-    return type(damage)(f"{damage.args[0]} ({masked(url)}{byte})", url=url, offset=damage.offset)
+def _located(damage: FormatError, url: str, offset: int | None = None) -> FormatError:
+    # a new error each time, as the traceback of a raised one keeps the caller's objects alive
+    byte = "" if offset is None else f", byte {offset}"
+    error = type(damage)(f"{damage.args[0]} ({masked(url)}{byte})", url=url, offset=offset)
+    error.__cause__ = damage.__cause__
+    return error
 
 
 _ZEROS_FOR_A_BYTE = 8
@@ -518,7 +483,7 @@ class Decompressor:
             self._ready = self._ready[len(part) :]
             got += len(part)
         if not got and self._damage is not None:
-            raise self._located(self._damage, self._offset)
+            raise _located(self._damage, self._url, self._offset)
         return got
 
     def finish(self) -> None:
@@ -527,13 +492,14 @@ class Decompressor:
             raise ValueError("there is more: call read_into() until it gives nothing")
         end = self._offset + len(self._packed) - self._at
         if end == 0:
-            raise self._located(FormatError(f"the archive is empty: there are no {self._name} data"), end)
+            raise _located(FormatError(f"the archive is empty: there are no {self._name} data"), self._url, end)
         if self._frame is not None or self._skip or end > self._offset:
-            raise self._located(FormatError(f"the archive is truncated: its {self._name} data end in a frame"), end)
+            text = f"the archive is truncated: its {self._name} data end in a frame"
+            raise _located(FormatError(text), self._url, end)
         try:
             self._check_padding()
         except FormatError as damage:
-            raise self._located(damage, end) from None
+            raise _located(damage, self._url, end) from None
 
     def _advance(self, most: int) -> bool:
         """Do one bounded step. Return True if it consumed or produced bytes."""
@@ -564,12 +530,7 @@ class Decompressor:
         if self._is_padded and out[:1] == b"\0" and not out.rstrip(b"\0"):
             is_padding = self.is_past_end and self._unpacked <= _PADDING_MOST
             self._spared += len(out) if is_padding else len(out) - len(out) // _ZEROS_FOR_A_BYTE
-        if self._unpacked - self._spared > max(self._limits.unpacked_free_bytes, self._limits.unpacked_ratio * fed):
-            raise LimitError(
-                f"{fed} bytes of {self._name} data become {self._unpacked} or more; the limit is "
-                f"{self._limits.unpacked_ratio} bytes for each (unpacked_ratio), once "
-                f"{self._limits.unpacked_free_bytes} came out (unpacked_free_bytes)"
-            )
+        self._limits.check_unpacked(fed, self._unpacked - self._spared, self._name)
         self._ready = memoryview(out)
         if self._frame.ended:
             self._frame = None
@@ -614,44 +575,26 @@ class Decompressor:
             return f"more follows the {self._name} data; it begins with {head.hex(' ')}{looks}"
         return f"these are not {self._name} data: they begin with {head.hex(' ')}{looks}"
 
-    def _located(self, damage: FormatError, offset: int) -> FormatError:
-        # a new error each time, as the traceback of a raised one keeps the caller's objects alive
-        where = f"{masked(self._url)}, byte {offset}"
-        error = type(damage)(f"{damage.args[0]} ({where})", url=self._url, offset=offset)
-        error.__cause__ = damage.__cause__
-        return error
-
 
 _FIRST_ROOM = 4096
 
 
-def unpacked_to(nbytes: int, kind: str, data: bytes, url: str, limits: Limits) -> bytearray:
-    """Decompress `data` to `nbytes`, which the caller has checked against the limits."""
-    out = bytearray(nbytes)
+def unpacked(kind: str, data: bytes, url: str, limits: Limits, nbytes: int | None = None) -> bytearray:
+    """Decompress `data` to `nbytes`, which the caller has checked against the limits. None: to any size."""
     decompressor = Decompressor(kind, url, limits)
     decompressor.feed(data)
-    got = decompressor.read_into(memoryview(out))
-    if got < nbytes:
-        decompressor.finish()  # raises an error with the offset if the data are truncated
-        raise ValueError(f"it unpacks to {got} bytes, and its catalogue lists {nbytes}")
-    if decompressor.read_into(memoryview(bytearray(1))):
-        raise ValueError(f"it unpacks to more than the {nbytes} bytes that its catalogue lists")
-    decompressor.finish()
-    return out
-
-
-def unpacked_whole(kind: str, data: bytes, url: str, limits: Limits) -> bytes:
-    """Decompress `data` to an unknown size."""
-    decompressor = Decompressor(kind, url, limits)
-    decompressor.feed(data)
-    out, filled = bytearray(max(_FIRST_ROOM, 2 * len(data))), 0
+    out, filled = bytearray(max(_FIRST_ROOM, 2 * len(data)) if nbytes is None else nbytes + 1), 0
     while True:
         filled += decompressor.read_into(memoryview(out)[filled:])
-        if filled > limits.member_bytes:
-            most = limits.member_bytes
-            raise LimitError(f"{masked(url)}: it unpacks to more than {most} bytes, the limit", url=url)
+        if nbytes is None and filled > limits.member_bytes:
+            raise LimitError.at(url, f": it unpacks to more than {limits.member_bytes} bytes, the limit")
         if filled < len(out):
             break
+        if nbytes is not None:
+            raise ValueError(f"it unpacks to more than the {nbytes} bytes that its catalogue lists")
         out += bytes(len(out))
-    decompressor.finish()
-    return bytes(out[:filled])
+    decompressor.finish()  # raises an error with the offset if the data are truncated
+    if nbytes not in (None, filled):
+        raise ValueError(f"it unpacks to {filled} bytes, and its catalogue lists {nbytes}")
+    del out[filled:]
+    return out

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, TypeGuard
 
 from headrace._util import check
-from headrace.errors import DecodeError, OptionError
+from headrace.errors import DecodeError, OptionError, reason_of
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
 from headrace.formats.images import ImageDecoder
@@ -140,7 +140,6 @@ def _installed() -> dict[str, Callable[[bytes], object]]:
 
 
 _KNOWN_FIELDS_MOST = 4096
-_WHY_MOST = 500  # characters of an error text, which may contain names from the data
 
 
 class _Way(NamedTuple):
@@ -297,9 +296,11 @@ class Decoder:
         if callable(what) and not is_message_class(what):
             way = _Way("a value", what, is_users=True)
         elif what is not None and what != "bytes":
-            way = _message_way(what) if is_message_class(what) else self._own_way(str(what), extension)
+            message = MessageDecoder(what) if is_message_class(what) else None
+            way = self._own_way(str(what), extension) if message is None else _Way(message.what, message)
             if is_packed:
-                way = _Way(f"{way.what} in gzip", partial(_in_gzip, way.decode, self._limits))
+                decode = way.decode
+                way = _Way(f"{way.what} in gzip", lambda data: decode(gunzipped(data, self._limits)))
         if len(self._known) >= _KNOWN_FIELDS_MOST:
             self._known.clear()  # names come from the data, so the cache must be bounded
         self._known[field] = way
@@ -307,7 +308,7 @@ class Decoder:
 
     def _own_way(self, what: str, extension: str) -> _Way:
         if what in self._registered:
-            return _Way(what, partial(_of_bytes, self._registered[what]))
+            return _Way(what, lambda data: self._registered[what](bytes(data)))
         if what in IMAGE_SPECS:
             kind = f"an image ({extension})" if extension in IMAGE_EXTENSIONS else "an image"
             return _Way(kind, ImageDecoder(what, self._size, self._limits), what)
@@ -323,23 +324,9 @@ class Decoder:
         return _Way(what, _PLAIN[what], what)
 
 
-def _message_way(message: type) -> _Way:
-    decode = MessageDecoder(message)
-    return _Way(decode.what, decode)
-
-
-def _of_bytes(decode: Callable[[bytes], object], data: Buffer) -> object:
-    return decode(bytes(data))
-
-
-def _in_gzip(decode: Callable[[Any], object], limits: Limits, data: Buffer) -> object:
-    return decode(gunzipped(data, limits))
-
-
 def _failure(sample: dict[str, Any], field: str, what: str, cause: Exception) -> DecodeError:
-    why = str(cause)[:_WHY_MOST] or type(cause).__name__
     return DecodeError(
-        f"field '{field}' does not decode as {what}: {why}",
+        f"field '{field}' does not decode as {what}: {reason_of(cause)}",
         field=field,
         key=sample.get("__key__"),
         url=sample.get("__url__"),

@@ -251,7 +251,7 @@ class Csv(Format):
     first line, from 1.
 
     Args:
-        delimiter: Separator of fields, one ASCII character.
+        delimiter: Separator of fields, one ASCII character. None: a comma, of `Tsv` a tab.
         quote: Quote around fields, one ASCII character. None: fields are never quoted.
         header: True if the first record has the names of the columns.
         columns: Names of the columns, if there is no header. If there is one, it must have the same names.
@@ -271,17 +271,19 @@ class Csv(Format):
 
     name = "csv"
     suffixes: tuple[str, ...] = (".csv",)
+    _separator = ","
 
     def __init__(
         self,
         *,
-        delimiter: str = ",",
+        delimiter: str | None = None,
         quote: str | None = '"',
         header: bool = True,
         columns: Sequence[str] | None = None,
         types: Mapping[str, Callable[[str], object]] | None = None,
     ) -> None:
         names = None if columns is None else tuple(columns)
+        delimiter = self._separator if delimiter is None else delimiter
         self._layout = RecordLayout(
             _byte("delimiter", delimiter), None if quote is None else _byte("quote", quote), header
         )
@@ -294,7 +296,7 @@ class Csv(Format):
         if names is not None and types is not None and (unknown := set(types) - set(names)):
             raise OptionError(f"types={sorted(unknown)!r:.200}: there are no such columns in columns=")
         self._columns, self._types = names, {name: _STRICT.get(fn, fn) for name, fn in (types or {}).items()}
-        usual = type(self).__init__.__kwdefaults__ or {}
+        usual = {"delimiter": self._separator, "quote": '"', "header": True, "columns": None}
         given = {"delimiter": delimiter, "quote": quote, "header": header, "columns": names}
         said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != usual[name])
         self.name = f"{type(self).name}({said})" if said else type(self).name  # indexes with other options do not match
@@ -361,17 +363,7 @@ class Tsv(Csv):
 
     name = "tsv"
     suffixes = (".tsv",)
-
-    def __init__(
-        self,
-        *,
-        delimiter: str = "\t",
-        quote: str | None = '"',
-        header: bool = True,
-        columns: Sequence[str] | None = None,
-        types: Mapping[str, Callable[[str], object]] | None = None,
-    ) -> None:
-        super().__init__(delimiter=delimiter, quote=quote, header=header, columns=columns, types=types)
+    _separator = "\t"
 
 
 def _byte(name: str, given: str) -> str:

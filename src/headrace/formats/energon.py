@@ -10,21 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from headrace._util import check
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.errors import FormatError, masked
 from headrace.formats.folders import beside, file_name, split_path
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_object, as_texts
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
+from headrace.formats.optional import needed
 from headrace.formats.pinned_object import PinnedObject
-from headrace.formats.sample_rows import check_size, keys_of
+from headrace.formats.sample_rows import keys_of
 from headrace.formats.tar.headers import BLOCK, key_of, read_header, shown
 from headrace.formats.tar.scanner import TarScanner
 from headrace.types import Ints
@@ -144,18 +145,14 @@ async def offsets_in(reads: Reads, shard: ShardEntry, limits: Limits) -> tuple[I
             url=place,
         ) from None
     offsets[0] = 0
-    longest = int(np.diff(offsets).max(initial=0))
-    if longest > limits.member_bytes:
-        raise LimitError(
-            f"{masked(shard.url)}: a sample has {longest} bytes, over the limit of {limits.member_bytes}", url=shard.url
-        )
+    check_bytes("a sample", int(np.diff(offsets).max(initial=0)), limits.member_bytes, url=shard.url)
     return offsets, whole
 
 
 async def _read(reads: Reads, place: str, limits: Limits) -> Ints:
     index = PinnedObject(reads, place)
     await index.head(_FIRST_BYTES)
-    check_size(index, limits)
+    check_bytes("all of it", index.size, limits.member_bytes, url=place)
     if index.size % 8 or not index.size:
         raise ValueError(f"it has {index.size} bytes, which is no multiple of 8")
     said = np.frombuffer(await index.head(index.size), "<u8")
@@ -182,17 +179,19 @@ def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], byt
     without = set(_expanded(excluded, len(counts), url))
     single = next((name for name in sorted(without) if name not in counts), None)
     if single is not None:
-        raise FormatError(
-            f"{masked(url)} excludes {single[:200]!r}, which is no shard of {masked(info)}: single samples are not "
+        raise FormatError.at(
+            url,
+            f"excludes {single[:200]!r}, which is no shard of {masked(info)}: single samples are not "
             "skipped here; remove the entry, and drop the sample by .filter()",
-            url=url,
         )
     names = [name for name in _expanded(patterns, len(counts), url) if name not in without]
     missing = next((name for name in names if name not in counts), None)
     if missing is not None:
         raise _damage(url, f"its split {split!r} has {missing[:200]!r}, which {masked(info)} does not count")
     entries = [ShardEntry(_address(url, name), counts[name]) for name in names]
-    return Catalogue(entries, (("split", _shown_split(split, splits)), *_told_by_dataset(url, others)))
+    more = ", ".join(repr(name) for name in splits if name != split)
+    shown_split = f"{split!r}" + (f"; there are {more} too" if more else "")[:300]
+    return Catalogue(entries, (("split", shown_split), *_told_by_dataset(url, others)))
 
 
 def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, int], str]:
@@ -208,9 +207,7 @@ def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, 
                 place, "it has no shard_counts" if said is None else f"it counts no samples of {wrong!r:.200}"
             )
         return {str(name): count or 0 for name, count in counts.items()}, place
-    raise FormatError(
-        f"{masked(url)}: neither {' nor '.join(_INFO)} is beside it; `energon prepare` writes it", url=url
-    )
+    raise FormatError.at(url, f": neither {' nor '.join(_INFO)} is beside it; `energon prepare` writes it")
 
 
 def _address(url: str, name: str) -> str:
@@ -220,7 +217,7 @@ def _address(url: str, name: str) -> str:
     except ValueError as error:
         raise _damage(url, str(error)) from None
     if not checked.endswith(".tar"):
-        raise FormatError(f"{masked(url)} has the shard {name[:200]!r}: plain archives, .tar, are read", url=url)
+        raise FormatError.at(url, f"has the shard {name[:200]!r}: plain archives, .tar, are read")
     end = url.rfind(NAME)
     return url[:end] + checked + url[end + len(NAME) :]
 
@@ -243,45 +240,28 @@ def _told_by_dataset(url: str, others: Callable[[str], bytes | None]) -> tuple[t
     return ((_DATASET, shown("; ".join(parts).encode()).strip("'\"")),) if parts else ()
 
 
-def _shown_split(split: str, splits: dict[str, Any]) -> str:
-    others = ", ".join(repr(name) for name in splits if name != split)
-    return f"{split!r}" + (f"; there are {others} too" if others else "")[:300]
-
-
 def _expanded(patterns: list[str], most: int, url: str) -> Iterator[str]:
-    try:
-        from braceexpand import braceexpand
-    except ImportError:
-        raise _needs(url) from None
+    library = needed("braceexpand", "energon", masked(url))
     for pattern in patterns:
         try:
-            yield from islice(braceexpand(pattern), most + 1)
+            yield from islice(library.braceexpand(pattern), most + 1)
         except ValueError:
             raise _damage(url, f"the braces of {pattern[:200]!r} do not match") from None
 
 
 def _parsed(data: bytes, url: str) -> dict[str, object]:
+    yaml = None if url.endswith(".json") else needed("yaml", "energon", masked(url))
     try:
-        if url.endswith(".json"):
-            said = as_object(json.loads(data))
-        else:
-            import yaml
-
-            said = as_object(yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 (both are safe)
-    except ImportError:
-        raise _needs(url) from None
+        loader = None if yaml is None else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        said = as_object(json.loads(data) if yaml is None else yaml.load(data, loader))
     except (ValueError, RecursionError) as error:
         raise _damage(url, f"it cannot be parsed ({str(error)[:80]})") from None
-    except Exception as error:  # YAML's errors; the library may not be installed
+    except Exception as error:  # YAML's errors
         raise _damage(url, f"it is no YAML ({' '.join(str(error).split())[:200]})") from None
     if said is None:
         raise _damage(url, "it is no object")
     return said
 
 
-def _needs(url: str) -> OptionError:
-    return OptionError(f"{masked(url)}: PyYAML and braceexpand read it; try: pip install 'headrace[energon]'")
-
-
 def _damage(url: str, why: str) -> FormatError:
-    return FormatError(f"{masked(url)} is damaged: {why}", url=url)
+    return FormatError.at(url, f"is damaged: {why}")

@@ -34,7 +34,7 @@ def catalogue_entry(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except LimitError as error:
-        raise LimitError(f"{masked(url)}: {what}: {error.args[0]}", url=url) from None
+        raise LimitError.at(url, f": {what}: {error.args[0]}") from None
     except ValueError as error:
         raise catalogue_damage(url, f"{what}: {error}") from None
 
@@ -77,8 +77,8 @@ def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
     try:
         yield
     except LimitError as error:
-        raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
+        raise LimitError.at(url, f": {error.args[0]}") from None
     except FormatError as error:
-        raise FormatError(f"{masked(url)} {what}: {error.args[0]}", url=url) from None
+        raise FormatError.at(url, f"{what}: {error.args[0]}") from None
     except ValueError as error:
-        raise FormatError(f"{masked(url)} {what}: {error}", url=url) from None
+        raise FormatError.at(url, f"{what}: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows, Scanner
-from headrace.errors import OptionError, masked
+from headrace.errors import OptionError
 from headrace.formats.compression import kind_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
@@ -153,7 +153,7 @@ class Format(Protocol):
             FormatError, LimitError: The shard is damaged.
             StorageError: The shard could not be read.
         """
-        raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
+        raise OptionError.at(shard.url, f": the format {self.name!r} has neither a scanner nor an index")
 
     def row_filter(self, urls: Sequence[str]) -> RowFilter | None:  # noqa: ARG002
         """Return the predicate that excludes indexed rows of these shards. None: no row is excluded.
@@ -218,11 +218,6 @@ class Format(Protocol):
         reports errors; this method raises none. Results must equal those of `open_block`.
         """
         return ()
-
-
-def opens_many(form: Format) -> bool:
-    """True if the format overrides `open_many`."""
-    return type(form).open_many is not Format.open_many
 
 
 def packing_of(form: Format, url: str) -> str | None:

@@ -6,7 +6,6 @@ Values are read without it: many chunks and ranges of rows at once.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,8 @@ import numpy as np
 
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import Limits
+from headrace.formats.optional import needed
+from headrace.formats.pinned_object import SeekableFile
 from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
 from headrace.types import Buffer
 
@@ -27,34 +28,19 @@ _SOFT_LINKS = 16  # maximum number on the path of a dataset
 _CHUNKS = itertools.count()  # for unique names of files in memory
 
 
-class RangeFile(io.RawIOBase):
+class RangeFile(SeekableFile):
     """A file that reads pages on demand, up to `most` bytes, and caches them."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, most: int) -> None:
-        super().__init__()
-        self._read, self.size, self._most = read, size, most
+        super().__init__(size)
+        self._read, self._most = read, most
         self._pages: dict[int, bytes] = {}
-        self._at = 0
         self.failure: Exception | None = None
 
     def hold(self, head: bytes) -> None:
         whole = len(head) if len(head) == self.size else len(head) // PAGE_BYTES * PAGE_BYTES
         for at in range(0, whole, PAGE_BYTES):
             self._pages[at // PAGE_BYTES] = head[at : at + PAGE_BYTES]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
-        self._at = base + offset
-        return self._at
 
     def readinto(self, target: Any) -> int:
         view = memoryview(target).cast("B")
@@ -113,14 +99,12 @@ class Dataset(StoredArray):
         return found.astype(self.dtype.newbyteorder("="), copy=False)
 
     def _values(self, part: StoredPart, body: Buffer) -> Array:
+        """Decode a chunk, if it has filters with the library, as the chunk of a file in memory."""
         if self._filters is None:
             return np.frombuffer(body, self.dtype, math.prod(self._shape)).reshape(self._shape)
-        return self._unfiltered(part, body, *self._filters)
-
-    def _unfiltered(self, part: StoredPart, body: Buffer, kind: Any, plist: Any) -> Array:
-        """Decode a chunk with the library, as the chunk of a file in memory."""
         import h5py
 
+        kind, plist = self._filters
         values: Array = np.empty(self._shape, self.dtype)
         origin = (0,) * len(self._shape)
         try:
@@ -132,9 +116,8 @@ class Dataset(StoredArray):
                 dataset = h5py.h5d.open(file.id, b"chunk")
                 dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
         except (OSError, RuntimeError, ValueError) as error:
-            raise FormatError(
-                f"{masked(self._url)}: the chunk of {self.name!r} at byte {part.offset} does not decode: {error}",
-                url=self._url,
+            raise FormatError.at(
+                self._url, f": the chunk of {self.name!r} at byte {part.offset} does not decode: {error}"
             ) from None
         return values
 
@@ -157,7 +140,7 @@ def _array(dataset: Any, url: str) -> StoredArray:
             "these; h5py 3.13 has one that does not"
         )
     if why is not None:
-        raise FormatError(f"{masked(url)}: the dataset {dataset.name!r} {why}: that is not read", url=url)
+        raise FormatError.at(url, f": the dataset {dataset.name!r} {why}: that is not read")
     if dataset.chunks is not None:
         return Dataset(dataset, url)
     return StoredArray(dataset.name, dataset.dtype, dataset.shape, dataset.id.get_offset() or 0)
@@ -199,10 +182,7 @@ def _parts(path: str) -> list[str]:
 
 def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Table:
     """Return the metadata of the selected datasets."""
-    try:
-        import h5py
-    except ImportError:
-        raise OptionError(f"{masked(url)}: h5py reads it; try: pip install 'headrace[hdf5]'") from None
+    h5py = needed("h5py", "hdf5", masked(url))
     there: list[str] = []
 
     def add(name: str, one: Any) -> None:
@@ -220,7 +200,7 @@ def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Tabl
         if file.failure is not None:
             raise file.failure from None
         why = " ".join(str(error).split())[:300]
-        raise FormatError(f"{masked(url)} cannot be read as HDF5: {why}", url=url) from None
+        raise FormatError.at(url, f"cannot be read as HDF5: {why}") from None
     if not found:
-        raise FormatError(f"{masked(url)} has no datasets with rows", url=url)
+        raise FormatError.at(url, "has no datasets with rows")
     return Table.of(found, file.size, url, limits)

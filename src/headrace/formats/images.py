@@ -15,7 +15,6 @@ size); simplejpeg's fast DCT and upsampling (5 % faster, but pixels differ by 1 
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.optional import if_installed, needed
 from headrace.types import Buffer
 
 if TYPE_CHECKING:
@@ -55,35 +55,35 @@ class ImageDecoder:
     def __init__(self, spec: str, size: tuple[int, int] | None = None, limits: Limits = DEFAULTS) -> None:
         self._spec = spec
         self._size = (size[0], size[1]) if size else None
-        self._pixels_most = limits.pixels
+        self._limits = limits
 
     def __call__(self, data: Buffer) -> object:
         mode = _MODES.get(self._spec)
         if mode is None:
-            image = pillow_image(data, None, self._size, self._pixels_most)
+            image = pillow_image(data, None, self._size, self._limits)
             return image.resize((self._size[1], self._size[0]), _bilinear()) if self._size else image
-        pixels = simplejpeg_pixels(data, mode, self._size, self._pixels_most)
+        pixels = simplejpeg_pixels(data, mode, self._size, self._limits)
         if pixels is None:
-            pixels = np.array(pillow_image(data, mode, self._size, self._pixels_most))
+            pixels = np.array(pillow_image(data, mode, self._size, self._limits))
         if self._size:
             pixels = scaled(pixels, self._size)
         return planes(pixels) if self._spec == "torch" else pixels
 
 
-def simplejpeg_pixels(data: Buffer, mode: str, size: tuple[int, int] | None, pixels_most: int) -> Pixels | None:
+def simplejpeg_pixels(data: Buffer, mode: str, size: tuple[int, int] | None, limits: Limits) -> Pixels | None:
     """Decode to `[H, W, 3]` or, in mode "L", `[H, W]`, at least of `size`. Faster than Pillow.
 
     None unless the file is a plain, intact JPEG. Pillow decides on all others, so that the accepted files do not depend
     on simplejpeg.
     """
-    library = _simplejpeg() if data[:2] == b"\xff\xd8" else None
+    library = if_installed("simplejpeg") if data[:2] == b"\xff\xd8" else None
     if library is None:
         return None
     try:
         height, width, colours, _ = library.decode_jpeg_header(data)
     except ValueError:
         return None
-    _check_pixels(width, height, pixels_most)
+    limits.check_pixels(width, height)
     if colours not in ("YCbCr", "Gray", "RGB"):
         return None
     by = shrinkage(height, width, size)
@@ -93,14 +93,6 @@ def simplejpeg_pixels(data: Buffer, mode: str, size: tuple[int, int] | None, pix
     except ValueError:
         return None
     return pixels[:, :, 0] if mode == "L" else pixels
-
-
-@functools.cache
-def _simplejpeg() -> Any:
-    try:
-        return importlib.import_module("simplejpeg")
-    except ImportError:
-        return None
 
 
 def shrinkage(height: int, width: int, size: tuple[int, int] | None) -> int:
@@ -115,17 +107,14 @@ def shrinkage(height: int, width: int, size: tuple[int, int] | None) -> int:
     return next((by for by in (8, 4, 2) if 2 * height >= 3 * by * size[0] and 2 * width >= 3 * by * size[1]), 1)
 
 
-def pillow_image(data: Buffer, mode: str | None, size: tuple[int, int] | None, pixels_most: int) -> Image:
+def pillow_image(data: Buffer, mode: str | None, size: tuple[int, int] | None, limits: Limits) -> Image:
     """Decode to `mode`, or the image's own. May be reduced, but at least to `size`."""
+    library = needed("PIL.Image", "image", kind=ValueError)
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ValueError("it needs Pillow, which is not installed; try: pip install 'headrace[image]'") from None
-    try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=_known_formats())
-    except UnidentifiedImageError:
+        image: Image = library.open(io.BytesIO(data), formats=_known_formats())
+    except library.UnidentifiedImageError:
         raise ValueError(f"its {len(data)} bytes are no image of a known kind") from None
-    _check_pixels(image.width, image.height, pixels_most)
+    limits.check_pixels(image.width, image.height)
     if image.format in ("JPEG", "MPO"):
         by = shrinkage(image.height, image.width, size)
         image.draft(mode or image.mode, (image.width // by, image.height // by))  # also decodes only luma
@@ -140,11 +129,6 @@ def _known_formats() -> tuple[str, ...]:
 
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
-
-
-def _check_pixels(width: int, height: int, most: int) -> None:
-    if width * height > most:
-        raise ValueError(f"it has {width} x {height} pixels, over the limit of {most}")
 
 
 def _bilinear() -> Any:

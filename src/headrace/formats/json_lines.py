@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
+from headrace.formats.optional import if_installed
 from headrace.formats.scanners import BYTE_ORDER_MARK, LineScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.types import Ints
@@ -34,6 +34,7 @@ _WORD = 8  # bytes; so many digits contain at least one aligned word
 _BEHIND = np.arange(_WORD, _DIGITS)  # offsets of the bytes after a word
 _HIGH, _DIGIT = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)
 _EDGE = b"\n" * 3 * _WORD
+_orjson = partial(if_installed, "orjson")  # part of the extra "fast"
 
 
 def loads(text: bytes) -> object:
@@ -71,15 +72,6 @@ def _taken(text: bytes) -> object:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return _NONE
-
-
-@cache
-def _orjson() -> Any:
-    try:
-        import orjson
-    except ImportError:  # part of the extra "fast"
-        return None
-    return orjson
 
 
 def _with_long_numbers(texts: Sequence[bytes]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from headrace._util import check
+from headrace.errors import LimitError, masked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,5 +45,27 @@ class Limits:
             value = getattr(self, field.name)
             check.number(field.name, value, 1, 2**53)
 
+    def unpacked(self, packed: int) -> int:
+        """Maximum decompressed bytes of `packed` compressed bytes."""
+        return max(self.unpacked_free_bytes, self.unpacked_ratio * packed)
+
+    def check_unpacked(self, packed: int, unpacked: int, kind: str = "packed") -> None:
+        if unpacked > self.unpacked(packed):
+            raise LimitError(
+                f"{packed} bytes of {kind} data would unpack to {unpacked} or more; the limit is {self.unpacked_ratio} "
+                f"bytes for each (unpacked_ratio), once {self.unpacked_free_bytes} came out (unpacked_free_bytes)"
+            )
+
+    def check_pixels(self, width: int, height: int) -> None:
+        if width * height > self.pixels:
+            raise ValueError(f"it has {width} x {height} pixels, over the limit of {self.pixels}")
+
 
 DEFAULTS = Limits()
+
+
+def check_bytes(what: str, nbytes: int, most: int, *, url: str | None = None) -> None:
+    """Raise a LimitError, about the object at `url` if given, if `what` has more than `most` bytes."""
+    if nbytes > most:
+        what = what if url is None else f"{masked(url)}: {what}"
+        raise LimitError(f"{what} has {nbytes} bytes, over the limit of {most}", url=url)

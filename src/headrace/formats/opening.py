@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.errors import DecodeError, StageError, masked
+from headrace.errors import DecodeError, StageError, masked, reason_of
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
 from headrace.formats.rows_of_block import RowsOfBlock, dicts_of
@@ -32,7 +32,6 @@ Members = Collection[tuple[str, bytes]]
 """(name, bytes) of members. Names may repeat in a block."""
 
 _HELD_BYTES = 512 * 2**20  # of blocks: the larger of encoded and reported size
-_WHY_MOST = 500
 _ABOUT = frozenset(("__key__", "__url__", PLACE))
 _TOGETHER_MOST_BYTES = 2 * 2**20  # of rows of a block that are decoded together
 
@@ -127,8 +126,7 @@ class Opener:
             error.key, error.url = key, error.url or url
             raise
         except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
-            why = str(error)[:_WHY_MOST] or type(error).__name__
-            text = f"sample {key!r} of {masked(url)} does not open as {self.format.name}: {why}"
+            text = f"sample {key!r} of {masked(url)} does not open as {self.format.name}: {reason_of(error)}"
             failure = DecodeError(text, key=key, url=url)
             failure.place(place)
             raise failure from error

@@ -1,8 +1,9 @@
-"""An object read in one version."""
+"""An object read in one version, and files of parts of it."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -83,6 +84,27 @@ class PinnedObject:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
+
+
+class SeekableFile(io.RawIOBase):
+    """The base of files of `size` bytes that libraries read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self.size)[whence]
+        return self._at
 
 
 async def for_each(count: int, do: Callable[[int], Awaitable[T]], at_once: int = _AT_ONCE) -> list[T]:

@@ -12,7 +12,9 @@ import zipfile
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import reason_of
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.optional import needed
 from headrace.types import Buffer
 
 _DIGITS_MOST = 4300  # Python's default: the time grows with the square
@@ -47,14 +49,12 @@ def decode_json(data: Buffer) -> object:
 
 def decode_msgpack(data: Buffer) -> object:
     """Decode MessagePack. The library refuses sizes beyond the data."""
+    msgpack = needed("msgpack", "msgpack", kind=ValueError)
     try:
-        import msgpack
-    except ImportError:
-        raise ValueError("it needs msgpack, which is not installed; try: pip install 'headrace[msgpack]'") from None
-    try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+        value: object = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except msgpack.exceptions.StackError:
         raise ValueError("it is nested too deep") from None
+    return value
 
 
 def decode_pickle(data: Buffer) -> object:
@@ -69,7 +69,7 @@ def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:
     """Decompress one or several gzip members, and verify their CRCs."""
     if data[:2] != b"\x1f\x8b":
         raise ValueError("it does not begin as gzip data")
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
+    most = limits.unpacked(len(data))
     room = most
     parts = []
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
@@ -121,9 +121,7 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generi
     try:
         shape, by_column, dtype = read(io.BytesIO(head[8:]), max_header_size=_HEADER_MOST)
     except Exception as error:  # of any type: the header is a Python expression
-        raise ValueError(
-            f"its header does not describe an array ({str(error)[:200] or type(error).__name__})"
-        ) from error
+        raise ValueError(f"its header does not describe an array ({reason_of(error)})") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
     if any(n < 0 for n in shape):
@@ -142,7 +140,7 @@ def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         size = sum(member.file_size for member in members)
-        if size > max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data)):
+        if size > limits.unpacked(len(data)):
             raise ValueError(
                 f"{len(data)} bytes would unpack to {size}, over the limit of {limits.unpacked_ratio} times as many"
             )

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace._util import check
 from headrace.errors import OptionError
 
 _ORDER = {"<", "<=", ">", ">="}
 _SETS = {"in", "not in"}
 OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
-_FORM = 'where= is a list such as [("year", ">=", 2020), ("lang", "in", ["en", "de"])]'
+_FORM = 'a list such as [("year", ">=", 2020), ("lang", "in", ["en", "de"])]'
 _COMPARES = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _SHOWN, _WORDS = 80, 200
 
@@ -57,11 +58,9 @@ NONE: Where = ()
 
 def parsed(where: object) -> Where:
     """Parse `where=`. Raises an OptionError for the invalid part."""
-    if not isinstance(where, list | tuple) or not where or any(type(one) is str for one in where):
-        raise OptionError(f"where={where!r:.200}: {_FORM}")
+    if not isinstance(where, list | tuple) or not where or any(type(one) is str for one in where) or [] in where:
+        raise check.invalid("where", where, _FORM)
     is_any = all(isinstance(one, list) for one in where)
-    if [] in where:
-        raise OptionError(f"where={where!r:.200} has an empty list: {_FORM}")
     return tuple(tuple(map(_term, some)) for some in (where if is_any else [where]))
 
 
@@ -103,22 +102,19 @@ def as_float(value: float | Decimal | Fraction) -> float:
 
 def _term(one: object) -> Term:
     if not isinstance(one, tuple) or len(one) != 3 or type(one[0]) is not str:
-        raise OptionError(f"where= has {one!r:.200}, which is no (column, operator, value): {_FORM}")
+        raise check.invalid("where", one, f"(column, operator, value) in {_FORM}")
     column, op, value = one
-    if op not in OPERATORS:
-        raise OptionError(f"where= has the operator {op!r:.80} for {column!r:.80}; {', '.join(OPERATORS)} are known")
+    check.one_of(f"where={column!r:.80}: operator", op, OPERATORS)
     values = _values(value) if op in _SETS else (_plain(value),)
     kinds = {_kind(value) for value in values}
-    if None in kinds or len(kinds) != 1:
-        raise OptionError(
-            f"where= compares {column!r:.80} by {op!r} with {value!r:.200}: "
-            + ("a list" if op in _SETS else "one value")
-            + (" of one kind" if op in _SETS else "")
-            + " is meant, of numbers (no NaN), booleans, text, bytes, dates or times; for what is missing there is "
-            ".filter()"
+    if None in kinds or len(kinds) != 1 or (kinds == {"boolean"} and op in _ORDER):
+        needed = "a list of one kind of values" if op in _SETS else "one value"
+        raise check.invalid(
+            f"where={column!r:.80} {op!r}",
+            value,
+            f"{needed}: numbers (no NaN), booleans (which have no order), text, bytes, dates or times; for what is "
+            "missing there is .filter()",
         )
-    if kinds == {"boolean"} and op in _ORDER:
-        raise OptionError(f"where= compares {column!r:.80} by {op!r} with {value!r}: booleans have no order")
     if op in _SETS:
         values = tuple(sorted(set(values)))
     return Term(column, "==" if op == "=" else op, values)

@@ -143,7 +143,7 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
         fitting = endings.get(max((suffix for suffix in endings if bare.endswith(suffix)), key=len, default=""), [])
         if len(fitting) > 1:  # of unrelated packages
             names = " and ".join(one.name for one in fitting)
-            raise OptionError(f"{masked(url)} may be of the formats {names}: name it by format=")
+            raise OptionError.at(url, f"may be of the formats {names}: name it by format=")
         if len(seen) < _SEEN_MOST:
             seen[tail] = fitting[0] if fitting else None
         return fitting[0] if fitting else None
@@ -151,34 +151,25 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
     return says
 
 
-def sniffed(url: str, head: bytes) -> Format | None:
+def sniffed(url: str, data: bytes, *, is_end: bool = False) -> Format | None:
+    """Return the format that the first bytes of an object show, or the last ones."""
     name = path_of(url).rpartition("/")[2]
-    return _surest(lambda form: form.sniff(name, head))
-
-
-def sniffed_by_end(url: str, tail: bytes) -> Format | None:
-    name = path_of(url).rpartition("/")[2]
-    return _surest(lambda form: form.sniff_end(name, tail))
-
-
-def _surest(sniff: Callable[[Format], float]) -> Format | None:
     forms = [known.load() for known in known_formats().values()]
-    best = max(forms, key=sniff)
-    return best if sniff(best) > 0 else None
+    sure = [form.sniff_end(name, data) if is_end else form.sniff(name, data) for form in forms]
+    return forms[sure.index(max(sure))] if max(sure) > 0 else None
 
 
 def _checked(one: Format) -> Format:
     if one.name in _OWN or not _NAME.fullmatch(one.name):
-        raise OptionError(f"the format {one.name!r} must be called by a-z, 0-9, '_', '+' and '-', and not as ours are")
+        raise check.invalid("the format's name", one.name, "of a-z, 0-9, '_', '+' and '-', and not as ours are")
     for suffix in one.suffixes:
         if (
             not _SUFFIX.fullmatch(suffix)
             or suffix in _OWN_SUFFIXES
             or without_compression(f"x{suffix}") != f"x{suffix}"
         ):
-            raise OptionError(
-                f"the suffix {suffix!r} of {one.name} must be like '.rec', and none of {', '.join(_OWN_SUFFIXES)}"
-            )
+            needed = f"like '.rec', and none of {', '.join(_OWN_SUFFIXES)}"
+            raise check.invalid(f"the suffix of {one.name}", suffix, needed)
     return one
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import overload
+
+from headrace.types import Buffer, Ints
 
 
 class RowsOfBlock(Sequence[dict[str, object] | None]):
@@ -38,6 +40,21 @@ class RowsOfBlock(Sequence[dict[str, object] | None]):
     def __getitem__(self, at: int | slice) -> dict[str, object] | Sequence[dict[str, object] | None] | None:
         numbers = range(len(self))[at]
         return self.row(numbers) if isinstance(numbers, int) else self.some(numbers)
+
+
+class CutRows(RowsOfBlock):
+    """Samples that are consecutive parts of a block. `offsets` has their starts, and the end of the last."""
+
+    def __init__(self, data: Buffer, offsets: Ints, decode: Callable[[bytes], dict[str, object]]) -> None:
+        self._data, self._offsets, self._decode = data, offsets, decode
+        self.nbytes = len(data)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def row(self, number: int) -> dict[str, object]:
+        start, stop = self._offsets[number : number + 2].tolist()
+        return self._decode(bytes(self._data[start:stop]))
 
 
 def dicts_of(columns: Mapping[str, Iterable[object]], count: int) -> list[dict[str, object]]:

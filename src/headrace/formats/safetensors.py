@@ -13,10 +13,10 @@ from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.rows_of_block import RowsOfBlock
-from headrace.formats.sample_rows import check_size, index_of_file, rows_of_one_block
+from headrace.formats.sample_rows import index_of_file, rows_of_one_block
 
 _DTYPES = {
     **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
@@ -111,8 +111,7 @@ def _header_end(head: bytes | memoryview, limits: Limits) -> int:
     if len(head) < 8:
         raise ValueError("it is cut off in its header")
     length = int.from_bytes(head[:8], "little")
-    if length > limits.header_bytes:
-        raise LimitError(f"its header has {length} bytes, over the limit of {limits.header_bytes}")
+    check_bytes("its header", length, limits.header_bytes)
     return 8 + length
 
 
@@ -179,7 +178,7 @@ def _rows_of(tensors: Sequence[_Tensor]) -> int:
 async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
     shard = PinnedObject(reads, url)
     head = await shard.head(_FIRST_BYTES)
-    check_size(shard, limits)
+    check_bytes("all of it", shard.size, limits.member_bytes)
     end = _header_end(head, limits)
     if end > shard.size:
         raise ValueError("it is cut off in its header")

@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
-from headrace.errors import LimitError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Ints
 
@@ -45,14 +44,8 @@ async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Li
     """Return an index with the file as one sample. Its key is the name up to the first dot."""
     whole = PinnedObject(reads, shard.url)
     await whole.read(0, 1)
-    check_size(whole, limits)
+    check_bytes("all of it", whole.size, limits.member_bytes, url=shard.url)
     name = path_of(shard.url).rpartition("/")[2].partition(".")[0] or "0"
     keys = np.array([name.encode("utf-8", "surrogateescape")])
     rows = rows_of_members(keys, np.zeros(1, np.int64), np.array([whole.size], np.int64), member)
     return ShardIndex(rows, None, whole.size, whole.etag)
-
-
-def check_size(shard: PinnedObject, limits: Limits) -> None:
-    if shard.size > limits.member_bytes:
-        url, most = shard.url, limits.member_bytes
-        raise LimitError(f"{masked(url)} has {shard.size} bytes, over the limit of {most}", url=url)

@@ -14,9 +14,10 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import OptionError
+from headrace.errors import OptionError, reason_of
 from headrace.formats.decoders import BY_TORCHCODEC
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.optional import needed
 from headrace.types import Buffer
 
 
@@ -33,7 +34,6 @@ def torchcodec_decoders(instead: str) -> Any:
 
 
 _SAMPLE_BYTES = 4
-_WHY_MOST = 300
 _MORE_S = 1.0  # decoded beyond the limit, to detect audio that is too long
 _HEAD_BYTES = 4096
 _SHORTER_S = 0.1  # tolerated difference to the stated length: encoders pad
@@ -54,10 +54,7 @@ class Sound(TypedDict):
 
 def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
     """Decode audio with soundfile. The kind is detected from the bytes."""
-    try:
-        import soundfile
-    except ImportError:
-        raise ValueError("it needs soundfile, which is not installed; try: pip install 'headrace[audio]'") from None
+    soundfile = needed("soundfile", "audio", kind=ValueError)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             frames, channels = int(file.frames), int(file.channels)
@@ -72,7 +69,7 @@ def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
                 raise ValueError(f"it claims {frames} samples, and has {len(heard)}: it is cut off")
             return {"array": np.ascontiguousarray(heard.T), "rate": int(file.samplerate)}
     except soundfile.LibsndfileError as error:
-        why = str(error)[:_WHY_MOST].rstrip(".")
+        why = reason_of(error).rstrip(".")
         more = f"; {BY_TORCHCODEC!r} knows more kinds" if "not recognised" in why else ""
         raise ValueError(why + more) from error
 
@@ -93,7 +90,7 @@ def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound
         stop_s = limits.member_bytes / (_SAMPLE_BYTES * channels * rate) + (about.begin_stream_seconds_from_header or 0)
         played = decoder.get_samples_played_in_range(0, stop_s + _MORE_S)
     except RuntimeError as error:
-        raise ValueError(str(error)[:_WHY_MOST]) from error
+        raise ValueError(reason_of(error)) from error
     heard: NDArray[np.float32] = np.ascontiguousarray(played.data.numpy())
     end_s = played.pts_seconds + heard.shape[1] / rate
     if heard.nbytes > limits.member_bytes or end_s >= stop_s + _MORE_S / 2:

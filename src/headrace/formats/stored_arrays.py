@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
-from headrace.errors import FormatError, LimitError, OptionError, masked
-from headrace.formats.limits import Limits
+from headrace.errors import FormatError, OptionError, masked
+from headrace.formats.limits import Limits, check_bytes
 from headrace.types import Buffer, Ints
 
 _STRETCH_BYTES = 64 * 1024  # read together from contiguous rows, or one longer row
@@ -64,10 +63,6 @@ class StoredArray:
         size = self._rows_at(number) * self.row_bytes
         return (StoredPart((row, *(0 for _ in self.shape[1:])), self._offset + row * self.row_bytes, size),)
 
-    @property
-    def all_parts(self) -> Iterator[StoredPart]:
-        return itertools.chain.from_iterable(map(self.parts, range(-(-self.count // self.rows))))
-
     def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:
         """Return the rows from `number * rows` on, in native byte order, from the bytes of `parts`."""
         (body,) = bodies
@@ -89,20 +84,16 @@ class Table:
     def of(arrays: Mapping[str, StoredArray], size: int, url: str, limits: Limits) -> Table:
         """Return a table of arrays in a file of `size` bytes."""
         for one in arrays.values():
-            if one.parts_bytes > limits.member_bytes:
-                raise LimitError(
-                    f"{masked(url)}: a part of {one.name!r} has {one.parts_bytes} bytes, over the limit of "
-                    f"{limits.member_bytes}",
-                    url=url,
-                )
-        end = max((part.offset + part.size for one in arrays.values() for part in one.all_parts), default=0)
+            check_bytes(f"a part of {one.name!r}", one.parts_bytes, limits.member_bytes, url=url)
+        parts = (part for one in arrays.values() for k in range(-(-one.count // one.rows)) for part in one.parts(k))
+        end = max((part.offset + part.size for part in parts), default=0)
         if end > size:
-            raise FormatError(f"{masked(url)} is cut off: its values end at byte {end} of {size}", url=url)
+            raise FormatError.at(url, f"is cut off: its values end at byte {end} of {size}")
         counts = {one.count for one in arrays.values()}
         if len(counts) > 1:
             shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in arrays.values())
-            raise OptionError(
-                f"{masked(url)}: its arrays do not have as many rows each ({shapes[:400]}): name those that are wanted"
+            raise OptionError.at(
+                url, f": its arrays do not have as many rows each ({shapes[:400]}): name those that are wanted"
             )
         return Table(arrays, counts.pop() if counts else 0)
 
@@ -130,9 +121,10 @@ def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
     if names is None:
         taken = next((name for name in there if name.startswith("__")), None)
         if taken is not None:
-            raise OptionError(
-                f"{masked(url)} has {taken!r:.200}, and names of fields that begin with '__' are taken: name the "
-                f"arrays that are wanted, by those of their fields, such as {{'value': {taken!r:.200}}}"
+            raise OptionError.at(
+                url,
+                f"has {taken!r:.200}, and names of fields that begin with '__' are taken: name the "
+                f"arrays that are wanted, by those of their fields, such as {{'value': {taken!r:.200}}}",
             )
         return {name: name for name in there}
     wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}

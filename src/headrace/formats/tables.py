@@ -8,14 +8,18 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from headrace._util import check
-from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import path_of
 from headrace.formats.folders import errors_named
 from headrace.formats.format import Format, RowFilter
+from headrace.formats.limits import Limits
 from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, text_of
 
 Asked = Sequence[tuple[str, str, object]] | Sequence[Sequence[tuple[str, str, object]]]
 """A predicate as given by users."""
+
+
+_ROW_BYTES = 32  # size of a row in the table of samples
 
 
 class ListedTable(NamedTuple):
@@ -32,6 +36,17 @@ class ListedTable(NamedTuple):
                 f"it has {rows} rows in {nbytes} bytes, and its catalogue {self.catalogue} has {self.rows} in "
                 f"{self.nbytes}: make a new one"
             )
+
+
+def check_table(columns: int, rows: int, nbytes: int, limits: Limits) -> None:
+    """Raise a LimitError for too many columns to read, or more rows than a file of `nbytes` may claim."""
+    if columns > limits.fields:
+        raise LimitError(
+            f"{columns} columns would be read, over the limit of {limits.fields}: name those that are needed by "
+            "columns=, or give Limits(fields=…)"
+        )
+    if rows * _ROW_BYTES > (most := limits.unpacked(nbytes)):
+        raise LimitError(f"a table of {rows} rows in {nbytes} bytes would take over {most} bytes, the limit")
 
 
 class TableFormat(Format):
@@ -64,7 +79,7 @@ class TableFormat(Format):
         try:
             yield
         except OptionError as error:
-            raise FormatError(f"{masked(url)}: {error}", url=url) from None
+            raise FormatError.at(url, f": {error}") from None
         except (LimitError, ValueError):
             with errors_named(url, "is damaged, or not read here"):
                 raise

@@ -7,7 +7,7 @@ CRC-32C, rotated right by 15 bits, plus 0xA282EAD8.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import google_crc32c
 import numpy as np
@@ -183,9 +183,10 @@ def sample_of(data: bytes, lists: frozenset[str], limits: Limits) -> dict[str, o
     sequences: dict[str, object] = {}
     for number, value in fields_of(data):
         if number == 1:
-            sample.update(_features(bytes_of(value), lists, limits))
+            for name, one in _entries(bytes_of(value), limits, _values):
+                sample[name] = one[0] if isinstance(one, list) and len(one) == 1 and name not in lists else one
         elif number == 2:
-            sequences.update(_sequences(bytes_of(value), limits))
+            sequences.update(_entries(bytes_of(value), limits, _lists))
         else:
             raise ValueError(
                 f"it has a field {number}, so it is no tf.train.Example; TFRecord(raw=True) gives its bytes"
@@ -198,7 +199,7 @@ def sample_of(data: bytes, lists: frozenset[str], limits: Limits) -> dict[str, o
     return {**sample, **sequences}
 
 
-def _entries(data: bytes, limits: Limits) -> Iterator[tuple[str, bytes]]:
+def _entries(data: bytes, limits: Limits, decode: Callable[[bytes], object]) -> Iterator[tuple[str, object]]:
     for count, (number, entry) in enumerate(fields_of(data)):
         if number != 1:
             raise ValueError(f"its features have a field {number}, which is not known")
@@ -210,24 +211,15 @@ def _entries(data: bytes, limits: Limits) -> Iterator[tuple[str, bytes]]:
                 key = bytes_of(value)
             elif part == 2:
                 body = bytes_of(value)
-        yield str(key, "utf-8"), body
-
-
-def _features(data: bytes, lists: frozenset[str], limits: Limits) -> Iterator[tuple[str, object]]:
-    for name, body in _entries(data, limits):
+        name = str(key, "utf-8")
         try:
-            value = _values(body)
+            yield name, decode(body)
         except ValueError as error:
             raise ValueError(f"feature {name[:80]!r}: {error}") from None
-        yield name, value[0] if isinstance(value, list) and len(value) == 1 and name not in lists else value
 
 
-def _sequences(data: bytes, limits: Limits) -> Iterator[tuple[str, object]]:
-    for name, body in _entries(data, limits):
-        try:
-            yield name, [_values(bytes_of(value)) for number, value in fields_of(body) if number == 1]
-        except ValueError as error:
-            raise ValueError(f"feature {name[:80]!r}: {error}") from None
+def _lists(body: bytes) -> object:
+    return [_values(bytes_of(value)) for number, value in fields_of(body) if number == 1]
 
 
 def _values(feature: bytes) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 
 import anyio.to_thread
@@ -50,24 +50,13 @@ async def build_shard(
         on_bytes: Called with the number of bytes of each read.
     """
     shard = PinnedObject(reader, url, on_bytes)
-    index = await _in_headers(shard, form, limits) if headers_only else None
-    if index is None:
-        index = await _read_whole(shard, form, limits)
-    return index
-
-
-async def _in_headers(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex | None:
-    """Index a tar by its headers; None if it must be read completely."""
-    if kind_of(shard.url) is not None or form.name != TAR.name:
-        return None
-    rows = await hop(shard, TarScanner(shard.url, limits))
-    return None if rows is None else ShardIndex(rows, None, shard.size, shard.etag)
-
-
-async def _read_whole(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex:
-    scanner, kind = form.scanner(shard.url, limits), kind_of(shard.url)
+    scanner, kind = form.scanner(url, limits), kind_of(url)
+    if headers_only and kind is None and form.name == TAR.name:
+        rows = await hop(shard, TarScanner(url, limits))
+        if rows is not None:
+            return ShardIndex(rows, None, shard.size, shard.etag)
     if scanner is None:
-        raise OptionError(f"{masked(shard.url)}: shards of the format {form.name!r} bring their own index along")
+        raise OptionError.at(shard.url, f": shards of the format {form.name!r} bring their own index along")
     scan = _Scan(scanner)
     takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits, is_padded=True))
     end = 0
@@ -196,19 +185,13 @@ async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
                 return None
         at, length = end, window
         target = min(scanner.next_header, archive.size)
-        if target > end and _skipped(scanner, target):
-            at = target
-        elif target <= end:
+        if target > end:
+            with suppress(ValueError):  # it is the body of an extended header
+                scanner.skip(target)
+                at = target
+        else:
             length = min(max(2 * len(data), window), _LONGEST)  # the end's padding, or a long row of small members
     return Rows.concat(tables) if tables else Rows.empty()
-
-
-def _skipped(scanner: TarScanner, offset: int) -> bool:
-    try:
-        scanner.skip(offset)
-    except ValueError:  # it is the body of an extended header
-        return False
-    return True
 
 
 def best_window(offset: Ints, size: Ints) -> tuple[int, float]:

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO, BinaryIO
 
 import anyio
 import anyio.to_thread
 
 from headrace._util import check
 from headrace._util.reads import Reads, lasting
-from headrace.errors import OptionError, StageError, masked
+from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
 from headrace.formats.compression import kind_of, path_of
 from headrace.formats.format import Format
-from headrace.formats.index.file import Entry
-from headrace.formats.index.journal import Journal, index_of_one, write_index
+from headrace.formats.index.file import HEAD, Entry, pack_directory, read_directory, read_head, wrong_check
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.formats.tar.format import TAR
 from headrace.indexes.build_shard import build_shard
 from headrace.indexes.cache_path import beside, cache_path
+from headrace.types import Buffer
 
-__all__ = ["BuildProgress", "build_beside", "build_file", "build_index", "build_shard"]
+__all__ = ["BuildProgress", "build_file", "build_index", "build_shard"]
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class BuildProgress:
 async def build_index(
     reader: Reads,
     urls: Sequence[str],
-    output: str | Path,
+    output: str | Path | None,
     *,
     headers_only: bool = False,
     form: Format = TAR,
@@ -70,30 +72,42 @@ async def build_index(
     storage_options: Mapping[str, object] | None = None,
     progress: BuildProgress | None = None,
 ) -> BuildProgress:
-    """Write one index file of all shards to `output`, atomically.
+    """Write one index file of all shards to `output`, atomically, or one beside each shard when it is indexed.
 
-    Failed shards are in `BuildProgress.failures`, and then no file is written. Until it is, finished shards are kept in
-    a journal. The same build resumes from there, after checking that each object has not changed.
+    Failed shards are in `BuildProgress.failures`, and then no file is written for all. Until it is, finished shards are
+    kept in a journal. The same build resumes from there, after checking that each object has not changed.
 
     Args:
-        output: A path, or an address in a store.
+        output: A path, or an address in a store. None: beside each shard.
         headers_only: See `build_shard`.
         concurrency: Shards at once.
     """
-    address = os.fspath(output)
-    check_writable(address)
-    is_shard = kind_of(address) is not None or path_of(address).endswith((*TAR.suffixes, *form.suffixes))
-    if is_shard or address in urls:
-        raise OptionError(f"{masked(address)} is a shard by its name: an index would take its place")
-    scheme, _, path = split(address)
-    place = Path(path) if scheme == "file" else cache_path((address, *urls))
     shards, progress = _named(urls), progress or BuildProgress()
     how = _How(headers_only, form, limits, concurrency)
-    with await open_spool(how.journal(place)) as spool:
-        await _build(reader, shards, spool, progress, how)
+    address = None if output is None else os.fspath(output)
+    for target in map(beside, urls) if address is None else (address,):
+        check_writable(target)
+    is_local = False
+    if address is None:
+        place = cache_path(("beside", *urls))
+    elif kind_of(address) or path_of(address).endswith((*TAR.suffixes, *form.suffixes)) or address in urls:
+        raise OptionError.at(address, "is a shard by its name: an index would take its place")
+    else:
+        scheme, _, path = split(address)
+        is_local = scheme == "file"
+        place = Path(path) if is_local else cache_path((address, *urls))
+
+    async def publish(url: str, entry: Entry, block: bytes) -> None:
+        target, record = beside(url), index_of_one(entry, block)
+        size = await _publish(cache_path((target,)), lambda file: file.write(record), target, storage_options)
+        progress.index_bytes += size
+
+    with closing(await open_spool(how.journal(place))) as spool:
+        await _build(reader, shards, spool, progress, how, publish if address is None else None)
         if not progress.failures:
-            upload = None if scheme == "file" else partial(write_object, address, storage_options=storage_options)
-            progress.index_bytes = await _write(place, spool, list(shards), upload)
+            if address is not None:
+                write = partial(spool.write_index, names=list(shards))
+                progress.index_bytes = await _publish(place, write, None if is_local else address, storage_options)
             spool.remove()
     return progress
 
@@ -114,47 +128,13 @@ async def build_file(
     how = _How(headers_only=True, form=form, limits=limits, concurrency=8)
     if await anyio.to_thread.run_sync(place.exists):
         return
-    with await open_spool(how.journal(place), waits=True) as spool:
+    with closing(await open_spool(how.journal(place), waits=True)) as spool:
         if not await anyio.to_thread.run_sync(place.exists):  # else another process built it meanwhile
             await _build(reader, shards, spool, progress, how)
             for failure in progress.failures.values():
                 raise failure
-            await _write(place, spool, list(shards))
+            await _publish(place, partial(spool.write_index, names=list(shards)))
         spool.remove()
-
-
-async def build_beside(
-    reader: Reads,
-    urls: Sequence[str],
-    *,
-    headers_only: bool = False,
-    form: Format = TAR,
-    limits: Limits = DEFAULTS,
-    concurrency: int = 8,
-    storage_options: Mapping[str, object] | None = None,
-    progress: BuildProgress | None = None,
-) -> BuildProgress:
-    """Write an index file beside each shard when it is indexed; else as `build_index`."""
-    for url in urls:
-        check_writable(beside(url))
-    shards, progress = _named(urls), progress or BuildProgress()
-    how = _How(headers_only, form, limits, concurrency)
-
-    async def publish(url: str, entry: Entry, block: bytes) -> None:
-        part = part_beside(cache_path((beside(url),)))
-        try:
-            with part:
-                size = part.write(index_of_one(entry, block))
-            await write_object(beside(url), Path(part.name), storage_options)
-        finally:
-            Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (fast)
-        progress.index_bytes += size
-
-    with await open_spool(how.journal(cache_path(("beside", *urls)))) as spool:
-        await _build(reader, shards, spool, progress, how, publish)
-        if not progress.failures:
-            spool.remove()
-    return progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +152,23 @@ class _How:
         return place.with_name(".".join([place.name, *ways, "journal"]))
 
 
-async def _write(
-    place: Path, spool: Spool, names: Sequence[str], upload: Callable[[Path], Awaitable[None]] | None = None
+async def _publish(
+    place: Path,
+    write: Callable[[BinaryIO], int],
+    address: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> int:
+    """Write a file at `place`, or at `address` by way of a temporary file beside `place`. Return its size."""
     part = part_beside(place)
     try:
         with part:
-            size = await anyio.to_thread.run_sync(spool.write_index, part, names)
-        if upload is not None:
-            await upload(Path(part.name))
+            size = await anyio.to_thread.run_sync(write, part)
+        if address is not None:
+            await write_object(address, Path(part.name), storage_options)
         else:
             await anyio.to_thread.run_sync(replace_file, Path(part.name), place)
     finally:
-        Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240
+        Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (fast)
     return size
 
 
@@ -272,14 +256,10 @@ async def open_spool(path: Path, *, waits: bool = False) -> Spool:
 class Spool:
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._lock = path, file, threading.Lock()
-        try:
-            journal = Journal(self._file)
-            self.entries = {entry.name: entry for entry in journal}
-            self._end = journal.end
-            self._file.truncate(journal.end)  # an incomplete record of a killed process
-        except BaseException:
-            self._file.close()
-            raise
+        journal = Journal(file)
+        self.entries = {entry.name: entry for entry in journal}
+        self._end = journal.end
+        file.truncate(journal.end)  # an incomplete record of a killed process
 
     def add(self, entry: Entry, block: bytes) -> Entry:
         record = index_of_one(entry, block)
@@ -297,21 +277,11 @@ class Spool:
     def remove(self) -> None:
         self._path.unlink()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()  # releases the lock
 
 
 def _opened(path: Path) -> Spool | None:
-    file = _locked(path)
-    return None if file is None else Spool(path, file)
-
-
-def _locked(path: Path) -> IO[bytes] | None:
     """Open, create and lock the file; None if another caller holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -319,7 +289,7 @@ def _locked(path: Path) -> IO[bytes] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink:
-                return file
+                return Spool(path, file)
         except BlockingIOError:
             file.close()
             return None
@@ -327,3 +297,75 @@ def _locked(path: Path) -> IO[bytes] | None:
             file.close()
             raise
         file.close()  # its owner removed it after it was opened; open the new journal
+
+
+_PIECE = 2**20
+
+
+def index_of_one(entry: Entry, block: Buffer = b"") -> bytes:
+    """Return the index file of one shard, which is also the record of a journal."""
+    return pack_directory([replace(entry, length=len(block), check=zlib.crc32(block))]) + block
+
+
+class Journal:
+    """Iterates over the entries of a journal, up to the first incomplete or damaged record.
+
+    Entries have `start` and `length` of their block in the journal. Of several entries of one object the last one is
+    valid. Truncate the journal at `end` before appending to it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.end = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        self.end = 0
+        size = self._file.seek(0, io.SEEK_END)
+        while (entry := self._read(self.end, size)) is not None:
+            yield entry
+
+    def _read(self, at: int, size: int) -> Entry | None:
+        self._file.seek(at)
+        head = self._file.read(HEAD.size)
+        try:
+            start = at + read_head(head)
+            if start > size:
+                return None
+            directory = read_directory(head + self._file.read(start - at - HEAD.size))
+        except FormatError:
+            return None
+        if len(directory) != 1 or start + directory[0].length > size:
+            return None
+        entry, check = replace(directory[0], start=start), 0
+        for piece in _pieces(self._file, entry):
+            check = zlib.crc32(piece, check)
+        if check != entry.check:
+            return None
+        self.end = start + entry.length
+        return entry
+
+
+def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -> int:
+    """Write an index file of `entries`, whose blocks are in `journal`. Return its size."""
+    if len({entry.name for entry in entries}) < len(entries):
+        raise ValueError("two entries of one index have the same address")
+    written = file.write(pack_directory(entries))
+    for entry in entries:
+        check = 0
+        for piece in _pieces(journal, entry):
+            check = zlib.crc32(piece, check)
+            written += file.write(piece)
+        if check != entry.check:
+            raise wrong_check(entry.name)
+    return written
+
+
+def _pieces(journal: IO[bytes], entry: Entry) -> Iterator[bytes]:
+    journal.seek(entry.start)
+    left = entry.length
+    while left:
+        piece = journal.read(min(left, _PIECE))
+        if not piece:
+            raise FormatError(f"the journal ends inside the index of {masked(entry.name)}", url=entry.name)
+        left -= len(piece)
+        yield piece

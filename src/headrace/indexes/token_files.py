@@ -14,11 +14,20 @@ from headrace._util.reads import Reads
 from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMissingError, OptionError, masked
 from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject, for_each
-from headrace.formats.tokens import layouts, megatron
-from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage
-from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
+from headrace.formats.tokens import layouts
+from headrace.formats.tokens.layouts import (
+    HEAD_BYTES,
+    Chunk,
+    FirstBytes,
+    TokenFile,
+    TokenWindows,
+    WindowsOfDocuments,
+    damage,
+    rows_of,
+    rows_with_documents,
+)
 from headrace.indexes.index import OpenedIndex
 from headrace.types import Ints
 
@@ -120,9 +129,10 @@ class TokenFiles:
         first = tables[0].file
         for table in tables:
             if table.file.dtype != first.dtype:
-                raise OptionError(
-                    f"{masked(table.file.url)} has tokens of {table.file.dtype}, and {masked(first.url)} of "
-                    f"{first.dtype}: read them apart, and put them together after a map that makes them one type"
+                raise OptionError.at(
+                    table.file.url,
+                    f"has tokens of {table.file.dtype}, and {masked(first.url)} of "
+                    f"{first.dtype}: read them apart, and put them together after a map that makes them one type",
                 )
         self.tables = tables
         counts = np.array([table.count for table in tables], np.int64)
@@ -190,7 +200,7 @@ class TokenFiles:
             f"it has {tokens} tokens, and a window {self.settings.window}: none fits; tail='short' gives shorter ones",
         )
 
-    def _file(self, head: FirstBytes, idx: megatron.Idx | None, chunk: Chunk | None) -> TokenFile:
+    def _file(self, head: FirstBytes, idx: layouts.Idx | None, chunk: Chunk | None) -> TokenFile:
         dtype = self.settings.dtype
         if chunk is not None:
             file = layouts.litdata(head, chunk)
@@ -201,14 +211,15 @@ class TokenFiles:
         elif layouts.has_llm_c_header(head):
             file = layouts.llm_c(head)
         elif dtype is None:
-            raise OptionError(
-                f"{masked(head.url)} does not state the type of its tokens: it has no header that is known, and no "
-                f"{_IDX} beside it; give it, as in hr.tokens(…, 'uint16', …)"
+            raise OptionError.at(
+                head.url,
+                f"does not state the type of its tokens: it has no header that is known, and no "
+                f"{_IDX} beside it; give it, as in hr.tokens(…, 'uint16', …)",
             )
         else:
             file = layouts.raw(head, dtype)
         if dtype not in (None, file.dtype):
-            raise OptionError(f"{masked(head.url)} has tokens of {file.dtype}, and dtype={dtype} was given")
+            raise OptionError.at(head.url, f"has tokens of {file.dtype}, and dtype={dtype} was given")
         return file
 
     def _check(self, file: TokenFile) -> None:
@@ -235,29 +246,22 @@ class TokenFiles:
         return TokenWindows(length, stride, settings.has_short)
 
     def _check_bytes(self, file: TokenFile, tokens: int, what: str) -> None:
-        most = self._limits.member_bytes
-        if tokens * file.dtype.itemsize > most:
-            text = f"{masked(file.url)}: {what} of {tokens} tokens of {file.dtype} is over the limit of {most} bytes"
-            raise LimitError(text, url=file.url)
+        what = f"{what} of {tokens} tokens of {file.dtype}"
+        check_bytes(what, tokens * file.dtype.itemsize, self._limits.member_bytes, url=file.url)
 
-    async def _documents(self, pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> Ints:
-        nbytes, most = 8 * (idx.documents + 1), self._limits.member_bytes
-        if nbytes > most:
-            raise LimitError(
-                f"{masked(idx.url)} has {idx.documents} documents: where each begins takes {nbytes} bytes, over "
-                f"the limit of {most}",
-                url=idx.url,
-            )
+    async def _documents(self, pinned: PinnedObject, idx: layouts.Idx, file: TokenFile) -> Ints:
+        what = f"the list of the starts of its {idx.documents} documents"
+        check_bytes(what, 8 * (idx.documents + 1), self._limits.member_bytes, url=idx.url)
         if not idx.documents:
             raise damage(idx.url, f"it has no documents, and {idx.sequences} sequences")
         places = np.empty(idx.documents + 1, np.int64)
         for at in range(0, len(places), _PIECE_SEQUENCES):
             some = places[at : at + _PIECE_SEQUENCES]
             some[:] = np.frombuffer(await _all(pinned, idx.firsts + 8 * at, 8 * len(some)), "<i8")
-            megatron.check_firsts(idx, at, some, int(places[at - 1]) if at else 0)
+            layouts.check_firsts(idx, at, some, int(places[at - 1]) if at else 0)
         if places[-1] != idx.sequences:
             raise damage(idx.url, f"its documents end with sequence {places[-1]}, and it has {idx.sequences}")
-        check, done = megatron.SequenceCheck(idx), 0
+        check, done = layouts.SequenceCheck(idx), 0
         for at in range(0, idx.sequences, _PIECE_SEQUENCES):
             stop = min(at + _PIECE_SEQUENCES, idx.sequences)
             begins = check.feed(
@@ -276,25 +280,25 @@ class TokenFiles:
         return places
 
 
-async def _head(pinned: PinnedObject) -> FirstBytes:
-    data = await pinned.read(0, HEAD_BYTES)
+async def _head(pinned: PinnedObject, nbytes: int = HEAD_BYTES) -> FirstBytes:
+    data = await pinned.read(0, nbytes)
     return FirstBytes(pinned.url, data, pinned.size, pinned.etag)
 
 
-async def _found(pinned: PinnedObject | None, *, is_needed: bool) -> megatron.Idx | None:
+async def _found(pinned: PinnedObject | None, *, is_needed: bool) -> layouts.Idx | None:
     """Read an index; None if missing. Some stores report missing objects as forbidden."""
     if pinned is None:
         return None
     try:
-        data = await pinned.read(0, megatron.HEAD.size)
+        head = await _head(pinned, layouts.IDX_HEAD.size)
     except (ObjectMissingError, AccessDeniedError):
         if is_needed:
             raise
         return None
-    return megatron.read_idx(FirstBytes(pinned.url, data, pinned.size, pinned.etag))
+    return layouts.read_idx(head)
 
 
-async def _check_last(pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> None:
+async def _check_last(pinned: PinnedObject, idx: layouts.Idx, file: TokenFile) -> None:
     """Check that the index's last sequence ends at the file's end, without reading the others."""
     end = 0
     if idx.sequences:
@@ -306,7 +310,7 @@ async def _check_last(pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) 
     _check_end(idx, end, file)
 
 
-def _check_end(idx: megatron.Idx, end: int, file: TokenFile) -> None:
+def _check_end(idx: layouts.Idx, end: int, file: TokenFile) -> None:
     if end != file.size:
         raise damage(
             file.url,
@@ -357,10 +361,10 @@ async def documents_by_eos(pinned: PinnedObject, file: TokenFile, eos: int, most
             found.append(ends.astype(np.int64))
             count += len(ends)
             if _PLACE_BYTES * (count + 1) > most_bytes:
-                raise LimitError(
-                    f"{masked(file.url)} has {count} documents and more: where each begins takes {_PLACE_BYTES} bytes, "
+                raise LimitError.at(
+                    file.url,
+                    f"has {count} documents and more: where each begins takes {_PLACE_BYTES} bytes, "
                     f"over the limit of {most_bytes}",
-                    url=file.url,
                 )
     if at < stop:
         raise damage(file.url, f"it has {at} bytes, and its tokens end at {stop}")

@@ -13,8 +13,7 @@ from headrace.errors import masked
 from headrace.formats.index.file import Directory, check_block
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.finding import Tables
-from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
-from headrace.formats.mp4.table import VideoTable
+from headrace.formats.mp4.format import MP4, VideoTable, read_tables, table_of, unpack_tables
 from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.indexes.building import build_file
 from headrace.indexes.index import open_file

@@ -21,6 +21,7 @@ import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
 from headrace._util import check
+from headrace._util.functions import as_it_is
 from headrace.errors import LoaderBusyError, OptionError, StateMismatchError, printable
 from headrace.loader import DataLoader
 
@@ -171,7 +172,7 @@ def _prepared_batches(accelerator: Any, loader: DataLoader[object]) -> _Prepared
     source = Batches(loader)
     source._is_prepared = True
     batches: torch.utils.data.DataLoader[object] = torch.utils.data.DataLoader(
-        source, batch_size=None, collate_fn=_unchanged
+        source, batch_size=None, collate_fn=as_it_is
     )
     prepared: _Prepared = prepare_data_loader(
         batches,
@@ -206,7 +207,7 @@ def _with_our_engine(prepared: _Prepared, source: object) -> _Prepared:
     base = prepared.base_dataloader
     prepared.state_dict = partial(_state_of_shard, place, base)
     prepared.load_state_dict = partial(_have_shard_go_on, place, base)
-    prepared._update_state_dict = _update_nothing  # states are made on request
+    prepared._update_state_dict = lambda: None  # states are made on request
     prepared.use_stateful_dataloader = True
     return prepared
 
@@ -248,15 +249,7 @@ def _go_on(loader: DataLoader[object], state: Mapping[str, object]) -> None:
         loader.load_state_dict(state)
 
 
-def _update_nothing() -> None:
-    pass
-
-
 def _made_by_torch(loader: torch.utils.data.DataLoader[object]) -> tuple[str, ...]:
     if loader._dataset_kind == _DatasetKind.Iterable:
         return "sampler", "batch_sampler"
     return ("batch_sampler",) if loader.batch_sampler is None else ("sampler", "batch_size", "drop_last")
-
-
-def _unchanged(batch: object) -> object:
-    return batch

@@ -21,8 +21,7 @@ from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Traits
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.tar.format import TAR
-from headrace.indexes.index import Index
-from headrace.indexes.joined import JoinedFiles
+from headrace.indexes.index import Index, JoinedFiles
 from headrace.ops.fields import with_source
 from headrace.ops.operator import EachSample
 from headrace.ops.run_inline import NamedSteps, split_steps, through, through_first

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headrace._util.context import RunningSample, running_sample
+from headrace._util.functions import as_it_is
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.combined import CombinedSpec, InputsDataset, check_objects, streams_of
@@ -147,7 +148,7 @@ class ZipSpec(CombinedSpec):
         window: int,  # noqa: ARG002 (they are got one by one)
     ) -> ZipOrder:
         numbers = [functools.partial(_numbers, inputs[k], self.sources[k].starts) for k in self._alone]
-        of_position: list[Callable[[Ints], Ints]] = [_itself] if len(self._alone) < len(self.names) else []
+        of_position: list[Callable[[Ints], Ints]] = [as_it_is] if len(self._alone) < len(self.names) else []
         return ZipOrder(self.count, list(zip(self.radices, [*of_position, *numbers], strict=True)))
 
 
@@ -160,10 +161,6 @@ def _is_by_position(pipeline: Pipeline) -> bool:
 def _numbers(order: Order, starts: Ints, positions: Ints) -> Ints:
     shards, rows = order.locate(positions)
     return np.asarray(starts[shards] + rows, np.int64)
-
-
-def _itself(positions: Ints) -> Ints:
-    return positions
 
 
 class ZipDataset(InputsDataset):

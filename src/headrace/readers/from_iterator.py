@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 import anyio
 
 from headrace._util.context import RunningSample, is_ours, running_charge, running_sample
-from headrace.readers.byte_estimate import Charge, Expectation
+from headrace.readers.by_key import Charge, Expectation
 from headrace.readers.protocol import Flow
-from headrace.readers.shuffle_buffer import ShuffleBuffer
+from headrace.readers.shard_plan import ShuffleBuffer
 from headrace.types import Ranges
 from headrace.workers.failures import ErrorPacker, Failure
 

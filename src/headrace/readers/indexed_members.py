@@ -13,8 +13,7 @@ import numpy as np
 from anyio.abc import TaskGroup
 from numpy.typing import NDArray
 
-from headrace._util.checksums import crc32c_of
-from headrace._util.reads import Version
+from headrace._util.reads import Version, crc32c_of
 from headrace._util.sample_ranges import BlockNumbers, Rows
 from headrace._util.shared_memory import Lease
 from headrace.errors import ChecksumError, StorageError, masked, not_as_indexed

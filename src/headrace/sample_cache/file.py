@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import file_limits as descriptors
-from headrace._util.checksums import crc32c_of
+from headrace._util.reads import crc32c_of
 from headrace.types import Buffer
 
 _MAGIC = b"HRkept01"

@@ -246,7 +246,8 @@ def version_of(module: str) -> str | None:
         spec = importlib.util.find_spec(top) if top else None
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
     is_installed = any({"site-packages", "dist-packages"}.intersection(Path(place).parts) for place in places)
-    if places[:1] in (["built-in"], ["frozen"]) or (not is_installed and _is_of_python(places)):
+    is_of_python = any(Path(os.__file__).parent in Path(place).parents for place in places)  # a user's file may shadow
+    if places[:1] in (["built-in"], ["frozen"]) or (is_of_python and not is_installed):
         return platform.python_version()
     if top != "headrace" and not is_installed:
         return None
@@ -254,8 +255,3 @@ def version_of(module: str) -> str | None:
         return metadata.version(top)
     version = getattr(sys.modules.get(top), "__version__", None)
     return version if type(version) is str else str(Path(places[0] or places[1]).stat().st_mtime_ns)
-
-
-def _is_of_python(places: list[str]) -> bool:
-    """True if the modules are in Python's own folder. A user's file may shadow a standard name."""
-    return any(Path(os.__file__).parent in Path(place).parents for place in places)

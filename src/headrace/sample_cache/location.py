@@ -6,7 +6,6 @@ import fcntl
 import os
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,20 +21,8 @@ _MEMORY_SHARE, _DISK_SHARE = 4, 2  # default limit: the machine's memory, or the
 _ATTEMPTS = 100
 
 
-class KeepingPlace(ABC):
-    is_shared = False  # with other and later processes
-
-    @abstractmethod
-    def open(self, identity: bytes, count: int) -> SampleFile:
-        """Open the file of `count` samples, or create it.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
-
-
 @dataclass(frozen=True)
-class MemoryPlace(KeepingPlace):
+class MemoryPlace:
     """The memory of this process and its workers. Each file is new.
 
     Attributes:
@@ -43,11 +30,13 @@ class MemoryPlace(KeepingPlace):
     """
 
     max_bytes: int | None
+    is_shared = False  # with other and later processes
 
     def __str__(self) -> str:
         return "memory"
 
     def open(self, identity: bytes, count: int) -> SampleFile:
+        """Create the file of `count` samples. An OSError if that fails."""
         most = memory_bytes() // _MEMORY_SHARE if self.max_bytes is None else self.max_bytes
         fd = anonymous_file()
         try:
@@ -67,7 +56,7 @@ class _FixedRoom:
 
 
 @dataclass(frozen=True)
-class FolderPlace(KeepingPlace):
+class FolderPlace:
     """A folder. An open file is locked, so that other processes do not remove it to make room.
 
     Attributes:
@@ -168,18 +157,19 @@ class _FolderRoom:
 def _remove_unused(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Path(path).unlink()
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        Path(path).unlink(missing_ok=True)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
     return True
+
+
+KeepingPlace = MemoryPlace | FolderPlace
 
 
 def place_of(place: str | os.PathLike[str] | None, max_bytes: int | None) -> KeepingPlace:

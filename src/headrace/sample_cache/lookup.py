@@ -51,7 +51,9 @@ class Writer:
         if file is None:
             return
         if self._is_same is None:  # computed after the first call, which may have changed them
-            self._is_same = self._digest_here() == self._expected
+            self._is_same = False
+            with suppress(NotKnownError):
+                self._is_same = fingerprint_of(self._functions) == self._expected
             if not self._is_same:
                 self._warn("what is done to samples has changed since the epoch began; nothing is kept of it")
         if not self._is_same:
@@ -63,11 +65,6 @@ class Writer:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Writer, (self._functions, self._file, self._expected)
-
-    def _digest_here(self) -> bytes | None:
-        with suppress(NotKnownError):
-            return fingerprint_of(self._functions)
-        return None
 
     def _warn(self, what: str) -> None:
         if not self._has_warned:

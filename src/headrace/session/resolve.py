@@ -16,8 +16,7 @@ from headrace._util import file_limits as descriptors
 from headrace._util.file_limits import memory_bytes
 from headrace._util.functions import as_it_is, name_of
 from headrace.errors import LateOptionError, OptionError
-from headrace.options import Balance, FetchOptions, Settings
-from headrace.options.error_policy import exclusion, quarantine_file, skip_policy
+from headrace.options import Balance, FetchOptions, Settings, exclusion, quarantine_file, skip_policy
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
 from headrace.types import Tail
 

@@ -273,14 +273,12 @@ class Runtime:
 
     def _in_use(self) -> int:
         """Bytes held, or the budget's share that matches the number of segments, if larger."""
-        by_number = self._settings.memory_budget * self._segment_count() // self._segments_at_most
+        segments = self._arena.count + len(self._slabs.segments)
+        by_number = self._settings.memory_budget * segments // self._segments_at_most
         return max(self._held() - self._arena.spare_bytes, by_number)
 
     def _room(self) -> int:
         return self._settings.memory_budget - self._budget.in_use
-
-    def _segment_count(self) -> int:
-        return self._arena.count + len(self._slabs.segments)
 
     def _forget(self, number: int) -> None:
         self._workers.forget_segment(number)

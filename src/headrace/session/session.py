@@ -29,7 +29,7 @@ from headrace.session.epoch_planner import EpochCursor, NextEpoch
 from headrace.session.rank_sharing import count_share
 from headrace.session.runtime import Runtime
 from headrace.torch_compat.ranks import Ranks
-from headrace.workers.torch_use import may_use_torch
+from headrace.workers.chains import may_use_torch
 
 log = logging.getLogger("headrace")
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import DecodeError, FormatError, OptionError, StageError, masked
+from headrace.errors import FormatError, masked
 from headrace.formats.limits import Limits
-from headrace.formats.mp4.frames import WHY_MOST, decoded
-from headrace.formats.mp4.pieces import Piece
+from headrace.formats.mp4.frames import Piece, decode_errors, decoded
 from headrace.formats.pinned_object import for_each
 from headrace.indexes.videos import Videos
 from headrace.sources.clips import read_frames, video_as_listed
@@ -113,15 +112,9 @@ class AddFrames:
                 raise FormatError(f"{where} is of task {number}, which meta/tasks lacks", url=row["__url__"])
             row.setdefault("task", self.tasks[number])
         for camera, (url, pieces, bodies) in zip(self.cameras, read, strict=bool(read)):
-            try:
+            key = row["__key__"]
+            text = f"frames of row {key!r} of {row['__url__']} do not decode by {self.decoder}, from {masked(url)}"
+            with decode_errors(text, key, url, camera):
                 frames, _ = decoded(self.decoder, pieces, bodies, self.limits, self.size)
-            except (StageError, OptionError):
-                raise
-            except Exception as error:
-                key, why = row["__key__"], str(error)[:WHY_MOST] or type(error).__name__
-                text = (
-                    f"frames of row {key!r} of {row['__url__']} do not decode by {self.decoder}, from {masked(url)}: "
-                )
-                raise DecodeError(text + why, key=key, url=url, field=camera) from error
             row[camera] = frames[0] if self.is_one else frames
         return row

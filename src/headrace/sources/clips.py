@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
+import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -16,20 +15,24 @@ import numpy as np
 from headrace._util import check
 from headrace._util.reads import Reads
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
-from headrace.dataset.blocking import blocking
-from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
-from headrace.errors import FormatError, LimitError, ObjectChangedError, masked, printable
-from headrace.formats.mp4.frames import BODIES, PIECES
-from headrace.formats.mp4.pieces import Piece, pieces_of
-from headrace.formats.mp4.table import VideoTable
+from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking, fingerprint_of, forwarded
+from headrace.dataset.stream import Stream, Urls
+from headrace.errors import FormatError, ObjectChangedError, OptionError, masked, masked_text, printable
+from headrace.formats.limits import DEFAULTS, Limits, check_bytes
+from headrace.formats.mp4.format import MP4, VideoTable
+from headrace.formats.mp4.frames import BODIES, PIECES, ClipDecoder, Piece, check_decoder, pieces_of
 from headrace.formats.pinned_object import for_each
+from headrace.indexes.cache_path import cache_path, cached
 from headrace.indexes.videos import Video, Videos
+from headrace.ops.operator import EachSample
 from headrace.sources.bodies import read_exactly
-from headrace.sources.discovery.entries import check_listed
+from headrace.sources.discovery.entries import check_listed, shown
+from headrace.sources.discovery.guessing import Names, names_at
 from headrace.sources.files import Facts
-from headrace.sources.reading import OwnReaders
+from headrace.sources.reading import OwnReaders, number_of
 from headrace.types import Ints
 from headrace.workers.randomness import rng
+from headrace.workers.tasks import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +158,7 @@ class VideoClips(AsyncDataset):
         """Return clip `key`, encoded: the bytes of its frames, and of frames that these depend on."""
         await self.aopen()
         starts = self.starts
-        try:
-            number = range(int(starts[-1]))[operator.index(key)]
-        except IndexError:
-            raise IndexError(f"there is no clip {key}: there are {int(starts[-1])}") from None
+        number = number_of(key, int(starts[-1]), "clip")
         ordinal = int(np.searchsorted(starts, number, side="right")) - 1
         async with self._readers.use() as reader:
             return await self._get(reader, ordinal, number - int(starts[ordinal]))
@@ -201,10 +201,10 @@ class VideoClips(AsyncDataset):
 
 def _too_short(url: str, frames: int, clips: Clips) -> FormatError:
     at = "" if clips.fps is None else f" at {clips.fps:g} a second"
-    return FormatError(
-        f"{masked(url)} has {frames} frames{at}, and a clip of {clips.frames} takes {clips.span}; short='drop' leaves "
+    return FormatError.at(
+        url,
+        f"has {frames} frames{at}, and a clip of {clips.frames} takes {clips.span}; short='drop' leaves "
         "such videos out",
-        url=url,
     )
 
 
@@ -222,11 +222,7 @@ async def read_frames(
     """Read what decoding some frames of a video needs: pieces, and the bytes of their ranges."""
     table, version = video
     pieces, spans = pieces_of(table, chosen)
-    nbytes = sum(int(piece.size.sum()) for piece in pieces)
-    if nbytes > videos.limits.member_bytes:
-        raise LimitError(
-            f"{masked(url)}: a clip takes {nbytes} bytes, over the limit of {videos.limits.member_bytes}", url=url
-        )
+    check_bytes("a clip", sum(int(piece.size.sum()) for piece in pieces), videos.limits.member_bytes, url=url)
 
     async def body(k: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         return np.frombuffer(await read_exactly(reader, url, *spans[k], version), np.uint8)
@@ -240,41 +236,149 @@ async def read_frames(
 
 
 class ClipSource(StoredSource, KeySource):
+    data: VideoClips
     traits = Traits(numbered=True, objects=True)
-
-    def __init__(self, data: VideoClips) -> None:
-        super().__init__(data)
-        self.data: VideoClips = data
-
-    @property
-    def starts(self) -> Ints:
-        return self.data.starts
+    starts = forwarded("data")
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
-        return f"video({masked(self.urls[0])}{more}, {self.data.text})"
+        return f"video({shown(self.urls)}, {self.data.text})"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         return list(self.data.facts)
 
-    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
-        return _ClipOrders(self, keeps)
-
     def fingerprint(self) -> str:
         return fingerprint_of((*self.urls, self.data.identity))
 
+    def fingerprint_with(self, sizes: Ints) -> str:
+        return fingerprint_of((*self.urls, fingerprint_of((self.data.identity,), sizes)), sizes)
 
-class _ClipOrders(SourceOrders):
-    def __init__(self, source: ClipSource, keeps: tuple[KeepsKey, ...]) -> None:
-        super().__init__(source, keeps)
-        self._identity = source.data.identity
 
-    @cached_property
-    def _named(self) -> str:
-        return fingerprint_of((self._identity,), self.sizes)
+Listed = Sequence[tuple[str, Sequence[float]]]
+"""Clips: (URL of a video, times in seconds)."""
+
+
+def listed_clips(given: object) -> Listed | None:
+    """Return the clips of a list. None: the list does not have clips."""
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        return None
+    clips: list[tuple[str, tuple[float, ...]]] = []
+    for number, one in enumerate(list(given)):
+        if not isinstance(one, tuple | list) or len(one) != 2 or isinstance(one[1], str):
+            if clips:
+                raise OptionError(
+                    f"clip {number}, {masked_text(repr(one)):.80}: (address, times) as of those before it is meant"
+                )
+            return None
+        url, times = one
+        try:
+            seconds = tuple(float(time) for time in times)
+        except (TypeError, ValueError):
+            raise OptionError(f"clip {number}, {one!r:.80}: times are numbers, in seconds") from None
+        if not seconds or not all(map(math.isfinite, seconds)):
+            raise OptionError(f"clip {number}, {one!r:.80}: one time or more is needed, and each is finite")
+        clips.append((str(url), seconds))
+    return clips or None
+
+
+class ListedClips(VideoClips):
+    """Clips by their number in the list. The tables of each video are read once."""
+
+    def __init__(self, videos: Videos, listed: Listed, storage_options: Mapping[str, object] | None = None) -> None:
+        super().__init__(videos, Clips(frames=1), storage_options)
+        self.listed = listed
+        number = {url: k for k, url in enumerate(videos.urls)}
+        self._video = [number[url] for url, _ in listed]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ListedClips, (self.videos, self.listed, self.storage_options)
 
     @property
-    def fingerprint(self) -> str:
-        return fingerprint_of((*self._source.urls, self._named), self.sizes)
+    def urls(self) -> Sequence[str]:
+        return tuple(url for url, _ in self.listed)
+
+    @property
+    def text(self) -> str:
+        return f"{len(self.listed)} clips at times"
+
+    @property
+    def identity(self) -> str:
+        return repr([times for _, times in self.listed])
+
+    async def _counts(self) -> Ints:
+        async with self._readers.use() as reader:
+            await self.videos.open(reader)
+        return np.ones(len(self.listed), np.int64)
+
+    def _video_of(self, ordinal: int) -> int:
+        return self._video[ordinal]
+
+    def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:  # noqa: ARG002 (one of each)
+        times = self.listed[ordinal][1]
+        return f"{times[0]:g}", table.shown_at(times)
+
+
+def video(
+    urls: Urls | Listed,
+    clips: Clips | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    decoder: str = "torchcodec",
+    index: str | os.PathLike[str] | None = "auto",
+    limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """Read clips of MP4 videos as samples. Only the parts of a file that a clip needs are read.
+
+    A sample has `__key__`, `__url__`, `frames`, `[T, 3, H, W] uint8` in RGB, and `times`, `[T] float64`, the display
+    time of each frame in seconds. Clips have numbers, so `len(data)`, `data[i]`, `.shuffle()` over all of them,
+    `.slice()`, ranks and exact resume work as usual.
+
+    The tables of frames are at the beginning or the end of each file. They are read once, in two or three requests,
+    before the first sample; with `Clips(of_each=…)`, when a video is first needed.
+
+    Args:
+        urls: A URL or path, a pattern such as "videos/{000..999}.mp4" or "videos/**/*.mp4", a folder, or a list of
+            these. Or the clips themselves, a list of (URL, times): each has the frames displayed at these times, in
+            seconds, in this order.
+        clips: Frames of a clip, and choice of clips. None if `urls` lists the clips.
+        size: (height, width) in pixels to which frames are scaled. The aspect ratio is not preserved.
+        decoder: "torchcodec", or "pyav", which includes its own FFmpeg. Their pixels may differ by rounding.
+        index: URL of an index file with the tables of all videos (`headrace index` makes it). "build": the index in
+            this machine's cache, made first if missing, by one process for all. "auto": the index in the cache, if
+            present. None: no index.
+        limits: Limits on the pixels of a frame, and on the bytes of a clip, before and after decoding.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: There is no URL, the size is invalid, or the decoder is unknown, or not installed.
+
+    Examples:
+        >>> data = hr.video("s3://bucket/{000..999}.mp4", hr.Clips(frames=16, stride=2, every=8), decoder="pyav")
+        >>> data = data.shuffle().select("frames")
+    """
+    check_decoder(decoder)
+    check.size("size", size)
+    listed = listed_clips(urls)
+    if (listed is None) == (clips is None):
+        raise check.lacking("hr.video", "videos and clips=hr.Clips(…), or a list of (address, times) alone")
+    if listed is not None:
+        names = Names(tuple(dict.fromkeys(url for url, _ in listed)))
+    else:
+        names = names_at(urls, storage_options, kept=listing == "kept", folders=MP4.suffixes)
+    paths = names.urls
+    if index == "build":
+        videos = Videos(paths, str(cache_path(paths, storage_options, MP4)), limits, is_built=True)
+    elif index == "auto":
+        place = cached(paths, storage_options, MP4)
+        videos = Videos(paths, None if place is None else str(place), limits)
+    else:
+        videos = Videos(paths, None if index is None else os.fspath(index), limits)
+    decode = EachSample(Step("decode(clip)", "map", ClipDecoder(decoder, limits, size), is_implied=True), opens=True)
+    if listed is not None:
+        return Stream(ListedClips(videos, listed, storage_options), (decode,))
+    assert clips is not None
+    return Stream(VideoClips(videos, clips, storage_options, names.facts), (decode,))

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never
 
 from headrace._util import check
-from headrace.dataset.blocking import blocking
+from headrace.dataset.source import blocking
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.ops.operator import EachSample
 from headrace.sources.discovery.guessing import Names, folders_at, names_at, place_of
-from headrace.sources.discovery.patterns import is_pattern
+from headrace.sources.discovery.urls import is_pattern
 from headrace.sources.reading import read_from
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def stream(
         >>> len(data.source.urls)
         1282
     """
-    from headrace.sources.placed_shards import opening, shards_at
+    from headrace.sources.shards import opening, shards_at
 
     if misplaced:
         raise _not_taken(next(iter(misplaced)))
@@ -167,7 +167,7 @@ def energon(
     """
     from headrace.formats.energon import NAME, Energon
     from headrace.formats.folders import split_path
-    from headrace.sources.placed_shards import opening, shards_at
+    from headrace.sources.shards import opening, shards_at
 
     place = os.fspath(url)
     path, rest = split_path(place)
@@ -176,7 +176,7 @@ def energon(
     found = place_of(Names((place,)), Energon(split), limits, storage_options)
     if found.entries is None:
         blocking(partial(read_from, storage_options, place))  # raises the reason
-        raise OptionError(f"{masked(place)} is no file of Energon's")
+        raise OptionError.at(place, "is no file of Energon's")
     source = shards_at(found, "auto", limits, storage_options)
     return Stream(source, opening(source))
 

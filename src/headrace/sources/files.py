@@ -16,6 +16,8 @@ from headrace.sources.reading import read_from
 from headrace.types import Ints
 
 Facts = tuple[tuple[str, str], ...]
+"""Facts about a location: (subject, fact)."""
+
 _SHOWN = 5
 
 
@@ -28,8 +30,8 @@ def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tupl
         raise check.invalid("classes", given, "a list of different names")
     if missing := sorted(found - set(classes)):
         shown = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
-        raise OptionError(
-            f"{masked(place)} has classes that classes= does not list: {shown}. Add them, or drop their samples"
+        raise OptionError.at(
+            place, f"has classes that classes= does not list: {shown}. Add them, or drop their samples"
         )
     return classes
 
@@ -77,11 +79,8 @@ class Files(Objects):
 
 
 class ObjectSource(StoredSource, KeySource):
+    data: Objects
     traits = Traits(numbered=True, objects=True)
-
-    def __init__(self, data: Objects) -> None:
-        super().__init__(data)
-        self.data: Objects = data
 
     @property
     def facts(self) -> list[tuple[str, str]]:

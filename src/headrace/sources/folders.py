@@ -15,11 +15,11 @@ import numpy as np
 from headrace.errors import OptionError, masked
 from headrace.formats.images import EXTENSIONS
 from headrace.sources.discovery.entries import Entries, entries_of, survey_of
-from headrace.sources.discovery.guessing import Options
 from headrace.sources.discovery.kinds import extension_of, stem_of, without_extension
 from headrace.sources.discovery.listing import Listing, is_data_folder
-from headrace.sources.discovery.patterns import Pattern
+from headrace.sources.discovery.urls import Pattern
 from headrace.sources.files import Facts, Objects, classes_of, digest_with
+from headrace.sources.reading import Options
 from headrace.types import Ints
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
@@ -101,9 +101,10 @@ class FolderFiles(Objects):
 
             bodies = await for_each(len(urls), lambda k: self.body(first + k))
         for url, body in zip(urls, bodies, strict=True):
-            field = _field_of(extension_of(url), self.has_images)
+            extension = extension_of(url)
+            field = "image" if self.has_images and extension in EXTENSIONS else extension or "data"
             if field in sample:
-                raise OptionError(f"{masked(url)}: sample {stem!r} has two fields {field!r}")
+                raise OptionError.at(url, f": sample {stem!r} has two fields {field!r}")
             sample[field] = body
         return sample
 
@@ -196,14 +197,16 @@ def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
     survey, folder = listing.urls.survey, listing.folder
     found, loose = {_path_below(folder, folder + name) for name in survey.folders}, survey.loose
     if loose and (found or is_asked):
-        raise OptionError(
-            f"{masked(listing.place)} has {loose:,} files beside {len(found)} folders, which may be classes or not: "
-            "give labels=False, or the address of the folder whose folders are the classes"
+        raise OptionError.at(
+            listing.place,
+            f"has {loose:,} files beside {len(found)} folders, which may be classes or not: "
+            "give labels=False, or the address of the folder whose folders are the classes",
         )
     if found and found <= _SPLITS and not is_asked:
-        raise OptionError(
-            f"{masked(listing.place)} has the folders {', '.join(sorted(found))}, which are no classes: give the "
-            f"address of one, such as {masked(listing.folder)}{min(found)}/, or labels=False"
+        raise OptionError.at(
+            listing.place,
+            f"has the folders {', '.join(sorted(found))}, which are no classes: give the "
+            f"address of one, such as {masked(listing.folder)}{min(found)}/, or labels=False",
         )
     return found
 
@@ -224,10 +227,6 @@ def _path_below(folder: str, url: str) -> str:
     if "%" not in path or not folder.startswith(("http://", "https://")):
         return path
     return "/".join(unquote(part, errors="surrogateescape").replace("/", "%2F") for part in path.split("/"))
-
-
-def _field_of(extension: str, has_images: bool) -> str:
-    return "image" if has_images and extension in EXTENSIONS else extension or "data"
 
 
 def _has_images(samples: Iterable[str]) -> bool:

@@ -36,8 +36,6 @@ class GetItem:
         return {"dataset": self.dataset}
 
     def __call__(self, key: object) -> object:
-        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
-            self._gate = gate_of(self.dataset, 1)
         with self._gate.free:
             return self.dataset[key]
 
@@ -49,9 +47,14 @@ class CallGate:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads, self.pid = threads, os.getpid()
-        self.free = threading.Semaphore(threads)
+        self.threads, self._pid, self._free = threads, os.getpid(), threading.Semaphore(threads)
         self._limiter: RunVar[CapacityLimiter] = RunVar("headrace_call_gate")
+
+    @property
+    def free(self) -> threading.Semaphore:
+        if self._pid != os.getpid():  # the parent process may have held it during the fork
+            self._pid, self._free = os.getpid(), threading.Semaphore(self.threads)
+        return self._free
 
     async def call(self, function: Callable[[object], object], key: object) -> tuple[object, Taken]:
         limiter = self._limiter.get(None)
@@ -65,7 +68,7 @@ class CallGate:
             return timed(function, key)
 
 
-_GATES: WeakValueDictionary[tuple[int, int, int], CallGate] = WeakValueDictionary()
+_GATES: WeakValueDictionary[tuple[int, int], CallGate] = WeakValueDictionary()
 
 
 def gate_of(dataset: object, threads: int) -> CallGate:
@@ -76,7 +79,7 @@ def gate_of(dataset: object, threads: int) -> CallGate:
     """
     while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
-    key = (id(dataset), threads, os.getpid())
+    key = (id(dataset), threads)
     gate = _GATES.get(key)
     if gate is None:
         gate = _GATES[key] = CallGate(threads)

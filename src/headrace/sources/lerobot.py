@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace._util import check
-from headrace.dataset.blocking import blocking
+from headrace.dataset.source import blocking
 from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.arrow_values import library
@@ -27,11 +27,9 @@ from headrace.sources.camera_frames import AddFrames, CameraFrames, Episode
 from headrace.sources.constructors import stream
 from headrace.sources.discovery.entries import Entries, only
 from headrace.sources.discovery.guessing import Place, folders_at
-from headrace.sources.placed_shards import opening, shards_at
-from headrace.sources.reading import found, read_from
+from headrace.sources.reading import Options, found, read_from
+from headrace.sources.shards import opening, shards_at
 from headrace.workers.tasks import Step
-
-Options = Mapping[str, object] | None
 
 INFO = "meta/info.json"
 """Metadata file that identifies a data set and describes its layout."""
@@ -131,21 +129,19 @@ def _about(folder: str, storage_options: Options) -> _About:
     place = f"{folder}{INFO}"
     data = blocking(partial(found, place, None, storage_options))
     if data is None:
-        raise OptionError(
-            f"{masked(folder)} has no {INFO}, or it cannot be read: it is no data set of LeRobot's layout"
-        )
+        raise OptionError.at(folder, f"has no {INFO}, or it cannot be read: it is no data set of LeRobot's layout")
     try:
         said = as_object(json.loads(data)) or {}
     except ValueError as error:
-        raise FormatError(f"{masked(place)} is damaged: {error}", url=place) from None
+        raise FormatError.at(place, f"is damaged: {error}") from None
     version, features = as_text(said.get("codebase_version")) or "", as_object(said.get("features")) or {}
     if not re.fullmatch(r"v[23]\.\d+", version):
-        raise OptionError(
-            f"{masked(place)} is of the version {version!r}: 2 and 3 are read; LeRobot's own scripts convert others"
+        raise OptionError.at(
+            place, f"is of the version {version!r}: 2 and 3 are read; LeRobot's own scripts convert others"
         )
     fps, count, chunk = said.get("fps"), as_number(said.get("total_episodes")), as_number(said.get("chunks_size"))
     if not isinstance(fps, int | float) or not 0 < fps < 1e6 or count is None:
-        raise FormatError(f"{masked(place)} is damaged: it has no fps, or no total_episodes", url=place)
+        raise FormatError.at(place, "is damaged: it has no fps, or no total_episodes")
     videos = [name for name, one in features.items() if (as_object(one) or {}).get("dtype") == "video"]
     video_path, data_path = (as_text(said.get(name)) or "" for name in ("video_path", "data_path"))
     frames = as_number(said.get("total_frames"))
@@ -161,7 +157,7 @@ class _There:
         self._meta = frozenset(only(urls, lambda one: one.startswith(f"{folder}meta/")))
         self.rows = only(urls, lambda one: one.startswith(f"{folder}data/") and one.endswith(".parquet"))
         if not len(self.rows):
-            raise OptionError(f"{masked(folder)} has no rows: nothing like data/**/*.parquet is there")
+            raise OptionError.at(folder, "has no rows: nothing like data/**/*.parquet is there")
 
     def _read(self, name: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Read the rows of a table in `meta`: JSON lines, or one or more Parquet files."""
@@ -189,13 +185,13 @@ class _There:
             numbers = table.column("task_index").to_pylist()
             return self._numbered(list(zip(numbers, map(str, texts.to_pylist()), strict=True)))
         except (pa.ArrowException, KeyError, OSError) as error:
-            raise FormatError(f"{masked(place)} is damaged: {error}", url=place) from None
+            raise FormatError.at(place, f"is damaged: {error}") from None
 
     def _numbered(self, tasks: Sequence[tuple[int, str]]) -> dict[int, str]:
         found = dict(tasks)
         if len(found) < len(tasks):
             place = f"{self._folder}meta/tasks"
-            raise FormatError(f"{masked(place)} is damaged: two of its {len(tasks)} tasks have one number", url=place)
+            raise FormatError.at(place, f"is damaged: two of its {len(tasks)} tasks have one number")
         return found
 
     def episodes(self, cameras: Sequence[str]) -> tuple[Entries, dict[int, Episode]]:
@@ -250,7 +246,7 @@ class _There:
 
     def _damaged(self, why: str) -> FormatError:
         place = f"{self._folder}meta/episodes"
-        return FormatError(f"{masked(place)} is damaged: {why}", url=place)
+        return FormatError.at(place, f"is damaged: {why}")
 
 
 def _filled(names: Mapping[str, str | int], match: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from headrace.fetch.meter import unwatched
 from headrace.fetch.stores.addresses import split
 from headrace.options import FetchOptions
 from headrace.types import Listed
+
+Options = Mapping[str, object] | None
 
 _READS = 64  # at once
 _QUICK = FetchOptions(attempts=2)  # unreadable objects are reported as missing
@@ -37,7 +40,7 @@ async def read(url: str, start: int | None = None, stop: int | None = None) -> b
 
 
 async def read_from(
-    storage_options: Mapping[str, object] | None,
+    storage_options: Options,
     url: str,
     start: int | None = None,
     stop: int | None = None,
@@ -52,7 +55,7 @@ async def read_from(
         return await reader.read(url, start, stop, version=version)
 
 
-async def found(url: str, count: int | None, storage_options: Mapping[str, object] | None) -> bytes | None:
+async def found(url: str, count: int | None, storage_options: Options) -> bytes | None:
     """Read the start of an object, or all of it. None if it cannot be read. Needs no loader.
 
     Args:
@@ -68,13 +71,19 @@ async def found(url: str, count: int | None, storage_options: Mapping[str, objec
             return None
 
 
-async def listed(
-    folder: str, levels: int | None, storage_options: Mapping[str, object] | None
-) -> AsyncGenerator[Sequence[Listed], None]:
+async def listed(folder: str, levels: int | None, storage_options: Options) -> AsyncGenerator[Sequence[Listed], None]:
     """List the objects in a folder by address, page by page. Needs no loader."""
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         async for page in reader.listing(folder, levels=levels):
             yield page
+
+
+def number_of(key: int, count: int, what: str) -> int:
+    """Return the number of one of `count` items. `key` may be negative."""
+    try:
+        return range(count)[operator.index(key)]
+    except IndexError:
+        raise IndexError(f"there is no {what} {key}: there are {count}") from None
 
 
 def is_file(url: str) -> bool:
@@ -88,7 +97,7 @@ def as_listed(folder: str) -> str:
     return path if scheme == "file" else folder
 
 
-async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> str | None:
+async def pinned(folder: str, storage_options: Options) -> str | None:
     """Return the folder at its current revision. None without revisions."""
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         return await reader.pinned(folder)
@@ -100,7 +109,7 @@ class OwnReaders:
     `closing` is awaited on the loop before an own reader is closed.
     """
 
-    def __init__(self, storage_options: Mapping[str, object] | None, closing: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, storage_options: Options, closing: Callable[[], Awaitable[None]]) -> None:
         self._storage_options, self._closing = dict(storage_options or {}), closing
         self._shared: dict[asyncio.AbstractEventLoop, _SharedReader] = {}
 

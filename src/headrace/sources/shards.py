@@ -1,9 +1,8 @@
-"""Shards as data sets, read sequentially, or by member with an index."""
+"""Shards as data sets, read sequentially, or by member with an index, and those of a detected location."""
 
 from __future__ import annotations
 
 import asyncio
-import operator
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.context import running_reader
-from headrace._util.reads import Reads, Version
+from headrace._util.reads import LoaderReads, Version
 from headrace._util.sample_ranges import Rows, Scanner
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
-from headrace.dataset.blocking import blocking
 from headrace.dataset.compact import packed
-from headrace.dataset.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted
+from headrace.dataset.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted, blocking, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, masked
 from headrace.formats.compression import Decompressor
@@ -35,18 +33,29 @@ from headrace.indexes.index import BuiltFile, Index, IndexFiles
 from headrace.readers.indexed_members import Members
 from headrace.readers.protocol import Producer
 from headrace.readers.shard_plan import Expected
-from headrace.sources.bodies import Where, bodies_at, version_of
-from headrace.sources.discovery.entries import version_at
-from headrace.sources.reading import OwnReaders, is_file
-from headrace.sources.unpacking import FROM_ITS_START, UnpackedShards
+from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, version_of
+from headrace.sources.discovery.entries import shown, version_at
+from headrace.sources.reading import OwnReaders, is_file, number_of
 from headrace.types import Ints
 
 if TYPE_CHECKING:
     from headrace.engine.open_readers import EpochIO
+import os
+
+from headrace._util import check
+from headrace.errors import masked_text
+from headrace.formats.format import ShardEntry
+from headrace.formats.opening import Opener, is_kept
+from headrace.indexes.cache_path import beside, cached
+from headrace.indexes.index import FileForEach, OneFile, OwnTables
+from headrace.ops.operator import EachSample
+from headrace.sources.discovery.guessing import Place
+from headrace.sources.discovery.urls import expand
+from headrace.sources.reading import Options
+from headrace.workers.tasks import Step
 
 T = TypeVar("T")
 
-_GAP_BYTES = 16 * 1024
 _LOOKED_AT = 1000  # shard names that are inspected
 
 
@@ -133,7 +142,7 @@ class IndexedShards(AsyncDataset):
         if not len(filled):
             return 0.0
         async with self._readers.use():
-            shard = await self.index.shard(_reader(), int(filled[0]))
+            shard = await self.index.shard(current_reader(), int(filled[0]))
         return max(float(shard.rows.size.sum()), shard.opened_bytes) / len(shard.rows)
 
     async def aopen(self) -> None:
@@ -155,17 +164,13 @@ class IndexedShards(AsyncDataset):
 
     def number(self, key: int) -> int:
         """Return the number of sample `key`, which may be negative. The index must be open."""
-        count = int(self.index.starts[-1])
-        try:
-            return range(count)[operator.index(key)]
-        except IndexError:
-            raise IndexError(f"there is no sample {key}: there are {count}") from None
+        return number_of(key, int(self.index.starts[-1]), "sample")
 
     async def get_scattered(self, number: int, wanted: Wanted | None) -> dict[str, object]:
         """Return a sample. Raise OptionError if its shard can be unpacked from its start only."""
         ordinal, _ = self.index.locate(number)
-        if self._where(ordinal, await self.index.shard(_reader(), ordinal)).is_only_in_order:
-            raise OptionError(f"{masked(self.urls[ordinal])} {FROM_ITS_START}")
+        if self._where(ordinal, await self.index.shard(current_reader(), ordinal)).is_only_in_order:
+            raise OptionError.at(self.urls[ordinal], f"{FROM_ITS_START}")
         return await self.get(number, wanted)
 
     def _where(self, ordinal: int, shard: ShardIndex) -> Where:
@@ -173,7 +178,7 @@ class IndexedShards(AsyncDataset):
         return Where(url, shard, self.limits, packing_of(self.format, url), unpacked)
 
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
-        reader = _reader()
+        reader = current_reader()
         ordinal, row = self.index.locate(number)
         shard = await self.index.shard(reader, ordinal)
         rows, url = shard.rows, self.urls[ordinal]
@@ -208,7 +213,7 @@ class IndexedShards(AsyncDataset):
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Return the locations of some samples of a shard, by row, with the wanted members."""
-        shard = await self.index.shard(_reader(), ordinal)
+        shard = await self.index.shard(current_reader(), ordinal)
         rows, crc = shard.rows, shard.crc
         if len(chosen) < len(rows):
             crc = None if crc is None else crc[rows.members(chosen)]
@@ -223,24 +228,20 @@ class IndexedShards(AsyncDataset):
     async def expected(self, ordinal: int) -> Expected:
         """Return the version and sample count of a shard, as indexed or listed."""
         count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
-        return Expected(version_of(await self.index.shard(_reader(), ordinal)), count)
+        return Expected(version_of(await self.index.shard(current_reader(), ordinal)), count)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
         """Return the numbers of all samples whose keys pass. Reads the index of every shard."""
         ids = tuple(map(id, keeps))
         if ids not in self._passing:
-            chosen = self._of_each_shard(partial(_passing, keeps=keeps))
+            chosen = self.of_each_shard(partial(_passing, keeps=keeps))
             numbers = np.concatenate([a + b for a, b in zip(chosen, self.index.starts[:-1], strict=True)])
             self._passing[ids] = keeps, numbers
         return self._passing[ids][1]
 
-    def keys_of_samples(self) -> list[str]:
-        """Return the keys of all samples, in order. Reads the index of every shard."""
-        return [key for keys in self._of_each_shard(_texts) for key in keys]
-
-    def _of_each_shard(self, of_rows: Callable[[Rows], T]) -> list[T]:
+    def of_each_shard(self, of_rows: Callable[[Rows], T]) -> list[T]:
         async def one(ordinal: int) -> T:
-            return of_rows((await self.index.shard(_reader(), ordinal)).rows)
+            return of_rows((await self.index.shard(current_reader(), ordinal)).rows)
 
         async def all_of_them() -> list[T]:
             async with self._readers.use():
@@ -264,8 +265,7 @@ class _Sharded(StoredSource):
 
     @property
     def text(self) -> str:
-        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
-        return f"stream({masked(self.urls[0])}{more})"
+        return f"stream({shown(self.urls)})"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -280,11 +280,8 @@ class _Sharded(StoredSource):
 
 
 class ShardSource(_Sharded):
+    data: Shards
     traits = Traits(sharded=True)
-
-    def __init__(self, data: Shards) -> None:
-        super().__init__(data)
-        self.data: Shards = data
 
     def indexed(self) -> Stream:
         data = self.data
@@ -296,28 +293,19 @@ class ShardSource(_Sharded):
 
 
 class IndexedShardSource(_Sharded, KeySource):
+    data: IndexedShards
     traits = Traits(numbered=True, sharded=True)
-
-    def __init__(self, data: IndexedShards) -> None:
-        super().__init__(data)
-        self.data: IndexedShards = data
+    sample_bytes = forwarded("data")
+    blocks = forwarded("data")
 
     @property
     def has_count(self) -> bool:
         return self.data.index.is_open
 
     @property
-    def sample_bytes(self) -> float | None:
-        return self.data.sample_bytes
-
-    @property
     def starts(self) -> Ints:
         self.count()
         return self.data.index.starts
-
-    @property
-    def blocks(self) -> Ints | None:
-        return self.data.blocks
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return by_number or by_key or not self.is_compressed
@@ -329,7 +317,7 @@ class IndexedShardSource(_Sharded, KeySource):
         return not self.is_compressed
 
     def keys(self) -> Sequence[str]:
-        return packed(self.data.keys_of_samples())
+        return packed(key for keys in self.data.of_each_shard(_texts) for key in keys)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:
         return self.data.passing(keeps) if keeps else None
@@ -344,7 +332,7 @@ class IndexedShardSource(_Sharded, KeySource):
         return io.shards(*_ways(self.data), self.data.expected)
 
 
-def _reader() -> Reads:
+def current_reader() -> LoaderReads:
     reader = running_reader.get()
     assert reader is not None
     return reader
@@ -383,3 +371,82 @@ def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Calla
         return None if kind is None else Decompressor(kind, url, data.limits, is_padded=True)
 
     return scanner, unpacks
+
+
+IndexAt = str | os.PathLike[str] | Sequence[str] | None
+
+_INDEX_WORDS = {
+    "auto": "that of this machine's cache",
+    "build": "built where it is missing",
+    "beside": "beside each shard",
+}
+
+
+def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
+    """Return the shards of a location; see `hr.stream`."""
+    form, entries = place.format, place.entries
+    assert form is not None, "single samples are there, and no shards"
+    urls: Sequence[str] = place.urls if entries is None else [one.url for one in entries]
+    shards = Shards(urls, storage_options, limits, form, place.facts)
+    if entries is None and form.scanner(urls[0], limits) is None:
+        entries = [ShardEntry(url, version=version_at(urls, k)) for k, url in enumerate(urls)]
+    if entries is not None:
+        return _by_own_tables(shards, entries, index)
+    where = _index_of(urls, index, form, limits, storage_options)
+    if where is None:
+        return shards
+    facts = (*place.facts, ("index", _INDEX_WORDS.get(str(index), "as given")))
+    return replace(shards, facts=facts).by_index(where)
+
+
+def opening(source: Shards | IndexedShards, entries: Sequence[ShardEntry] = ()) -> tuple[EachSample, ...]:
+    """Return the steps that decode blocks of shards. Empty for formats whose fields are members."""
+    if source.format.fields_are_members:
+        return ()
+    opener = Opener(source.format, source.limits)
+    is_ours = type(source.format).__module__.partition(".")[0] == "headrace"
+    step = Step(
+        f"open({source.format.name})",
+        "map",
+        opener,
+        is_implied=True,
+        open_many=None if type(source.format).open_many is Format.open_many else opener.open_many,
+        open_rows=opener.open_rows,
+        is_without_torch=is_ours and not source.format.gives_tensors(entries),
+    )
+    by_field = source.format.members_make_fields
+    opens = EachSample(step, opens=True, opens_fields=by_field)
+    rows = source.format.row_filter(source.urls)
+    if rows is None:
+        return (opens,)
+    keeps = EachSample(Step(rows.text, "filter", is_kept), opens=True, opens_fields=by_field, asks=rows.fields)
+    return opens, keeps
+
+
+def _by_own_tables(shards: Shards, entries: Sequence[ShardEntry], index: IndexAt) -> IndexedShards:
+    name = shards.format.name
+    if index not in ("auto", None):
+        raise OptionError(
+            f"index={masked_text(repr(index))}: shards of the format {name!r} bring their own index along"
+        )
+    if not shards.urls:
+        raise OptionError(f"the catalogue of the format {name!r} names no shards")
+    return shards.by_index(OwnTables(shards.format, entries, shards.limits))
+
+
+def _index_of(
+    urls: Sequence[str], index: IndexAt, form: Format, limits: Limits, storage_options: Options
+) -> IndexFiles | None:
+    if index is None:
+        return None
+    if not index or not isinstance(index, str | os.PathLike | list | tuple):
+        raise check.invalid("index", index, "an address, a list of them, 'beside', 'build', 'auto' or None")
+    if index == "build":
+        return BuiltFile(str(cache_path(urls, storage_options, form)), limits, form)
+    if index == "auto":
+        place = cached(urls, storage_options, form)
+        return None if place is None else OneFile(str(place))
+    if index == "beside":
+        return FileForEach([beside(url) for url in urls])
+    files = expand(index)
+    return OneFile(files[0]) if len(files) == 1 else FileForEach(files)

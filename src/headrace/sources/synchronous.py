@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
@@ -36,10 +35,8 @@ class FromMap(AsyncDataset):
         return len(self.dataset)
 
     async def aget(self, key: object) -> object:
-        if self._gate is None or self.threads is None:
+        if self._gate is None:
             return key
-        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
-            self._gate = gate_of(self.dataset, self.threads)
         sample, taken = await self._gate.call(self.dataset.__getitem__, key)
         _count(self.dataset, "__getitem__", taken)
         return sample

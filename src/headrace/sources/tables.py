@@ -12,8 +12,8 @@ import numpy as np
 
 from headrace._util import check
 from headrace._util.sample_ranges import Rows
-from headrace.dataset.blocking import blocking
 from headrace.dataset.compact import packed
+from headrace.dataset.source import blocking
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of, without_compression
 from headrace.formats.format import Block, Format
@@ -116,7 +116,7 @@ def table_of(
     """
     rows = _rows(url, storage_options, others)
     if not len(rows):
-        raise OptionError(f"{masked(url)} has no rows")
+        raise OptionError.at(url, "has no rows")
     names = list(rows[0])
     columns = [url_column] if isinstance(url_column, str) else list(url_column or _known(url, names))
     for name in [*columns, *([] if label_column is None else [label_column])]:
@@ -124,9 +124,9 @@ def table_of(
     if classes is not None and label_column is None:
         raise check.lacking("hr.table(classes=…)", "label_column=, the column with the classes")
     if label_column is not None and "label" in names and label_column != "label":
-        raise OptionError(f"{masked(url)} has a column 'label' already: label_column={label_column!r} has no room")
+        raise OptionError.at(url, f"has a column 'label' already: label_column={label_column!r} has no room")
     if taken := [name for name in names if name.startswith("__")]:
-        raise OptionError(f"{masked(url)} has the column {taken[0]!r}: names that begin with '__' are taken")
+        raise OptionError.at(url, f"has the column {taken[0]!r}: names that begin with '__' are taken")
     base = url[: path_of(url).rfind("/") + 1] if base is None else f"{base.rstrip('/')}/" if base else ""
     whose = "as given" if url_column is not None else "by its name"
     facts = [("objects by", f"column {', '.join(columns)} ({whose}) of {masked(url)}"), ("columns", ", ".join(names))]
@@ -194,7 +194,5 @@ def _known(url: str, names: Sequence[str]) -> list[str]:
     found = [name for name in names if name.lower() in known]
     if len(found) != 1:
         which = f"{', '.join(map(repr, found))} may" if found else "none of its columns is known to"
-        raise OptionError(
-            f"{masked(url)}: {which} name the objects; give url_column=, one of {', '.join(map(repr, names))}"
-        )
+        raise OptionError.at(url, f": {which} name the objects; give url_column=, one of {', '.join(map(repr, names))}")
     return found

@@ -11,19 +11,16 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from headrace._util import check
-from headrace._util.context import running_reader
 from headrace._util.reads import Reads
-from headrace.dataset.blocking import blocking
-from headrace.dataset.source import KeepsKey, Parts, SampleSource, SourceOrders, Wanted, fingerprint_of
+from headrace.dataset.source import SampleSource, Wanted, blocking, fingerprint_of, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import kind_of
 from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.tokens.layouts import Chunk, litdata_listed, token_dtype
+from headrace.formats.tokens.layouts import Chunk, litdata_listed, rows_of, token_dtype
 from headrace.formats.tokens.opener import TokenFormat, TokenOpener
-from headrace.formats.tokens.windows import rows_of
 from headrace.indexes.index import Index
 from headrace.indexes.token_files import TokenFiles, TokenSettings, TokenTable, bin_of
 from headrace.ops.operator import EachSample
@@ -31,11 +28,11 @@ from headrace.readers.indexed_members import Members
 from headrace.sources.bodies import Where, bodies_at, version_of
 from headrace.sources.constructors import Urls
 from headrace.sources.discovery.entries import check_listed
-from headrace.sources.discovery.guessing import Facts, names_at
-from headrace.sources.discovery.patterns import is_pattern
-from headrace.sources.discovery.urls import expand
+from headrace.sources.discovery.guessing import names_at
+from headrace.sources.discovery.urls import expand, is_pattern
+from headrace.sources.files import Facts
 from headrace.sources.reading import found
-from headrace.sources.shards import IndexedShards, IndexedShardSource
+from headrace.sources.shards import IndexedShards, IndexedShardSource, current_reader
 from headrace.types import Ints
 from headrace.workers.tasks import Step
 
@@ -108,7 +105,7 @@ def tokens(
     given = names.urls
     packed = next((url for url in given if kind_of(url) is not None), None)
     if packed is not None:
-        raise OptionError(f"{masked(packed)} is compressed: windows are read at their places; unpack it first")
+        raise OptionError.at(packed, "is compressed: windows are read at their places; unpack it first")
     places: Sequence[str] = given
     if chunks:
         places = tuple(chunk.url for chunk in chunks)
@@ -144,10 +141,10 @@ def _chunks(urls: tuple[str, ...], storage_options: Mapping[str, object] | None)
         if data is None:
             if name != _CATALOGUE and not chunks:
                 return ()
-            raise OptionError(f"{masked(url)} is no folder of LitData: its {_CATALOGUE} cannot be read")
+            raise OptionError.at(url, f"is no folder of LitData: its {_CATALOGUE} cannot be read")
         chunks += litdata_listed(place, data)
     if not chunks:
-        raise OptionError(f"{masked(urls[0])} has no chunks")
+        raise OptionError.at(urls[0], "has no chunks")
     return chunks
 
 
@@ -184,18 +181,15 @@ class TokenShards(IndexedShards):
         return Members(shard.rows, None, shard.size, version_of(shard))
 
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:  # noqa: ARG002
-        reader = running_reader.get()
-        assert reader is not None
         ordinal, row = self.index.locate(number)
         shard = self.table(ordinal).shard(np.array([row]))
         rows, url = shard.rows, self.urls[ordinal]
         places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
-        bodies = await bodies_at(reader, Where(url, shard, self.limits), places, [None] * len(places))
+        bodies = await bodies_at(current_reader(), Where(url, shard, self.limits), places, [None] * len(places))
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
 
     async def get_many(self, numbers: Sequence[int]) -> list[dict[str, object]]:
-        reader, chosen, starts = running_reader.get(), np.array(numbers), self.index.starts
-        assert reader is not None
+        chosen, starts = np.array(numbers), self.index.starts
         samples: list[dict[str, object]] = [{} for _ in numbers]
         ordinals = np.searchsorted(starts, chosen, side="right") - 1
         for ordinal in np.unique(ordinals).tolist():
@@ -204,7 +198,7 @@ class TokenShards(IndexedShards):
             shard = self.table(ordinal).shard(keys)
             rows, name = shard.rows, masked(url)
             ranges = list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True))
-            bodies = await reader.read_each(url, ranges, version=version_of(shard))
+            bodies = await current_reader().read_each(url, ranges, version=version_of(shard))
             of_sample = pairwise(rows.starts.tolist())
             for k, key, (begin, end) in zip(these.tolist(), keys.tolist(), of_sample, strict=True):
                 members = dict(zip(rows.fields, bodies[begin:end], strict=False))  # the longest sample has all fields
@@ -250,6 +244,8 @@ class TokenShards(IndexedShards):
 
 class TokenSource(IndexedShardSource):
     data: TokenShards
+    lengths = forwarded("data")
+    parts = forwarded("data")
 
     @property
     def name(self) -> str:
@@ -263,25 +259,8 @@ class TokenSource(IndexedShardSource):
     def has_lengths(self) -> bool:
         return self.data.files.settings.documents in ("samples", "separate")
 
-    def lengths(self) -> Ints:
-        return self.data.lengths()
-
-    @property
-    def parts(self) -> Parts | None:
-        return self.data.parts
-
     def fingerprint(self) -> str:
         return fingerprint_of((*self.urls, self.data.files.settings.text))
 
-    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
-        return _TokenOrders(self, keeps, self.data.files.settings.text)
-
-
-class _TokenOrders(SourceOrders):
-    def __init__(self, source: SampleSource, keeps: tuple[KeepsKey, ...], text: str) -> None:
-        super().__init__(source, keeps)
-        self._text = text
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of((*self._source.urls, self._text), self.sizes)
+    def fingerprint_with(self, sizes: Ints) -> str:
+        return fingerprint_of((*self.urls, self.data.files.settings.text), sizes)

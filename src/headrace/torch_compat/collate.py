@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,8 +65,5 @@ def of_single(function: Callable[[object], object]) -> Single | None:
 
 def unchanged_by(collate: Callable[[list[object]], object] | None) -> Callable[[object], bool] | None:
     """Return a predicate for samples that a collation does not change. None if unknown."""
-    return _is_unchanged if isinstance(collate, Single) and collate.function is default_convert else None
-
-
-def _is_unchanged(sample: object) -> bool:
-    return is_data(sample, (dict, list))
+    is_known = isinstance(collate, Single) and collate.function is default_convert
+    return functools.partial(is_data, containers=(dict, list)) if is_known else None

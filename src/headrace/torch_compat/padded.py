@@ -82,7 +82,8 @@ class PaddedCollate:
         if len(dtypes) > 1:
             raise ValueError(f"{_the(name)} of a batch are of {_listed(dtypes)}: one dtype is needed")
         if len(shapes) == 1:
-            return plain_collate([_forwards(array) for array in arrays])
+            # torch refuses negative strides
+            return plain_collate([a if _is_tensor(a) or min(a.strides, default=0) >= 0 else a.copy() for a in arrays])
         if len(set(map(len, shapes))) > 1:
             raise ValueError(
                 f"{_the(name)} of a batch have the shapes {_listed(shapes)}: as many dimensions are needed"
@@ -125,11 +126,6 @@ def _arrays(values: Sequence[Any], name: str) -> Sequence[Any] | None:
 
 def _full(shape: tuple[int, ...], pad: float, like: Any) -> Any:
     return like.new_full(shape, pad) if _is_tensor(like) else np.full(shape, pad, like.dtype)
-
-
-def _forwards(array: Any) -> Any:
-    """Copy an array with negative strides, which torch refuses."""
-    return array if _is_tensor(array) or min(array.strides, default=0) >= 0 else array.copy()
 
 
 def _is_tensor(value: object) -> bool:

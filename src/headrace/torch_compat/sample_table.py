@@ -175,8 +175,10 @@ def _joined(
 ) -> list[object] | ArrayColumn:
     arrays = [column for column, _ in parts if isinstance(column, ArrayColumn)]
     if len(arrays) < len(parts) or not all(map(arrays[0].is_like, arrays)):
-        values = [value for column, chosen in parts for value in _values(column, chosen)]
-        return list(map(_copied, values)) if are_copied and arrays else values
+        values: list[Any] = [value for column, chosen in parts for value in _values(column, chosen)]
+        if are_copied and arrays:
+            return [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
+        return values
     first = arrays[0]
     numbers = np.empty((sum(len(chosen) for _, chosen in parts), *first.numbers.shape[1:]), first.numbers.dtype)
     at = 0
@@ -184,10 +186,6 @@ def _joined(
         np.take(column.numbers, chosen, 0, numbers[at : at + len(chosen)], "clip")  # other modes make a second copy
         at += len(chosen)
     return ArrayColumn(numbers, None, first.are_tensors)
-
-
-def _copied(array: Any) -> Any:
-    return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
 def _values(column: list[object] | ArrayColumn, chosen: Sequence[int]) -> list[object]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import anyio.to_thread
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from headrace.delivery.loop_locks import TaskLock
+from headrace.delivery.loop_lookahead import TaskLock
 from headrace.delivery.staging import mover_of
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.torch_compat.stateful import load, packed_states

@@ -168,7 +168,8 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
             if not isinstance(part, dict) or name not in part:
                 raise StateMismatchError(f"{field}: {name!r} is missing: this is no whole state", field=field)
             value, text = part[name], None
-            if name in _NUMBERS and not _is_number(value) and not (value is None and name in _OPTIONAL):
+            is_number = type(value) is int and 0 <= value < _NUMBER_MOST
+            if name in _NUMBERS and not is_number and not (value is None and name in _OPTIONAL):
                 text = f"{field}: {name!r} is {value!r:.50}"
             elif name in _FLAGS and type(value) is not bool:
                 text = f"{field}: {name!r} is {value!r:.50}, neither true nor false"
@@ -194,10 +195,6 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     return whole
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is int and 0 <= value < _NUMBER_MOST
-
-
 def _is_row(value: object) -> bool:
     return isinstance(value, list | tuple)
 
@@ -206,6 +203,7 @@ def common(loader: DataLoader[object]) -> LoaderState:
     """Return a state's description of its loader, without progress."""
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler
+    inmost = sampler.sampler if type(sampler) is BatchSampler else sampler
     ranks = next(parts_of(sampler, (DistributedSampler,)), None)
     random = next(parts_of(sampler, (RandomSampler, WeightedRandomSampler)), None)
     return {
@@ -217,8 +215,8 @@ def common(loader: DataLoader[object]) -> LoaderState:
         "batch_size": _number(sampler, "batch_size"),
         "epoch": epoch_of(loader),
         "count": _count_of(loader.dataset) if is_map else None,
-        "sampler_type": type(_inmost_batches(sampler)).__name__ if is_map else None,
-        "sampler_length": _length_of(sampler) if is_map else None,
+        "sampler_type": type(inmost).__name__ if is_map else None,
+        "sampler_length": next(map(_count_of, parts_of(sampler, _KNOWN_LENGTHS)), None) if is_map else None,
         "sampler_replacement": _number(random, "replacement"),
         "generator": [loader.generator is not None, _has_generator(sampler)],
         "num_replicas": _replicas_of(sampler) if is_map else None,
@@ -235,10 +233,6 @@ def _count_of(dataset: Any) -> int | None:
         return None
 
 
-def _length_of(sampler: object) -> int | None:
-    return next(map(_count_of, parts_of(sampler, _KNOWN_LENGTHS)), None)
-
-
 def _has_generator(sampler: object) -> bool:
     own = (part for part in chain_of(sampler) if type(part) in _DRAWING)
     return any(part.generator is not None for part in own)
@@ -253,10 +247,6 @@ def _replicas_of(sampler: object) -> int | None:
 def _number(thing: object, name: str) -> int | None:
     value = getattr(thing, name, None)
     return value if isinstance(value, int) else None
-
-
-def _inmost_batches(sampler: object) -> object:
-    return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
 def epoch_of(loader: DataLoader[object]) -> int | None:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.delivery.arrival import BatchOpener
-from headrace.delivery.loop_locks import TaskLock
+from headrace.delivery.loop_lookahead import TaskLock
 from headrace.delivery.messages import Delivery
 from headrace.delivery.slabs import Views
 from headrace.delivery.staging import Ahead, ahead_of, mover_of

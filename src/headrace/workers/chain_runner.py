@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from headrace._util.context import part_position
 from headrace._util.fork_guard import Original
 from headrace.errors import DecodeError
-from headrace.state.sub_position import part_position
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
 from headrace.workers.error_notes import collate_error, key_of, note_origin

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from headrace._util.context import divided
 from headrace.errors import CollateError, StageError, masked, printable
-from headrace.state.sub_position import divided
 from headrace.torch_compat.collate_by_torch import collate_by_torch, why_no_batch
 from headrace.workers.failures import Origin, shown
 from headrace.workers.tasks import Step

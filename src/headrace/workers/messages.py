@@ -187,7 +187,7 @@ def exit_text(code: int | None) -> str:
 
 def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
     """Return the error of a sample that has ended the maximum number of workers."""
-    from headrace.state.sub_position import divided
+    from headrace._util.context import divided
 
     key, url = _origin(task, sample)
     batch = task.batch + max(sample, 0) // task.each if task.each else task.batch

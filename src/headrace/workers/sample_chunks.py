@@ -53,6 +53,21 @@ class Part(Protocol):
         ...
 
 
+class _Plain:
+    """Samples that have not failed, and whose keys are unknown before decoding."""
+
+    __slots__ = ()
+
+    blocks: Sequence[int] = ()
+
+    @property
+    def failed(self) -> Sequence[int]:
+        return ()
+
+    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
+        return None, None
+
+
 @dataclass(slots=True)
 class RawPart:
     """Undecoded samples in fetched ranges.
@@ -155,18 +170,13 @@ def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
 
 
 @dataclass(slots=True)
-class _Leased:
-    """Samples made by workers, in one lease. Keys are unknown before decoding."""
+class _Leased(_Plain):
+    """Samples made by workers, in one lease."""
 
     lease: Lease
 
-    blocks = ()
-
     def release(self) -> None:
         self.lease.release()
-
-    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
-        return None, None
 
 
 @dataclass(slots=True)
@@ -255,8 +265,6 @@ class TablePart(_Leased):
     lengths: tuple[int, ...]
     chosen: Sequence[int]
 
-    failed = ()
-
     @property
     def count(self) -> int:
         return len(self.chosen)
@@ -279,7 +287,7 @@ class TablePart(_Leased):
 
 
 @dataclass(slots=True)
-class ListPart:
+class ListPart(_Plain):
     """Samples that are Python objects of this process, which no other process can receive.
 
     Attributes:
@@ -291,8 +299,6 @@ class ListPart:
     stop: int | None = None
     claim: Claim | None = None
     nbytes: int = 0
-
-    blocks = ()
 
     @property
     def count(self) -> int:
@@ -318,12 +324,9 @@ class ListPart:
         """Return the samples as objects. Outside thread workers they are failures only."""
         return SentObjects(self.samples[self.start : self.start + self.count], 0, self.count)
 
-    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
-        return None, None
-
 
 @dataclass(slots=True)
-class KeyPart:
+class KeyPart(_Plain):
     """Keys of samples that workers get themselves. Sent with the task, without shared memory.
 
     Attributes:
@@ -335,15 +338,9 @@ class KeyPart:
     start: int
     stop: int
 
-    blocks = ()
-
     @property
     def count(self) -> int:
         return self.stop - self.start
-
-    @property
-    def failed(self) -> Sequence[int]:
-        return ()
 
     def cut(self, start: int, stop: int) -> KeyPart:
         return KeyPart(self.keys, self.pack, self.start + start, self.start + stop)

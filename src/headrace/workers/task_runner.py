@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -41,21 +41,12 @@ class _Descriptors:
 
 @dataclass(slots=True)
 class _Result:
-    """The result of a task until it is written."""
+    """The result of a task until it is written, and the reply that goes with it."""
 
     order: TaskMessage
     made: Any
+    reply: Reply
     skips: bool = False
-    kept: Sequence[int] = ()
-    failed: Sequence[int] = ()
-    measures: Sequence[int] = ()
-    errors: list[tuple[int, PackedError]] = field(default_factory=list)
-    left_out: Sequence[tuple[int, PackedError]] = ()
-    sizes: Sequence[tuple[int, ...]] = ()
-    batches: int = 0
-    pieces: Sequence[tuple[int, ...]] = ()
-    is_table: bool = False
-    took_s: float = 0.0
 
 
 class TaskRunner:
@@ -107,7 +98,7 @@ class TaskRunner:
     def work(self, order: TaskMessage) -> Reply:
         """Run one task. Errors are part of the reply."""
         busy: dict[str, float] = {}
-        chain, result = Chain(), _Result(order, None)
+        chain, result = Chain(), _Result(order, None, Reply("written"))
         try:
             if order.finish is Finish.SCAN:
                 return self._scan(order)
@@ -120,9 +111,9 @@ class TaskRunner:
                 busy["start"] = start_s
             began = time.perf_counter()
             reply = self._make(chain, result, busy)
-            result.took_s = time.perf_counter() - began
+            result.reply.took_s = time.perf_counter() - began
             if reply is not None:
-                reply.took_s = result.took_s
+                reply.took_s = result.reply.took_s
         except BaseException as error:  # a SystemExit of user functions must not end the worker
             self._progress[0] = -1  # only a crash leaves it at the sample
             return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
@@ -133,7 +124,7 @@ class TaskRunner:
 
         Inputs are not held when this returns, as writing needs as much memory again.
         """
-        order, rows = result.order, None
+        order, reply, rows = result.order, result.reply, None
         if order.finish in (Finish.COLLATE, Finish.GROUP):
             tables = self._inputs.tables(order.parts) if takes_tables(chain) else None
             made: Sequence[Any] = list(self._inputs.samples(order.parts, busy)) if tables is None else tables
@@ -150,35 +141,35 @@ class TaskRunner:
             if order.finish is Finish.SLOTS and not chain.by_key:
                 _remember(order.parts, made)
             if order.each:
-                result.batches = len(made) // order.each
-                made = made[: result.batches * order.each]
+                reply.batches = len(made) // order.each
+                made = made[: reply.batches * order.each]
         if order.finish in (Finish.BATCH, Finish.COLLATE):
             if chain.skips:
-                result.errors = _failed(made, order)
+                reply.errors = _failed(made, order)
                 made = without_failures(made)
                 if not made:
-                    return Reply("written", errors=result.errors, busy_s=busy)
+                    return Reply("written", errors=reply.errors, busy_s=busy)
             batch = self._maker.collate(chain, made, order, busy)
             if isinstance(batch, Failure):
                 return Reply("failed", errors=[(order.slot, batch.error)], busy_s=busy)
             result.made = _packed_batch(batch, order.batch)
         elif order.finish in (Finish.SAMPLES, Finish.GROUP):
             if order.finish is Finish.GROUP and order.notes:
-                packed, result.left_out = self._maker.packed(chain, made, order, busy)
+                packed, reply.left_out = self._maker.packed(chain, made, order, busy)
                 made = [packed]
             elif order.finish is Finish.GROUP:
                 made = [self._maker.group(chain, made, order, busy)]
-            result.kept, samples = listed(made) if rows is None else (range(len(rows)), rows.views())
-            result.measures = self._maker.measured(samples, result.kept, chain, order, busy)
+            reply.kept, samples = listed(made) if rows is None else (range(len(rows)), rows.views())
+            reply.measures = self._maker.measured(samples, reply.kept, chain, order, busy)
             if chain.measure is None:
                 result.made = self._maker.packed_samples(samples, chain)
             elif (table := table_of(samples, rows, self._inputs)) is not None:
-                result.made, result.is_table = table.packed(), True
+                result.made, reply.is_table = table.packed(), True
             else:  # groups may need samples that are not consecutive
-                result.made, result.pieces = self._maker.packed_apart(samples, chain)
+                result.made, reply.pieces = self._maker.packed_apart(samples, chain)
             failed = failures_among(samples)
-            result.failed = [k for k, _ in failed]
-            result.errors = [(order.slot + result.kept[k], failure.error) for k, failure in failed]
+            reply.failed = [k for k, _ in failed]
+            reply.errors = [(order.slot + reply.kept[k], failure.error) for k, failure in failed]
         elif order.finish is Finish.CHECK:
             return Reply("written", errors=_failed(made, order), busy_s=busy)
         else:
@@ -199,7 +190,8 @@ class TaskRunner:
 
     def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
         """Make batches, until a limit of bytes or time is reached."""
-        order, began, packed, waiting = result.order, time.perf_counter(), PackedEach(), list[object]()
+        order, reply, packed, waiting = result.order, result.reply, PackedEach(), list[object]()
+        began = time.perf_counter()
         lots, each, is_over = self._maker.make(chain, order, busy, order.each), order.each, False
         for lot in lots:
             waiting += lot
@@ -213,21 +205,19 @@ class TaskRunner:
         self._progress[0] = -1
         if self._had_large:
             give_back_freed_memory()
-        result.made, result.sizes, result.batches = packed.parts, packed.sizes, len(packed.sizes)
-        if result.made:
-            return None
-        return Reply("written", errors=result.errors, sizes=result.sizes, batches=result.batches, busy_s=busy)
+        result.made, reply.sizes, reply.batches, reply.busy_s = packed.parts, packed.sizes, len(packed.sizes), busy
+        return None if result.made else reply
 
     def _pack_batch(
         self, chain: Chain, made: Sequence[object], result: _Result, packed: PackedEach, busy: dict[str, float]
     ) -> None:
         """Collate and pickle the next batch of a task of several."""
-        order, number = result.order, len(packed.sizes)
+        order, reply, number = result.order, result.reply, len(packed.sizes)
         first = number * order.each
         failed = [(order.slot + first + k, failure.error) for k, failure in failures_among(made)]
         if failed and (not chain.skips or len(failed) == len(made)):
             packed.skip()
-            result.errors += failed
+            reply.errors += failed
             return
         batch = self._maker.alone(chain, without_failures(made) if failed else made, order, number, busy)
         if type(batch) is not Failure:
@@ -239,7 +229,7 @@ class TaskRunner:
         if type(batch) is Failure:  # belongs to no single sample
             packed.skip()
             failed = [(order.slot + first, batch.error)]
-        result.errors += failed
+        reply.errors += failed
 
     def place(self, task: int, place: Place) -> Reply:
         result = self._held.pop(task)
@@ -260,7 +250,7 @@ class TaskRunner:
         try:
             write = self._write_slots if result.order.finish is Finish.SLOTS else self._write_packed
             reply = write(result, busy)
-            reply.took_s = result.took_s
+            reply.took_s = result.reply.took_s
             return reply
         except Exception as error:
             return Reply("failed", errors=[(result.order.slot, serialize.pack_error(error))], busy_s=busy)
@@ -275,10 +265,8 @@ class TaskRunner:
             return Reply("held", size=size, busy_s=busy)
         lengths = serialize.write(parts, self._inputs.view(place))
         copies = self._copies(place, [(0, size)])
-        reply = Reply("written", size=size, lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
-        reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
-        reply.sizes, reply.pieces = result.sizes, result.pieces
-        reply.left_out, reply.is_table, reply.batches = result.left_out, result.is_table, result.batches
+        reply = result.reply
+        reply.size, reply.lengths, reply.busy_s, reply.copies = size, lengths, busy, copies
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
@@ -286,7 +274,7 @@ class TaskRunner:
         return self._inputs.taken(ranges) if isinstance(place, int) else []
 
     def _write_slots(self, result: _Result, busy: dict[str, float]) -> Reply:
-        order, made, batches = result.order, result.made, result.batches
+        order, made, batches = result.order, result.made, result.reply.batches
         errors = _failed(made, order)
         if len(errors) == len(made):
             return Reply("written", errors=errors, batches=batches, busy_s=busy)

@@ -16,9 +16,9 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import torch
+from builders import arrows, mds, parquet
 from builders.numbers import Made
-from end_to_end import arrows, mds, parquet
-from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
+from builders.tars import index_file, index_of_archive, numbered_samples, tar
 from torch.utils.data import default_collate
 
 import headrace as hr
@@ -71,7 +71,6 @@ class Places:
 
     def __init__(self, server: FaultServer, folder: Path) -> None:
         self.server, self.folder, self._number = server, folder, 0
-        self.indexes: dict[str, bytes] = {}
 
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
@@ -112,17 +111,13 @@ class Places:
                 written.urls[SEPARATE].append(f"memory://states/{name}/e{k}.bin")
             first += count
         written.index = f"memory://states/{name}.hri"
-        self.indexes[written.index] = index_file(indexes)
-        memory.put(written.index, self.indexes[written.index])
+        memory.put(written.index, index_file(indexes))
         memory.put(written.index + "l", index_file(line_indexes))
         memory.put(written.index + "r", index_file(record_indexes))
         for kind, compression in ((MDS, None), (MDS_ZSTD, "zstd:3")):
             files = mds.folder({"n": "int", "bin": "str"}, shards, compression)
             written.urls[kind] = [mds.put(f"states/{name}/{compression}", files)]
         return written
-
-    def index_of(self, written: Written) -> bytes:
-        return self.indexes[written.index]
 
 
 def _damaged(archive: bytes, samples: Sequence[tuple[str, dict[str, bytes]]], bad: frozenset[int]) -> bytes:
@@ -187,19 +182,16 @@ class Texts(Made):
         self.lengths = list(map(len, texts))
 
 
-class Keyed(hr.AsyncDataset):
+class Keyed(Made):
     """Samples by number."""
 
     def __init__(self, written: Written) -> None:
-        self.written = written
+        def make(key: int) -> dict[str, Any]:
+            if key in written.bad:
+                raise ValueError(f"sample {key} is damaged")
+            return sample_of(key)
 
-    def __len__(self) -> int:
-        return self.written.total
-
-    async def aget(self, key: int) -> dict[str, Any]:
-        if key in self.written.bad:
-            raise ValueError(f"sample {key} is damaged")
-        return sample_of(key)
+        super().__init__(make, written.total)
 
 
 class Listed:
@@ -244,12 +236,9 @@ class WithStatefulIterator(hr.AsyncIterableDataset):
         return _Counting(self.total)
 
 
-class _Counting:
+class _Counting(AsyncIterator[dict[str, Any]]):
     def __init__(self, total: int) -> None:
         self.total, self.place = total, {"next": 0}
-
-    def __aiter__(self) -> _Counting:
-        return self
 
     async def __anext__(self) -> dict[str, Any]:
         if self.place["next"] >= self.total:

@@ -6,13 +6,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.numbers import Counting
-from builders.ranks import ran, samples, world
+from builders.ranks import ran, samples, whole, world
 from end_to_end.state import sources
-from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
+from end_to_end.state.sources import GZ, INDEXED, MAP, TAR, Places, Seen, Written
 
 import headrace as hr
 from headrace.state.state import merge_states
@@ -27,6 +28,14 @@ def filtered(written: Written) -> Any:
     return sources.source(INDEXED, written).shuffle("window", window=20).map(Seen()).filter(sources.most)
 
 
+def counted(written: Written, kind: str, count: int, *, shuffled: bool = True) -> Any:
+    """An epoch of filtered samples, or of shards without an index: nobody knows how many samples a rank has."""
+    if kind == TAR:
+        return sources.source(TAR, written).map(Seen()).epoch(samples=count)
+    in_order = sources.source(INDEXED, written).map(Seen()).filter(sources.most)
+    return (filtered(written) if shuffled else in_order).epoch(samples=count)
+
+
 def lengths(steps: Any) -> list[int]:
     return [sum(map(len, step)) for step in steps]
 
@@ -34,26 +43,17 @@ def lengths(steps: Any) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(
-    written: Written, kind: str, count: int
-) -> None:
-    data = lambda: sources.source(kind, written).map(Seen()).filter(sources.most).epoch(samples=count)
-    if kind == TAR:
-        data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=count)
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, batch_size=4)
-        assert sum(samples(ranks.run()).values()) == count
-        ranks.run(2)
-        states = ranks.states()
+def test_ranks_make_as_many_steps_of_uncounted_samples(written: Written, kind: str, count: int) -> None:
+    data = lambda: counted(written, kind, count, shuffled=False)
+    assert sum(samples(ran(3, data, batch_size=4)[0]).values()) == count
+    _, states = ran(3, data, batch_size=4, most=2)
     assert sum(samples(ran(3, data, states, batch_size=4)[0]).values()) == count - 24
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
-def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(
-    written: Written, in_order: bool
-) -> None:
-    data = lambda: filtered(written).epoch(samples=60)
+def test_ranks_resume_from_their_own_states_of_filtered_samples(written: Written, in_order: bool) -> None:
+    data = lambda: counted(written, INDEXED, 60)
     options: dict[str, Any] = {"batch_size": 4, "in_order": in_order}
     with ExitStack() as stack:
         ranks = world(stack, 3, data, **options)
@@ -64,19 +64,17 @@ def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(
         rest, then = ranks.run(), ranks.run()
     if in_order:
         assert [first + rest, then] == expected
-    else:
-        assert [samples(first) + samples(rest), samples(then)] == [samples(steps) for steps in expected]
+    assert [samples(first) + samples(rest), samples(then)] == [samples(steps) for steps in expected]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 4)])
-def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
-    written: Written, before: int, after: int
-) -> None:
-    data = lambda: filtered(written).epoch(samples=60)
-    steps, states = ran(before, data, global_batch_size=12, most=2)
-    got = samples(steps)
-    got += samples(ran(after, data, merge_states(states), global_batch_size=12)[0])
+def test_merged_states_of_filtered_samples_give_each_sample_once(written: Written, before: int, after: int) -> None:
+    data = lambda: counted(written, INDEXED, 60)
+    steps, states = ran(before, data, batch_size=12 // before, most=2)
+    rest, _ = ran(after, data, merge_states(states), batch_size=12 // before)  # the global batch is kept
+    assert lengths(rest)[:-2] == [12] * (len(rest) - 2)
+    got = samples(steps) + samples(rest)
     assert sum(got.values()) == 60
     assert max(got.values()) == 1
 
@@ -91,58 +89,52 @@ ENDS_SOONER: dict[str, Callable[[Written], Any]] = {
 
 
 @pytest.mark.parametrize("case", ENDS_SOONER)
-def test_ranks_refuse_what_may_end_sooner_on_one_of_them(written: Written, case: str) -> None:
-    with ExitStack() as stack:
-        ranks = world(stack, 2, lambda: ENDS_SOONER[case](written), batch_size=4)
-        with pytest.raises(hr.OptionError, match="different numbers of batches"):
-            ranks.run()
+def test_ranks_refuse_an_epoch_that_may_end_sooner_on_one_of_them(written: Written, case: str) -> None:
+    with pytest.raises(hr.OptionError, match="different numbers of batches"):
+        ran(2, lambda: ENDS_SOONER[case](written), batch_size=4)
 
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(written: Written, size: int) -> None:
-    with ExitStack() as stack:
-        data = lambda: sources.source(TAR, written).map(Seen()).epoch(samples=60).take(10)
-        assert sum(lengths(world(stack, 2, data, global_batch_size=size).run())) == 10
+    assert sum(lengths(ran(2, lambda: counted(written, TAR, 60).take(10), global_batch_size=size)[0])) == 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_make_as_many_steps_when_some_are_skipped(written: Written, kind: str) -> None:
-    data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=17)
-    if kind == INDEXED:
-        data = lambda: filtered(written).epoch(samples=17)
+def test_ranks_skip_steps_and_only_merge_states_of_numbered_samples(written: Written, kind: str) -> None:
+    data = lambda: counted(written, kind, 30)
+    expected, _ = ran(2, data, batch_size=4)
     with ExitStack() as stack:
         ranks = world(stack, 2, data, batch_size=4)
-        expected = ranks.run()
         for loader in ranks.loaders:
-            loader.set_epoch(0)
-            loader.skip(1)
-        assert ranks.run() == expected[1:]
+            loader.skip(3)
+        states = ranks.states()
+        assert ranks.run() == expected[3:]
+    if kind == INDEXED:
+        assert lengths(ran(2, data, merge_states(states), batch_size=4)[0]) == [6]
+    else:
+        with pytest.raises(hr.StateMismatchError, match="each rank's own"):
+            merge_states(states)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "size", "after"), [(10, 4, 3), (12, 5, 2), (6, 20, 1)])
-def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
-    written: Written, before: int, size: int, after: int
-) -> None:
-    data = lambda: filtered(written).epoch(samples=63)
+def test_ranks_make_as_many_steps_of_another_size(written: Written, before: int, size: int, after: int) -> None:
+    data = lambda: counted(written, INDEXED, 63)
     steps, states = ran(2, data, global_batch_size=before, most=3)
     got = lengths(steps)
     steps, states = ran(after, data, merge_states(states), global_batch_size=size, most=2)
     got += lengths(steps)
     assert got == [before] * 3 + [size] * 2
-    with ExitStack() as stack:  # each from its own
-        rest = lengths(world(stack, after, data, states, global_batch_size=size).run())
+    rest = lengths(ran(after, data, states, global_batch_size=size)[0])  # each from its own
     assert sum(got) + sum(rest) == 63
     assert rest[:-2] == [size] * (len(rest) - 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_once(written: Written, kind: str) -> None:
-    data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=64)
-    if kind == INDEXED:
-        data = lambda: filtered(written).epoch(samples=64)
+def test_another_batch_size_holds_from_the_first_step_of_ranks_that_resume(written: Written, kind: str) -> None:
+    data = lambda: counted(written, kind, 64)
     got, states = ran(2, data, batch_size=4, most=2)
     for _ in range(2):
         steps, states = ran(2, data, states, batch_size=6, most=1)
@@ -153,24 +145,13 @@ def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_on
 
 
 @pytest.mark.slow
-def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(written: Written) -> None:
-    data = lambda: filtered(written).epoch(samples=60)
-    _, states = ran(2, data, batch_size=4, most=2)
-    assert lengths(ran(1, data, merge_states(states), batch_size=4)[0]) == [8] * 5 + [4]
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # three workers for three batches
 @pytest.mark.parametrize("size", [4, 3])
 @pytest.mark.parametrize("filters", [False, True])
-def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
-    written: Written, filters: bool, size: int
-) -> None:
+def test_ranks_make_as_many_steps_after_a_short_batch_of_one(written: Written, filters: bool, size: int) -> None:
     go_on = threading.Event()
 
-    def data() -> Any:
-        samples = sources.source(TAR if not filters else INDEXED, written).map(Seen())
-        return (samples.filter(sources.most) if filters else samples).epoch(samples=20)
+    data = lambda: counted(written, INDEXED if filters else TAR, 20, shuffled=False)
 
     def late(batch: list[Any]) -> list[Any]:
         assert len(batch) < 4 or go_on.wait(30)
@@ -186,56 +167,30 @@ def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
             states.append({**loader.state_dict()})
             go_on.set()
     assert received == [2, 4]
-    with ExitStack() as stack:
-        if size == 4:
-            assert sorted(lengths(world(stack, 2, data, states, batch_size=size, in_order=False).run())) == [6, 8]
-            return
-        with pytest.raises(hr.StateMismatchError) as caught:
-            world(stack, 2, data, states, batch_size=size, in_order=False)
-        assert ("merge_states" in str(caught.value)) == filters
+    if size == 4:
+        assert sorted(lengths(ran(2, data, states, batch_size=size, in_order=False)[0])) == [6, 8]
+        return
+    with pytest.raises(hr.StateMismatchError) as caught:
+        ran(2, data, states, batch_size=size, in_order=False)
+    assert ("merge_states" in str(caught.value)) == filters
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(written: Written, ranks: int) -> None:
-    data = lambda: filtered(written).epoch(samples=60)
-    with ExitStack() as stack:
-        some = world(stack, ranks, data, batch_size=4)
-        some.run(2)
-        states = some.states()
+def test_state_of_an_ended_epoch_has_its_last_batch_size(written: Written, ranks: int) -> None:
+    data = lambda: counted(written, INDEXED, 60)
+    _, states = ran(ranks, data, batch_size=4, most=2)
     with ExitStack() as stack:
         some = world(stack, ranks, data, states, batch_size=6)
         some.run()
-        states = some.states()
-        expected = some.run()
+        states, expected = some.states(), some.run()
     assert {(state["step"], state["batch_size"]) for state in states} == {(6 * ranks, 6)}
     assert ran(ranks, data, states, batch_size=6)[0] == expected
-    with ExitStack() as stack:
-        merged = merge_states(states)
-        assert lengths(world(stack, 1, data, merged, batch_size=6).run())[0] == 6 * ranks
-
-
-def test_merged_states_skip_what_ranks_were_to_skip(written: Written) -> None:
-    data = lambda: filtered(written).epoch(samples=30)
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, batch_size=4)
-        for loader in ranks.loaders:
-            loader.skip(3)
-        states = ranks.states()
-    assert lengths(ran(2, data, merge_states(states), batch_size=4)[0]) == [6]
-
-
-def test_states_of_samples_without_numbers_are_not_merged(written: Written) -> None:
-    with ExitStack() as stack:
-        ranks = world(stack, 2, lambda: sources.source(TAR, written).map(Seen()).epoch(samples=100), batch_size=4)
-        for loader in ranks.loaders:
-            loader.skip(3)
-        with pytest.raises(hr.StateMismatchError, match="each rank's own"):
-            merge_states(ranks.states())
+    assert lengths(ran(1, data, merge_states(states), batch_size=6)[0])[0] == 6 * ranks
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_iterables_of_ranks_go_on_behind_an_epoch_when_the_next_has_other_batches(size: int) -> None:
+def test_iterables_of_ranks_continue_in_the_next_epoch_with_another_batch_size(size: int) -> None:
     with ExitStack() as stack:
         endless = lambda: Counting(ranks_by="shard_info").epoch(samples=60)
         ranks = [hr.DataLoader(endless(), global_batch_size=4, rank=r, world_size=2) for r in (0, 1)]
@@ -250,9 +205,7 @@ def test_iterables_of_ranks_go_on_behind_an_epoch_when_the_next_has_other_batche
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples(
-    written: Written, shuffled: bool
-) -> None:
+def test_ranks_agree_on_the_rest_when_each_has_read_another_number_of_samples(written: Written, shuffled: bool) -> None:
     def data() -> Any:
         shards = sources.source(TAR, written)
         return (shards.shuffle("window", window=7) if shuffled else shards).map(Seen()).epoch(samples=40)
@@ -269,7 +222,7 @@ def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples
 
 
 @pytest.mark.parametrize("kind", ["filter", "known", TAR])
-def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(written: Written, kind: str) -> None:
+def test_each_sample_is_emitted_once_when_ranks_with_uneven_tails_resume(written: Written, kind: str) -> None:
     def data() -> Any:
         if kind == "filter":
             return filtered(written)
@@ -287,8 +240,8 @@ def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(written: Wri
     assert got + rest(states, 3, batch_size=4) == expected
     if kind != TAR:
         assert got + rest(merge_states(states), 2, global_batch_size=6) == expected
-    with ExitStack() as stack, pytest.raises(hr.StateMismatchError):
-        world(stack, 2, data, states[1], batch_size=4, tail="uneven")
+    with pytest.raises(hr.StateMismatchError):
+        ran(2, data, states[1], batch_size=4, tail="uneven")
 
 
 def test_ranks_are_named_when_only_some_have_ended_an_uneven_epoch(places: Places) -> None:
@@ -311,9 +264,86 @@ def test_ranks_are_named_when_only_some_have_ended_an_uneven_epoch(places: Place
         assert [len(list(loader)) for loader in loaders] == [1, 1, 0]
 
 
-def test_states_of_last_steps_are_refused_when_the_tail_is_another(places: Places) -> None:
+def test_state_of_uneven_last_steps_is_refused_with_another_tail(places: Places) -> None:
     written = places.write([22])
     data = lambda: sources.source(MAP, written).map(Seen())
     _, states = ran(3, data, batch_size=7, tail="uneven", most=1)
-    with ExitStack() as stack, pytest.raises(hr.StateMismatchError, match="tail='uneven'"):
-        world(stack, 3, data, states, batch_size=7, tail="short", in_order=False)
+    with pytest.raises(hr.StateMismatchError, match="tail='uneven'"):
+        ran(3, data, states, batch_size=7, in_order=False)
+
+
+# Shards without an index: what one rank and several can make of each other's states.
+
+COUNTS = [20, 3, 31, 6]
+
+
+@pytest.fixture
+def unindexed(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return places.write(COUNTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_one_rank_resumes_when_several_have_made_an_index(unindexed: Written, shuffled: bool) -> None:
+    def data() -> Any:
+        shards = sources.source(TAR, unindexed)
+        return (shards.shuffle() if shuffled else shards).map(Seen())
+
+    def epochs(world_size: int, count: int, state: Any = None) -> list[Any]:
+        with ExitStack() as stack:
+            ranks = world(stack, world_size, data, state, global_batch_size=6)
+            return [batch for _ in range(count) for batch in whole(ranks.run())]
+
+    steps, states = ran(3, data, global_batch_size=6, most=4)
+    got = whole(steps) + epochs(1, 2, states[1])
+    assert got == epochs(3, 2)
+    assert sorted(number for batch in got for _, number, *_ in batch) == sorted([*range(sum(COUNTS))] * 2)
+
+
+def test_several_ranks_refuse_a_state_of_one_that_has_read_without_an_index(unindexed: Written) -> None:
+    data = lambda: sources.source(TAR, unindexed).shuffle().map(Seen())
+    _, (state,) = ran(1, data, batch_size=6, most=2)
+    with ExitStack() as stack:
+        (loader,) = world(stack, 2, data, batch_size=6).loaders[:1]
+        message = r"without an index, and 2 ranks.*set_epoch.*index=.build"
+        with pytest.raises(hr.StateMismatchError, match=message) as caught:
+            loader.load_state_dict(state)
+        assert caught.value.field == "index"
+        loader.set_epoch(1)
+        assert len(next(iter(loader))["n"]) == 6
+    indexed = lambda: hr.stream(unindexed.urls[TAR], index="build").shuffle().map(Seen())
+    got, (state,) = ran(1, indexed, global_batch_size=6, most=2)
+    got += ran(2, indexed, state, global_batch_size=6)[0]
+    assert set(samples(got).values()) == {1}
+    assert sum(samples(got).values()) == sum(COUNTS)
+
+
+def test_state_of_other_data_is_refused_and_makes_no_index(unindexed: Written, places: Places) -> None:
+    other = places.write([5, 5])
+    with ExitStack() as stack:
+        state = world(stack, 2, lambda: sources.source(TAR, unindexed), global_batch_size=6).states()[0]
+        alone = world(stack, 1, lambda: sources.source(TAR, other), batch_size=6).loaders[0]
+        with pytest.raises(hr.StateMismatchError, match="the data are others"):
+            alone.load_state_dict(state)
+        with pytest.raises(TypeError, match="counted while they are read"):
+            len(alone)
+
+
+@pytest.mark.parametrize("kind", [TAR, GZ])
+def test_state_of_the_shards_of_one_rank_is_refused_by_other_ranks(unindexed: Written, kind: str) -> None:
+    data = lambda: sources.source(kind, unindexed).map(Seen()).epoch(samples=60)
+    _, (_, state) = ran(2, data, batch_size=4, most=2)
+    for size in (1, 3):
+        with pytest.raises(hr.StateMismatchError, match=r"shards of their own.*with 2 of them"):
+            ran(size, data, state, batch_size=4)
+
+
+@pytest.mark.slow
+def test_ranks_share_compressed_shards_when_a_filter_stands_before_the_epoch(places: Places) -> None:
+    written = places.write([40, 20, 31, 26])
+    data = lambda: sources.source(GZ, written).map(Seen()).filter(sources.most).epoch(samples=60)
+    got, states = ran(2, data, batch_size=4, most=3)
+    got += ran(2, data, states, batch_size=4)[0]
+    assert sum(samples(got).values()) == 60
+    assert {len(batch) for step in got[:-1] for batch in step} == {4}

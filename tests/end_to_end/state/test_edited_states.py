@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from builders.loops import lists, rest_of, state_after
 from end_to_end.economic import Squares
 from torch.utils.data import IterableDataset
 from unit.test_state_golden import LOADERS
@@ -85,26 +85,16 @@ def paths(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
         yield from paths(part, *above, name)
 
 
-def rest_of(loader: hr.DataLoader[Any]) -> str:
-    return str([batch.tolist() for batch in loader])
-
-
 @pytest.mark.parametrize("make", [*TORCH.values(), *LOADERS.values()], ids=[*TORCH, *LOADERS])
 def test_edited_state_is_refused_or_goes_on_with_the_same_samples(make: Make) -> None:
-    with make() as loader:
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make() as loader:
-        loader.load_state_dict(state)
-        rest = rest_of(loader)
+    state = state_after(make(), 2)
+    rest = str(lists(rest_of(make(), state)))
     wrong, loader = [], make()
     tracemalloc.start()
     for what, edited in edits(state):
         try:
             loader.load_state_dict(edited)
-            again = rest_of(loader)
+            again = str(lists(loader))
         except hr.StateMismatchError as error:
             again = rest if error.field else "no field"
         except Exception as error:
@@ -126,14 +116,8 @@ def test_edited_state_without_its_check_is_refused_where_it_makes_no_sense(make:
     with make() as loader:
         next(iter(loader))
         state = loader.state_dict()
-        wrong: list[tuple[str, object]] = [
-            ("batches", "x"),
-            ("due", -1),
-            ("turn", None),
-            ("copies", 3),
-            ("base_seed", []),
-            ("beyond", [[2]]),
-        ]
+        wrong: list[tuple[str, object]] = [("batches", "x"), ("due", -1), ("turn", None), ("copies", 3)]
+        wrong += [("base_seed", []), ("beyond", [[2]])]
         if state["is_map"]:
             wrong += [("sampler", None)]
             wrong += [("sampler", {**state["sampler"], name: 3}) for name in ("states", "is_over")]

@@ -6,11 +6,10 @@ import json
 import os
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from builders.ranks import Rows, elastic_run, ran, samples, whole, world
+from builders.ranks import Rows, elastic_run, ran, samples, whole
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, KEYS, MAP, Places, Seen, Written
 
@@ -24,6 +23,7 @@ ORDERS: dict[str, Callable[[Any], Any]] = {
     "window 40": lambda data: data.shuffle("window", window=40),
     "window 9": lambda data: data.shuffle("window", window=9, seed=8),
     "within": lambda data: data.shuffle("within"),
+    "shards": lambda data: data.shuffle("shards", seed=3),
     "global": lambda data: data.shuffle("global"),
     "twice": lambda data: data.shuffle().repeat(2),
     "most of them": lambda data: data.shuffle().epoch(samples=97),
@@ -55,7 +55,7 @@ def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 1), (1, 3), (3, 8)])
-def test_global_batch_is_kept_when_only_the_world_is_another(places: Places, before: int, after: int) -> None:
+def test_global_batch_is_kept_when_only_the_world_changes(places: Places, before: int, after: int) -> None:
     """With the batch size that each rank had before; what each has then follows from the ranks."""
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
@@ -69,51 +69,43 @@ def test_global_batch_is_kept_when_only_the_world_is_another(places: Places, bef
     assert sorted(sum(got, ())) == sorted(sum(expected, ()))
 
 
-def test_each_sample_comes_once_when_batches_are_of_another_size_afterwards(places: Places) -> None:
+def test_each_sample_is_emitted_once_when_the_batch_size_changes(places: Places) -> None:
     written = places.write([40, 3, 60, 5])
-    data = lambda: made(INDEXED, written, "window 40")
-    got: list[Rows] = []
-    state = None
+    got, state = list[Rows](), None
     for count, size, most in ((3, 12, 2), (2, 10, 3), (1, 7, 2), (5, 20, None)):
-        steps, states = ran(count, data, state, global_batch_size=size, most=most)
+        steps, (state, *_) = ran(
+            count, lambda: made(INDEXED, written, "window 40"), state, global_batch_size=size, most=most
+        )
         got += whole(steps)
-        state = states[0]
     assert sorted(sample[1] for batch in got for sample in batch) == list(range(108))
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 5}, {"batch_size": 2}])
-def test_state_is_refused_when_world_and_batch_are_others_and_nobody_says_which(
-    places: Places, options: dict[str, Any]
-) -> None:
+def test_state_is_refused_when_world_and_batch_size_differ(places: Places, options: dict[str, Any]) -> None:
     written = places.write([60])
     data = lambda: made(INDEXED, written, "shuffled")
     state = ran(2, data, batch_size=4, most=2)[1][0]
-    with hr.DataLoader(data(), rank=0, world_size=3, **options) as loader:
-        with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
-            loader.load_state_dict(state)
-        assert caught.value.field == "step"
+    with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
+        ran(3, data, state, **options)
+    assert caught.value.field == "step"
 
 
 @pytest.mark.slow
-def test_ranks_go_on_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
+def test_ranks_resume_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
     written = places.write([40, 3, 60, 5])
-    data = lambda: made(INDEXED, written, "window 40")
-    expected = samples(ran(3, data, batch_size=4, in_order=False)[0])
-    steps, states = ran(3, data, batch_size=4, in_order=False, most=4)
-    got = samples(steps)
+    data, options = lambda: made(INDEXED, written, "window 40"), {"batch_size": 4, "in_order": False}
+    expected = samples(ran(3, data, **options)[0])
+    steps, states = ran(3, data, **options, most=4)
     assert [state["rank"] for state in states] == [0, 1, 2]
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, states, batch_size=4, in_order=False)
-        assert got + samples(ranks.run()) == expected
-        assert len({state["epoch"] for state in ranks.states()}) == 1
+    rest, states = ran(3, data, states, **options)
+    assert samples(steps) + samples(rest) == expected
+    assert len({state["epoch"] for state in states}) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 5), (1, 4)])
 @pytest.mark.parametrize("in_order", [False, True])
-def test_merged_states_give_the_rest_when_the_world_is_another(
-    places: Places, before: int, after: int, in_order: bool
-) -> None:
+def test_merged_states_resume_on_any_ranks(places: Places, before: int, after: int, in_order: bool) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
     expected = samples(ran(1, data, global_batch_size=12)[0])
@@ -121,9 +113,7 @@ def test_merged_states_give_the_rest_when_the_world_is_another(
     got = samples(steps)
     random.Random(4).shuffle(states)
     merged = json.loads(json.dumps(merge_states(states)))
-    with ExitStack() as stack:
-        ranks = world(stack, after, data, merged, global_batch_size=12, in_order=in_order)
-        got += samples(ranks.run(2))
-        states = ranks.states()
-        assert not any("since" in state for state in states)
+    steps, states = ran(after, data, merged, global_batch_size=12, in_order=in_order, most=2)
+    got += samples(steps)
+    assert not any("since" in state for state in states)
     assert got + samples(ran(1, data, merge_states(states), global_batch_size=5, in_order=in_order)[0]) == expected

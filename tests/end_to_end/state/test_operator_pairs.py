@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.loops import resumed_anywhere
-from end_to_end.tars import put_shards
+from builders.loops import loaded, rest_of, resumed_anywhere
+from builders.tars import put_shards
 
 import headrace as hr
 
@@ -106,14 +106,11 @@ def test_docs_name_the_operators_whose_pairs_work() -> None:
     assert f"with exact states: {', '.join(f'`{name}`' for name in names)}." in page
 
 
-class Counted:
+class Counted(AsyncIterator[int]):
     """An iterator with a state."""
 
     def __init__(self) -> None:
         self.at = 0
-
-    def __aiter__(self) -> Counted:
-        return self
 
     async def __anext__(self) -> int:
         if self.at == 24:
@@ -140,6 +137,7 @@ def unindexed() -> hr.Stream:
 
 NUMBERS = list(range(24))
 ODD = NUMBERS[1::2]
+TWICE = [n for n in NUMBERS * 2 for _ in range(2)]
 CHAINS: dict[str, tuple[Callable[[], Any], list[int] | None]] = {  # None: these numbers in another order
     "iterator, shuffle": (lambda: Iterated().shuffle(window=5), None),
     "iterator, shuffle, repeat": (lambda: Iterated().shuffle(window=6).repeat(2), None),
@@ -149,32 +147,25 @@ CHAINS: dict[str, tuple[Callable[[], Any], list[int] | None]] = {  # None: these
     "iterator, take, epoch": (lambda: Iterated().take(10).epoch(samples=24), (NUMBERS[:10] * 3)[:24]),
     "shards, skip": (lambda: unindexed().skip(3), NUMBERS[3:]),
     "shards, take, shuffle": (lambda: unindexed().take(12).shuffle(window=6), None),
-    "flat_map, epoch, batch": (
-        lambda: hr.from_map(NUMBERS).flat_map(twice).epoch(samples=59).batch(3).unbatch(),
-        [n for n in NUMBERS * 2 for _ in range(2)][:59],
-    ),
-    "filter, epoch, batch": (
-        lambda: hr.from_map(NUMBERS).filter(odd).epoch(samples=29).batch(3).map(later).unbatch(),
-        (ODD * 3)[:29],
-    ),
-    "filter, take, padded_batch": (
-        lambda: hr.from_map(NUMBERS).filter(odd).take(7).padded_batch(3).map(later).unbatch(),
-        ODD[:7],
-    ),
-    "filter, take, bucket": (
-        lambda: hr.from_map(NUMBERS).filter(odd).take(7).bucket(int, [10], batch_size=2).map(later).unbatch(),
-        None,
-    ),
-    "filter, take, filter, epoch": (
-        lambda: hr.from_map(NUMBERS).filter(odd).take(7).filter(odd).epoch(samples=12),
-        (ODD[:7] * 2)[:12],
-    ),
-    "filter, skip, epoch": (lambda: hr.from_map(NUMBERS).filter(odd).skip(2).epoch(samples=22), (ODD[2:] * 3)[:22]),
-    "epoch, epoch": (lambda: hr.from_map(NUMBERS).epoch(samples=5).epoch(samples=12), (NUMBERS[:5] * 3)[:12]),
-    "list, concat": (lambda: hr.from_map(NUMBERS).concat([24], (25, 26)), [*NUMBERS, 24, 25, 26]),
+    "flat_map, epoch, batch": (lambda: numbers().flat_map(twice).epoch(samples=59).batch(3).unbatch(), TWICE[:59]),
+    "filter, epoch, batch": (lambda: odds().epoch(samples=29).batch(3).map(later).unbatch(), (ODD * 3)[:29]),
+    "filter, take, padded_batch": (lambda: odds().take(7).padded_batch(3).map(later).unbatch(), ODD[:7]),
+    "filter, take, bucket": (lambda: odds().take(7).bucket(int, [10], batch_size=2).map(later).unbatch(), None),
+    "filter, take, filter, epoch": (lambda: odds().take(7).filter(odd).epoch(samples=12), (ODD[:7] * 2)[:12]),
+    "filter, skip, epoch": (lambda: odds().skip(2).epoch(samples=22), (ODD[2:] * 3)[:22]),
+    "epoch, epoch": (lambda: numbers().epoch(samples=5).epoch(samples=12), (NUMBERS[:5] * 3)[:12]),
+    "list, concat": (lambda: numbers().concat([24], (25, 26)), [*NUMBERS, 24, 25, 26]),
     "mix, shuffle": (lambda: hr.mix({"a": NUMBERS, "b": (30, 31)}).shuffle(window=8), None),
-    "interleave, shuffle": (lambda: hr.from_map(NUMBERS).interleave([24]).shuffle("window", window=8), None),
+    "interleave, shuffle": (lambda: numbers().interleave([24]).shuffle("window", window=8), None),
 }
+
+
+def numbers() -> hr.Stream:
+    return hr.from_map(NUMBERS)
+
+
+def odds() -> hr.Stream:
+    return numbers().filter(odd)
 
 
 def odd(number: int) -> int:
@@ -252,12 +243,8 @@ def test_state_after_a_failed_read_gives_the_same_pairs(combined: Callable[[Any]
         with pytest.raises(ValueError, match="a read that failed"):
             given.extend(plain(sample) for sample in failing)
         state = plain(failing.state_dict())
-    with (
-        hr.DataLoader(combined(data), batch_size=None) as resumed,
-        hr.DataLoader(combined(data), batch_size=None) as whole,
-    ):
-        resumed.load_state_dict(state)
-        assert given + [plain(sample) for sample in resumed] == [plain(sample) for sample in whole]
+    rest = rest_of(hr.DataLoader(combined(data), batch_size=None), state)
+    assert given + [plain(sample) for sample in rest] == [plain(sample) for sample in loaded(combined(data), None)]
 
 
 def fails(number: int) -> int:
@@ -271,7 +258,7 @@ SKIPPED: dict[str, tuple[Callable[[Any], Any], list[Any], int]] = {
     "interleave": (lambda data: hr.from_map([30, 31]).interleave(data), [30, 1, 31, 3, *ODD[3:-1]], 3),
     "zip": (
         lambda data: data.zip(NUMBERS, strict=False),
-        [[1, 0], [3, 1], *([n, k] for k, n in enumerate(ODD[3:-1], 4))],
+        [[1, 0], [3, 1], *map(list, zip(ODD[3:-1], range(4, 12), strict=True))],
         3,
     ),
     "repeat": (lambda data: data.take(4).repeat(2), [1, 3, 1, 3], 4),

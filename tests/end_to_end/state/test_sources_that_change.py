@@ -1,54 +1,62 @@
-"""Data sets that make themselves ready for the next epoch, and shards that were mended since a state was saved."""
+"""Data sets with states of their own, and shards that changed after a state was saved."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.loops import resumed_anywhere
+from builders.loops import flat, lists, rest_of, resumed_anywhere, saved
+from builders.numbers import Counting
+from builders.tars import number_of, numbered_samples, tar
+from end_to_end.state import sources
 from end_to_end.state.runs import QUICK
-from end_to_end.state.sources import rows
-from end_to_end.tars import numbered_samples, tar
+from end_to_end.state.sources import Seen, Written, rows
 
 import headrace as hr
 
-EPOCHS = 3
+
+class Grows(sources.Stateful):
+    """Each epoch has one sample more."""
+
+    async def aiter(self) -> AsyncIterator[dict[str, Any]]:
+        self.total += not self.is_told
+        async for sample in super().aiter():
+            yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, **super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.total = state["total"]
+        super().load_state_dict(state)
 
 
-class Resets(hr.AsyncIterableDataset):
-    """Numbers with their epoch. The data set starts again at its end and counts epochs."""
+class CountsEpochs(hr.AsyncIterableDataset):
+    """Numbers with their epoch. The data set knows the epoch, its iterator the position, which its end resets."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.next, self.epoch = total, 0, 0
+        self.total, self.epoch = total, 0
 
-    async def aiter(self) -> AsyncIterator[dict[str, int]]:
-        while self.next < self.total:
-            self.next += 1
-            yield {"n": 1000 * self.epoch + self.next - 1, "crc": 0}
-        self.next, self.epoch = 0, self.epoch + 1
+    def aiter(self) -> Any:
+        return _OfEpoch(self)
 
     def state_dict(self) -> dict[str, int]:
-        return {"next": self.next, "epoch": self.epoch}
+        return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next, self.epoch = state["next"], state["epoch"]
+        self.epoch = state["epoch"]
 
 
-class _Iterator:
-    """Numbers from `next` on. The end of the iterator counts an epoch of its data set."""
-
-    def __init__(self, dataset: Counts) -> None:
+class _OfEpoch(AsyncIterator[dict[str, int]]):
+    def __init__(self, dataset: CountsEpochs) -> None:
         self.dataset, self.next = dataset, 0
 
-    def __aiter__(self) -> _Iterator:
-        return self
-
     async def __anext__(self) -> dict[str, int]:
-        if self.next >= self.dataset.total:
+        if self.next == self.dataset.total:
             self.next, self.dataset.epoch = 0, self.dataset.epoch + 1
             raise StopAsyncIteration
         self.next += 1
@@ -61,43 +69,44 @@ class _Iterator:
         self.next = state["next"]
 
 
-class Counts(hr.AsyncIterableDataset):
-    """Knows the epoch, and its iterator the place in that, which it resets at its end."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.epoch = total, 0
-
-    def aiter(self) -> AsyncIterator[dict[str, int]]:
-        return _Iterator(self)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch = state["epoch"]
+def _resetting(total: int) -> Any:
+    return Counting(total, sources.sample_of).map(Seen())
 
 
-KINDS: dict[str, Callable[[int], Any]] = {"resets": Resets, "resets, with its iterator": Counts}
+SEVEN = Written([7])
+STATEFUL: dict[str, Callable[[], Any]] = {
+    "starts again": lambda: sources.Stateful(SEVEN).map(Seen()),
+    "starts again, filtered": lambda: sources.Stateful(Written([30])).map(Seen()).filter(sources.some),
+    "continues": lambda: Counting(make=sources.sample_of).map(Seen()).epoch(samples=6),
+    "continues, taken": lambda: Counting(make=sources.sample_of).map(Seen()).take(7),
+    "grows": lambda: Grows(SEVEN).map(Seen()),
+    "function of all samples": lambda: sources.applied(sources.Keyed(SEVEN).map(Seen())),
+    "stateful iterator": lambda: sources.WithStatefulIterator(SEVEN).map(Seen()),
+    **{f"resets after {total}": partial(_resetting, total) for total in (12, 10, 3)},
+    **{f"counts epochs of {total}": partial(CountsEpochs, total) for total in (12, 10, 3)},
+    **{f"{taken} of 10 taken": partial(lambda taken: CountsEpochs(10).take(taken), taken) for taken in (8, 2)},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [0, 5])
-@pytest.mark.parametrize("taken", [None, 8, 2])
-@pytest.mark.parametrize("total", [12, 10, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_data_set_goes_on_from_every_state_when_it_makes_itself_ready_at_its_end(
-    kind: str, total: int, taken: int | None, prefetch: int
-) -> None:
-    def loader() -> hr.DataLoader[Any]:
-        data = KINDS[kind](total)
-        data = data if taken is None else data.take(taken)
-        return hr.DataLoader(data, batch_size=4, prefetch_factor=prefetch, timeout=30, fetch=QUICK)
-
-    resumed_anywhere(loader, rows, epochs=EPOCHS)
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 2}, {"batch_size": 3}, {"batch_size": 4, "prefetch_factor": 0}], ids=str
+)
+@pytest.mark.parametrize("which", STATEFUL)
+def test_data_set_with_a_state_resumes_after_any_batch(which: str, options: dict[str, Any]) -> None:
+    resumed_anywhere(lambda: hr.DataLoader(STATEFUL[which](), timeout=30, fetch=QUICK, **options), rows, epochs=3)
 
 
-def number_of(sample: dict[str, Any]) -> int:
-    return int(sample["__key__"])
+def test_padding_has_the_positions_and_random_numbers_of_the_begin_also_after_a_resume() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "tail": "pad", "fetch": QUICK}
+    data = sources.Keyed(Written([10])).shuffle().map(Seen())
+    for whole in resumed_anywhere(lambda: hr.DataLoader(data, **options), rows, epochs=2):
+        samples = flat(whole)
+        assert len(samples) == 12
+        assert len(set(samples)) == 10
+
+
+State = dict[str, Any]
 
 
 class Shards:
@@ -114,9 +123,6 @@ class Shards:
         cut = whole[: whole.index(b"%06d.bin\0" % (30 * shard + 10)) + 100]
         Path(self.urls[shard]).write_bytes(cut if is_so else whole)
 
-    def shorten(self, shard: int) -> None:
-        Path(self.urls[shard]).write_bytes(tar(numbered_samples(30 * shard, 10, 40)))
-
     def loader(self, seed: int, window: int = 40, **options: Any) -> hr.DataLoader[Any]:
         data = hr.stream(self.urls, index=None).shuffle(window=window).map(number_of)
         options = {"batch_size": 4, "on_error": "skip", **options}
@@ -126,39 +132,29 @@ class Shards:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
-def test_state_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
-    tmp_path: Path, is_cut_off: tuple[bool, bool], seed: int
-) -> None:
+def test_state_is_refused_or_exact_after_a_shard_changed(tmp_path: Path, is_cut_off: Any, seed: int) -> None:
     """Where a shard ends too soon, so does the window of the shuffle: places in that are those of other samples."""
     shards, before, after = Shards(tmp_path), *is_cut_off
     shards.cut_off(before)
-    received, states = list[int](), list[tuple[list[int], str]]()
+    received, states = list[int](), list[tuple[list[int], State]]()
     with shards.loader(seed) as loader:
         for batch in loader:
             received += batch.tolist()
-            states.append((list(received), json.dumps(loader.state_dict())))
+            states.append((list(received), saved(loader)))
     shards.cut_off(after)
     refused = []
     for had, state in states:
-        with shards.loader(seed) as loader:
-            loader.load_state_dict(json.loads(state))
-            try:
-                came = [number for batch in loader for number in batch.tolist()]
-            except hr.StateMismatchError as error:
-                refused.append(error.field)
-                continue
+        try:
+            came = flat(lists(rest_of(shards.loader(seed), state)))
+        except hr.StateMismatchError as error:
+            refused.append(error.field)
+            continue
         got = sorted(had + came)
         assert len(got) == len(set(got))
         assert set(range(30, 90)) <= set(got)
         if before == after:
             assert had + came == received
     assert set(refused) == (set() if before == after else {"mark"})
-
-
-def rest_of(loader: hr.DataLoader[Any], state: str) -> list[int]:
-    with loader:
-        loader.load_state_dict(json.loads(state))
-        return [number for batch in loader for number in batch.tolist()]
 
 
 class Held:
@@ -177,26 +173,26 @@ class Held:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("held", [0, 4])
-def test_state_of_batches_that_came_early_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
-    tmp_path: Path, is_cut_off: tuple[bool, bool], held: int
+def test_state_out_of_order_is_refused_or_exact_after_a_shard_changed(
+    tmp_path: Path, is_cut_off: Any, held: int
 ) -> None:
     shards, before, after = Shards(tmp_path), *is_cut_off
     data = hr.stream(shards.urls, index=None)
     options: dict[str, Any] = {"batch_size": 4, "on_error": "skip", "in_order": False, "timeout": 30, "fetch": QUICK}
     shards.cut_off(before)
-    hold, received, states = Held(held), list[int](), list[tuple[list[int], str]]()
+    hold, received, states = Held(held), list[int](), list[tuple[list[int], State]]()
     with hr.DataLoader(data.map(hold), num_workers=2, workers="thread", prefetch_factor=4, **options) as loader:
         batches = iter(loader)
         for _ in range(5):
             received += next(batches).tolist()
-            states.append((list(received), json.dumps(loader.state_dict())))
+            states.append((list(received), saved(loader)))
         hold.may_go_on.set()
     assert held not in received
     shards.cut_off(after)
     refused = []
     for had, state in states:
         try:
-            got = sorted(had + rest_of(hr.DataLoader(data.map(number_of), **options), state))
+            got = sorted(had + flat(lists(rest_of(hr.DataLoader(data.map(number_of), **options), state))))
         except hr.StateMismatchError as error:
             refused.append(error.field)
             continue
@@ -206,16 +202,16 @@ def test_state_of_batches_that_came_early_is_refused_or_exact_when_a_shard_was_d
     assert set(refused) == (set() if before == after else {"mark"})
 
 
-def stopped_in_a_shard(shards: Shards, batches: int, window: int = 7) -> tuple[int, list[int], str]:
+def stopped_in_a_shard(shards: Shards, batches: int, window: int = 7) -> tuple[int, list[int], State]:
     """(the shard that is read first, what came of it in batches of one, the state)."""
     with shards.loader(0, window, batch_size=1) as loader:
         had = [int(batch) for _, batch in zip(range(batches), loader, strict=False)]
-        state = json.dumps(loader.state_dict())
+        state = saved(loader)
     assert {number // 30 for number in had} == {had[0] // 30}
     return had[0] // 30, had, state
 
 
-def test_state_is_refused_when_a_shard_is_damaged_before_what_was_used_out_of_order(tmp_path: Path) -> None:
+def test_state_of_a_window_is_refused_when_its_shard_is_truncated_before_the_used_samples(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shard, _, state = stopped_in_a_shard(shards, 18)
     shards.cut_off(True, shard)
@@ -229,7 +225,7 @@ def test_state_is_refused_when_a_shard_is_damaged_before_what_was_used_out_of_or
 
 
 @pytest.mark.parametrize("batches", [11, 14])
-def test_damage_is_told_when_it_lies_before_what_was_used_of_a_shard(tmp_path: Path, batches: int) -> None:
+def test_truncation_before_the_used_samples_of_a_shard_is_an_error(tmp_path: Path, batches: int) -> None:
     window = 1  # the mark is right before the next sample
     shards = Shards(tmp_path)
     shard, had, state = stopped_in_a_shard(shards, batches, window)
@@ -238,6 +234,6 @@ def test_damage_is_told_when_it_lies_before_what_was_used_of_a_shard(tmp_path: P
         rest_of(shards.loader(0, window, batch_size=1, on_error="raise"), state)
     loader = shards.loader(0, window, batch_size=1)
     others = {number for number in range(90) if number // 30 != shard}
-    assert set(rest_of(loader, state)) == others
+    assert set(flat(lists(rest_of(loader, state)))) == others
     assert loader.stats().skipped == 1
     assert len(had) == batches

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from builders.loops import rest_of, state_after
-from builders.numbers import Numbers
+from builders.loops import lists, rest_of, saved, state_after
+from builders.numbers import Counting, Iterated, Numbers, is_odd
 from end_to_end.state import sources
-from end_to_end.state.runs import QUICK, take
+from end_to_end.state.runs import QUICK
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
 
 import headrace as hr
@@ -35,6 +35,14 @@ def loader_of(written: Written, kind: str = INDEXED, **options: Any) -> hr.DataL
     return hr.DataLoader(data, **{"batch_size": 4, "fetch": QUICK, "timeout": 30, **options})
 
 
+def all_of(batches: Any) -> list[Any]:
+    return [rows(batch) for batch in batches]
+
+
+def numbers_in(data: Any = None, **options: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers() if data is None else data, **{"batch_size": 4, **options})
+
+
 def shuffled(by: str = "auto", **options: Any) -> Callable[[Written], Any]:
     return lambda written: sources.source(INDEXED, written).shuffle(by, **options).map(Seen())
 
@@ -45,10 +53,7 @@ def less_of_a_shard(written: Written) -> Written:
 
 OTHERS: dict[str, tuple[str, Callable[[Written], hr.DataLoader[Any]]]] = {
     "a shard less": ("data", lambda w: loader_of(less_of_a_shard(w))),
-    "the shards in another order": (
-        "data",
-        lambda w: loader_of(Written(w.counts, w.bad, {TAR: w.urls[TAR][::-1]}, w.index)),
-    ),
+    "another order": ("data", lambda w: loader_of(Written(w.counts, w.bad, {TAR: w.urls[TAR][::-1]}, w.index))),
     "no shuffle": ("order", lambda w: loader_of(w, data=sources.source(INDEXED, w).map(Seen()))),
     "another shuffle": ("order", lambda w: loader_of(w, data=shuffled("shards")(w))),
     "another window": ("order", lambda w: loader_of(w, data=shuffled("window", window=6)(w))),
@@ -66,9 +71,12 @@ def test_state_is_refused_by_the_name_of_what_differs(written: Written, other: s
     state = state_after(loader_of(written), 3)
     field, make = OTHERS[other]
     with make(written) as loader:
+        next(iter(loader))
+        before = saved(loader)
         with pytest.raises(hr.StateMismatchError) as caught:
             loader.load_state_dict(state)
         assert caught.value.field == field
+        assert saved(loader) == before
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -93,18 +101,22 @@ def test_sampler_that_gives_other_numbers_is_found_out(written: Written, in_orde
         same.load_state_dict(state)
 
 
-def test_forced_state_goes_on_at_the_same_place_of_another_order(written: Written) -> None:
+def test_forced_state_continues_at_the_same_position_of_another_order_and_becomes_one_of_it(written: Written) -> None:
     state = state_after(loader_of(written), 3)
-    with loader_of(written, data=sources.source(INDEXED, written).map(Seen())) as loader:
+    data = sources.source(INDEXED, written).map(Seen())
+    with loader_of(written, data=data) as loader:
         loader.load_state_dict(state, force=True)
+        own = saved(loader)
         assert [row[1] for row in rows(next(iter(loader)))] == [12, 13, 14, 15]
+    assert len(rest_of(loader_of(written, data=data), own)) == 15
 
 
-def test_loading_is_refused_while_an_iterator_is_in_use(written: Written) -> None:
+def test_loading_and_skipping_are_refused_while_any_iterator_is_in_use(written: Written) -> None:
     with loader_of(written) as loader:
         state = loader.state_dict()
-        iterator = iter(loader)
-        next(iterator)
+        iterator, second = iter(loader), iter(loader)
+        next(iterator), next(second)
+        second.close()
         for use in (lambda: loader.load_state_dict(state), lambda: loader.skip(1)):
             with pytest.raises(hr.errors.LoaderBusyError, match="iterator"):
                 use()
@@ -121,9 +133,7 @@ def test_loading_is_refused_while_an_iterator_is_in_use(written: Written) -> Non
 
 
 def test_state_can_be_asked_for_by_another_thread_while_batches_are_taken(written: Written) -> None:
-    with loader_of(written, prefetch_factor=8) as loader:
-        whole = [rows(batch) for batch in loader]
-    states: list[dict[str, Any]] = []
+    whole, states = all_of(rest_of(loader_of(written, prefetch_factor=8), {})), list[dict[str, Any]]()
     begun, is_over = threading.Event(), threading.Event()
     with loader_of(written, prefetch_factor=8) as loader:
 
@@ -135,7 +145,7 @@ def test_state_can_be_asked_for_by_another_thread_while_batches_are_taken(writte
         thread = threading.Thread(target=ask)
         thread.start()
         begun.wait(10)
-        batches = [rows(batch) for batch in loader]
+        batches = all_of(loader)
         is_over.set()
         thread.join()
     assert batches == whole
@@ -144,7 +154,7 @@ def test_state_can_be_asked_for_by_another_thread_while_batches_are_taken(writte
     with loader_of(written) as loader:
         for state in {state["batches"]: state for state in states if not state["epoch"]}.values():
             loader.load_state_dict(state)
-            assert [rows(batch) for batch in loader] == whole[state["batches"] :]
+            assert all_of(loader) == whole[state["batches"] :]
 
 
 def test_state_does_not_change_when_the_loop_goes_on(written: Written) -> None:
@@ -159,24 +169,27 @@ def test_state_does_not_change_when_the_loop_goes_on(written: Written) -> None:
                 pass
             assert [json.dumps(state) for state in states] == told
             assert told[0] == told[1]
-        with loader_of(written, kind) as loader:
-            loader.load_state_dict(states[0])
-            list(loader)
+        rest_of(loader_of(written, kind), states[0])
         assert [json.dumps(state) for state in states] == told
 
 
-def test_peek_at_a_loader_counts_as_nothing(written: Written) -> None:
+def test_peek_changes_no_state_and_skipping_continues_from_the_state(written: Written) -> None:
     with loader_of(written) as loader:
-        state = loader.state_dict()
-        first = rows(loader.peek())
-        assert loader.state_dict() == state
-        loader.load_state_dict(state_after(loader_of(written), 2))
-        third = rows(loader.peek())
-        assert loader.state_dict()["batches"] == 2
-        batches = [rows(batch) for batch in loader]
-        assert third == batches[0] != first
-        loader.load_state_dict(state)
-        assert rows(next(iter(loader))) == first
+        begin, whole = loader.state_dict(), all_of(loader)
+        assert rows(loader.peek()) != whole[0]
+        assert loader.state_dict() == {**loader.state_dict(), "epoch": 1, "position": 0}
+        loader.load_state_dict(state_after(loader_of(written), 4))
+        assert rows(loader.peek()) == whole[4]
+        assert loader.state_dict()["batches"] == 4
+        loader.skip(2)
+        assert loader.state_dict() == state_after(loader_of(written), 6)
+        assert loader.position == (6, 24, 24)
+        assert rows(loader.peek()) == whole[6]
+        assert all_of(loader) == whole[6:]
+        loader.load_state_dict(begin)
+        assert rows(next(iter(loader))) == whole[0]
+        loader.skip(3)  # of the next epoch: the loop has stopped
+        assert (loader.state_dict()["epoch"], loader.position) == (1, (3, 12, 12))
 
 
 def test_states_after_the_last_sixteen_batches_are_known(written: Written) -> None:
@@ -209,47 +222,23 @@ def test_states_by_number_count_from_the_begin_of_the_epoch_when_it_was_gone_on_
         assert loader.state_dict()["epoch"] == 1
 
 
-def test_error_counts_as_a_batch_once_the_next_one_is_asked_for(written: Written) -> None:
-    data = lambda: sources.source(KEYS, written).map(Seen(frozenset({5})))
-    with loader_of(written, data=data()) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        assert isinstance(take(iterator), ValueError)
-        failed = loader.state_dict()
-        assert (failed["batches"], loader.position.batch) == (1, 1)
-        third = rows(next(iterator))
-        passed = loader.state_dict()
-        assert passed["batches"] == 3
-    with loader_of(written, data=data()) as loader:
-        loader.load_state_dict(failed)
-        iterator = iter(loader)
-        assert isinstance(take(iterator), ValueError)
-        assert rows(next(iterator)) == third
-        assert loader.state_dict() == passed
-
-
-def test_set_epoch_goes_on_where_it_is_the_state_s_own_and_begins_anew_where_it_is_not(written: Written) -> None:
+def test_set_epoch_keeps_the_position_of_a_state_of_the_same_epoch_alone(written: Written) -> None:
     with loader_of(written) as loader:
-        epochs = [[rows(batch) for batch in loader] for _ in range(3)]
+        begin = loader.state_dict()
+        epochs = [all_of(loader) for _ in range(3)]
         loader.set_epoch(1)
         state = state_after(loader_of(written), 3)
         loader.load_state_dict(state)
         assert loader.epoch == 0
         loader.set_epoch(0)
-        assert [rows(batch) for batch in loader] == epochs[0][3:]
+        assert all_of(loader) == epochs[0][3:]
         loader.load_state_dict(state)
         loader.set_epoch(2)
         assert (loader.epoch, loader.position.batch) == (2, 0)
-        assert [rows(batch) for batch in loader] == epochs[2]
-
-
-def test_empty_state_is_the_begin(written: Written) -> None:
-    with loader_of(written) as loader:
-        begin = loader.state_dict()
-        epochs = [[rows(batch) for batch in loader] for _ in range(2)]
-        loader.load_state_dict({})
+        assert all_of(loader) == epochs[2]
+        loader.load_state_dict({})  # the begin of the run
         assert loader.state_dict() == begin
-        assert [[rows(batch) for batch in loader] for _ in range(2)] == epochs
+        assert [all_of(loader) for _ in range(2)] == epochs[:2]
 
 
 @pytest.mark.slow
@@ -258,12 +247,11 @@ def test_empty_state_is_the_begin(written: Written) -> None:
 def test_skip_begins_so_many_batches_further_on(written: Written, kind: str, which: str) -> None:
     make = lambda: sources.source(kind, written).map(Seen())
     data = make if which == "all" else lambda: make().filter(sources.some)
-    with loader_of(written, data=data()) as loader:
-        whole = [rows(batch) for batch in loader]
+    whole = all_of(rest_of(loader_of(written, data=data()), {}))
     for count in (0, 1, 3, len(whole), len(whole) + 2):
         with loader_of(written, data=data()) as loader:
             loader.skip(count)
-            assert [rows(batch) for batch in loader] == whole[count:]
+            assert all_of(loader) == whole[count:]
     with loader_of(written, data=data()) as loader:
         loader.load_state_dict(state_after(loader_of(written, data=data()), 2))
         loader.skip(1)
@@ -271,42 +259,16 @@ def test_skip_begins_so_many_batches_further_on(written: Written, kind: str, whi
         iterator = iter(loader)
         assert rows(next(iterator)) == whole[4]
         state = loader.state_dict()
-    assert [rows(batch) for batch in rest_of(loader_of(written, data=data()), state)] == whole[5:]
-
-
-def test_skip_counts_in_the_state_before_anything_was_read(written: Written) -> None:
-    with loader_of(written) as loader:
-        list(loader)
-        loader.set_epoch(0)
-        loader.skip(3)
-        assert loader.state_dict() == state_after(loader_of(written), 3)
-        assert loader.position == (3, 12, 12)
-        assert len(list(loader)) == 15
-    with loader_of(written) as loader:
-        next(iter(loader))
-        loader.skip(3)  # of the next epoch: the loop has stopped
-        assert (loader.state_dict()["epoch"], loader.position) == (1, (3, 12, 12))
-
-
-def test_skip_counts_also_behind_a_peek(written: Written) -> None:
-    with loader_of(written) as loader:
-        whole = [rows(batch) for batch in loader]
-        loader.load_state_dict(state_after(loader_of(written), 4))
-        assert rows(loader.peek()) == whole[4]
-        loader.skip(2)
-        assert loader.position.batch == 6
-        assert rows(loader.peek()) == whole[6]
-        assert [rows(batch) for batch in loader] == whole[6:]
+    assert all_of(rest_of(loader_of(written, data=data()), state)) == whole[5:]
 
 
 def test_state_is_refused_of_samples_in_a_buffer_and_of_a_data_set_without_one(written: Written) -> None:
-    class Silent(hr.AsyncIterableDataset):
-        async def aiter(self) -> AsyncIterator[int]:
-            for n in range(9):
-                yield n
+    async def silent() -> AsyncIterator[int]:
+        for n in range(9):
+            yield n
 
     buffered = sources.source(TAR, written).shuffle(buffer=5).map(Seen())
-    for data, why in ((buffered, "buffer"), (Silent(), "Silent gives no state")):
+    for data, why in ((buffered, "buffer"), (Iterated(silent), "Iterated gives no state")):
         with loader_of(written, data=data, batch_size=2) as loader:
             iterator = iter(loader)
             next(iterator)
@@ -332,15 +294,6 @@ def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() 
     assert sizes[-1] <= 40_000, sizes
 
 
-def after(loader: hr.DataLoader[Any], batches: int) -> tuple[dict[str, Any], list[Any]]:
-    """(its state after so many batches, those that follow)."""
-    with loader:
-        iterator = iter(loader)
-        for _ in range(batches):
-            next(iterator)
-        return loader.state_dict(), list(iterator)
-
-
 class Kept(hr.AsyncIterableDataset):
     """Numbers, whose state is a dict by numbers, which are texts when it comes back from a file."""
 
@@ -361,10 +314,165 @@ class Kept(hr.AsyncIterableDataset):
 
 @pytest.mark.parametrize(
     ("kind", "is_file"),
-    [(int, True), (int, False), (str, True), (str, False), (bytes, False)],  # which are no JSON
+    [(int, True), (int, False), (str, True), (str, False), (bytes, False)],  # bytes are no JSON
 )
-def test_mark_that_a_data_set_gives_is_the_same_when_it_comes_back_from_a_file(kind: type, is_file: bool) -> None:
-    state, rest = after(hr.DataLoader(Kept(kind), batch_size=4), 3)
+def test_state_of_a_data_set_is_the_same_when_it_was_written_to_a_file(kind: type, is_file: bool) -> None:
+    with hr.DataLoader(Kept(kind), batch_size=4) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        state, rest = loader.state_dict(), lists(iterator)
     state = json.loads(json.dumps(state)) if is_file else state
-    again = [n for batch in rest_of(hr.DataLoader(Kept(kind), batch_size=4), state) for n in batch.tolist()]
-    assert again == [n for batch in rest for n in batch.tolist()] == list(range(12, 40))
+    assert lists(rest_of(hr.DataLoader(Kept(kind), batch_size=4), state)) == rest
+    assert [number for batch in rest for number in batch] == list(range(12, 40))
+
+
+def test_peek_reads_the_next_epoch_while_an_iterator_is_in_use() -> None:
+    with numbers_in(Numbers().shuffle()) as loader:
+        epochs = [lists(loader) for _ in range(3)]
+    with numbers_in(Numbers().shuffle()) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert loader.peek().tolist() == epochs[1][0]  # as `iter` would begin now
+        assert saved(loader)["position"] == 4
+        assert lists(batches) == epochs[0][1:]
+        assert loader.peek().tolist() == epochs[1][0]
+        assert [[batch.tolist() for batch in loader if loader.peek() is not None] for _ in range(2)] == epochs[1:]
+        assert loader.peek().tolist() != epochs[2][0]
+        assert loader.epoch == 3
+
+
+def test_peek_does_not_consume_the_end_of_an_epoch() -> None:
+    state = state_after(numbers_in(), 10)
+    with numbers_in() as loader:
+        loader.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                loader.peek()
+        assert saved(loader) == state
+        assert lists(loader) == []
+        assert loader.epoch == 1
+        assert len(lists(loader)) == 10
+
+
+def test_global_batch_of_a_state_is_forgotten_when_another_state_is_loaded() -> None:
+    states = [
+        state_after(numbers_in(batch_size=size, rank=0, world_size=world, ranks="local"), 1)
+        for size, world in ((4, 2), (2, 1))
+    ]
+    with numbers_in() as loader:
+        loader.load_state_dict(states[0])
+        assert len(loader.peek()) == 8
+        loader.load_state_dict(states[1])
+        assert len(loader.peek()) == 4
+
+
+def test_skipped_batches_are_those_of_an_epoch_that_is_set_later() -> None:
+    with numbers_in() as loader:
+        loader.skip(5)
+        loader.set_epoch(3)
+        assert lists(loader) == [[*range(k, k + 4)] for k in range(20, 40, 4)]
+        assert loader.epoch == 4
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_epoch_that_is_set_within_another_follows_it(epoch: int) -> None:
+    with numbers_in(Numbers().shuffle()) as loader:
+        list(loader)
+        for number, _ in enumerate(loader, 1):
+            if number == 2:
+                loader.set_epoch(epoch)
+            assert loader.state_dict()["batches"] == number
+            assert loader.state_dict()["epoch"] == 1
+        assert loader.epoch == loader.state_dict()["epoch"] == epoch
+        list(loader)
+        assert loader.epoch == epoch + 1
+
+
+def test_state_of_skipped_filtered_batches_is_refused_when_the_batch_size_differs() -> None:
+    data = Numbers(60).filter(is_odd)
+    with numbers_in(data) as loader:
+        loader.skip(3)
+        state = saved(loader)
+    with numbers_in(data, batch_size=8) as loader, pytest.raises(hr.StateMismatchError) as caught:
+        loader.load_state_dict(state)
+    assert caught.value.field == "step"
+
+
+def test_peek_is_refused_while_an_iterator_reads_an_iterable_data_set() -> None:
+    with numbers_in(Counting(200), prefetch_factor=0) as loader:
+        batches = iter(loader)
+        got = next(batches).tolist()
+        with pytest.raises(hr.errors.LoaderBusyError, match="peek"):
+            loader.peek()
+        assert got + [number for batch in batches for number in batch.tolist()] == [*range(200)]
+        assert loader.peek().tolist() == [0, 1, 2, 3]
+
+
+def test_epoch_repeats_a_filtered_bounded_part_of_an_endless_mixture() -> None:
+    data = hr.mix({"a": Numbers(30), "b": Numbers(50)}, weights={"a": 1, "b": 2}, until="forever")
+    for rank in range(2):
+        with numbers_in(
+            data.take(60).filter(is_odd).epoch(samples=70), rank=rank, world_size=2, ranks="local"
+        ) as loader:
+            assert sum(map(len, loader)) == 35
+
+
+def test_only_the_newest_iterator_advances_the_epoch() -> None:
+    with numbers_in(Numbers().shuffle()) as loader:
+        list(loader)
+        first = iter(loader)
+        next(first)
+        loader.set_epoch(0)
+        second = iter(loader)
+        next(second)
+        list(first)
+        assert loader.epoch == 0
+        list(second)
+        assert loader.epoch == 1
+
+
+class Weights:
+    """Weights of a mixture. One thread waits for them."""
+
+    def __init__(self, web: float, waits: bool = False) -> None:
+        self.web, self.waits = web, waits
+        self.entered, self.may_go = threading.Event(), threading.Event()
+
+    def __call__(self, step: int) -> dict[str, float]:
+        if self.waits and threading.current_thread().name == "loads":
+            self.entered.set()
+            self.may_go.wait()
+        return {"web": self.web, "code": 1.0}
+
+
+def mixed(weights: Weights) -> hr.DataLoader[Any]:
+    return numbers_in(hr.mix({"web": Numbers(60), "code": Numbers(40)}, weights, step=8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "read", [lambda loader: loader.state_dict(), lambda loader: loader.position, lambda loader: loader.epoch]
+)
+def test_reads_wait_for_another_thread_that_loads_a_state_which_is_refused(read: Callable[[Any], Any]) -> None:
+    state = {**state_after(mixed(Weights(3.0)), 3), "epoch": 5}
+    weights, errors, found = Weights(1.0, waits=True), list[BaseException](), list[Any]()
+    with mixed(Weights(1.0)) as alike, mixed(weights) as loader:
+
+        def load() -> None:
+            try:
+                loader.load_state_dict(state)
+            except hr.StateMismatchError as error:
+                errors.append(error)
+
+        loads = threading.Thread(target=load, name="loads")
+        reads = threading.Thread(target=lambda: found.append(read(loader)))
+        loads.start()
+        assert weights.entered.wait(30)
+        reads.start()
+        reads.join(0.5)  # it would be done by then, if it did not wait
+        weights.may_go.set()
+        loads.join()
+        reads.join()
+        assert errors
+        assert found == [read(alike)]

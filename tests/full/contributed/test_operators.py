@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import flat, state_after
+from builders.loops import flat, loaded, state_after
 from full.contributed.operators import in_turn, noisy_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ LENGTHS = (1, 12, 3, 2, 5, 6, 0, 30, 7, 11, 2, 8, 3, 1, 9)
 
 
 def delivered(data: hr.Stream, **options: Any) -> list[Any]:
-    return list(hr.DataLoader(data, batch_size=None, **options))
+    return loaded(data, batch_size=None, **options)
 
 
 def one_of_each(size: int) -> hr.plugins.OrderOp:
@@ -32,30 +31,6 @@ def one_of_each(size: int) -> hr.plugins.OrderOp:
         return positions * size + np.random.default_rng(seed).integers(size, size=count // size)[positions]
 
     return hr.plugins.OrderOp(numbers=numbers, count=lambda count: count // size)
-
-
-def times(modulus: int) -> hr.plugins.SampleOp:
-    return hr.plugins.SampleOp(fn=lambda n: [n] * (n % modulus), yields="many")
-
-
-def drawn(sample: dict[str, int]) -> dict[str, int]:
-    return {**sample, "drawn": int(hr.rng().integers(1 << 30))}
-
-
-def halves(sample: dict[str, int]) -> list[dict[str, int]]:
-    return [{"n": sample["n"] // 2 + k, "of": sample["n"]} for k in range(sample["n"] % 4)]
-
-
-async def as_it_is(sample: dict[str, int]) -> dict[str, int]:
-    return sample
-
-
-def with_size(batch: list[dict[str, int]]) -> dict[str, Any]:
-    return {"batch": batch, "sizes": sum(sample["n"] for sample in batch)}
-
-
-def taken_apart(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [sample for batch in batches for sample in batch["batch"]]
 
 
 class TestInTurn(OperatorContract):
@@ -81,15 +56,6 @@ class TestNoisyCopies(OperatorContract):
         return data.apply_op("noisy_copies", most=3)
 
 
-class TestTimes(OperatorContract):
-    samples = list(range(10))
-    expected = [n for n in range(10) for _ in range(n % 3)]
-
-    def apply(self, data: Any) -> hr.Stream:
-        hr.plugins.register_operator("times", times)
-        return data.apply_op("times", 3)
-
-
 class TestLengthBuckets(OperatorContract):
     samples = [{"n": "x" * n} for n in LENGTHS]
     expected = [
@@ -101,27 +67,12 @@ class TestLengthBuckets(OperatorContract):
         return data.apply_op("length_buckets", 3, bounds=(4, 9))
 
 
-class TestLengthBucketsBetweenFunctions(OperatorContract):
-    samples = [{"n": n} for n in LENGTHS]
-
-    def apply(self, data: Any) -> hr.Stream:
-        return data.flat_map(halves).apply_op("length_buckets", 4).flat_map(list).map(drawn)
-
-
 class TestTokenBatches(OperatorContract):
     samples = [{"n": n} for n in (3, 5, 1, 0, 9, 2, 12, 4, 4, 1, 1, 8)]
     expected = [[{"n": n} for n in group] for group in ([3, 5, 1, 0], [9], [2], [12], [4, 4, 1], [1, 8])]
 
     def apply(self, data: Any) -> hr.Stream:
         return data.apply_op("token_batches", 9)
-
-
-class TestBatchesOfTokenBatches(OperatorContract):
-    samples = [{"n": n * 7 % 11} for n in range(40)]
-
-    def apply(self, data: Any) -> hr.Stream:
-        sized = data.map(as_it_is).apply_op("token_batches", most=20).map(with_size)
-        return sized.apply_op("token_batches", most=30, field="sizes").flat_map(taken_apart).map(drawn)
 
 
 async def doubled(n: int) -> int:
@@ -137,14 +88,10 @@ def test_sample_operator_yields_one_or_at_most_one() -> None:
     assert [hr.plugins.SampleOp(fn=fn).where for fn in (doubled, abs)] == ["loop", "worker"]
 
 
-def test_operator_of_an_entry_point_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = importlib.metadata.EntryPoint("copies", "full.contributed.operators:noisy_copies", "headrace.operators")
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "entry_points", lambda group: [entry])
-        registry._installed.cache_clear()
-        data = hr.from_map([{"n": 2}, {"n": 0}]).apply_op("copies")
-        assert [sample["n"] for sample in delivered(data)] == [2, 2]
-    registry._installed.cache_clear()
+def test_operator_of_an_entry_point_is_found(install: Callable[..., None]) -> None:
+    install(registry, ("copies", "full.contributed.operators:noisy_copies"))
+    data = hr.from_map([{"n": n} for n in (2, 0, 1, 4)]).apply_op("copies")
+    assert [sample["n"] for sample in delivered(data)] == [2, 2, 1]
 
 
 def test_order_operator_combines_with_others() -> None:

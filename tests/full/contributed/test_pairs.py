@@ -1,29 +1,61 @@
-"""A source of a stranger's has what all sources have: length, order, states and ranks."""
+"""A source of another package has what all sources have: length, order, states and ranks."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from builders.loops import flat, given, resumed_anywhere
-from full.contributed.pairs import Pairs
+from builders.numbers import Made
 
 import headrace as hr
+from headrace.dataset.source import SampleSource, Traits
+from headrace.engine.open_readers import EpochIO
+from headrace.readers.protocol import Producer
 
 
-class Times(hr.AsyncDataset):
-    def __init__(self, factor: int, count: int) -> None:
-        self.factor, self.count = factor, count
+class Pairs:
+    """The samples of two data sets with the same numbers, as pairs."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.both = first, second
 
     def __len__(self) -> int:
-        return self.count
+        return min(map(len, self.both))
 
-    async def aget(self, key: int) -> int:
-        return self.factor * key
+    def keys(self) -> Sequence[int]:
+        return range(len(self))
+
+    async def aget(self, number: int) -> tuple[Any, ...]:
+        return tuple(await asyncio.gather(*(data.aget(number) for data in self.both)))
+
+    def __sample_source__(self) -> SampleSource:
+        return PairSource(self)
+
+
+class PairSource(SampleSource):
+    traits = Traits(numbered=True)
+
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
+        return True
+
+    def count(self) -> int:
+        return len(self.data)
+
+    def keys(self) -> Sequence[int]:
+        return self.data.keys()
+
+    async def aget(self, key: Any, wanted: object = None) -> Any:
+        return await self.data.aget(key)
+
+    def open(self, io: EpochIO) -> Producer:
+        return io.keys(self.data, self.data.aget, None)
 
 
 def pairs() -> hr.Stream:
-    return hr.Stream(Pairs(Times(1, 20), Times(10, 25)))
+    return hr.Stream(Pairs(Made(int, 20), Made(lambda n: 10 * n, 25)))
 
 
 def test_pairs_come_in_their_order_and_by_number() -> None:
@@ -34,10 +66,9 @@ def test_pairs_come_in_their_order_and_by_number() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_shuffled_pairs_go_on_from_a_state(workers: int) -> None:
+def test_shuffled_pairs_resume_from_every_state(workers: int) -> None:
     data = pairs().shuffle().map(lambda pair: (*pair, sum(pair)))
-    options: dict[str, Any] = {"batch_size": 4, "collate_fn": list, "num_workers": workers}
-    (whole,) = resumed_anywhere(lambda: hr.DataLoader(data, **options))
+    (whole,) = resumed_anywhere(lambda: hr.DataLoader(data, batch_size=4, collate_fn=list, num_workers=workers))
     assert sorted(k for batch in whole for k, _, _ in batch) == list(range(20))
 
 

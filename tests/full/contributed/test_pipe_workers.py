@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end.tars import tar
+from builders.loops import loaded
+from builders.numbers import Made, Numbers
+from builders.tars import tar
 from full.contributed.pipe_workers import PipeExecutor
 
 import headrace as hr
@@ -32,15 +34,8 @@ class TestPipes(ExecutorContract):
         return PipeExecutor()
 
 
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    async def aget(self, key: int) -> Any:
-        return {"n": key, "pixels": np.full((4, 4), key % 256, np.uint8), "name": str(key)}
+def numbered(key: int) -> dict[str, Any]:
+    return {"n": key, "pixels": np.full((4, 4), key % 256, np.uint8), "name": str(key)}
 
 
 def labelled(sample: dict[str, Any]) -> dict[str, Any]:
@@ -61,39 +56,35 @@ def lengths(sample: dict[str, Any]) -> tuple[int, int]:
     return int(sample["cls"]), len(sample["txt"])
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def told(loader: Any) -> list[str]:
+def texts(loader: Any) -> list[str]:
     torch.set_printoptions(threshold=100_000)
     return [str(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("collate", [None, as_list])
+@pytest.mark.parametrize("collate", [None, list])
 def test_loader_gives_the_same_batches_with_workers_that_copy(collate: Any) -> None:
-    data = Numbers(120).shuffle().map(labelled).filter(kept)
+    data = Made(numbered, 120).shuffle().map(labelled).filter(kept)
     options: dict[str, Any] = {"batch_size": 8, "on_error": "skip", "seed": 3, "collate_fn": collate}
     with hr.DataLoader(data, num_workers=0, **options) as loader:
-        wanted = [told(loader), told(loader)]
+        wanted = [texts(loader), texts(loader)]
     with hr.DataLoader(data, num_workers=2, workers=PipeExecutor(), **options) as loader:
-        assert [told(loader), told(loader)] == wanted
+        assert [texts(loader), texts(loader)] == wanted
         assert loader.stats().skipped == 2 * 3
 
 
 def test_loader_reads_shards_with_workers_that_copy(tmp_path: Path) -> None:
-    for shard in range(3):
-        samples = [(f"{shard}{k:02}", {"cls": b"%d" % k, "txt": b"x" * k}) for k in range(20)]
-        (tmp_path / f"{shard}.tar").write_bytes(tar(samples))
-    data = hr.stream([str(tmp_path / f"{shard}.tar") for shard in range(3)]).map(lengths)
-    with hr.DataLoader(data, num_workers=2, workers=PipeExecutor(), batch_size=7, memory_budget="64MiB") as loader:
-        got = [pair for batch in loader for pair in zip(*(column.tolist() for column in batch), strict=True)]
+    paths = [tmp_path / f"{shard}.tar" for shard in range(3)]
+    for path in paths:
+        path.write_bytes(tar([(f"{path.stem}{k:02}", {"cls": b"%d" % k, "txt": b"x" * k}) for k in range(20)]))
+    options: dict[str, Any] = {"num_workers": 2, "workers": PipeExecutor(), "memory_budget": "64MiB"}
+    columns = loaded(hr.stream(list(map(str, paths))).map(lengths), batch_size=7, **options)
+    got = [pair for batch in columns for pair in zip(*(column.tolist() for column in batch), strict=True)]
     assert got == [(k, k) for _ in range(3) for k in range(20)]
 
 
 def test_work_of_a_worker_that_was_killed_is_done_again() -> None:
     executor = PipeExecutor()
-    with hr.DataLoader(Numbers(400).map(itself), batch_size=4, num_workers=2, workers=executor) as loader:
+    with hr.DataLoader(Made(numbered, 400).map(itself), batch_size=4, num_workers=2, workers=executor) as loader:
         got = []
         for number, batch in enumerate(loader):
             got += batch["n"].tolist()
@@ -105,18 +96,19 @@ def test_work_of_a_worker_that_was_killed_is_done_again() -> None:
 
 def test_what_workers_cannot_share_is_refused_by_name() -> None:
     shared = torch.zeros(3).share_memory_()
-    data = Numbers(4).map(lambda sample: sample["n"] + shared[0])
-    with (
-        hr.DataLoader(data, num_workers=1, workers=PipeExecutor()) as loader,
-        pytest.raises(hr.errors.CannotCarryError, match="share nothing"),
-    ):
-        list(loader)
+    data = Numbers().map(lambda number: number + shared[0])
+    with pytest.raises(hr.errors.CannotCarryError, match="share nothing"):
+        loaded(data, num_workers=1, workers=PipeExecutor())
 
 
-def test_executor_is_refused_where_it_would_start_nothing() -> None:
-    with pytest.raises(hr.OptionError, match="needs num_workers above 0"):
-        hr.DataLoader(Numbers(4), workers=PipeExecutor())
-    with pytest.raises(hr.OptionError, match="from_map"):
-        hr.DataLoader([1, 2], num_workers=1, workers=PipeExecutor())
-    with pytest.raises(hr.OptionError, match="or an executor"):
-        hr.DataLoader(Numbers(4), num_workers=1, workers=object())  # type: ignore[arg-type]
+REFUSED: list[tuple[Any, int, Any, str]] = [
+    (Numbers(), 0, PipeExecutor(), "needs num_workers above 0"),
+    ([1, 2], 1, PipeExecutor(), "from_map"),
+    (Numbers(), 1, object(), "or an executor"),
+]
+
+
+@pytest.mark.parametrize(("data", "workers", "executor", "text"), REFUSED)
+def test_executor_is_refused_where_it_would_start_nothing(data: Any, workers: int, executor: Any, text: str) -> None:
+    with pytest.raises(hr.OptionError, match=text):
+        hr.DataLoader(data, num_workers=workers, workers=executor)

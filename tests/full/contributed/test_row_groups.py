@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from builders.loops import flat, given
 from full.contributed import row_groups
 from full.contributed.row_groups import RowGroups
 
@@ -20,24 +20,19 @@ from headrace.testing import FormatContract
 SAMPLES = [{"n": n, "text": "ü" * n} for n in range(30)]
 
 
-@pytest.fixture(autouse=True)
-def only_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_registered", {})
-    registry._installed.cache_clear()
-    yield
-    registry._installed.cache_clear()
+PLACE = "full.contributed.row_groups:RowGroups"
+Install = Callable[..., None]
 
 
 class TestRowGroups(FormatContract):
     samples = SAMPLES
 
     @pytest.fixture(autouse=True, params=["call", "entry point"])
-    def registered(self, only_here: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def registered(self, install: Install, request: pytest.FixtureRequest) -> None:
         if request.param == "call":
             hr.plugins.register_format(RowGroups())
         else:
-            entry = importlib.metadata.EntryPoint("any", "full.contributed.row_groups:RowGroups", "headrace.formats")
-            monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+            install(registry, ("any", PLACE))
 
     def open_format(self) -> Format:
         return RowGroups()
@@ -63,8 +58,8 @@ def test_block_is_opened_once_for_all_of_its_rows(workers: int, monkeypatch: pyt
     monkeypatch.setattr(Counting, "opened", 0)
     hr.plugins.register_format(Counting())
     memory.put("memory://rowg/0.counted", row_groups.write(SAMPLES, 10))
-    with hr.DataLoader(hr.stream("memory://rowg/0.counted").shuffle(), batch_size=2, num_workers=workers) as loader:
-        got = [(n, k) for batch in loader for n, k in zip(batch["n"].tolist(), batch["opened"].tolist(), strict=True)]
+    samples = flat(given(hr.stream("memory://rowg/0.counted").shuffle(), batch_size=2, num_workers=workers))
+    got = [(sample["n"], sample["opened"]) for sample in samples]
     assert sorted(n for n, _ in got) == list(range(30))
     assert {k for _, k in got} == {1, 2, 3}
     assert len({(n // 10, k) for n, k in got}) == 3
@@ -85,8 +80,8 @@ def test_damage_in_a_block_is_that_of_its_rows_alone() -> None:
     data[second + 9] ^= 1
     memory.put("memory://rowg/damaged.rowg", bytes(data))
     stream = hr.stream("memory://rowg/damaged.rowg")
-    with hr.DataLoader(stream, batch_size=None, on_error="skip", num_workers=1) as loader:
-        assert [int(sample["n"]) for sample in loader] == [*range(10), *range(20, 30)]
+    samples = given(stream, batch_size=None, on_error="skip", num_workers=1, collate_fn=None)
+    assert [int(sample["n"]) for sample in samples] == [*range(10), *range(20, 30)]
     with pytest.raises(hr.DecodeError, match=r"sample '10' of memory://rowg/damaged.rowg.*checksum"):
         list(stream)
 
@@ -107,32 +102,26 @@ class Others(RowGroups):
     name = "others"
 
 
-def test_suffix_that_another_format_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suffix_that_another_format_has_is_refused(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = r"suffix '.rowg' of others is one of rowgroups's: leave it out.*format='others'"
     hr.plugins.register_format(RowGroups())
-    with pytest.raises(
-        hr.OptionError, match=r"suffix '.rowg' of others is one of rowgroups's: leave it out.*format='others'"
-    ):
+    with pytest.raises(hr.OptionError, match=refusal):
         hr.plugins.register_format(Others())
     hr.plugins.register_format(RowGroups())  # again, as a notebook's cell is run again
-    entry = importlib.metadata.EntryPoint("any", "full.contributed.row_groups:RowGroups", "headrace.formats")
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    registry._installed.cache_clear()
-    with pytest.raises(hr.OptionError, match=r"one of rowgroups's"):
+    install(registry, ("any", PLACE))
+    with pytest.raises(hr.OptionError, match=refusal):
         hr.plugins.register_format(Others())
 
 
-def test_suffix_that_two_installed_formats_have_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["full.contributed.row_groups:RowGroups", f"{__name__}:Others"]
-    entries = [importlib.metadata.EntryPoint("any", name, "headrace.formats") for name in names]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
-    monkeypatch.setattr(
-        importlib.metadata.EntryPoint, "load", lambda self: Others if "Oth" in self.value else RowGroups
-    )
+def test_suffix_that_two_installed_formats_have_is_refused_where_it_is_used(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "Others", Others, raising=False)
+    install(registry, ("any", PLACE), ("any", "full.contributed.row_groups:Others"))
     memory.put("memory://rowg/two.rowg", row_groups.write(SAMPLES))
-    with pytest.raises(
-        hr.OptionError, match=r"two.rowg may be of the formats rowgroups and others: name it by format="
-    ):
+    refusal = r"two.rowg may be of the formats rowgroups and others: name it by format="
+    with pytest.raises(hr.OptionError, match=refusal):
         hr.stream("memory://rowg/two.rowg")
     assert len(list(hr.stream("memory://rowg/two.rowg", format="others"))) == 30
 

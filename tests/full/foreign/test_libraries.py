@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.loops import flat, loaded, rest_of, state_after
 
 import headrace as hr
 
@@ -16,21 +18,16 @@ pytestmark = pytest.mark.may_leave(
 )
 
 
-def numbers(data: hr.Stream, **options: Any) -> list[list[int]]:
-    with hr.DataLoader(data, batch_size=5, **options) as loader:
-        return [batch["n"].tolist() for batch in loader]
+def numbers(batches: Iterable[Any]) -> list[list[int]]:
+    return [batch["n"].tolist() for batch in batches]
 
 
 def check_map(dataset: Any) -> None:
     data = hr.from_map(dataset).shuffle(seed=1)
-    whole = numbers(data)
-    assert sorted(n for batch in whole for n in batch) == list(range(COUNT))
-    with hr.DataLoader(data, batch_size=5) as loader:
-        first = [next(iter(loader))["n"].tolist()]
-        state = loader.state_dict()
-    with hr.DataLoader(data, batch_size=5) as loader:
-        loader.load_state_dict(state)
-        assert first + [batch["n"].tolist() for batch in loader] == whole
+    whole = numbers(loaded(data, batch_size=5))
+    assert sorted(flat(whole)) == list(range(COUNT))
+    state = state_after(hr.DataLoader(data, batch_size=5), 1)
+    assert numbers(rest_of(hr.DataLoader(data, batch_size=5), state)) == whole[1:]
 
 
 def test_hugging_faces_dataset() -> None:
@@ -39,24 +36,20 @@ def test_hugging_faces_dataset() -> None:
 
 
 @pytest.mark.parametrize("taken", [1, 4, 9])
-def test_hugging_faces_iterable_dataset_goes_on(taken: int) -> None:
+def test_hugging_faces_iterable_dataset_resumes(taken: int) -> None:
     datasets = pytest.importorskip("datasets")
 
     def data() -> hr.Stream:
         rows = datasets.Dataset.from_dict({"n": list(range(COUNT))}).to_iterable_dataset(num_shards=4)
         return hr.from_iterable(rows.map(lambda row: {"n": row["n"]}).filter(lambda row: row["n"] != 7))
 
-    whole = numbers(data())
-    assert [n for batch in whole for n in batch] == [n for n in range(COUNT) if n != 7]
-    with hr.DataLoader(data(), batch_size=5) as loader:
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        state = loader.state_dict()
+    whole = numbers(loaded(data(), batch_size=5))
+    assert flat(whole) == [n for n in range(COUNT) if n != 7]
+    state = state_after(hr.DataLoader(data(), batch_size=5), taken)
     with hr.DataLoader(data(), batch_size=5) as loader:
         loader.load_state_dict(state)
-        assert [batch["n"].tolist() for batch in loader] == whole[taken:]
-        assert [batch["n"].tolist() for batch in loader] == whole, "the next epoch has all of them"
+        assert numbers(loader) == whole[taken:]
+        assert numbers(loader) == whole, "the next epoch has all of them"
 
 
 def test_lance(tmp_path: Path) -> None:
@@ -86,4 +79,4 @@ def test_array_record(tmp_path: Path) -> None:
     writer.close()
     source = sources.ArrayRecordDataSource([str(tmp_path / "a.array_record")])
     data = hr.from_map(source).shuffle().map(lambda record: {"n": int(record)})
-    assert sorted(n for batch in numbers(data) for n in batch) == list(range(COUNT))
+    assert sorted(flat(numbers(loaded(data, batch_size=5)))) == list(range(COUNT))

@@ -35,9 +35,8 @@ def test_windows_are_those_of_the_documents_that_were_written(written: tuple[Pat
         tokens = [token for document in documents for token in document]
         samples = [sample["tokens"] for sample in data]
         assert {str(sample.dtype) for sample in samples} == {name.partition("-")[0]}
-        assert [sample.tolist() for sample in samples] == [tokens[k : k + 8] for k in range(0, len(tokens) - 7, 8)], (
-            name
-        )
+        expected = [tokens[k : k + 8] for k in range(0, len(tokens) - 7, 8)]
+        assert [sample.tolist() for sample in samples] == expected, name
 
 
 def test_documents_are_those_that_were_written(written: tuple[Path, dict[str, list[list[int]]]]) -> None:

@@ -20,13 +20,10 @@ SAMPLES: list[dict[str, Any]] = [
 
 def test_samples_are_what_was_written(tmp_path: Path) -> None:
     file = writer.TFRecordWriter(str(tmp_path / "0.tfrecord"))
-    for sample in SAMPLES:
-        file.write(
-            {"b": (sample["b"], "byte"), "f": (sample["f"].tolist(), "float"), "i": (sample["i"].tolist(), "int")}
-        )
+    for one in SAMPLES:
+        file.write({"b": (one["b"], "byte"), "f": (one["f"].tolist(), "float"), "i": (one["i"].tolist(), "int")})
     file.close()
-    got = [
-        {name: one[name] for name in ("b", "f", "i")} for one in hr.stream(str(tmp_path / "0.tfrecord"), index="build")
-    ]
+    data = hr.stream(str(tmp_path / "0.tfrecord"), index="build")
+    got = [{name: one[name] for name in ("b", "f", "i")} for one in data]
     assert all(map(same, got, SAMPLES))
     assert len(got) == len(SAMPLES)

@@ -65,7 +65,7 @@ def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
         sample = {field: out.getvalue() if field.endswith("npy") else number for field in fields}
         if k == odd:
             field = dice.one_of(fields)
-            sample[field] = edited(sample[field], dice, 2)[0]
+            sample[field] = edited(sample[field], dice, 2)
             if len(sample) > 1 and dice.number(3) == 3:
                 del sample[field]
         samples.append(sample)

@@ -228,11 +228,11 @@ def _check_image(data: bytes) -> None:
     if options["spec"] in ("rgb8", "l8"):
         mode = "RGB" if options["spec"] == "rgb8" else "L"
         try:
-            quick = simplejpeg_pixels(picture, mode, None, LIMITS.pixels)
+            quick = simplejpeg_pixels(picture, mode, None, LIMITS)
         except ValueError:
             return  # too many pixels
         if quick is not None:  # then Pillow would have given a picture as well
-            slow = np.array(pillow_image(picture, mode, None, LIMITS.pixels))
+            slow = np.array(pillow_image(picture, mode, None, LIMITS))
             assert slow.shape == quick.shape
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -49,8 +50,13 @@ def assert_named(error: Exception, name: str) -> None:
     assert name in str(error)
 
 
-def edited(data: bytes, dice: Dice, edits: int, unit: int = 1) -> tuple[bytes, list[int]]:
-    """`data` after up to `edits` changes, and where they were made; what is moved has multiples of `unit` bytes."""
+def edited(data: bytes, dice: Dice, edits: int) -> bytes:
+    """`data` after up to `edits` changes."""
+    return edited_at(data, dice, edits, 1)[0]
+
+
+def edited_at(data: bytes, dice: Dice, edits: int, unit: int) -> tuple[bytes, list[int]]:
+    """`data` after up to `edits` changes, and their offsets. Multiples of `unit` bytes are moved."""
     changed, places = bytearray(data), []
     for _ in range(edits):
         if not dice.more:
@@ -77,4 +83,19 @@ def edited(data: bytes, dice: Dice, edits: int, unit: int = 1) -> tuple[bytes, l
 
 def changed(data: bytes, source: random.Random) -> bytes:
     """`data` with a few pseudo-random changes, as a fuzzer without knowledge of the code would make them."""
-    return edited(data, Dice(source.randbytes(4 * 5)), source.randint(1, 4))[0]
+    return edited(data, Dice(source.randbytes(4 * 5)), source.randint(1, 4))
+
+
+def changed_folder(files: dict[str, bytes], dice: Dice, which: int, numbers: int) -> tuple[bytes, bytes]:
+    """The shard and the catalogue of a folder. Which of them is edited, or the first `numbers` numbers of the shard."""
+    shard, catalogue = files.values()
+    if which == 0:
+        shard = edited(shard, dice, 1 + dice.number(3))
+    elif which == 1:
+        catalogue = edited(catalogue, dice, 1 + dice.number(3))
+    else:
+        for _ in range(1 + dice.number(2)):
+            at = 4 * dice.number(numbers)
+            number = dice.one_of((0, 1, 2**16, 2**31, 2**32 - 1, len(shard), len(shard) + 1, dice.number(600)))
+            shard = shard[:at] + struct.pack("<I", number) + shard[at + 4 :]
+    return shard, catalogue

@@ -11,18 +11,18 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
+from builders.indexes import listed
 from full.fuzz.dice import Dice
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
-from headrace.formats.index.journal import Journal, index_of_one, write_index
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex
+from headrace.indexes.building import Journal, index_of_one, write_index
 
 WHAT = "s3://bucket/train.idx"
 FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")
@@ -31,7 +31,7 @@ FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")
 def _built(data: bytes) -> None:
     made = built(Dice(data))
     packed = made.pack()
-    assert _listed(ShardIndex.unpack(packed, WHAT)) == _listed(made)
+    assert listed(ShardIndex.unpack(packed, WHAT)) == listed(made)
     entry = Entry.of("s3://bucket/a.tar", made, packed)
     journal, file = io.BytesIO(index_of_one(entry, packed)), io.BytesIO()
     write_index(file, list(Journal(journal)), journal)
@@ -120,7 +120,7 @@ def _shard(index: ShardIndex) -> None:
         again = ShardIndex.unpack(index.pack(), WHAT)
     except LimitError:  # keys too long
         return
-    assert _listed(again) == _listed(index)
+    assert listed(again) == listed(index)
 
 
 def _directory(directory: Directory, size: int | None = None) -> None:
@@ -134,21 +134,6 @@ def _directory(directory: Directory, size: int | None = None) -> None:
         found = directory.find(entry.name)
         assert found is None or directory.names[found] == entry.name
     assert size is None or end <= size
-
-
-def _listed(index: ShardIndex) -> Any:
-    rows, frames = index.rows, index.frames
-    return (
-        rows.keys.tolist(),
-        rows.starts.tolist(),
-        [rows.fields[number] for number in rows.field.tolist()],
-        rows.offset.tolist(),
-        rows.size.tolist(),
-        None if index.crc is None else index.crc.tolist(),
-        index.size,
-        index.etag,
-        None if frames is None else (frames.packed.tolist(), frames.unpacked.tolist()),
-    )
 
 
 def built(dice: Dice) -> ShardIndex:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from end_to_end import litdata
-from full.fuzz.dice import Dice, assert_named, edited, starts
-from one_object import OneObject
+from builders import litdata
+from full.fuzz.dice import Dice, assert_named, changed_folder, starts
+from full.fuzz.samples import samples_of, table_of
 
 from headrace.errors import FormatError, OptionError
-from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.litdata.format import LITDATA
-from headrace.formats.litdata.leaves import nested_value
+from headrace.formats.litdata.trees import nested_value
 
 LIMITS = Limits(member_bytes=4000, header_bytes=2000, unpacked_free_bytes=10_000, unpacked_ratio=20, window_bytes=2**20)
 URL = "memory://fuzz/index.json"
@@ -55,48 +52,19 @@ def check(data: bytes) -> None:
     if chosen == NESTED:
         _check_nested(dice.rest())
         return
-    which = dice.number(255) % 3
-    (_, shard), (_, said) = FOLDERS[chosen].items()
-    if which == 0:
-        shard, _ = edited(shard, dice, 1 + dice.number(3))
-    elif which == 1:
-        said, _ = edited(said, dice, 1 + dice.number(3))
-    else:
-        at = 4 * dice.number(30)
-        number = dice.one_of((0, 1, 2**16, 2**31, 2**32 - 1, len(shard), dice.number(600)))
-        shard = shard[:at] + struct.pack("<I", number) + shard[at + 4 :]
+    shard, catalogue = changed_folder(FOLDERS[chosen], dice, dice.number(255) % 3, 30)
     try:
-        entries = LITDATA.listed(URL, said, LIMITS)
+        entries = LITDATA.listed(URL, catalogue, LIMITS)
     except (FormatError, OptionError) as error:
         assert_named(error, URL)
         return
     for entry in entries:
-        _check_chunk(entry, shard)
-
-
-def _check_chunk(entry: ShardEntry, shard: bytes) -> None:
-    assert entry.url.startswith("memory://fuzz/")
-    try:
-        rows = asyncio.run(LITDATA.index(OneObject(shard, most_bytes=2**16), entry, LIMITS)).rows
-    except FormatError as error:
-        assert_named(error, entry.url)
-        return
-    assert len(rows) == entry.samples
-    blocks = range(len(rows)) if rows.block is None else range(len(rows.starts) - 1)
-    for k in blocks:
-        part = slice(int(rows.offset[k]), int(rows.offset[k] + rows.size[k]))
-        try:
-            samples = LITDATA.open_block(Block("u", (rows.fields[int(rows.field[k])],), LIMITS), [shard[part]])
-        except (ValueError, FormatError):
-            continue
-        if rows.block is not None:
-            assert len(samples) == int((rows.block == k).sum())
-        for row in range(len(samples)):
-            try:
-                one = samples[row]
-            except ValueError:
-                continue
-            assert all(isinstance(name, str) for name in one)
+        assert entry.url.startswith("memory://fuzz/")
+        rows = table_of(LITDATA, shard, entry, LIMITS)
+        if rows is not None:
+            assert len(rows) == entry.samples
+            samples = samples_of(LITDATA, rows, shard, LIMITS, (ValueError, FormatError))
+            assert all(isinstance(name, str) for one in samples for name in one)
 
 
 def _check_nested(data: bytes) -> None:

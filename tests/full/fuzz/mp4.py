@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
-from end_to_end import videos
+from builders import videos
 from full.fuzz.dice import Dice, assert_named, edited, starts
 
 from headrace.errors import FormatError
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
-from headrace.formats.mp4.pieces import file_of, pieces_of
+from headrace.formats.mp4.frames import file_of, pieces_of
 from headrace.formats.pinned_object import PinnedObject
 
 LIMITS = Limits(pixels=64 * 48 * 4, member_bytes=2**20)
@@ -25,6 +26,7 @@ TABLES = (
     *(b"trex", b"tfhd", b"tfdt", b"trun", b"tkhd", b"moof", b"sidx", b"mfhd"),
 )
 NUMBERS = (0, 1, 2, 50, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
+seeds = partial(starts, len(FILES), 3)
 
 
 class One(PinnedObject):
@@ -39,8 +41,8 @@ class One(PinnedObject):
         return memoryview(self.data)[start : start + length]
 
 
-def seeds() -> Iterator[bytes]:
-    yield from starts(len(FILES), 3)
+def tables_of(file: bytes) -> Any:
+    return table_of(asyncio.run(read_tables(One(file), LIMITS)), URL, len(file), LIMITS)
 
 
 def check(data: bytes) -> None:
@@ -48,8 +50,7 @@ def check(data: bytes) -> None:
     file, which = FILES[dice.number(255) % len(FILES)], dice.number(255) % 3
     begin = file.index(b"moov") - 4
     if which == 0:  # anything in the boxes
-        boxes, _ = edited(file[begin:], dice, 1 + dice.number(3))
-        file = file[:begin] + boxes
+        file = file[:begin] + edited(file[begin:], dice, 1 + dice.number(3))
     elif which == 1:  # a number of a table
         for _ in range(1 + dice.number(2)):
             some = dice.one_of([kind for kind in TABLES if file.find(kind, begin) >= 0])
@@ -59,7 +60,7 @@ def check(data: bytes) -> None:
     else:
         file = file[: dice.number(len(file))]
     try:
-        table = table_of(asyncio.run(read_tables(One(file), LIMITS)), URL, len(file), LIMITS)
+        table = tables_of(file)
     except FormatError as error:
         assert_named(error, URL)
         return
@@ -80,7 +81,7 @@ def check(data: bytes) -> None:
     assert sorted(np.concatenate([piece.places for piece in pieces]).tolist()) == [0, 1, 2]
     for piece in pieces:
         small = file_of(piece, bodies)
-        again = table_of(asyncio.run(read_tables(One(small), LIMITS)), URL, len(small), LIMITS)
+        again = tables_of(small)
         same = [small[at : at + size] for at, size in zip(again.offset, again.size, strict=True)]
         places = [bodies[span][at : at + size] for span, at, size in zip(piece.span, piece.at, piece.size, strict=True)]
         assert same == places

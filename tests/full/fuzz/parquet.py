@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
-from end_to_end.parquet import of_table
-from full.fuzz.blocks import check_blocks
-from full.fuzz.dice import Dice, assert_named, edited, starts
-from one_object import OneObject
+from builders.parquet import of_table
+from full.fuzz.dice import Dice, edited, starts
+from full.fuzz.samples import samples_of, table_of
 
+from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError
-from headrace.formats.format import ShardEntry
+from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.format import Parquet
 from headrace.formats.parquet.thrift import ThriftReader
@@ -41,10 +40,7 @@ FILES = [
         compression="none",
     ),
 ]
-
-
-def seeds() -> Iterator[bytes]:
-    yield from starts(len(FILES) * len(FORMS), 3)
+seeds = partial(starts, len(FILES) * len(FORMS), 3)
 
 
 def check(data: bytes) -> None:
@@ -54,18 +50,23 @@ def check(data: bytes) -> None:
     length = int.from_bytes(file[-8:-4], "little")
     body, footer = file[: -8 - length], file[-8 - length : -8]
     if which == 0:
-        file, _ = edited(file, dice, 1 + dice.number(3))
+        file = edited(file, dice, 1 + dice.number(3))
     elif which == 1:  # the footer alone, whose length stays right
-        footer, _ = edited(footer, dice, 1 + dice.number(3))
+        footer = edited(footer, dice, 1 + dice.number(3))
         file = body + footer + len(footer).to_bytes(4, "little") + b"PAR1"
     else:
         with suppress(ValueError):
-            ThriftReader(edited(footer, dice, 1 + dice.number(3))[0]).struct()
-        body, _ = edited(body, dice, 1)
+            ThriftReader(edited(footer, dice, 1 + dice.number(3))).struct()
+        body = edited(body, dice, 1)
         file = (body + bytes(len(file)))[: len(file) - 8 - length] + file[-8 - length :]
-    try:
-        index = asyncio.run(form.index(OneObject(file, most_bytes=max(16, len(file))), ShardEntry(URL), LIMITS))
-    except FormatError as error:
-        assert_named(error, URL)
-        return
-    check_blocks(form, index.rows, file, LIMITS)
+    rows = table_of(form, file, ShardEntry(URL), LIMITS, max(16, len(file)))
+    if rows is not None:
+        check_rows(form, rows, file)
+
+
+def check_rows(form: Format, rows: Rows, file: bytes) -> None:
+    assert rows.block is not None
+    assert rows.about is not None
+    assert int((rows.offset + rows.size).max(initial=0)) <= len(file)
+    samples = samples_of(form, rows, file, LIMITS, (ValueError, FormatError, MemoryError))
+    assert all(sample is None or isinstance(sample, dict) for sample in samples)

@@ -28,27 +28,26 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     dice = Dice(data)
     piece, by, text = dice.one_of(PIECES), dice.one_of(BYS), dice.rest()
-    found, _, error = whole = scanned(TextScanner(URL, by, LIMITS), text, max(len(text), 1))
-    assert scanned(TextScanner(URL, by, LIMITS), text, piece) == whole, "in pieces"
+    found, _, error = scanned(lambda: TextScanner(URL, by, LIMITS), text, piece)
     expected = plain(by, text)
     assert found == expected[: len(found)]
     assert error is not None or len(found) == len(expected)
 
 
 def plain(by: By, text: bytes) -> Found:
-    at, found, paragraph = len(MARK) if text.startswith(MARK) else 0, Found(), list[tuple[int, int, int]]()
+    at = len(MARK) if text.startswith(MARK) else 0
     if by == "file":
         return [(b"1", at, len(text) - at)]
-    lines = text[at:].split(b"\n")
+    lines, numbered = text[at:].split(b"\n"), list[tuple[int, int, bytes]]()
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
-        if by == "line":
-            found.append((str(number).encode(), at, len(line)))
-        elif line.strip(BLANK):
-            paragraph.append((number, at, at + len(line)))
-        if paragraph and not line.strip(BLANK):
-            found.append((str(paragraph[0][0]).encode(), paragraph[0][1], paragraph[-1][2] - paragraph[0][1]))
-            paragraph = []
+        numbered.append((number, at, line))
         at += len(line) + 1
-    if paragraph:
-        found.append((str(paragraph[0][0]).encode(), paragraph[0][1], paragraph[-1][2] - paragraph[0][1]))
+    if by == "line":
+        return [(b"%d" % number, at, len(line)) for number, at, line in numbered]
+    found = Found()
+    for is_blank, group in itertools.groupby(numbered, lambda one: not one[2].strip(BLANK)):
+        if not is_blank:
+            paragraph = list(group)
+            (number, first, _), (_, last, line) = paragraph[0], paragraph[-1]
+            found.append((b"%d" % number, first, last + len(line) - first))
     return found

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from full.fuzz.targets import NAMES, target
+from full.fuzz.targets import CHANGES, target
 
 SECONDS = int(os.environ.get("HEADRACE_FUZZ_SECONDS", "600"))
 FOLDER = Path(__file__).parents[3] / ".fuzz"
@@ -35,13 +35,13 @@ MOST_BYTES = 256 * 2**20
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)}; all")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(CHANGES)}; all")
     parser.add_argument("--input", type=Path, help="a file to give to the one target")
     parser.add_argument("--seconds", type=int, help=argparse.SUPPRESS)  # for the process of one target
     options = parser.parse_args()
-    chosen = options.targets or list(NAMES)
-    if set(chosen) - set(NAMES) or (options.input and len(chosen) != 1):
-        parser.error(f"targets are {', '.join(NAMES)}; an input goes to one of them")
+    chosen = options.targets or list(CHANGES)
+    if set(chosen) - CHANGES.keys() or (options.input and len(chosen) != 1):
+        parser.error(f"targets are {', '.join(CHANGES)}; an input goes to one of them")
     if options.input:
         _bounded(_check_of(chosen[0]))(options.input.read_bytes())
         return 0

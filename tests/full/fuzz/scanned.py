@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.errors import LimitError
 from headrace.formats.format import Scanner
@@ -18,21 +18,26 @@ Found = list[tuple[bytes, int, int]]
 """Key, place and size of each line."""
 
 
-def scanned(
-    scanner: Scanner, text: bytes, piece: int, *, first: int = 512
-) -> tuple[Found, Sequence[str], tuple[str, str] | None]:
-    """The lines of a text read in pieces, their fields, and type and text of the error that ends it.
+Result = tuple[Found, Sequence[str], tuple[str, str] | None]
+"""The lines, their fields, and type and text of the error that ends the text."""
 
-    Of a limit that is passed the text is no more than where.
 
-    The scanner goes from one process to another between any two pieces.
+def scanned(new: Callable[[], Scanner], text: bytes, piece: int, *, first: int = 512) -> Result:
+    """The result for the whole text, which is that for pieces.
 
     Args:
-        scanner: a fresh one.
+        new: makes a scanner.
         text: all of it.
-        piece: how many bytes come at once.
-        first: how many come first, where those are more; an engine's first piece is never shorter.
+        piece: size of the pieces.
+        first: size of the first piece if it is larger. An engine's first piece is never shorter.
     """
+    whole = _scanned(new(), text, max(len(text), 1), first)
+    assert _scanned(new(), text, piece, first) == whole, "in pieces"
+    return whole
+
+
+def _scanned(scanner: Scanner, text: bytes, piece: int, first: int) -> Result:
+    """The scanner is pickled between any two pieces. The text of a limit error is only where."""
     found, fields, start = Found(), list[str](), 0
     while not scanner.done:
         stop = min(start + piece, len(text))

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from corpus import CASES
 from corpus.parts import BLOCK, END, GNU, USTAR, V7, checksummed, header, long_name, member, padded, pax, record
-from full.fuzz.dice import Dice, edited
+from full.fuzz.dice import Dice, edited_at
 from unit.tar_scans import Found, OneByOne, scan
 
 from headrace.formats.limits import Limits
@@ -199,7 +199,7 @@ def built(dice: Dice) -> bytes:
         parts.append(_part(dice))
     archive = b"".join(parts) + dice.one_of((END, bytes(BLOCK), bytes(20 * BLOCK), b""))
     resealed = changes.number(1)
-    archive, places = edited(archive, changes, edits, BLOCK)
+    archive, places = edited_at(archive, changes, edits, BLOCK)
     for at in places if resealed else ():
         start = at // BLOCK * BLOCK
         if len(block := archive[start : start + BLOCK]) == BLOCK and any(block):

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import Any
 
-NAMES = (
-    "tar_reader",
-    "indexes",
-    "decoders",
-    "columns",
-    "decompression",
-    "json_lines",
-    "delimited",
-    "plain_text",
-    "mds",
-    "tokens",
-    "parquet",
-    "arrows",
-    "litdata",
-    "tfrecord",
-    "mp4",
-    "zips",
-    "safetensors",
-    "energon",
-)
-"""The modules here that are targets."""
-
-
-class Target(Protocol):
-    """A target module."""
-
-    def seeds(self) -> Iterator[bytes]:
-        """Inputs to begin with; the first bytes of each choose what is done with the rest."""
-        ...
-
-    def check(self, data: bytes) -> None: ...
+CHANGES = {
+    "tar_reader": 2000,
+    "indexes": 8000,
+    "decoders": 6000,
+    "columns": 6000,
+    "decompression": 1500,
+    "json_lines": 3000,
+    "delimited": 1500,
+    "plain_text": 1500,
+    "mds": 2000,
+    "tokens": 2000,
+    "parquet": 800,
+    "arrows": 2000,
+    "litdata": 2000,
+    "tfrecord": 4000,
+    "mp4": 800,
+    "zips": 3000,
+    "safetensors": 3000,
+    "energon": 1000,
+}
+"""The modules here that are targets, and how many changed seeds `test_targets.py` tries."""
 
 
-def target(name: str) -> Target:
-    return cast("Target", importlib.import_module(f"full.fuzz.{name}"))
+def target(name: str) -> Any:
+    """A module with two functions: `seeds()` gives inputs to begin with, whose first bytes choose what is done with the
+    rest, and `check(data)` takes any input."""
+    return importlib.import_module(f"full.fuzz.{name}")

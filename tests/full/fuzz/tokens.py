@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 
 import numpy as np
-from end_to_end.token_files import ids, megatron
+from builders.token_files import ids, megatron
 from full.fuzz.dice import Dice, edited
 from one_object import OneObject
 
@@ -40,7 +40,7 @@ def check(data: bytes) -> None:
     documents = ("ids", "samples", None)[dice.number(255) % 3]
     way = dice.number(2)
     if way == 0:
-        index, _ = edited(index, dice, 1 + dice.number(3))
+        index = edited(index, dice, 1 + dice.number(3))
     elif way == 1:
         index = _with_other_numbers(index, dice)
     else:

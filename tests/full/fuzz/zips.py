@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import zipfile
-from collections.abc import Iterator
+from functools import partial
 
-from full.fuzz.dice import Dice, assert_named, edited, starts
-from one_object import OneObject
+from full.fuzz.dice import Dice, edited, starts
+from full.fuzz.samples import samples_of, table_of
 
-from headrace.errors import FormatError
-from headrace.formats.format import Block, ShardEntry
+from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.zip.format import ZIP
 
@@ -29,27 +27,12 @@ def packed(method: int, *, wide: bool = False) -> bytes:
 
 
 ARCHIVES = [packed(zipfile.ZIP_STORED), packed(zipfile.ZIP_DEFLATED), packed(zipfile.ZIP_DEFLATED, wide=True)]
-
-
-def seeds() -> Iterator[bytes]:
-    yield from starts(len(ARCHIVES))
+seeds = partial(starts, len(ARCHIVES))
 
 
 def check(data: bytes) -> None:
     dice = Dice(data)
-    archive, _ = edited(ARCHIVES[dice.number(255) % len(ARCHIVES)], dice, 1 + dice.number(3))
-    try:
-        rows = asyncio.run(ZIP.index(OneObject(archive, most_bytes=2**16), ShardEntry(URL), LIMITS)).rows
-    except FormatError as error:
-        assert_named(error, URL)
-        return
-    for k in range(len(rows)):
-        part = slice(int(rows.starts[k]), int(rows.starts[k + 1]))
-        names = tuple(rows.fields[number] for number in rows.field[part].tolist())
-        places = zip(rows.offset[part].tolist(), rows.size[part].tolist(), strict=True)
-        bodies = [archive[at : at + size] for at, size in places]
-        try:
-            (sample,) = ZIP.open_block(Block("u", names, LIMITS), bodies)
-        except ValueError:
-            continue
+    archive = edited(ARCHIVES[dice.number(255) % len(ARCHIVES)], dice, 1 + dice.number(3))
+    rows = table_of(ZIP, archive, ShardEntry(URL), LIMITS)
+    for sample in samples_of(ZIP, rows, archive, LIMITS) if rows is not None else ():
         assert set(sample.values()) <= set(FILES.values()), "each body has its checksum"

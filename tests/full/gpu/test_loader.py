@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.loops import state_after
 from torch.utils.data import Dataset
 
 import headrace as hr
@@ -67,9 +68,17 @@ class Checker:
         self.wrong += (batch["image"] != batch["index"].view(-1, 1, 1, 1)).sum()
         self.indices.append(batch["index"].clone())
 
-    def all_came(self, first: int = 0) -> None:
+    def assert_all_came(self, first: int = 0) -> None:
         assert int(self.wrong) == 0
         assert torch.cat(self.indices).tolist() == list(range(first, BATCH * BATCHES))
+
+
+def assert_whole(batches: Iterable[Any], first: int = 0) -> None:
+    """Each batch is looked at when it comes."""
+    checker = Checker()
+    for batch in batches:
+        checker.look(batch)
+    checker.assert_all_came(first)
 
 
 LOADERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -95,30 +104,21 @@ def loader_of(kind: str) -> Any:
 def test_batches_arrive_whole_in_each_of_three_epochs(kind: str) -> None:
     with loader_of(kind) as loader:
         for _ in range(3):
-            checker = Checker()
-            for batch in loader:
-                checker.look(batch)
-            checker.all_came()
+            assert_whole(loader)
 
 
 @each_loader
 def test_batches_arrive_whole_on_the_trainers_own_stream(kind: str) -> None:
-    checker = Checker()
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()), loader_of(kind) as loader:
-        for batch in loader:
-            checker.look(batch)
-        checker.all_came()
+        assert_whole(loader)
 
 
 @each_loader
 def test_batches_that_are_kept_stay_what_they_are(kind: str) -> None:
-    checker = Checker()
     with loader_of(kind) as loader:
         kept = list(loader)
-    for batch in kept:
-        checker.look(batch)
-    checker.all_came()
+    assert_whole(kept)
 
 
 @each_loader
@@ -128,10 +128,7 @@ def test_loop_that_ends_while_copies_run_leaves_the_next_one_whole(kind: str) ->
             for _, batch in zip(range(taken), loader, strict=False):
                 torch.cuda._sleep(BUSY)  # type: ignore[no-untyped-call]
                 del batch
-        checker = Checker()
-        for batch in loader:
-            checker.look(batch)
-    checker.all_came()
+        assert_whole(loader)
 
 
 def test_async_loop_gets_whole_batches() -> None:
@@ -140,7 +137,7 @@ def test_async_loop_gets_whole_batches() -> None:
         async with hr.DataLoader(stream(), batch_size=BATCH, num_workers=2, device="cuda") as loader:
             async for batch in loader:
                 checker.look(batch)
-        checker.all_came()
+        checker.assert_all_came()
 
     asyncio.run(train())
 
@@ -148,38 +145,26 @@ def test_async_loop_gets_whole_batches() -> None:
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["in this process", "workers"])
 @pytest.mark.parametrize("data", [Filled, stream], ids=["data set", "stream"])
 def test_pin_memory_gives_pinned_batches(data: Any, options: dict[str, Any]) -> None:
-    checker = Checker()
+    def moved(batch: Any) -> Any:
+        assert all(value.is_pinned() for value in batch.values())
+        return {key: value.to("cuda", non_blocking=True) for key, value in batch.items()}
+
     with hr.DataLoader(data(), batch_size=BATCH, pin_memory=True, **options) as loader:
-        for batch in loader:
-            assert batch["image"].is_pinned()
-            assert batch["index"].is_pinned()
-            checker.look({key: value.to("cuda", non_blocking=True) for key, value in batch.items()})
-    checker.all_came()
+        assert_whole(map(moved, loader))
 
 
 def test_killed_worker_costs_no_batch(tmp_path: Path) -> None:
-    checker = Checker()
     data = hr.from_map(range(BATCH * BATCHES)).map(partial(dying_once, marker=str(tmp_path / "died")))
     with hr.DataLoader(data, batch_size=BATCH, num_workers=2, device="cuda") as loader:
-        for batch in loader:
-            checker.look(batch)
-    checker.all_came()
+        assert_whole(loader)
     assert (tmp_path / "died").exists()
 
 
 def test_state_counts_batches_that_the_trainer_has_had() -> None:
-    loader = hr.DataLoader(stream(), batch_size=BATCH, num_workers=2, device="cuda")
-    iterator = iter(loader)
-    for _ in range(7):
-        next(iterator)
-    state = loader.state_dict()
-    loader.close()
-    checker = Checker()
-    with hr.DataLoader(stream(), batch_size=BATCH, num_workers=2, device="cuda") as other:
-        other.load_state_dict(state)
-        for batch in other:
-            checker.look(batch)
-    checker.all_came(first=7 * BATCH)
+    state = state_after(loader_of("stream in workers"), 7)
+    with loader_of("stream in workers") as loader:
+        loader.load_state_dict(state)
+        assert_whole(loader, first=7 * BATCH)
 
 
 def test_device_that_is_not_there_is_an_error() -> None:
@@ -198,12 +183,9 @@ class OnDevice(Dataset[torch.Tensor]):
         return self.table[index]
 
 
-def test_data_on_the_device_come_from_a_loader_without_workers() -> None:
+def test_data_on_the_device_come_from_a_loader_without_workers_and_are_an_error_with_workers() -> None:
     batches = list(hr.DataLoader(OnDevice(), batch_size=32))
     assert [batch.device.type for batch in batches] == ["cuda", "cuda"]
     assert torch.equal(torch.cat(batches).cpu(), torch.arange(64.0))
-
-
-def test_data_on_the_device_are_an_error_where_workers_would_need_them() -> None:
     with pytest.raises(RuntimeError, match="CUDA"):
         next(iter(hr.DataLoader(OnDevice(), batch_size=32, num_workers=1)))

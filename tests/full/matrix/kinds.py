@@ -16,9 +16,10 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import zstandard
-from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords, token_files, videos
-from end_to_end.packed import seekable
-from end_to_end.tars import tar
+from builders import arrows, energon, litdata, mds, parquet, tfrecords, token_files, videos
+from builders.packed import seekable
+from builders.tars import tar
+from builders.zips import zipped
 
 import headrace as hr
 from headrace.formats.safetensors import SafeTensors
@@ -92,19 +93,15 @@ def of_bytes(name: str, pack: Callable[[Sequence[int]], bytes]) -> Callable[[Sha
     return write
 
 
-NOBODY_SEES = Reason("that a line, or its last field, was cut nobody can see but an index", "DID NOT RAISE")
-
 _WINDOW = 4
 
-WHOLE_ONLY = {(packing, "global shuffle"): FROM_THE_START for packing in (GZ, ZST)}
 
-
-def _tar(numbers: Sequence[int]) -> bytes:
-    return tar([(f"{n:04}", {"cls": str(n).encode(), "bin": bytes(n)}) for n in numbers])
+def _members(numbers: Sequence[int]) -> list[tuple[str, dict[str, bytes]]]:
+    return [(f"{n:04}", {"cls": str(n).encode(), "bin": bytes(n)}) for n in numbers]
 
 
 def _lines(numbers: Sequence[int]) -> bytes:
-    return b"".join(json.dumps({"n": n, "text": "ü" * n}).encode() + b"\n" for n in numbers)
+    return b"".join(json.dumps(row).encode() + b"\n" for row in _rows(numbers))
 
 
 def _records(numbers: Sequence[int]) -> bytes:
@@ -115,48 +112,42 @@ def _text(numbers: Sequence[int]) -> bytes:
     return "".join(f"{n} {'x' * 60}\n" for n in numbers).encode()
 
 
+def _rows(numbers: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"n": n, "text": "ü" * n} for n in numbers]
+
+
 def _mds(shards: Shards, packing: str) -> dict[str, bytes]:
-    samples = [[{"n": n, "text": "ü" * n} for n in shard] for shard in shards]
-    return mds.folder({"n": "int", "text": "str"}, samples, {PLAIN: None, GZ: "gz", ZST: "zstd"}[packing])
+    how = {PLAIN: None, GZ: "gz", ZST: "zstd"}[packing]
+    return mds.folder({"n": "int", "text": "str"}, list(map(_rows, shards)), how)
 
 
 def _litdata(shards: Shards, packing: str) -> dict[str, bytes]:
-    samples = [[{"n": n, "text": "ü" * n} for n in shard] for shard in shards]
-    return litdata.folder(samples, {PLAIN: None, ZST: "chunk", FRAMES: "batch"}[packing])
+    return litdata.folder(list(map(_rows, shards)), {PLAIN: None, ZST: "chunk", FRAMES: "batch"}[packing])
+
+
+_SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
 
 
 def _parquet(shards: Shards, packing: str) -> dict[str, bytes]:
-    schema = pa.schema({"n": pa.int64(), "text": pa.string()})
-    codec = {PLAIN: "NONE", GZ: "GZIP", ZST: "ZSTD"}[packing]
-    return {
-        f"{k:02}.parquet": parquet.written(
-            [{"n": n, "text": "ü" * n} for n in shard], schema, compression=codec, row_group_size=3
-        )
-        for k, shard in enumerate(shards)
-    }
+    options = {"compression": {PLAIN: "NONE", GZ: "GZIP", ZST: "ZSTD"}[packing], "row_group_size": 3}
+    files = [parquet.written(_rows(shard), _SCHEMA, **options) for shard in shards]
+    return {f"{k:02}.parquet": file for k, file in enumerate(files)}
 
 
 def _litdata_tables(shards: Shards, packing: str) -> dict[str, bytes]:
-    files = _parquet(shards, packing)
-    names = [f"{chr(ord('z') - k)}.parquet" for k in range(len(files))]  # not in the order of their names
-    rows = map(len, shards)
-    return litdata.of_tables(
-        {name: (count, data) for name, count, data in zip(names, rows, files.values(), strict=True)}
-    )
+    files = zip(map(len, shards), _parquet(shards, packing).values(), strict=True)
+    # not in the order of their names
+    return litdata.of_tables({f"{chr(ord('z') - k)}.parquet": file for k, file in enumerate(files)})
 
 
 def _energon(shards: Shards, packing: str) -> dict[str, bytes]:
-    filled = [[(f"{n:04}", {"cls": str(n).encode(), "bin": bytes(n)}) for n in shard] for shard in shards if shard]
-    return energon.folder({"train": filled})
+    return energon.folder({"train": [_members(shard) for shard in shards if shard]})
 
 
 def _arrow(shards: Shards, packing: str) -> dict[str, bytes]:
-    schema = pa.schema({"n": pa.int64(), "text": pa.string()})
     codec = {PLAIN: None, ZST: "zstd"}[packing]
-    return {
-        f"{k:02}.arrow": arrows.written([{"n": n, "text": "ü" * n} for n in shard], schema, rows=3, compression=codec)
-        for k, shard in enumerate(shards)
-    }
+    files = [arrows.written(_rows(shard), _SCHEMA, rows=3, compression=codec) for shard in shards]
+    return {f"{k:02}.arrow": file for k, file in enumerate(files)}
 
 
 def _tfrecords(numbers: Sequence[int]) -> bytes:
@@ -164,19 +155,15 @@ def _tfrecords(numbers: Sequence[int]) -> bytes:
 
 
 def _zip(numbers: Sequence[int]) -> bytes:
-    with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-        for n in numbers:
-            archive.writestr(f"{n:04}.cls", str(n))
-            archive.writestr(f"{n:04}.bin", bytes(40 * n))
-    return out.getvalue()
+    files = {f"{n:04}.{name}": body for n in numbers for name, body in (("cls", b"%d" % n), ("bin", bytes(40 * n)))}
+    return zipped(files, zipfile.ZIP_DEFLATED)
 
 
 def _hdf5(numbers: Sequence[int]) -> bytes:
     with h5py.File(out := io.BytesIO(), "w") as file:
         file.create_dataset("n", data=np.array(numbers, np.int64))
-        file.create_dataset(
-            "x", data=np.zeros((len(numbers), 50)), chunks=(3, 50), compression="gzip", maxshape=(None, 50)
-        )
+        zeros = np.zeros((len(numbers), 50))
+        file.create_dataset("x", data=zeros, chunks=(3, 50), compression="gzip", maxshape=(None, 50))
     return out.getvalue()
 
 
@@ -191,8 +178,8 @@ def _safetensors(numbers: Sequence[int]) -> bytes:
         "n": {"dtype": "I64", "shape": [len(numbers)], "data_offsets": [0, len(body)]},
         "x": {"dtype": "F32", "shape": [len(numbers), 50], "data_offsets": [len(body), len(body + more)]},
     }
-    said = json.dumps(header).encode()
-    return struct.pack("<Q", len(said)) + said + body + more
+    head = json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + body + more
 
 
 def _with_own_index(made: Callable[..., hr.Stream]) -> Callable[..., hr.Stream]:
@@ -212,14 +199,9 @@ def _videos(shards: Shards, packing: str, **mux: str) -> dict[str, bytes]:
     def grey(shard: Sequence[int], k: int) -> Any:
         return np.full((*videos.SIZE, 3), 20 + 10 * shard[k], np.uint8)
 
-    return {
-        f"{k:02}.mp4": videos.written(len(shard), pictures=partial(grey, shard), mux=mux)
-        for k, shard in enumerate(filter(len, shards))  # a file without frames is an error
-    }
-
-
-def _fragmented(shards: Shards, packing: str) -> dict[str, bytes]:
-    return _videos(shards, packing, movflags="frag_keyframe+empty_moov")
+    filled = filter(len, shards)  # a file without frames is an error
+    files = [videos.written(len(shard), pictures=partial(grey, shard), mux=mux) for shard in filled]
+    return {f"{k:02}.mp4": file for k, file in enumerate(files)}
 
 
 def _level(sample: Mapping[str, Any]) -> int:
@@ -241,6 +223,8 @@ def _alone(
     return Kind(name, write, number, **{"packings": (PLAIN,), "index": "auto", **more})
 
 
+WHOLE_ONLY = {(packing, "global shuffle"): FROM_THE_START for packing in (GZ, ZST)}
+NOBODY_SEES = Reason("that a line, or its last field, was cut nobody can see but an index", "DID NOT RAISE")
 _EACH = "its {} are compressed, each by itself, and not the {}"
 _CLIPS = partial(hr.video, clips=hr.Clips(frames=1), decoder="pyav")
 _NOT_SEEN = {**WHOLE_ONLY, (PLAIN, "damage reported"): NOBODY_SEES}
@@ -251,7 +235,7 @@ def _cls(sample: Mapping[str, Any]) -> int:
 
 
 KINDS = (
-    Kind("tar", of_bytes(".tar", _tar), _cls, cannot=WHOLE_ONLY),
+    Kind("tar", of_bytes(".tar", lambda numbers: tar(_members(numbers))), _cls, cannot=WHOLE_ONLY),
     Kind("JSON lines", of_bytes(".jsonl", _lines), _n, cannot=WHOLE_ONLY),
     _alone("Parquet", _parquet, _n, packings=(PLAIN, GZ, ZST), absent=_EACH.format("pages", "file")),
     _alone(
@@ -283,7 +267,13 @@ KINDS = (
         index="build",
         open=_CLIPS,
     ),
-    _alone("MP4, fragmented (clips)", _fragmented, _level, index="build", open=_CLIPS),
+    _alone(
+        "MP4, fragmented (clips)",
+        partial(_videos, movflags="frag_keyframe+empty_moov"),
+        _level,
+        index="build",
+        open=_CLIPS,
+    ),
     _alone(
         "npz (rows)", of_bytes(".npz", _npz), _n, absent=_EACH.format("arrays", "file"), open=_with_own_index(hr.arrays)
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypedDict
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
-from watching import Note, compare, program, run, tried
+from watching import Note, compare, program, read, run
 
 
 class Point(NamedTuple):
@@ -104,7 +104,7 @@ def image(k: int) -> torch.Tensor:
 
 @program
 def mappings(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "dict": lambda k: {"image": image(k), "label": k, "name": f"{k}.png"},
         "in another order": lambda k: {"a": k, "b": 1} if k % 2 else {"b": 1, "a": k},
         "nested": lambda k: {"a": {"b": {"c": (k, [k, {"d": np.float32(k)}])}}},
@@ -128,7 +128,7 @@ def mappings(loader: Any, note: Note) -> None:
 
 @program
 def sequences(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "tuple": lambda k: (image(k), k),
         "list": lambda k: [image(k), k],
         "nested": lambda k: ((k, (k, [k, (k,)])), "a"),
@@ -152,7 +152,7 @@ def sequences(loader: Any, note: Note) -> None:
 
 @program
 def objects(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "none": lambda _: None,
         "none within": lambda k: (k, None),
         "data class": lambda k: Box((k, 1), image(k), ["a"]),
@@ -187,7 +187,7 @@ class Collate:
 def collate_functions(loader: Any, note: Note) -> None:
     boxes = [Box((k, k), image(k)) for k in range(5)]
     offset = 100
-    functions: dict[str, Any] = {
+    functions = {
         "data classes": collate_boxes,
         "callable": Collate(),
         "method": Collate().method,
@@ -201,9 +201,8 @@ def collate_functions(loader: Any, note: Note) -> None:
         "the same twice": lambda samples: [samples[0].values] * 2,
     }
     for name, function in functions.items():
-        for workers in (0, 1):
-            for batch in tried(loader(boxes, 2, num_workers=workers, collate_fn=function)):
-                note(name, workers, batch)
+        note(name)
+        read(loader, note, boxes, 2, workers=(0, 1), collate_fn=function)
 
 
 @program
@@ -214,11 +213,8 @@ def rules_of_the_users_for_default_collate(loader: Any, note: Note) -> None:
     before = dict(default_collate_fn_map)
     default_collate_fn_map[Box] = collate
     try:
-        compare(
-            loader,
-            note,
-            {"box": lambda k: {"box": Box((k, 0), image(k)), "k": k}, "list": lambda k: [Box((k, 0), image(k))]},
-        )
+        boxes = {"box": lambda k: {"box": Box((k, 0), image(k)), "k": k}, "list": lambda k: [Box((k, 0), image(k))]}
+        compare(loader, note, boxes)
     finally:
         default_collate_fn_map.clear()
         default_collate_fn_map.update(before)
@@ -230,12 +226,8 @@ def copies_of_one_object(loader: Any, note: Note) -> None:
 
     def collate(samples: list[Any]) -> Any:
         array, text, inner = np.arange(3), f"text {len(samples)}", [1]
-        return {
-            "arrays": [array, array],
-            "texts": [text, text],
-            "lists": [inner, inner],
-            "copied": [inner, copy.copy(inner)],
-        }
+        twice = {"arrays": [array, array], "texts": [text, text], "lists": [inner, inner]}
+        return twice | {"copied": [inner, copy.copy(inner)]}
 
     for workers in (0, 1):
         for batch in loader(range(2), num_workers=workers, collate_fn=collate):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from watching import Made, Note, compare, program, run, tried
+from watching import Made, Note, compare, program, read, run
 
 TORCHS = dict.fromkeys(value for _, value in sorted(vars(torch).items()) if isinstance(value, torch.dtype))
 # Those of fewer bits than a byte torch's own loader cannot collate in workers, nor do they have values.
@@ -40,17 +40,14 @@ def tensors_of_every_dtype(loader: Any, note: Note) -> None:
 
 @program
 def large_tensors_of_every_dtype(loader: Any, note: Note) -> None:
-    makers = {str(kind): of_dtype(kind, (40, 50)) for kind in PLAIN}
-    for batch in tried(loader(Made(makers), 2, num_workers=2), 500):
-        note(batch)
+    read(loader, note, Made({str(kind): of_dtype(kind, (40, 50)) for kind in PLAIN}), 2, workers=(2,))
 
 
 @program
 def tensors_that_are_quantized(loader: Any, note: Note) -> None:
     # Without workers: torch's loader cannot send them out of one.
     makers = {"quint8": lambda k: torch.quantize_per_tensor(torch.arange(4.0) + k, 0.5, 3, torch.quint8)}
-    for sample in tried(loader(Made(makers), None)):
-        note(sample)
+    read(loader, note, Made(makers), None, workers=(0,))
 
 
 def of_numpys(kind: str, shape: tuple[int, ...]) -> Callable[[int], Any]:
@@ -70,16 +67,13 @@ def scalars_of_numpy(loader: Any, note: Note) -> None:
 @program
 def arrays_of_structures(loader: Any, note: Note) -> None:
     kind = np.dtype([("at", "<i4"), ("where", "<f4", (2,)), ("name", "S4")])
-    compare(
-        loader,
-        note,
-        {
-            "array": lambda k: np.array([(k, (1, 2), b"ab")], kind),
-            "one of them": lambda k: np.array([(k, (1, 2), b"ab")], kind)[0],
-            "record array": lambda k: np.rec.array([(k, 2.5)], dtype=[("x", "i4"), ("y", "f8")]),
-            "aligned": lambda k: np.zeros(2, np.dtype([("a", "u1"), ("b", "<f8")], align=True)),
-        },
-    )
+    makers = {
+        "array": lambda k: np.array([(k, (1, 2), b"ab")], kind),
+        "one of them": lambda k: np.array([(k, (1, 2), b"ab")], kind)[0],
+        "record array": lambda k: np.rec.array([(k, 2.5)], dtype=[("x", "i4"), ("y", "f8")]),
+        "aligned": lambda k: np.zeros(2, np.dtype([("a", "u1"), ("b", "<f8")], align=True)),
+    }
+    compare(loader, note, makers)
 
 
 @program
@@ -89,38 +83,25 @@ def arrays_of_many_kinds(loader: Any, note: Note) -> None:
         array.flags.writeable = False
         return array
 
-    compare(
-        loader,
-        note,
-        {
-            "masked": lambda k: np.ma.masked_array([1.0, 2.0 + k], [False, True]),
-            "matrix": lambda k: np.asmatrix([[1, k], [3, 4]]),
-            "in Fortran's order": lambda k: np.asfortranarray(np.arange(6).reshape(2, 3) + k),
-            "every second": lambda k: (np.arange(10) + k)[::2],
-            "of an array within it": lambda k: np.broadcast_to(np.float32(k), (2, 2)),
-            "empty": lambda _: np.empty((0, 3), "f4"),
-            "of no dimension": lambda k: np.array(k),
-            "large": lambda k: np.full((50, 60), k, "f4"),
-        },
-    )
-    for batch in tried(loader(Made({"read only": read_only, "reversed": lambda k: np.arange(4)[::-1] * k}), 2)):
-        note(batch)
+    makers = {
+        "masked": lambda k: np.ma.masked_array([1.0, 2.0 + k], [False, True]),
+        "matrix": lambda k: np.asmatrix([[1, k], [3, 4]]),
+        "in Fortran's order": lambda k: np.asfortranarray(np.arange(6).reshape(2, 3) + k),
+        "every second": lambda k: (np.arange(10) + k)[::2],
+        "of an array within it": lambda k: np.broadcast_to(np.float32(k), (2, 2)),
+        "empty": lambda _: np.empty((0, 3), "f4"),
+        "of no dimension": lambda k: np.array(k),
+        "large": lambda k: np.full((50, 60), k, "f4"),
+    }
+    compare(loader, note, makers)
+    uncommon = {"read only": read_only, "reversed": lambda k: np.arange(4)[::-1] * k}
+    read(loader, note, Made(uncommon), 2, workers=(0,))
 
 
-class Colour(enum.Enum):
-    RED = 1
-
-
-class Number(enum.IntEnum):
-    TWO = 2
-
-
-class Metres(float):
-    pass
-
-
-class Count(int):
-    pass
+Colour = enum.Enum("Colour", "RED")
+Number = enum.IntEnum("Number", "ONE TWO")
+Metres = type("Metres", (float,), {})
+Count = type("Count", (int,), {})
 
 
 class Name(str):
@@ -129,66 +110,60 @@ class Name(str):
 
 @program
 def numbers_and_texts_of_python(loader: Any, note: Note) -> None:
-    compare(
-        loader,
-        note,
-        {
-            "int": lambda k: k,
-            "large int": lambda k: 2**62 + k,
-            "too large int": lambda k: 2**70 + k,
-            "negative": lambda k: -k,
-            "bool": lambda k: k % 2 == 0,
-            "float": lambda k: k / 3,
-            "not a number": lambda _: float("nan"),
-            "infinite": lambda _: float("-inf"),
-            "complex": lambda k: complex(k, 1),
-            "text": lambda k: f"the {k}th ß \U0001f600",
-            "text with a zero": lambda k: f"a\0{k}",
-            "bytes": lambda k: bytes([k, 0, 255]),
-            "byte array": lambda k: bytearray([k]),
-            "none": lambda _: None,
-            "ellipsis": lambda _: ...,
-            "enum": lambda _: Colour.RED,
-            "int enum": lambda _: Number.TWO,
-            "float of one's own": lambda k: Metres(k),
-            "int of one's own": lambda k: Count(k),
-            "text of one's own": lambda k: Name(k),
-            "int, then bool": lambda k: k if k % 2 else True,
-            "int, then float": lambda k: k / 2 if k % 2 else k,
-            "float, then int": lambda k: k if k % 2 else k / 2,
-            "int, then text": lambda k: "a" if k % 2 else k,
-            "text, then int": lambda k: k if k % 2 else "a",
-            "int, then none": lambda k: None if k % 2 else k,
-            "int of too many bits": lambda k: 2**63 + k,
-            "a lone surrogate": lambda _: "\ud800",
-        },
-    )
+    makers = {
+        "int": lambda k: k,
+        "large int": lambda k: 2**62 + k,
+        "too large int": lambda k: 2**70 + k,
+        "negative": lambda k: -k,
+        "bool": lambda k: k % 2 == 0,
+        "float": lambda k: k / 3,
+        "not a number": lambda _: float("nan"),
+        "infinite": lambda _: float("-inf"),
+        "complex": lambda k: complex(k, 1),
+        "text": lambda k: f"the {k}th ß \U0001f600",
+        "text with a zero": lambda k: f"a\0{k}",
+        "bytes": lambda k: bytes([k, 0, 255]),
+        "byte array": lambda k: bytearray([k]),
+        "none": lambda _: None,
+        "ellipsis": lambda _: ...,
+        "enum": lambda _: Colour.RED,
+        "int enum": lambda _: Number.TWO,
+        "float of one's own": lambda k: Metres(k),
+        "int of one's own": lambda k: Count(k),
+        "text of one's own": lambda k: Name(k),
+        "int, then bool": lambda k: k if k % 2 else True,
+        "int, then float": lambda k: k / 2 if k % 2 else k,
+        "float, then int": lambda k: k if k % 2 else k / 2,
+        "int, then text": lambda k: "a" if k % 2 else k,
+        "text, then int": lambda k: k if k % 2 else "a",
+        "int, then none": lambda k: None if k % 2 else k,
+        "int of too many bits": lambda k: 2**63 + k,
+        "a lone surrogate": lambda _: "\ud800",
+    }
+    compare(loader, note, makers)
 
 
 @program
 def objects_of_the_standard_library(loader: Any, note: Note) -> None:
-    compare(
-        loader,
-        note,
-        {
-            "decimal": lambda k: decimal.Decimal(k) / 7,
-            "fraction": lambda k: fractions.Fraction(k, 7),
-            "path": lambda k: pathlib.Path("a") / str(k),
-            "time": lambda k: datetime(2020, 1, 1 + k % 28, tzinfo=UTC),
-            "span": lambda k: timedelta(seconds=k),
-            "identifier": lambda k: uuid.UUID(int=k),
-            "address": lambda k: ipaddress.ip_address(k),
-            "set": lambda k: {k, 1},
-            "frozen set": lambda k: frozenset({k}),
-            "slice": lambda k: slice(k, 2),
-            "type": lambda _: dict,
-            "function": lambda _: len,
-            "dtype": lambda _: torch.float16,
-            "size": lambda k: torch.Size([k, 2]),
-            "device": lambda _: torch.device("cpu"),
-            "dtype of numpy": lambda _: np.dtype("f4"),
-        },
-    )
+    makers = {
+        "decimal": lambda k: decimal.Decimal(k) / 7,
+        "fraction": lambda k: fractions.Fraction(k, 7),
+        "path": lambda k: pathlib.Path("a") / str(k),
+        "time": lambda k: datetime(2020, 1, 1 + k % 28, tzinfo=UTC),
+        "span": lambda k: timedelta(seconds=k),
+        "identifier": lambda k: uuid.UUID(int=k),
+        "address": lambda k: ipaddress.ip_address(k),
+        "set": lambda k: {k, 1},
+        "frozen set": lambda k: frozenset({k}),
+        "slice": lambda k: slice(k, 2),
+        "type": lambda _: dict,
+        "function": lambda _: len,
+        "dtype": lambda _: torch.float16,
+        "size": lambda k: torch.Size([k, 2]),
+        "device": lambda _: torch.device("cpu"),
+        "dtype of numpy": lambda _: np.dtype("f4"),
+    }
+    compare(loader, note, makers)
 
 
 if __name__ == "__main__":

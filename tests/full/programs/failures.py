@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from watching import Note, attempt, described_error, program, run, tried
+from watching import Asking, Note, attempt, described_error, program, read, run, tried
 
 
 class Failing(Dataset[Any]):
@@ -103,9 +104,8 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 @program
 def errors_of_samples(loader: Any, note: Note) -> None:
     for name, error in ERRORS.items():
-        for workers in (0, 1):
-            for batch in tried(loader(Failing(error), 4, num_workers=workers)):
-                note(name, workers, batch)
+        note(name)
+        read(loader, note, Failing(error), 4, workers=(0, 1))
 
 
 @program
@@ -122,34 +122,18 @@ def errors_of_samples_that_torch_itself_raises(loader: Any, note: Note) -> None:
         lambda k: next(iter([]), 5 / 0 if k else 1 / 0),
     ]
 
-    class Acting(Dataset[Any]):
-        def __len__(self) -> int:
-            return len(acts)
-
-        def __getitem__(self, index: int) -> Any:
-            return acts[index](index)
-
-    for workers in (0, 2):
-        for batch in tried(loader(Acting(), num_workers=workers)):
-            note(workers, batch)
+    read(loader, note, Asking(lambda _, index: acts[index](index), count=len(acts)))
 
 
 @program
 def several_errors_in_an_epoch(loader: Any, note: Note) -> None:
-    for workers in (0, 2):
-        for at in ((0,), (0, 1, 2, 3), tuple(range(12)), (3, 11)):
-            loading = loader(Failing(ERRORS["own"], at), 2, num_workers=workers)
-            for epoch in range(2):
-                for batch in tried(loading):
-                    note(workers, epoch, batch)
+    for at in ((0,), (0, 1, 2, 3), tuple(range(12)), (3, 11)):
+        read(loader, note, Failing(ERRORS["own"], at), 2, epochs=2)
 
 
 @program
 def errors_with_persistent_workers(loader: Any, note: Note) -> None:
-    loading = loader(Failing(ERRORS["value"], (3, 8)), 2, num_workers=2, persistent_workers=True)
-    for epoch in range(3):
-        for batch in tried(loading):
-            note(epoch, batch)
+    read(loader, note, Failing(ERRORS["value"], (3, 8)), 2, workers=(2,), epochs=3, persistent_workers=True)
 
 
 @program
@@ -158,10 +142,8 @@ def errors_of_streams(loader: Any, note: Note) -> None:
         for first in (False, True):
             for size in (2, None):
                 loading = loader(FailingStream(ERRORS["key"], first), size, num_workers=workers)
-                iterator = attempt(lambda each=loading: iter(each))
                 # What comes after a worker that could not begin is, with torch's loader, an error of its own.
-                for batch in tried(iterator, 1 if first else 50) if not isinstance(iterator, str) else [iterator]:
-                    note(workers, first, size, batch)
+                note(workers, first, size, list(tried(loading, 1 if first else 50)))
 
 
 def fail(*_: Any) -> Any:
@@ -175,10 +157,8 @@ def fail_in_the_second(worker: int) -> None:
 
 @program
 def errors_of_functions(loader: Any, note: Note) -> None:
-    for workers in (0, 2):
-        for batch in tried(loader(range(6), 2, num_workers=workers, collate_fn=fail)):
-            note("collate", workers, batch)
-        note("too few parameters", list(tried(loader(range(4), 2, num_workers=workers, collate_fn=lambda: 5))))
+    read(loader, note, range(6), 2, collate_fn=fail)
+    read(loader, note, range(4), 2, collate_fn=lambda: 5)
     note("first of init", next(tried(loader(range(6), 2, num_workers=2, worker_init_fn=fail))))
     got = list(tried(loader(range(8), 2, num_workers=2, worker_init_fn=fail_in_the_second), 2))
     note("init of the second", got)
@@ -191,12 +171,10 @@ def errors_of_samplers(loader: Any, note: Note) -> None:
         yield from range(5)
         raise error()
 
-    for name in ("value", "key", "own", "two arguments"):
+    for name, size in (("value", 2), ("key", 2), ("own", 2), ("two arguments", 2), ("own", 1)):
         for workers in (0, 2):
-            loading = loader(range(20), 2, sampler=sampling(ERRORS[name]), num_workers=workers)
-            iterator = attempt(lambda each=loading: iter(each))  # with workers, where it asks for batches ahead
-            for batch in [iterator] if isinstance(iterator, str) else tried(iterator, 6):
-                note(name, workers, batch)
+            loading = loader(range(20), size, sampler=sampling(ERRORS[name]), num_workers=workers)
+            note(name, workers, list(tried(loading, 8)))
 
 
 @program
@@ -220,11 +198,10 @@ def errors_of_length(loader: Any, note: Note) -> None:
     for data in (NoLength(), Refusing(), Wrong(), Negative(), 5, None, object):
         for workers in (0, 1):
             for shuffle in (False, True):
-                made = attempt(lambda d=data, w=workers, s=shuffle: loader(d, 2, s, num_workers=w))
+                made = attempt(loader, data, 2, shuffle, num_workers=workers)
                 note(type(data).__name__, workers, shuffle, made if isinstance(made, str) else "made")
                 if not isinstance(made, str):
-                    note(attempt(lambda each=made: len(each)))
-                    note(attempt(lambda each=made: next(iter(each))))
+                    note(attempt(len, made), list(tried(made, 1)))
 
 
 @program
@@ -233,15 +210,8 @@ def attributes_of_an_error_in_the_process_itself(loader: Any, note: Note) -> Non
         list(loader(Failing(lambda: Own("text", 42)), 4))
     except Own as error:
         note(error.code, described_error(error), error.__cause__)
-        note([frame for frame in traceback_of(error) if frame == "__getitem__"])
-
-
-def traceback_of(error: BaseException) -> list[str]:
-    names, trace = [], error.__traceback__
-    while trace is not None:
-        names.append(trace.tb_frame.f_code.co_name)
-        trace = trace.tb_next
-    return names
+        frames = traceback.extract_tb(error.__traceback__)
+        note([frame.line for frame in frames if frame.name == "__getitem__"])
 
 
 @program
@@ -250,13 +220,13 @@ def the_trainers_own_errors(loader: Any, note: Note) -> None:
         for error in (ValueError("of the trainer"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()):
             loading = loader(range(8), 2, num_workers=workers)
 
-            def train(loading: Any = loading, error: BaseException = error) -> None:
+            try:
                 for batch in loading:
                     note(batch)
                     if batch[0] == 2:
                         raise error
-
-            note(attempt(train))
+            except BaseException as raised:
+                note(raised)
             note([batch.tolist() for batch in loading])
 
 
@@ -292,11 +262,10 @@ def options_that_are_wrong(loader: Any, note: Note) -> None:
     ]
     for options in wrong:
         for data in (list(range(6)), FailingStream(ERRORS["value"])):
-            made = attempt(lambda d=data, o=options: loader(d, **o))
+            made = attempt(loader, data, **options)
             note(str(options).replace("<", ""), type(data).__name__, made if isinstance(made, str) else "made")
-            if not isinstance(made, str) and "timeout" not in options:
-                iterator = attempt(lambda each=made: iter(each))
-                note(iterator if isinstance(iterator, str) else list(tried(iterator, 4)))
+            if not isinstance(made, str):
+                note(list(tried(made, 4)))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
-from watching import Asking, Note, program, run, tried, unchanged
+from watching import Asking, Note, program, read, run, tried, unchanged
 
 
-def read(loader: Any, note: Note, name: str, data: Any) -> None:
-    for workers in (0, 1, 2):
-        for batch in tried(loader(data, None, num_workers=workers, collate_fn=unchanged)):
-            note(name, workers, batch)
+def read_samples(loader: Any, note: Note, data: Any) -> None:
+    read(loader, note, data, None, workers=(0, 1, 2), collate_fn=unchanged)
 
 
 # Files, connections, locks, generators: what is open, held or under way in the trainer
@@ -94,13 +92,8 @@ class Pickling(Dataset[Any]):
 def itself(_: ExitStack) -> Any:
     def ask(self: Any, k: int) -> Any:
         info = get_worker_info()
-        return (
-            k,
-            self.me is self,
-            self.parts[1]["whole"] is self,
-            self.weak() is self,
-            info is None or info.dataset is self,
-        )
+        found = (self.me, self.parts[1]["whole"], self.weak(), info.dataset if info else self)
+        return k, [one is self for one in found]
 
     data = Asking(ask)
     data.me, data.parts, data.weak = data, [data, {"whole": data}], weakref.ref(data)  # type: ignore[attr-defined]
@@ -111,35 +104,27 @@ def itself(_: ExitStack) -> Any:
 def things_that_data_sets_hold(loader: Any, note: Note) -> None:
     for make in (opened_file, locks, generators, itself):
         with ExitStack() as stack:
-            read(loader, note, make.__name__, make(stack))
+            read_samples(loader, note, make(stack))
 
 
 @program
 def data_sets_of_every_kind(loader: Any, note: Note) -> None:
     inner = Asking(lambda self, k: (k, self.title), title="inner")
-    for data in (Delegating(Delegating(inner)), Pickling()):
-        read(loader, note, type(data).__name__, data)
-    for plain in ("text", range(3), [1.5, 2.5], {0: "a", 1: "b"}, np.arange(6).reshape(3, 2), torch.eye(2)):
-        read(loader, note, type(plain).__name__, plain)
+    plain = ("text", range(3), [1.5, 2.5], {0: "a", 1: "b"}, np.arange(6).reshape(3, 2), torch.eye(2))
+    for data in (Delegating(Delegating(inner)), Pickling(), *plain):
+        read_samples(loader, note, data)
 
 
-class Lazy(Dataset[bytes]):
-    """Opens its file when it is first asked."""
-
-    file: Any = None
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> bytes:
-        if self.file is None:
-            self.file = written("lazy.bin").open("rb", buffering=0)
-        return os.pread(self.file.fileno(), 3, index)
+def read_lazily(data: Any, index: int) -> bytes:
+    """Opens the file for the first sample."""
+    if data.file is None:
+        data.file = written("lazy.bin").open("rb", buffering=0)
+    return os.pread(data.file.fileno(), 3, index)
 
 
 @program
 def file_that_workers_open_or_the_trainer_by_looking_at_a_sample(loader: Any, note: Note) -> None:
-    data = Lazy()
+    data: Any = Asking(read_lazily, file=None)
     note(list(loader(data, 2, num_workers=2)), data.file is None)
     note(data[0], list(loader(data, 2, num_workers=2)), data.file.closed)
     data.file.close()
@@ -148,20 +133,12 @@ def file_that_workers_open_or_the_trainer_by_looking_at_a_sample(loader: Any, no
 # Memory that the trainer and its workers share
 
 
-class Cached(Dataset[float]):
-    """The recipe: what was made once is kept in memory that all workers share."""
-
-    def __init__(self, cache: Any, filled: Any) -> None:
-        self.cache, self.filled, self.fills = cache, filled, True
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> float:
-        if self.fills:
-            self.cache[index] = index + 0.5
-            self.filled[index] = 1
-        return float(self.cache[index]), int(self.filled[index])  # type: ignore[return-value]
+def cached(data: Any, index: int) -> tuple[float, int]:
+    """Keep an object in memory that all workers share."""
+    if data.fills:
+        data.cache[index] = index + 0.5
+        data.filled[index] = 1
+    return float(data.cache[index]), int(data.filled[index])
 
 
 def shared_tensors() -> tuple[Any, Any]:
@@ -181,11 +158,10 @@ def memory_of_the_trainers_own() -> tuple[Any, Any]:
 def caches_in_memory_of_every_kind(loader: Any, note: Note) -> None:
     for make in (shared_tensors, multiprocessings_arrays, memory_of_the_trainers_own):
         cache, filled = make()
-        data = Cached(cache, filled)
-        for epoch in range(2):
-            data.fills = epoch == 0
-            for batch in tried(loader(data, 2, num_workers=2)):
-                note(make.__name__, epoch, batch)
+        data: Any = Asking(cached, cache=cache, filled=filled)
+        for fills in (True, False):
+            data.fills = fills
+            read(loader, note, data, 2, workers=(2,))
         note([float(x) for x in cache], [int(x) for x in filled])
 
 
@@ -204,20 +180,15 @@ def value_that_the_trainer_changes_for_persistent_workers(loader: Any, note: Not
 # Files that are mapped
 
 
-def mapped(name: str, mode: Any) -> Any:
-    np.arange(60, dtype=np.float32).tofile(name)
-    return np.memmap(name, np.float32, mode, shape=(6, 10))
-
-
 @program
 def mapped_files_that_workers_write_to(loader: Any, note: Note) -> None:
     def write(self: Any, k: int) -> Any:
         self.held[k, 0] = -k
         return self.held[k] * 1
 
-    held = mapped("rows", "r+")
-    for batch in tried(loader(Asking(write, held=held), 2, num_workers=2)):
-        note(batch)
+    np.arange(60, dtype=np.float32).tofile("rows")
+    held = np.memmap("rows", np.float32, "r+", shape=(6, 10))
+    read(loader, note, Asking(write, held=held), 2, workers=(2,))
     note(held * 1)
 
 

@@ -7,15 +7,16 @@ import gc
 import itertools
 import os
 import pickle
-import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from watching import Note, attempt, program, run, tried
+from watching import Asking, Note, attempt, program, read, run, unchanged
 
 
 class Counting(Dataset[Any]):
@@ -47,29 +48,24 @@ class Stream(IterableDataset[Any]):
 def gone(pids: list[int]) -> bool:
     """True if the processes end soon."""
     for _ in range(2000):
-        alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}/stat") and state_of(pid) not in "ZX"]  # noqa: PTH110
-        if not alive:
+        if not any(map(is_alive, pids)):
             return True
         time.sleep(0.01)
     return False
 
 
-def state_of(pid: int) -> str:
+def is_alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-            return file.read().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
-        return "X"
+        return False
 
 
 @program
 def epochs_of_one_loader(loader: Any, note: Note) -> None:
     for data in (Counting(), Stream()):
-        for workers, persistent in ((0, False), (2, False), (2, True)):
-            loading = loader(data, 3, num_workers=workers, persistent_workers=persistent)
-            for epoch in range(3):
-                for batch in loading:
-                    note(epoch, batch)
+        read(loader, note, data, 3, epochs=3)
+        read(loader, note, data, 3, workers=(2,), epochs=3, persistent_workers=True)
         note(vars(data))
 
 
@@ -79,11 +75,8 @@ def epochs_that_are_left_early(loader: Any, note: Note) -> None:
         for workers, persistent in ((0, False), (2, False), (2, True)):
             loading = loader(data, 3, num_workers=workers, persistent_workers=persistent)
             for epoch in range(3):
-                for number, batch in enumerate(loading):
-                    note(workers, epoch, batch[0])
-                    if number == epoch:
-                        break
-            note([batch[0].tolist() for batch in loading])
+                note(workers, [batch[0] for _, batch in zip(range(epoch + 1), loading, strict=False)])
+            note([batch[0] for batch in loading])
 
 
 @program
@@ -108,7 +101,7 @@ def persistent_iterator_is_one(loader: Any, note: Note) -> None:
     second = iter(loading)
     note(first is second, next(second))
     pids = [worker.pid for worker in second._workers]
-    note(len(list(second)), attempt(lambda each=second: next(each)))
+    note(len(list(second)), attempt(next, second))
     third = iter(loading)
     note(third is first, [worker.pid for worker in third._workers] == pids, len(list(third)))
     del first, second, third, loading
@@ -123,7 +116,7 @@ def iterator_at_its_end(loader: Any, note: Note) -> None:
         for batch in iterator:
             note(batch)
         for _ in range(3):
-            note(attempt(lambda each=iterator: next(each)))
+            note(attempt(next, iterator))
         note(list(iterator), iter(iterator) is iterator)
 
 
@@ -153,13 +146,8 @@ def lengths(loader: Any, note: Note) -> None:
                 for workers in (0, 1):
                     loading = loader(data, size, num_workers=workers, drop_last=drop_last)
                     iterator = iter(loading)
-                    note(
-                        size,
-                        drop_last,
-                        attempt(lambda each=loading: len(each)),
-                        attempt(lambda each=iterator: len(each)),
-                    )
-                    note(len(list(iterator)))
+                    lengths_of = [attempt(len, each) for each in (loading, iterator)]
+                    note(size, drop_last, lengths_of, len(list(iterator)))
 
 
 @program
@@ -192,12 +180,11 @@ def attributes_and_changes(loader: Any, note: Note) -> None:
     ):
         loading = loader(range(8), **options)
         for name in names.split():
-            note(name, getattr(loading, name))
-        for name in names.split():
-            note(name, attempt(lambda each=loading, n=name: setattr(each, n, getattr(each, n))))
+            value = getattr(loading, name)
+            note(name, value, attempt(setattr, loading, name, value))
         note(loading._auto_collation, loading._is_multiprocessing if hasattr(loading, "_is_multiprocessing") else None)
-        note(attempt(lambda each=loading: setattr(each, "of_the_users", 5)), loading.of_the_users)
-        note(attempt(lambda each=loading: each.none_such))
+        note(attempt(setattr, loading, "of_the_users", 5), loading.of_the_users)
+        note(attempt(getattr, loading, "none_such"))
 
 
 @program
@@ -232,7 +219,7 @@ def copies_and_pickles(loader: Any, note: Note) -> None:
             for batch in made:
                 note(batch)
         iterator = iter(loading)
-        note(attempt(lambda each=iterator: pickle.dumps(each))[:40])
+        note(attempt(pickle.dumps, iterator)[:40])
         del iterator
 
 
@@ -242,7 +229,7 @@ def classes_and_types(loader: Any, note: Note) -> None:
     note(isinstance(loading, torch.utils.data.DataLoader), issubclass(loader, torch.utils.data.DataLoader))
     note(loader[int] is not None, type(loading).__name__, loader.__name__, bool(loading), loading == loading)
     note(isinstance({loading: 1}, dict), hash(loading) == hash(loading))
-    note(attempt(lambda: next(loading)), attempt(lambda: loading[0]), 2 in [int(batch) for batch in loading])
+    note(attempt(next, loading), attempt(lambda: loading[0]), 2 in [int(batch) for batch in loading])
     note([(a.item(), b.item()) for a, b in zip(loading, loading, strict=True)], list(enumerate(loading)))
     note(list(map(int, loading)), max(loading), list(itertools.chain(loading, loading)))
     note(list(itertools.islice(itertools.cycle(loading), 5)), *loading)
@@ -254,8 +241,8 @@ def batches_of_every_size(loader: Any, note: Note) -> None:
         for size in (2, 5, 1000):
             for drop_last in (False, True):
                 for prefetch in (1, 3) if workers else (None,):
-                    options = {"num_workers": workers, "drop_last": drop_last, "prefetch_factor": prefetch}
-                    note(str(options), size, [batch[0].tolist() for batch in loader(Counting(), size, **options)])
+                    options = {"drop_last": drop_last, "prefetch_factor": prefetch}
+                    read(loader, note, Counting(), size, workers=(workers,), **options)
 
 
 @program
@@ -264,62 +251,38 @@ def empty_data_sets(loader: Any, note: Note) -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter(())
 
-    for workers in (0, 2):
-        for data in ([], Nothing(), range(0)):
-            for size in (1, None):
-                loading = loader(data, size, num_workers=workers)
-                note(list(loading), list(loading))
-        note(list(loader([1], batch_sampler=[], num_workers=workers)))
-        note(list(tried(loader([1], batch_sampler=[[]], num_workers=workers))))
+    for data in ([], Nothing(), range(0)):
+        for size in (1, None):
+            read(loader, note, data, size, epochs=2)
+    for batches in ([], [[]]):
+        read(loader, note, [1], batch_sampler=batches)
 
 
 @program
 def more_workers_than_batches(loader: Any, note: Note) -> None:
     for data in (Counting(2), Stream()):
-        loading = loader(data, 1, num_workers=4, persistent_workers=True)
-        for _ in range(2):
-            note(list(loading))
+        read(loader, note, data, 1, workers=(4,), epochs=2, persistent_workers=True)
 
 
 @program
 def loader_in_a_thread(loader: Any, note: Note) -> None:
-    got: list[Any] = []
-
-    def read() -> None:
-        got.extend(loader(Counting(), 3, num_workers=2))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join()
-    note(got)
-    iterator = iter(loader(Counting(), 3, num_workers=2))
-    first = next(iterator)
-    thread = threading.Thread(target=lambda: got.extend(iterator))
-    thread.start()
-    thread.join()
-    note(first, got[4:])
+    with ThreadPoolExecutor(1) as pool:
+        note(pool.submit(lambda: list(loader(Counting(), 3, num_workers=2))).result())
+        iterator = iter(loader(Counting(), 3, num_workers=2))
+        note(next(iterator), pool.submit(list, iterator).result())
 
 
 @program
 def loader_that_makes_a_loader(loader: Any, note: Note) -> None:
-    class Within(Dataset[Any]):
-        """Each sample is read by a loader, in the worker."""
+    def within(_: Any, index: int) -> Any:
+        return [batch.tolist() for batch in loader(range(index, index + 4), 2)]
 
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> Any:
-            return [batch.tolist() for batch in loader(range(index, index + 4), 2)]
-
-    for workers in (0, 1):
-        for batch in tried(loader(Within(), num_workers=workers, collate_fn=lambda samples: samples)):
-            note(workers, batch)
+    read(loader, note, Asking(within, count=3), workers=(0, 1), collate_fn=unchanged)
 
 
 @program
 def time_limits_that_are_kept(loader: Any, note: Note) -> None:
-    for batch in loader(Counting(), 3, num_workers=2, timeout=60):
-        note(batch)
+    read(loader, note, Counting(), 3, workers=(2,), timeout=60)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate, default_convert, get_worker_info
-from watching import Note, attempt, program, run, tried
+from torch.utils.data import IterableDataset, default_collate, default_convert, get_worker_info
+from watching import Asking, Note, attempt, program, read, run
 
 
 class Counting(IterableDataset[int]):
@@ -64,28 +64,20 @@ TWO_MISTAKES: list[dict[str, Any]] = [
 @program
 def first_of_two_mistakes(loader: Any, note: Note) -> None:
     for options in TWO_MISTAKES:
-        error = attempt(lambda each=options: loader(**{"dataset": range(6), **each}))
+        error = attempt(loader, **{"dataset": range(6), **options})
         note(error if isinstance(error, str) else "no error")
 
 
 @program
 def samplers_and_functions_that_are_kept(loader: Any, note: Note) -> None:
     data, generator, sampler, batch_sampler = range(6), torch.Generator(), [3, 1], [[0, 1], [2]]
-    for options in (
-        {},
-        {"shuffle": True},
-        {"batch_size": None},
-        {"sampler": sampler},
-        {"batch_sampler": batch_sampler},
-    ):
+    kept = (data, generator, sampler, batch_sampler, default_collate, default_convert)
+    samplers = ({"sampler": sampler}, {"batch_sampler": batch_sampler})
+    for options in ({}, {"shuffle": True}, {"batch_size": None}, *samplers):
         loading = loader(data, generator=generator, **options)
-        note(
-            loading.dataset is data,
-            loading.generator is generator,
-            getattr(loading.sampler, "data_source", None) is data,
-        )
-        note(loading.sampler is sampler, loading.batch_sampler is batch_sampler)
-        note(loading.collate_fn is default_collate, loading.collate_fn is default_convert)
+        source = getattr(loading.sampler, "data_source", None)
+        used = (loading.dataset, loading.generator, loading.sampler, loading.batch_sampler, loading.collate_fn, source)
+        note([[one is other for other in kept] for one in used])
         note(getattr(loading.batch_sampler, "sampler", None) is loading.sampler)
     endless = iter(loader(Counting()).sampler)
     note([next(endless) for _ in range(100)])
@@ -102,7 +94,7 @@ def contexts(loader: Any, note: Note) -> None:
     spawning = torch.multiprocessing.get_context("spawn")
     for loading in (loader(range(6), num_workers=1), loader(range(6))):
         for value in (None, "x", 7, spawning, "fork"):
-            note(attempt(lambda each=loading, v=value: setattr(each, "multiprocessing_context", v)))
+            note(attempt(setattr, loading, "multiprocessing_context", value))
             note(loading.multiprocessing_context is value)
 
 
@@ -122,26 +114,25 @@ def subclasses_and_subscripts(loader: Any, note: Note) -> None:
     note(list(loader[int]([1, 2])), list(Generic([1, 2])), loader[int].__origin__ is loader)
 
 
-def warned(act: Callable[[], Any]) -> list[tuple[str, str]]:
-    """Type and text of each warning, but for those about forks, which only torch's way to start workers has."""
+def warned(act: Callable[..., Any], *given: Any, **options: Any) -> tuple[Any, list[tuple[str, str]]]:
+    """The result, with type and text of each warning except about forks, which only torch's workers cause."""
     with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-        act()
-    return [(record.category.__name__, str(record.message)) for record in records]
+        result = act(*given, **options)
+    return result, [(record.category.__name__, str(record.message)) for record in records]
 
 
 @program
 def more_workers_than_processors(loader: Any, note: Note) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    made: list[Any] = []
     try:
-        for options in ({"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}):
-            for persistent in {False, options["num_workers"] > 0}:
-                note(warned(lambda o=options, p=persistent: made.append(loader(range(4), persistent_workers=p, **o))))
-                note([warned(lambda each=made[-1]: list(each)) for _ in range(2)])
-        note(warned(lambda: attempt(lambda: loader(range(4), 0, num_workers=2))))
+        for workers in (0, 1, 2):
+            for persistent in {False, workers > 0}:
+                loading, texts = warned(loader, range(4), num_workers=workers, persistent_workers=persistent)
+                note(texts, [warned(list, loading) for _ in range(2)])
+        note(warned(attempt, loader, range(4), 0, num_workers=2))
     finally:
         os.sched_setaffinity(0, before)
 
@@ -151,10 +142,10 @@ def more_samples_than_the_length(loader: Any, note: Note) -> None:
     for workers in (0, 2):
         for size in (None, 2):
             loading = loader(Longer(), size, num_workers=workers)
-            note("before the length was asked for", warned(lambda each=loading: list(each)))
+            note("before the length was asked for", warned(list, loading))
             iterator = iter(loading)
-            note(len(loading), "the iterator is older", warned(lambda each=iterator: list(each)))
-            note("afterwards", warned(lambda each=loading: list(each)))
+            note(len(loading), "the iterator is older", warned(list, iterator))
+            note("afterwards", warned(list, loading))
 
 
 class NeverPinned:
@@ -169,28 +160,18 @@ class NeverPinned:
 
 @program
 def pinned_memory(loader: Any, note: Note) -> None:
-    def read(workers: int, **options: Any) -> None:
-        made: list[Any] = []
-        note(warned(lambda: made.append(loader(torch.eye(2), 2, num_workers=workers, **options))))
-        note(warned(lambda: made.append(iter(made[0]))))
-        note(warned(lambda: made.append(list(made[1]))), made[2])
-
+    cuda = {"pin_memory_device": "cuda"}
     for workers in (0, 1):
-        read(workers, pin_memory=True)
-        read(workers, pin_memory=True, pin_memory_device="cuda")
-        read(workers, pin_memory_device="cuda")
-        for collate in (NeverPinned, tuple):
-            note(list(tried(loader([1, 2], 2, num_workers=workers, pin_memory=True, collate_fn=collate))))
+        for options in ({"pin_memory": True}, {"pin_memory": True, **cuda}, cuda):
+            loading, texts = warned(loader, torch.eye(2), 2, num_workers=workers, **options)
+            iterator, texts_of_iterator = warned(iter, loading)
+            note(texts, texts_of_iterator, warned(list, iterator))
+    for collate in (NeverPinned, tuple):
+        read(loader, note, [1, 2], 2, workers=(0, 1), pin_memory=True, collate_fn=collate)
 
 
-class Stays(Dataset[int]):
+class Stays(Asking):
     """Cannot be pickled."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
     def __reduce__(self) -> Any:
         raise TypeError("this one stays here")
@@ -198,8 +179,9 @@ class Stays(Dataset[int]):
 
 @program
 def data_set_that_cannot_be_pickled(loader: Any, note: Note) -> None:
-    loading = loader(Stays(), num_workers=1, multiprocessing_context="spawn")
-    note([text[:60] for _, text in warned(lambda: note(attempt(lambda: list(loading))[:40]))])
+    loading = loader(Stays(lambda _, index: index), num_workers=1, multiprocessing_context="spawn")
+    error, texts = warned(attempt, list, loading)
+    note(error[:40], [text[:60] for _, text in texts])
 
 
 if __name__ == "__main__":

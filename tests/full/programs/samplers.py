@@ -29,7 +29,7 @@ from torch.utils.data import (
     get_worker_info,
     random_split,
 )
-from watching import Note, attempt, program, run, tried
+from watching import Note, attempt, program, read, run, tried, unchanged
 
 
 class Augmented(Dataset[Any]):
@@ -45,29 +45,21 @@ class Augmented(Dataset[Any]):
         return index, torch.rand(2), random.random(), np.random.rand()  # noqa: NPY002
 
 
-def epochs(loading: Any, note: Note, count: int = 2, **between: Any) -> None:
-    for epoch in range(count):
-        for batch in tried(loading):
-            note(epoch, batch)
-        note("between epochs", torch.rand(1).item(), random.random())
-
-
 def generator(seed: int = 5) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 @program
 def shuffled_epochs_with_random_numbers(loader: Any, note: Note) -> None:
-    for workers in (0, 1, 2):
-        for persistent in {False, workers > 0}:
-            epochs(loader(Augmented(), 4, True, num_workers=workers, persistent_workers=persistent), note)
+    read(loader, note, Augmented(), 4, True, workers=(0, 1, 2), epochs=2)
+    read(loader, note, Augmented(), 4, True, workers=(1, 2), epochs=2, persistent_workers=True)
 
 
 @program
 def shuffled_epochs_with_a_generator(loader: Any, note: Note) -> None:
+    given = generator()
     for workers in (0, 2):
-        given = generator()
-        epochs(loader(Augmented(), 4, True, num_workers=workers, generator=given), note)
+        read(loader, note, Augmented(), 4, True, workers=(workers,), epochs=2, generator=given)
         note(torch.rand(1, generator=given).item())
 
 
@@ -76,9 +68,7 @@ def order_that_is_not_kept(loader: Any, note: Note) -> None:
     loading = loader(Augmented(), 4, True, num_workers=2, in_order=False, generator=generator())
     for _ in range(2):
         note(sorted(index for batch in loading for index in batch[0].tolist()))
-    for workers in (0, 1):
-        for batch in loader(Augmented(), 4, num_workers=workers, in_order=False):
-            note(batch)
+    read(loader, note, Augmented(), 4, workers=(0, 1), in_order=False)
 
 
 class Drawing(Sampler[int]):
@@ -119,7 +109,7 @@ def samplers_of_torch(loader: Any, note: Note) -> None:
         for sampler in samplers:
             loading = loader(data, 4, sampler=sampler, num_workers=workers)
             note(type(sampler).__name__, len(loading), loading.sampler is sampler)
-            epochs(loading, note)
+            read(loader, note, data, 4, workers=(workers,), epochs=2, sampler=sampler)
 
 
 @program
@@ -165,28 +155,19 @@ class Endless(Sampler[int]):
             yield from torch.randperm(5).tolist()
 
 
-class Failing(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from (3, 1)
-        raise LookupError("of the sampler")
-
-
 @program
 def samplers_of_ones_own(loader: Any, note: Note) -> None:
     data = Augmented()
     for workers in (0, 2):
-        epochs(loader(data, batch_sampler=ByLength([k % 4 for k in range(13)], 3), num_workers=workers), note)
-        epochs(loader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, drop_last=True)), note)
+        for batches in (ByLength([k % 4 for k in range(13)], 3), BatchSampler(RandomSampler(data), 5, drop_last=True)):
+            read(loader, note, data, workers=(workers,), epochs=2, batch_sampler=batches)
         for iterable in ([3, 1, 1], (2, 0), {7: "x", 8: "y"}, OldSequence(), (k for k in (3, 1, 4))):
-            epochs(loader(data, 2, sampler=iterable, num_workers=workers), note)
+            read(loader, note, data, 2, workers=(workers,), epochs=2, sampler=iterable)
         loading = loader(data, 2, sampler=Endless(), num_workers=workers)
         iterator = iter(loading)
-        note(attempt(lambda each=loading: len(each)), attempt(lambda each=iterator: len(each)))
-        for _ in range(6):
-            note(next(iterator)[0])
+        note(attempt(len, loading), attempt(len, iterator))
+        note([next(iterator)[0] for _ in range(6)])
         del iterator
-        for batch in beginning(loader(data, 1, sampler=Failing(), num_workers=workers), 6):
-            note(workers, batch)
 
 
 @program
@@ -196,15 +177,9 @@ def keys_of_every_type(loader: Any, note: Note) -> None:
             return key
 
     keys = ["a", ("b", 1), 2.5, None, np.int64(3), b"x", frozenset({1}), slice(1, 2), [1, 2], {"a": 1}]
-    for workers in (0, 2):
-        for batch in tried(loader(Named(), None, sampler=keys, num_workers=workers, collate_fn=lambda key: key)):
-            note(workers, batch)
-        for batch in tried(loader(Named(), 2, sampler=keys, num_workers=workers, collate_fn=lambda batch: batch)):
-            note(workers, batch)
-        for batch in tried(
-            loader(Named(), batch_sampler=[(1, 2), [3], (), range(2)], num_workers=workers, collate_fn=lambda b: b)
-        ):
-            note(workers, batch)
+    for size in (None, 2):
+        read(loader, note, Named(), size, sampler=keys, collate_fn=unchanged)
+    read(loader, note, Named(), batch_sampler=[(1, 2), [3], (), range(2)], collate_fn=unchanged)
 
 
 class Two(NamedTuple):
@@ -251,11 +226,10 @@ def whole_batches_at_once(loader: Any, note: Note) -> None:
     refusing = Augmented()
     refusing.__getitems__ = None  # type: ignore[attr-defined]
     note(*loader(refusing, 4))
-    for workers in (0, 2):
-        for number, give in enumerate(given):
-            for collate in (None, lambda batch: (type(batch).__name__, list(batch) if batch is not None else None)):
-                for batch in tried(loader(Bulk(give), 4, num_workers=workers, collate_fn=collate)):
-                    note(workers, number, batch)
+    for number, give in enumerate(given):
+        for collate in (None, lambda batch: (type(batch).__name__, list(batch) if batch is not None else None)):
+            note(number)
+            read(loader, note, Bulk(give), 4, collate_fn=collate)
 
 
 # Wrappers
@@ -302,22 +276,19 @@ def wrappers_of_torch(loader: Any, note: Note) -> None:
         *random_split(data, [5, 8], generator()),
         *random_split(data, [0.5, 0.5]),
     ]
-    for workers in (0, 2):
-        for part in wrapped:
-            loading = loader(part, 3, num_workers=workers)
-            note(type(part).__name__, len(part), len(loading))
-            epochs(loading, note, 1)
+    for part in wrapped:
+        note(type(part).__name__, len(part), len(loader(part, 3)))
+        read(loader, note, part, 3)
 
 
 @program
 def streams(loader: Any, note: Note) -> None:
     made: list[Any] = [Part(0, 11), Sized(0, 11), ChainDataset([Sized(0, 3), Sized(10, 14)]), Sized(0, 3) + Sized(5, 9)]
-    for workers in (0, 2, 3):
-        for data in made:
-            for size, drop_last in ((3, False), (3, True), (None, False)):
-                loading = loader(data, size, num_workers=workers, drop_last=drop_last)
-                note(type(data).__name__, size, attempt(lambda each=loading: len(each)))
-                epochs(loading, note, 1)
+    for data in made:
+        for size, drop_last in ((3, False), (3, True), (None, False)):
+            loading = loader(data, size, drop_last=drop_last)
+            note(type(data).__name__, size, attempt(len, loading))
+            read(loader, note, data, size, workers=(0, 2, 3), drop_last=drop_last)
 
 
 @program
@@ -327,25 +298,12 @@ def streams_of_workers_that_end_one_before_the_other(loader: Any, note: Note) ->
 
     for begin in (None, more):
         for size, persistent in ((None, False), (2, True)):
-            loading = loader(Uneven(), size, num_workers=3, persistent_workers=persistent, worker_init_fn=begin)
-            epochs(loading, note)
+            options = {"persistent_workers": persistent, "worker_init_fn": begin}
+            read(loader, note, Uneven(), size, workers=(3,), epochs=2, **options)
 
 
 @program
 def streams_that_give_what_they_should_not(loader: Any, note: Note) -> None:
-    class Longer(Sized):
-        def __len__(self) -> int:
-            return 2
-
-        def __repr__(self) -> str:
-            return "the longer one"
-
-    class Shared(IterableDataset[Any]):
-        """Every worker gives all."""
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter(range(4))
-
     class OnlyIter:
         """Not a subclass of IterableDataset, so taken for a map."""
 
@@ -371,11 +329,8 @@ def streams_that_give_what_they_should_not(loader: Any, note: Note) -> None:
             return self.at
 
     for workers in (0, 2):
-        for data in (Longer(0, 7), Shared(), NoIterator(), Itself()):
-            loading = loader(data, 2, num_workers=workers)
-            note(attempt(lambda each=loading: len(each)))
-            for batch in beginning(loading, 1 if isinstance(data, NoIterator) else 50):
-                note(workers, batch)
+        note(list(tried(loader(NoIterator(), 2, num_workers=workers), 1)))
+    read(loader, note, Itself(), 2)
     note(attempt(lambda: next(iter(loader(OnlyIter())))), list(loader(OnlyIter(), batch_sampler=[])))
 
 
@@ -396,18 +351,10 @@ def streams_and_when_they_are_read(loader: Any, note: Note) -> None:
 
     loading = loader(Noting(), 2)
     note(seen)
-    iterator = iter(loading)
-    for _ in range(3):
-        note(seen, next(iterator))
-    with_workers = iter(loader(Noting(), 2, num_workers=2))
-    note([next(with_workers) for _ in range(4)])
+    for batch in itertools.islice(loading, 3):
+        note(seen, batch)
+    note(list(itertools.islice(loader(Noting(), 2, num_workers=2), 4)))
     note(sorted(k for k, _ in loader(Part(0, 11), None, num_workers=2, in_order=False)))
-
-
-def beginning(loading: Any, at_most: int) -> Iterator[Any]:
-    """As `tried`, also where there is no iterator."""
-    iterator = attempt(lambda: iter(loading))
-    yield from [iterator] if isinstance(iterator, str) else tried(iterator, at_most)
 
 
 @program

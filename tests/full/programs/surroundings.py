@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import gc
 import locale
@@ -19,19 +20,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
-from watching import Asking, Note, program, run, unchanged
+from watching import Asking, Note, program, read, run, unchanged
 
 
-def told(loader: Any, question: Callable[[], Any], count: int = 2, **options: Any) -> list[Any]:
-    return list(
-        loader(Asking(lambda *_: question(), count=count), None, num_workers=2, collate_fn=unchanged, **options)
-    )
+def answers(loader: Any, question: Callable[[], Any], count: int = 2, **options: Any) -> list[Any]:
+    data = Asking(lambda *_: question(), count=count)
+    return list(loader(data, None, num_workers=2, collate_fn=unchanged, **options))
 
 
 def shown_warnings() -> list[str]:
@@ -83,17 +84,15 @@ def everything_that_can_be_asked(loader: Any, note: Note) -> None:
     warnings.filterwarnings("ignore", "never mind")
     try:
         for number, question in enumerate(QUESTIONS):
-            answers = [str(question()), *told(loader, lambda: str(question()))]  # noqa: B023 (asked at once)
-            note(number, [mentioning_no_side(answer) for answer in answers])
+            found = [str(question()), *answers(loader, lambda: str(question()))]  # noqa: B023 (asked at once)
+            note(number, [mentioning_no_side(answer) for answer in found])
     finally:
         os.chdir(before[0])
         os.umask(before[1])
         os.sched_setaffinity(0, before[2])
         resource.setrlimit(resource.RLIMIT_NOFILE, before[3])
         del os.environ["OF_THE_PROGRAM"]
-    note(
-        "OF_THE_PROGRAM" in os.environ, told(loader, lambda: ("OF_THE_PROGRAM" in os.environ, Path.cwd() == before[0]))
-    )
+    note(answers(loader, lambda: ("OF_THE_PROGRAM" in os.environ, Path.cwd() == before[0])))
 
 
 def mentioning_no_side(text: str) -> str:
@@ -110,12 +109,12 @@ def globals_that_workers_change(loader: Any, note: Note) -> None:
         WHERE["in a worker"] = WHERE.get("in a worker", 0) + 1
         return WHERE["in a worker"]
 
-    note(told(loader, change, 6), WHERE)
+    note(answers(loader, change, 6), WHERE)
 
 
 @program
 def numbers_of_processes(loader: Any, note: Note) -> None:
-    pids = told(loader, os.getpid, 6)
+    pids = answers(loader, os.getpid, 6)
     note(len(set(pids)), os.getpid() in pids, [pid == pids[k % 2] for k, pid in enumerate(pids)])
 
 
@@ -125,9 +124,7 @@ def worker_info(loader: Any, note: Note) -> None:
         info = get_worker_info()
         return info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__, str(type(info)))
 
-    for workers in (0, 1, 3):
-        for row in loader(Asking(lambda *_: ask(), count=4), None, num_workers=workers, collate_fn=unchanged):
-            note(workers, row)
+    read(loader, note, Asking(lambda *_: ask(), count=4), None, workers=(0, 1, 3), collate_fn=unchanged)
     note(torch.initial_seed())
 
 
@@ -137,11 +134,8 @@ def seeds_in_workers(loader: Any, note: Note) -> None:
         return torch.initial_seed(), torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
 
     for persistent in (False, True):
-        loading = loader(
-            Asking(lambda *_: drawn()), None, num_workers=2, collate_fn=unchanged, persistent_workers=persistent
-        )
-        for _ in range(2):
-            note(list(loading))
+        options = {"collate_fn": unchanged, "persistent_workers": persistent}
+        read(loader, note, Asking(lambda *_: drawn()), None, workers=(2,), epochs=2, **options)
 
 
 @program
@@ -155,20 +149,19 @@ def init_function(loader: Any, note: Note) -> None:
     def found() -> Any:
         return WHERE["init"], torch.get_num_threads(), torch.rand(1).item(), get_worker_info().dataset.count
 
-    note(told(loader, found, 4, worker_init_fn=begin), "init" in WHERE)
+    note(answers(loader, found, 4, worker_init_fn=begin), "init" in WHERE)
 
 
 @program
 def what_workers_print(loader: Any, note: Note) -> None:
-    class Printing(Asking):
-        def __getitem__(self, index: int) -> Any:
-            sys.stdout.write(f"sample {index}\n")
-            sys.stdout.flush()
-            sys.stderr.write(f"error {index}\n")  # as one, so that what two write is not mixed
-            os.write(1, f"written {index}\n".encode())
-            return index
+    def write(_: Any, index: int) -> int:
+        sys.stdout.write(f"sample {index}\n")
+        sys.stdout.flush()
+        sys.stderr.write(f"error {index}\n")  # as one, so that what two write is not mixed
+        os.write(1, f"written {index}\n".encode())
+        return index
 
-    note(list(loader(Printing(unchanged, count=4), num_workers=2)))  # type: ignore[arg-type]
+    note(list(loader(Asking(write, count=4), num_workers=2)))
 
 
 @program
@@ -179,7 +172,7 @@ def ends_of_workers(loader: Any, note: Note) -> None:
         name = f"ended-{get_worker_info().id}"
         multiprocessing.util.Finalize(None, Path(name).write_text, args=("by Finalize",), exitpriority=10)
 
-    note(told(loader, register))
+    note(answers(loader, register))
     for number in (0, 1):
         for _ in range(6000):
             if Path(f"ended-{number}").exists():
@@ -207,14 +200,11 @@ def processes_and_threads_that_workers_start(loader: Any, note: Note) -> None:
         return "started"
 
     def pooled() -> Any:
-        import asyncio
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor(3) as pool:
             return list(pool.map(abs, [-1, -2])), asyncio.run(asyncio.sleep(0, "slept"))
 
     for question in (started, refused, pooled):
-        note(told(loader, question))
+        note(answers(loader, question))
 
 
 if __name__ == "__main__":

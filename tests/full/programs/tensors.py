@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset, default_collate
-from watching import Made, Note, compare, program, run, tried, unchanged
+from watching import Asking, Made, Note, compare, program, read, run, unchanged
 
 
 class Image(torch.Tensor):
@@ -36,7 +35,7 @@ def numbered(k: int, *shape: int) -> torch.Tensor:
 
 @program
 def views_and_strides(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "of no dimension": lambda k: torch.tensor(float(k)),
         "of no element": lambda _: torch.empty(0, 3),
         "empty in the middle": lambda _: torch.empty(2, 0, 4),
@@ -63,14 +62,13 @@ def views_and_strides(loader: Any, note: Note) -> None:
 @program
 def complex_views(loader: Any, note: Note) -> None:
     # Without workers: those of torch lose the sign of lazily conjugated tensors.
-    lazy: dict[str, Callable[[int], Any]] = {
+    lazy = {
         "conjugated": lambda k: torch.tensor([1 + 2j, k + 1j]).conj(),
         "negative": lambda k: torch.tensor([1 + 2j, k + 1j]).conj().imag,
     }
     for size in (None, 2):
-        for batch in tried(loader(Made(lazy), size)):
-            note(batch)
-    makers: dict[str, Callable[[int], Any]] = {
+        read(loader, note, Made(lazy), size, workers=(0,))
+    makers = {
         "real part": lambda k: torch.tensor([1 + 2j, k + 1j]).real,
         "as real": lambda k: torch.view_as_real(torch.tensor([1 + 2j, k + 1j])),
     }
@@ -79,25 +77,21 @@ def complex_views(loader: Any, note: Note) -> None:
 
 @program
 def tensors_with_gradients(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "leaf": lambda k: torch.full((2,), float(k), requires_grad=True),
         "parameter": lambda k: torch.nn.Parameter(torch.full((2,), float(k))),
         "frozen parameter": lambda k: torch.nn.Parameter(torch.full((2,), float(k)), requires_grad=False),
         "buffer": lambda k: torch.nn.Buffer(torch.full((2,), float(k))),
     }
-    for workers in (0, 2):
-        for sample in tried(loader(Made(makers), None, num_workers=workers, collate_fn=unchanged)):
-            note(workers, sample)
-    for batch in loader(Made(makers), 2):
-        note(batch)
+    read(loader, note, Made(makers), None, collate_fn=unchanged)
+    read(loader, note, Made(makers), 2, workers=(0,))
     with torch.no_grad():
-        for batch in loader(Made(makers), 2):
-            note("without gradients", batch)
+        read(loader, note, Made(makers), 2, workers=(0,))
 
 
 @program
 def kinds_of_ones_own(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "kind": lambda k: numbered(k, 2, 3).as_subclass(Image),
         "large kind": lambda k: numbered(k, 50, 60).as_subclass(Image),
         "with an attribute": lambda k: Tagged(numbered(k, 2), tag=f"the {k}th"),
@@ -113,7 +107,7 @@ def with_attribute(value: torch.Tensor) -> torch.Tensor:
 
 @program
 def sparse_tensors(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "coordinates": lambda k: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, float(k)], (2, 3)),
         "coalesced": lambda k: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, float(k)], (2, 3)).coalesce(),
         "rows": lambda k: torch.tensor([[0.0, k + 1.0], [2.0, 0.0]]).to_sparse_csr(),
@@ -124,13 +118,11 @@ def sparse_tensors(loader: Any, note: Note) -> None:
 
 @program
 def nested_tensors(loader: Any, note: Note) -> None:
-    makers: dict[str, Callable[[int], Any]] = {
+    makers = {
         "jagged": lambda k: torch.nested.nested_tensor([torch.ones(2) * k, torch.ones(3)], layout=torch.jagged),
         "strided": lambda k: torch.nested.nested_tensor([torch.ones(2) * k, torch.ones(3)], layout=torch.strided),
     }
-    for workers in (0, 2):
-        for batch in tried(loader(Made(makers), 2, num_workers=workers)):
-            note(workers, batch)
+    read(loader, note, Made(makers), 2)
 
 
 @program
@@ -139,16 +131,14 @@ def storages_and_generators(loader: Any, note: Note) -> None:
         sample = samples[0]
         return [sample.untyped_storage().nbytes(), torch.Generator().manual_seed(5).get_state(), sample.numpy()]
 
-    for workers in (0, 2):
-        for batch in loader([numbered(k, 3) for k in range(4)], num_workers=workers, collate_fn=collate):
-            note(workers, batch)
+    read(loader, note, [numbered(k, 3) for k in range(4)], collate_fn=collate)
 
 
 @program
 def batches_of_one_form_and_then_another(loader: Any, note: Note) -> None:
     """The form of the first batch does not bind those after it."""
 
-    def changing(k: int) -> Any:
+    def changing(_: Any, k: int) -> Any:
         forms: list[Any] = [
             numbered(k, 30, 30),
             numbered(k, 30, 31),
@@ -168,11 +158,8 @@ def batches_of_one_form_and_then_another(loader: Any, note: Note) -> None:
         ]
         return forms[k // 4]
 
-    makers = {str(k): changing for k in range(30)}
-    for workers in (0, 1, 2):
-        for size in (2, 4):
-            for batch in tried(loader(Made(makers), size, num_workers=workers), 100):
-                note(workers, size, batch)
+    for size in (2, 4):
+        read(loader, note, Asking(changing, count=60), size, workers=(0, 1, 2))
 
 
 @program
@@ -180,9 +167,7 @@ def default_dtype_and_device(loader: Any, note: Note) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        for workers in (0, 1):
-            for batch in loader([1.5, 2.5], 2, num_workers=workers, collate_fn=torch.tensor):
-                note(workers, batch)
+        read(loader, note, [1.5, 2.5], 2, workers=(0, 1), collate_fn=torch.tensor)
     finally:
         torch.set_default_dtype(before)
 
@@ -190,11 +175,9 @@ def default_dtype_and_device(loader: Any, note: Note) -> None:
 @program
 def tensor_data_sets(loader: Any, note: Note) -> None:
     data = TensorDataset(numbered(0, 10, 4), torch.arange(10), torch.rand(10) > 0.5, numbered(0, 4, 10).T)
-    for workers in (0, 2):
-        for shuffle in (False, True):
-            for drop_last in (False, True):
-                for batch in loader(data, 3, shuffle, num_workers=workers, drop_last=drop_last):
-                    note(workers, shuffle, drop_last, batch)
+    for shuffle in (False, True):
+        for drop_last in (False, True):
+            read(loader, note, data, 3, shuffle, drop_last=drop_last)
 
 
 @program
@@ -219,10 +202,8 @@ def collating_by_hand(loader: Any, note: Note) -> None:
         return {"list": samples, "first": default_collate(samples[:1])}
 
     rows = [numbered(k, 1 + k * 7 % 5) for k in range(8)]
-    for workers in (0, 2):
-        for collate in (padded, packed, both, torch.cat):
-            for batch in loader(rows, 3, num_workers=workers, collate_fn=collate):
-                note(workers, batch)
+    for collate in (padded, packed, both, torch.cat):
+        read(loader, note, rows, 3, collate_fn=collate)
 
 
 if __name__ == "__main__":

@@ -8,105 +8,69 @@ To add a program, write one function with `@program` into the file of its family
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import difflib
-import fcntl
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from full.programs.watching import ENDED_BY
 
 pytestmark = [
-    pytest.mark.timeout(2000),  # the first test of a family waits for all of its programs
+    pytest.mark.timeout(2000),
     pytest.mark.may_leave(files="^pymp-", reason="torch's workers were terminated"),
 ]
 
 HERE = Path(__file__).parent
 SIDES = ("torch", "headrace")
 LIMIT_S = 900  # for all programs of a family; they take some seconds where nothing else runs
+PROGRAMS = {
+    path.stem: re.findall(r"^@program\ndef (\w+)", path.read_text(), re.MULTILINE) for path in HERE.glob("*.py")
+}
 
 
-def _programs_of(family: Path) -> list[str]:
-    functions = [node for node in ast.parse(family.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [f.name for f in functions if any(isinstance(d, ast.Name) and d.id == "program" for d in f.decorator_list)]
-
-
-PROGRAMS = [
-    pytest.param(family.stem, name, id=f"{family.stem}-{name}")
-    for family in sorted(HERE.glob("*.py"))
-    for name in _programs_of(family)
-]
-
-
-@pytest.fixture(scope="session")
-def records(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str], dict[str, dict[str, Any]]]:
-    """The notes of a family's programs with each class; a family runs once for all processes of the tests."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "programs"
-    folder.mkdir(exist_ok=True)
-
-    def records_of(family: str) -> dict[str, dict[str, Any]]:
-        with (folder / f"{family}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / f"{family}.json").exists():
-                (folder / f"{family}.json").write_text(json.dumps(_run(family, folder)))
-            return json.loads((folder / f"{family}.json").read_text())
-
-    return records_of
-
-
-def _run(family: str, folder: Path) -> dict[str, dict[str, Any]]:
-    running = {}
+def run(family: str, folder: Path) -> None:
+    """Write what the programs note to SIDE.json, and what they print to SIDE.txt."""
+    processes = []
     for side in SIDES:
-        place = folder / f"{family}-{side}"
-        place.mkdir()
-        running[side] = subprocess.Popen(
-            [sys.executable, HERE / f"{family}.py", side, folder / f"{family}.{side}"],
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    told = {}
-    for side, process in running.items():
-        try:
-            said, _ = process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-        notes = folder / f"{family}.{side}"
-        told[side] = {"said": said, "notes": json.loads(notes.read_text()) if notes.exists() else {}}
-    return told
+        (folder / side).mkdir()
+        command = [sys.executable, HERE / f"{family}.py", side, folder / f"{side}.json"]
+        with (folder / f"{side}.txt").open("w") as output:
+            files = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            processes.append(subprocess.Popen(command, cwd=folder / side, **files))
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LIMIT_S)
+        process.kill()
+        process.wait()
 
 
-@pytest.mark.parametrize(("family", "name"), PROGRAMS)
-def test_program_sees_the_same_with_either_class(
-    records: Callable[[str], dict[str, dict[str, Any]]], family: str, name: str
-) -> None:
-    told = records(family)
+@pytest.mark.parametrize("family", sorted(family for family, names in PROGRAMS.items() if names))
+def test_programs_note_and_print_the_same_with_either_class(family: str, tmp_path: Path) -> None:
+    run(family, tmp_path)
+    printed = {side: (tmp_path / f"{side}.txt").read_text() for side in SIDES}
+    notes = {}
     for side in SIDES:
-        assert name in told[side]["notes"], f"it did not end well with {side}'s class:\n{told[side]['said']}"
-    theirs, ours = (told[side]["notes"][name] for side in SIDES)
-    assert len(theirs) > 1, "a program that notes nothing compares nothing"
-    assert not any(line.startswith(ENDED_BY) for line in theirs), f"it fails with torch's class: {theirs[-2:]}"
-    assert theirs == ours, "\n".join(difflib.unified_diff(theirs, ours, *SIDES, lineterm="", n=1))
+        record = tmp_path / f"{side}.json"
+        notes[side] = json.loads(record.read_text()) if record.exists() else {}
+        assert list(notes[side]) == PROGRAMS[family], f"not all ended well with {side}'s class:\n{printed[side]}"
+    theirs, ours = (notes[side] for side in SIDES)
+    for name, lines in theirs.items():
+        assert len(lines) > 1, f"{name} compares nothing"
+        assert not any(line.startswith(ENDED_BY) for line in lines), f"{name} fails with torch's class: {lines[-2:]}"
+    different = [
+        f"{name}:\n" + "\n".join(difflib.unified_diff(theirs[name], ours[name], *SIDES, lineterm="", n=1))
+        for name in theirs
+        if theirs[name] != ours[name]
+    ]
+    assert not different, "\n".join(different)
+    theirs_printed, ours_printed = (sorted(filter(_is_printed, printed[side].splitlines())) for side in SIDES)
+    assert theirs_printed == ours_printed
 
 
-@pytest.mark.parametrize("family", sorted({param.values[0] for param in PROGRAMS}))
-def test_programs_say_the_same_on_standard_output_and_error(
-    records: Callable[[str], dict[str, dict[str, Any]]], family: str
-) -> None:
-    theirs, ours = (sorted(filter(_is_said, records(family)[side]["said"].splitlines())) for side in SIDES)
-    assert theirs == ours
-
-
-def _is_said(line: str) -> bool:
+def _is_printed(line: str) -> bool:
     """Not of a warning in a worker: those that come once in a process came in the trainer, where torch's are forked."""
     return not line.startswith(" ") and not re.search(r":\d+: (?!Resource)\w+Warning: ", line)

@@ -106,17 +106,12 @@ class Asking(Dataset[Any]):
         return self.ask(self, index)
 
 
-class Made(Dataset[Any]):
+class Made(Asking):
     """Two samples of each function in turn: a batch of two is of one function."""
 
     def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
-        self.makers = list(makers.values())
-
-    def __len__(self) -> int:
-        return 2 * len(self.makers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.makers[index // 2](index)
+        functions = list(makers.values())
+        super().__init__(lambda _, index: functions[index // 2](index), count=2 * len(functions))
 
 
 class Images(Dataset[Any]):
@@ -152,9 +147,26 @@ def compare(loader: Any, note: Note, makers: dict[str, Callable[[int], Any]]) ->
                 note(workers, "as it is" if collate else "converted", size, number, sample)
 
 
-def tried(iterator: Iterable[Any], at_most: int = 50) -> Iterator[Any]:
-    """Each batch, or the error in its place as text, up to the end."""
-    iterator = iter(iterator)
+def read(
+    loader: Any, note: Note, *given: Any, workers: Iterable[int] = (0, 2), epochs: int = 1, **options: Any
+) -> None:
+    """Note all batches of loaders with so many workers, and a random number after each epoch."""
+    for count in workers:
+        loading = loader(*given, num_workers=count, **options)
+        for epoch in range(epochs):
+            for batch in tried(loading):
+                note(count, epoch, batch)
+            note("after the epoch", torch.rand(1).item(), random.random())
+        gc.collect()  # errors keep torch's iterators in cycles, which no fork may collect
+
+
+def tried(batches: Iterable[Any], at_most: int = 50) -> Iterator[Any]:
+    """Each batch, or the error in its place as text, up to the end; also if there is no iterator."""
+    try:
+        iterator = iter(batches)
+    except BaseException as error:
+        yield described_error(error)
+        return
     for _ in range(at_most):
         try:
             told = next(iterator)
@@ -165,10 +177,10 @@ def tried(iterator: Iterable[Any], at_most: int = 50) -> Iterator[Any]:
         yield told
 
 
-def attempt(act: Callable[[], Any]) -> Any:
+def attempt(act: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """The result of the call, or its error as text."""
     try:
-        return act()
+        return act(*given, **options)
     except BaseException as error:
         return described_error(error)
 

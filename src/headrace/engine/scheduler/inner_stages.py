@@ -299,7 +299,7 @@ def _changed(known: int, given: int) -> StateMismatchError:
 
 def _parts_of(positions: Sequence[int], kept: Sequence[int], place: int) -> list[int]:
     """Return the positions of results. `kept` has the input index of each."""
-    from headrace.state.sub_position import part_position
+    from headrace._util.context import part_position
 
     result, last, part = [], -1, 0
     for k in kept:

@@ -188,21 +188,11 @@ class Attempts:
 
 
 def _final(error: ReadFailure, request: RangeRequest, attempts: int) -> StorageError:
-    kind: type[StorageError] = StorageError
-    status = retry_after_s = None
-    if isinstance(error, StorageError):
-        kind = next(c for c in type(error).__mro__ if c.__module__ == StorageError.__module__)
-        reason, status, retry_after_s = error.reason, error.status, error.retry_after_s
-    elif isinstance(error, TimeoutError):
-        kind, reason = ReadTimeoutError, str(error) or "no answer in time"
-    else:
-        reason = f"{type(error).__name__}: {error}"
-    return kind(
-        reason,
-        url=request.url,
-        start=request.start,
-        stop=request.stop,
-        attempts=attempts,
-        status=status,
-        retry_after_s=retry_after_s,
-    )
+    if not isinstance(error, StorageError):
+        is_late, text = isinstance(error, TimeoutError), str(error)
+        error = (
+            ReadTimeoutError(text or "no answer in time")
+            if is_late
+            else StorageError(f"{type(error).__name__}: {text}")
+        )
+    return error.about(request.url, request.start, request.stop, attempts)

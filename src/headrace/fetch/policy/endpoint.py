@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import StorageError, ThrottledError
 from headrace.fetch.meter import Meter
@@ -16,21 +15,10 @@ from headrace.fetch.stores.addresses import panic_in
 from headrace.options import FetchOptions
 from headrace.types import Answer, Store
 
-if TYPE_CHECKING:
-    from headrace.fetch.rest import Rest
-
 ReadFailure = StorageError | OSError
 
 _WON = "the second request was answered first"
 _NEVER = float("inf")
-
-
-class GoesOn(Protocol):
-    """`WebStore.go_on`: as `Store.get`, but continues the answer of a server without ranges."""
-
-    async def __call__(
-        self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest
-    ) -> Answer: ...
 
 
 class Endpoint:
@@ -138,6 +126,7 @@ class Endpoint:
         return _NEVER if self.hedges is None else began + self.hedges.delay_s
 
     def hedge(self, now: float) -> float:
+        """Start the hedges that are due. Return the time of the next check, or infinity."""
         assert self.hedges is not None
         late = []
         again = _NEVER
@@ -215,7 +204,8 @@ class HedgedRequest:
 def _get(store: Store, path: str, request: RangeRequest) -> Awaitable[Answer]:
     start, stop = request.asked_start, request.asked_stop
     if request.rest is not None:
-        go_on: GoesOn | None = getattr(store, "go_on", None)  # other stores support ranges, or are no servers
+        # `WebStore.go_on`: other stores support ranges, or are no servers
+        go_on: Callable[..., Awaitable[Answer]] | None = getattr(store, "go_on", None)
         if go_on is not None:
             return go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
     return store.get(path, start, stop, if_match=request.if_match)

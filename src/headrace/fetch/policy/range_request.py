@@ -17,6 +17,7 @@ from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Fills
 
 if TYPE_CHECKING:
+    from headrace.fetch.policy.endpoint import Endpoint
     from headrace.fetch.rest import Rest
 
 RATE_WINDOW_S = 30.0
@@ -103,17 +104,11 @@ class Watched:
         return None
 
 
-class Hedged(Protocol):
-    def hedge(self, now: float) -> float:
-        """Start the hedges that are due. Return the time of the next check, or infinity."""
-        ...
-
-
 class DeadlineTimer:
     def __init__(self, options: FetchOptions, clock: Callable[[], float]) -> None:
         self._options, self._clock = options, clock
         self._watched: dict[Watched, None] = {}
-        self._hosts: dict[Hedged, None] = {}
+        self._hosts: dict[Endpoint, None] = {}
         limits = (options.first_byte_timeout_s, options.stall_timeout_s, options.total_timeout_s)
         self._each_s = min(1.0, min(limits) / 8.0)
         self._look_at = self._due = 0.0
@@ -130,7 +125,7 @@ class DeadlineTimer:
     def end(self, watched: Watched) -> None:
         self._watched.pop(watched, None)
 
-    def hedge(self, endpoint: Hedged, now: float, due: float) -> None:
+    def hedge(self, endpoint: Endpoint, now: float, due: float) -> None:
         self._hosts[endpoint] = None
         if due < self._due or self._timer is None:
             self._arm(now, due)

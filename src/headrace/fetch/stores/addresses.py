@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,58 @@ from headrace.types import Store
 
 if TYPE_CHECKING:
     from headrace.fetch.web.connections import Connections
+
+
+_SWITCHES = frozenset({"allow_http", "allow_invalid_certificates", "http1_only", "http2_only", "randomize_addresses"})
+_OF_CLIENT = _SWITCHES | {
+    "connect_timeout", "default_content_type", "default_headers", "http2_keep_alive_interval",
+    "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "pool_idle_timeout", "pool_max_idle_per_host",
+    "proxy_ca_certificate", "proxy_excludes", "proxy_url", "read_timeout", "root_certificate", "timeout", "user_agent",
+}  # fmt: skip
+_PREFIXES = ("aws_", "azure_", "google_")
+_ON, _OFF = ("true", "1", "on", "yes", "y", "t"), ("false", "0", "off", "no", "n", "f")
+
+
+def for_obstore(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Move client settings of any spelling to `client_options`, and convert switches to bool.
+
+    obstore's documentation has `allow_http` in either place, in any case, with a store's prefix, and as text. Its Rust
+    code panics on such a setting among those of the store.
+
+    Raises:
+        OptionError: a setting is given twice, or a switch is neither true nor false.
+    """
+    given = options.get("client_options")
+    if given is not None and not isinstance(given, Mapping):
+        raise check.invalid("storage_options['client_options']", given, "a dict")
+    rest: dict[str, object] = {}
+    client = {}
+    for name, value in (given or {}).items():
+        client[name.lower()] = _checked(f"client_options[{name!r}]", name.lower(), value)
+    for name, value in options.items():
+        plain = _plain(name)
+        if plain in _OF_CLIENT:
+            setting = _checked(repr(name), plain, value)
+            if client.setdefault(plain, setting) != setting:
+                raise OptionError(f"storage_options give {plain!r} twice, and not the same: keep it in client_options")
+        elif name != "client_options":
+            rest[name] = value
+    return {**rest, "client_options": client} if client else rest
+
+
+def _plain(name: str) -> str:
+    plain = name.lower()
+    return next((plain.removeprefix(prefix) for prefix in _PREFIXES if plain.startswith(prefix)), plain)
+
+
+def _checked(where: str, name: str, value: object) -> object:
+    if name not in _SWITCHES:
+        return value
+    text = str(value).strip().lower()
+    if text not in _ON + _OFF:
+        raise check.invalid(f"storage_options {where}", text, "true or false")
+    return text in _ON
+
 
 CLOUD_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss"})
 WEB_SCHEMES = frozenset({"http", "https"})
@@ -134,7 +187,6 @@ class Stores:
     def __init__(self, options: FetchOptions, storage_options: Mapping[str, Any] | None) -> None:
         self._options = options
         self._storage_options = dict(storage_options or {})
-        self._normal: dict[str, Any] | None = None
         self._opened: dict[str, Store] = {}
         self._shared: Connections | None = None
 
@@ -177,7 +229,12 @@ class Stores:
 
             return MemoryStore()
         if scheme == "pipe":
-            return self._pipe()
+            if not self._options.allow_pipe:
+                command = "pipe: addresses run a shell command, and that"
+                raise check.lacking(command, "fetch=FetchOptions(allow_pipe=True)")
+            from headrace.fetch.stores.pipe import PipeStore
+
+            return PipeStore()
         if scheme in WEB_SCHEMES:
             return self._web_store(root)
         if scheme in ("s3", "s3a"):
@@ -192,15 +249,6 @@ class Stores:
         from headrace.fetch.stores.fsspec_store import FsspecStore
 
         return FsspecStore(root, scheme, self._storage_options)
-
-    def _pipe(self) -> Store:
-        if not self._options.allow_pipe:
-            raise OptionError(
-                "pipe: addresses run a shell command, which headrace does only with fetch=FetchOptions(allow_pipe=True)"
-            )
-        from headrace.fetch.stores.pipe import PipeStore
-
-        return PipeStore()
 
     def _web_store(self, root: str) -> Store:
         from headrace.fetch.web.client import WebStore, proxy_for
@@ -255,13 +303,9 @@ class Stores:
     def _client_options(self) -> dict[str, Any]:
         return dict(self._settings.get("client_options", {}))
 
-    @property
+    @cached_property
     def _settings(self) -> dict[str, Any]:
-        from headrace.fetch.stores.settings import for_obstore
-
-        if self._normal is None:
-            self._normal = for_obstore(self._storage_options)
-        return self._normal
+        return for_obstore(self._storage_options)
 
     @property
     def _fits_our_client(self) -> bool:

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from headrace._util.reads import check_match, clamped
 from headrace.errors import (
     AccessDeniedError,
-    ObjectChangedError,
     ObjectMissingError,
     OptionError,
     StorageError,
     masked_text,
 )
+from headrace.fetch.stores.memory import one_piece
 from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer, Buffer, Listed
 
@@ -45,15 +46,13 @@ class FsspecStore:
         inner = self._class._strip_protocol(url)
         with self._translating(url):
             size, etag = await self._about(inner)
-            if if_match is not None and etag is not None and if_match != etag:
-                raise ObjectChangedError(f"the object changed: its version was {if_match}, now {etag}", url=url)
+            check_match(if_match, etag, url)
             whole = None
             if size is None:  # unknown until the whole object is read
                 whole = await self._call("cat_file", inner)
                 size = len(whole)
-        first = min(start or 0, size)
-        last = size if stop is None else max(first, min(stop, size))
-        body = self._pieces(url, inner, first, last) if whole is None else _one(whole[first:last])
+        first, last = clamped(start or 0, stop, size)
+        body = self._pieces(url, inner, first, last) if whole is None else one_piece(whole[first:last])
         return Answer(first, last, size, etag, body)
 
     async def _pieces(self, url: str, inner: str, first: int, last: int) -> AsyncIterator[Buffer]:
@@ -191,8 +190,3 @@ def _class_of(scheme: str) -> Any:
             f"no store for the scheme {scheme!r}; known are s3, gs, az, http, https, file, memory, "
             f"and to fsspec {known}"
         ) from error
-
-
-async def _one(piece: Buffer) -> AsyncIterator[Buffer]:
-    if len(piece):
-        yield piece

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from headrace._util.reads import check_match, clamped
 from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError, StorageError, masked
 from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer, Listed
@@ -18,7 +19,7 @@ _THREADS = 8
 # fit in the processor's cache.
 _PIECE_BYTES = 256 * 1024
 # O_NONBLOCK: opening a FIFO would block the thread until there is a writer.
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 OpenFile = Callable[[str | None], tuple[int, int, str]]
 """Opens a file, which must have the given version. Returns its descriptor (owned by the caller), size and version."""
@@ -71,9 +72,9 @@ async def answer_from(
 def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
     descriptor, size, etag = opened(if_match)
     try:
-        first = max(0, size + start) if start < 0 else min(start, size)
-        last = size if stop is None else max(first, min(stop, size))
-        return first, last, size, etag, _pread(descriptor, last - first, first) if last - first <= _PIECE_BYTES else b""
+        first, last = clamped(start, stop, size)
+        head = os.pread(descriptor, last - first, first) if last - first <= _PIECE_BYTES else b""
+        return first, last, size, etag, head
     finally:
         os.close(descriptor)
 
@@ -81,9 +82,9 @@ def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None)
 def _read_each(opened: OpenFile, ranges: Sequence[tuple[int, int]], if_match: str | None) -> tuple[int, list[bytes]]:
     descriptor, size, _ = opened(if_match)
     try:
-        for start, stop in ranges:  # a disk or mount then serves all of them at once
-            _will_need(descriptor, start, stop - start)
-        return size, [_pread(descriptor, stop - start, start) for start, stop in ranges]
+        for start, stop in ranges if hasattr(os, "posix_fadvise") else ():  # then a disk serves all of them at once
+            os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+        return size, [os.pread(descriptor, stop - start, start) for start, stop in ranges]
     finally:
         os.close(descriptor)
 
@@ -116,7 +117,7 @@ class _Body:
     def _fill(self, room: list[memoryview]) -> None:
         descriptor = self._opened(self._etag)[0]
         try:
-            while piece := _pread(descriptor, min(_PIECE_BYTES, self._left(room)), self._position):
+            while piece := os.pread(descriptor, min(_PIECE_BYTES, self._left(room)), self._position):
                 with self._writing:
                     if not room:
                         return
@@ -191,8 +192,7 @@ class _File:
         descriptor, status = _open(self._path)
         try:
             etag = _version_of(status)
-            if if_match is not None and if_match != etag:
-                raise ObjectChangedError(f"the file changed: its version was {if_match}, now {etag}", url=self._path)
+            check_match(if_match, etag, self._path)
             if self._number not in (None, status.st_ino):
                 raise ObjectChangedError("the file changed: another has come in its place", url=self._path)
             self._number = status.st_ino
@@ -231,20 +231,6 @@ def _failure(error: OSError, path: str) -> StorageError | None:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return ObjectMissingError(_missing(path) if masked(path) == path else "there is no such file", url=path)
     return None
-
-
-if hasattr(os, "pread"):
-    _pread = os.pread
-else:  # Windows
-
-    def _pread(descriptor: int, size: int, offset: int, /) -> bytes:
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, size)
-
-
-def _will_need(descriptor: int, start: int, size: int) -> None:
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def _missing(path: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from hashlib import blake2b
 
-from headrace.errors import ObjectChangedError, ObjectMissingError, OptionError, masked
+from headrace._util.reads import check_match, clamped
+from headrace.errors import ObjectMissingError, OptionError, masked
 from headrace.types import Answer, Buffer, Listed
 
 _PAGE = 1000
@@ -38,11 +39,9 @@ class MemoryStore:
         if path not in _objects:
             raise ObjectMissingError("nothing was put there in this process", url=url)
         data, etag = _objects[path]
-        if if_match is not None and if_match != etag:
-            raise ObjectChangedError(f"the object changed: its ETag was {if_match}, now {etag}", url=url)
-        first = max(0, len(data) + start) if start is not None and start < 0 else min(start or 0, len(data))
-        last = len(data) if stop is None else max(first, min(stop, len(data)))
-        return Answer(first, last, len(data), etag, _one(memoryview(data)[first:last]))
+        check_match(if_match, etag, url)
+        first, last = clamped(start or 0, stop, len(data))
+        return Answer(first, last, len(data), etag, one_piece(memoryview(data)[first:last]))
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
         found = [Listed(path, len(data), etag) for path, (data, etag) in _objects.items() if path.startswith(prefix)]
@@ -53,6 +52,6 @@ class MemoryStore:
         """Do nothing: the objects stay."""
 
 
-async def _one(piece: Buffer) -> AsyncIterator[Buffer]:
+async def one_piece(piece: Buffer) -> AsyncIterator[Buffer]:
     if len(piece):
         yield piece

@@ -21,6 +21,7 @@ from obstore.exceptions import (
 )
 from obstore.store import HTTPStore, from_url
 
+from headrace._util.reads import clamped
 from headrace.errors import (
     AccessDeniedError,
     BadResponseError,
@@ -83,17 +84,19 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
     }
     client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
     _refuse_to_share(root, config, client["default_headers"])
-    settings: dict[str, object] = {**outer, "client_options": client, "retry_config": {"max_retries": attempts - 1}}
+    settings: dict[str, Any] = {**outer, "client_options": client, "retry_config": {"max_retries": attempts - 1}}
     if root.startswith(("http://", "https://")):
         # Settings of a cloud are for the shards, not for their index on the web.
         settings.pop("credential_provider", None)
-        make, config = partial(_web_store, root, settings), {}
+        config = {}
+        open_store: Callable[..., Any] = HTTPStore
     else:
-        make = partial(_cloud_store, root, settings)
-    store, why = make(config)
+        open_store = from_url
+    make = partial(open_store, root, **settings)
+    store, why = _made(make, config)
     if store is not None:
         return store
-    alone = [name for name in config if make({k: v for k, v in config.items() if k != name})[0] is not None]
+    alone = [name for name in config if _made(make, {k: v for k, v in config.items() if k != name})[0] is not None]
     which = f"storage_options[{alone[0]!r}] does" if alone else f"storage_options={sorted(storage_options)} do"
     raise OptionError(f"{which} not fit {masked(root)!r}: {why}")
 
@@ -153,17 +156,9 @@ def _quoted(etag: str | None) -> str | None:
     return etag if not etag or etag.endswith('"') else f'"{etag}"'
 
 
-def _cloud_store(root: str, settings: Mapping[str, object], config: Mapping[str, object]) -> tuple[Any, str]:
-    return _made(partial(from_url, root, config=config, **settings))
-
-
-def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, object]) -> tuple[Any, str]:
-    return _made(partial(HTTPStore, root, **settings))
-
-
-def _made(make: Callable[[], Any]) -> tuple[Any, str]:
+def _made(make: Callable[..., Any], config: Mapping[str, object]) -> tuple[Any, str]:
     try:
-        return make(), ""
+        return make(**{"config": config} if config else {}), ""
     except (BaseError, TypeError, ValueError) as error:
         return None, str(error).partition("\n")[0]
     except BaseException as error:
@@ -234,8 +229,7 @@ class RemoteStore:
         first, last = result.range
         whole = last - first
         if start is not None:
-            first = max(0, size + start) if start < 0 else min(start, size)
-            last = size if stop is None else max(first, min(stop, size))
+            first, last = clamped(start, stop, size)
         chunks = self._chunks(result, path, whole, last - first)
         is_cloud = not self._root.startswith(("http://", "https://"))
         modified = str(about["last_modified"])

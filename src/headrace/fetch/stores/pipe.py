@@ -13,7 +13,8 @@ import weakref
 import zlib
 from collections import OrderedDict
 
-from headrace.errors import ObjectChangedError, OptionError, StorageError, masked_text
+from headrace._util.reads import check_match
+from headrace.errors import OptionError, StorageError, masked_text
 from headrace.fetch.stores.local import answer_from
 from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer
@@ -74,7 +75,8 @@ class PipeStore:
             raise
         finally:
             run.waiting -= 1
-        self._drop_oldest()
+        for old in [path for path, run in self._runs.items() if not run.waiting][:-_COMMANDS]:
+            del self._runs[old]
         return await answer_from(self._readers, run.opened, start, stop, if_match)
 
     async def aclose(self) -> None:
@@ -83,11 +85,6 @@ class PipeStore:
         self._runs.clear()
         self._runners.close()
         self._readers.close()
-
-    def _drop_oldest(self) -> None:
-        idle = [path for path, run in self._runs.items() if not run.waiting]
-        for path in idle[:-_COMMANDS]:
-            del self._runs[path]
 
 
 class _Run:
@@ -106,8 +103,7 @@ class _Run:
         self.ended.add_done_callback(retrieved)
 
     def opened(self, if_match: str | None) -> tuple[int, int, str]:
-        if if_match is not None and if_match != self._etag:
-            raise ObjectChangedError(f"the output changed: its version was {if_match}, now {self._etag}", url=self._url)
+        check_match(if_match, self._etag, self._url)
         descriptor = os.dup(self._output.fileno())
         return descriptor, os.fstat(descriptor).st_size, self._etag
 

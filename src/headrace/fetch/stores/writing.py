@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import anyio.to_thread
 
-from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked, masked_text
-from headrace.fetch.stores.addresses import CLOUD_SCHEMES, WEB_SCHEMES, panic_in, registered, split
-from headrace.fetch.stores.settings import for_obstore
+from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked_text
+from headrace.fetch.stores.addresses import CLOUD_SCHEMES, WEB_SCHEMES, for_obstore, panic_in, registered, split
 from headrace.options import FetchOptions
 
 _COPY_BYTES = 2**20
@@ -26,7 +26,7 @@ def check_writable(url: str) -> None:
     """Check that objects like `url` can be written at all. Raises OptionError if the address is not writable."""
     scheme = split(url)[0]
     if scheme in WEB_SCHEMES or scheme == "pipe" or registered(scheme) is not None:
-        raise OptionError(f"{masked(url)} cannot be written to; give a path, or an address in an object store")
+        raise OptionError.at(url, "cannot be written to; give a path, or an address in an object store")
 
 
 async def write_object(url: str, source: Path, storage_options: Mapping[str, object] | None = None) -> None:
@@ -68,16 +68,22 @@ def part_beside(target: Path) -> BinaryIO:
     return target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part").open("xb")
 
 
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file, which durably replaces `target` at the end. It is removed after an error."""
+    part = part_beside(target)
+    try:
+        with part:
+            yield part
+        replace_file(Path(part.name), target)
+    finally:
+        Path(part.name).unlink(missing_ok=True)
+
+
 def _copy(source: Path, target: Path, url: str) -> None:
     try:
-        part = part_beside(target)
-        try:
-            with part, source.open("rb") as file:
-                shutil.copyfileobj(file, part, _COPY_BYTES)
-            replace_file(Path(part.name), target)
-        except BaseException:
-            Path(part.name).unlink(missing_ok=True)
-            raise
+        with replacing(target) as part, source.open("rb") as file:
+            shutil.copyfileobj(file, part, _COPY_BYTES)
     except OSError as error:
         raise StorageError(f"it could not be written: {error.strerror}", url=url) from error
 

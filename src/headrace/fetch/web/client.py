@@ -146,7 +146,7 @@ class Web:
             try:
                 data = request(target.path, ours, headers)
             except ValueError as error:
-                raise OptionError(f"{masked(wanted.name)} cannot be asked for: {error}") from error
+                raise OptionError.at(wanted.name, f"cannot be asked for: {error}") from error
             connection, head = await self._connections.ask(origin, data, name=wanted.name, public_only=public_only)
             location = head.headers.get("location")
             if head.status not in _REDIRECTS or location is None:
@@ -219,7 +219,7 @@ def _target(url: str) -> Target:
     try:
         return target_of(url)
     except ValueError as error:
-        raise OptionError(f"{masked(url)} cannot be asked for: {error}") from error
+        raise OptionError.at(url, f"cannot be asked for: {error}") from error
 
 
 def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, Target]:

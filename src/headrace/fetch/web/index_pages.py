@@ -11,7 +11,7 @@ from urllib.parse import quote, urljoin
 
 import anyio
 
-from headrace.errors import AccessDeniedError, BadResponseError, ObjectMissingError, OptionError, masked
+from headrace.errors import AccessDeniedError, BadResponseError, ObjectMissingError, OptionError
 from headrace.types import Listed
 
 Asks = Callable[[str], Awaitable[bytes]]
@@ -89,7 +89,7 @@ def page_of(url: str, body: bytes) -> IndexPage:
     parser.close()
     if not any(map(_IS_INDEX.match, parser.titles)):
         said = next((f"; its title is {title.strip()[:80]!r}" for title in parser.titles if title.strip()), "")
-        raise OptionError(f"{masked(url)} cannot be listed: what is there is no index of a folder{said}; {_MEND}")
+        raise OptionError.at(url, f"cannot be listed: what is there is no index of a folder{said}; {_MEND}")
     files: dict[str, None] = {}
     folders: dict[str, None] = {}
     for link in parser.links:
@@ -110,8 +110,8 @@ def _of_json(url: str, body: bytes) -> IndexPage:
                 size = one.get("size")
                 page.files.append(Listed(name, size if type(size) is int else None))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionError(
-            f"{masked(url)} cannot be listed: the JSON that is there is no index of a folder, as nginx's is; {_MEND}"
+        raise OptionError.at(
+            url, f"cannot be listed: the JSON that is there is no index of a folder, as nginx's is; {_MEND}"
         ) from error
     return page
 

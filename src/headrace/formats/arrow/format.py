@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -12,18 +14,135 @@ import numpy as np
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError
-from headrace.formats.arrow.decoding import ArrowSchema, buffers_by_column, decoded, schema_of
-from headrace.formats.arrow.layout import MAGIC, Layout, read_layout
-from headrace.formats.arrow.messages import CONTINUATION
+from headrace.formats.arrow.layout import CONTINUATION, MAGIC, Layout, MessageHead, head_of, read_layout
 from headrace.formats.arrow_predicates import check_kinds, kept_rows
-from headrace.formats.arrow_values import TableRows, kind_of
+from headrace.formats.arrow_values import Arrow as ArrowData
+from headrace.formats.arrow_values import TableRows, arrow_errors, features_of, kind_of, library
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.predicates import ALL, Where, known
-from headrace.formats.tables import TableFormat, constants_of
+from headrace.formats.tables import TableFormat, check_table, constants_of
 
-_ROW_BYTES = 32  # size of a row in the table of samples
+_PLAIN_BUFFER = -1  # length of an uncompressed buffer in a compressed batch
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowSchema:
+    """The schema message of a file, numbers of the columns to read, and constant fields."""
+
+    message: bytes
+    read: tuple[int, ...]
+    constants: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        names = schema_of(self.message).names
+        return [names[number] for number in self.read]
+
+    @property
+    def features(self) -> Mapping[str, object]:
+        return features_of((schema_of(self.message).metadata or {}).get(b"huggingface", b""))
+
+
+class ColumnBuffers(NamedTuple):
+    """A column's part [start, stop) of a batch's body, and its buffers from the batch's head."""
+
+    start: int
+    stop: int
+    buffers: tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def schema_of(message: bytes) -> ArrowData:
+    """Parse the schema in a message. Raises a ValueError if damaged, or for duplicate names."""
+    pa = library()
+    with arrow_errors("its schema is damaged"):
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+        names = schema.names
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
+    return schema
+
+
+def buffers_by_column(schema: ArrowSchema, head: MessageHead) -> list[ColumnBuffers]:
+    """Return the buffers of each column of a batch. A mismatch with the schema is a ValueError."""
+    counts = _counts(schema.message, head.variadic)
+    arrays, buffers = (sum(some) for some in zip((0, 0), *counts, strict=True))
+    if (arrays, buffers) != (head.nodes, len(head.buffers)):
+        raise ValueError(
+            f"a batch has {head.nodes} arrays of {len(head.buffers)} buffers, and by the schema {arrays} of {buffers}"
+        )
+    found, first, end = list[ColumnBuffers](), 0, 0
+    for _, count in counts:
+        own = head.buffers[first : first + count]
+        filled = [one for one in own if one[1]]
+        start, end = (filled[0][0], sum(filled[-1])) if filled else (end, end)
+        found.append(ColumnBuffers(start, end, own))
+        first += count
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _counts(message: bytes, variadic: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (number of arrays, of buffers) of each column. `variadic` adds buffers of views."""
+    pa, more, found = library(), iter(variadic), []
+    for field in schema_of(message):
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type)], ["x"])
+        head = head_of(empty.serialize().to_pybytes())
+        found.append((head.nodes, len(head.buffers) + sum(max(0, next(more, 0)) for _ in head.variadic)))
+    return found
+
+
+def decoded(
+    schema: ArrowSchema, head: bytes, dictionaries: Sequence[bytes], bodies: Mapping[int, bytes], limits: Limits
+) -> ArrowData:
+    """Decode some columns of a batch.
+
+    pyarrow gets a stream of this batch alone, with zeros in place of other columns.
+
+    Args:
+        head: The bytes of the batch before its body.
+        bodies: The bytes of each column, by its number.
+    """
+    pa, said = library(), head_of(head)
+    places = buffers_by_column(schema, said)
+    if said.is_packed:
+        _check_unpacked({number: places[number] for number in bodies}, bodies, limits)
+    before = b"".join([schema.message, *dictionaries, head])
+    whole = np.zeros(len(before) + said.body, np.uint8)  # pages that are not written take no memory
+    whole[: len(before)] = np.frombuffer(before, np.uint8)
+    for number, body in bodies.items():
+        at = len(before) + places[number].start
+        whole[at : at + len(body)] = np.frombuffer(body, np.uint8)
+    options = pa.ipc.IpcReadOptions(included_fields=sorted(bodies), use_threads=False)
+    with arrow_errors():
+        with pa.ipc.open_stream(pa.py_buffer(whole), options=options) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)
+    names = [schema_of(schema.message).names[number] for number in sorted(bodies)]
+    if batch.num_rows != said.rows or batch.schema.names != names:
+        raise ValueError(f"it has {batch.num_rows} rows of {batch.schema.names!r:.200}, and its head has {said.rows}")
+    return batch
+
+
+def _check_unpacked(places: Mapping[int, ColumnBuffers], bodies: Mapping[int, bytes], limits: Limits) -> None:
+    unpacked, packed = 0, sum(map(len, bodies.values()))
+    most = limits.unpacked(packed)
+    for number, place in places.items():
+        for start, size in place.buffers:
+            if not size:
+                continue
+            if size < _LENGTH_BYTES:
+                raise ValueError(f"a compressed buffer has {size} bytes")
+            at = start - place.start
+            length = int.from_bytes(bodies[number][at : at + _LENGTH_BYTES], "little", signed=True)
+            unpacked += size if length == _PLAIN_BUFFER else length
+            if length < _PLAIN_BUFFER or unpacked > most:
+                raise LimitError(f"its columns unpack to {unpacked} bytes or more, the limit is {most}")
+
+
 _UNPACKED = 3  # approximate compression ratio; only the body has the true one
 _QUICK = 64  # batches; indexing these takes some milliseconds
 
@@ -98,11 +217,8 @@ class Arrow(TableFormat):
         own = [field.name for field in fields]
         self.check_columns(own, constants)
         read = tuple(number for number, name in enumerate(own) if self.is_read(name))
-        if len(read) > limits.fields:
-            raise LimitError(
-                f"{len(read)} columns would be read, over the limit of {limits.fields}: name those that are needed by "
-                "columns=, or give Limits(fields=…)"
-            )
+        total = sum(one.said.rows for one in layout.batches)
+        check_table(len(read), total, layout.size, limits)
         more = tuple((name, value) for name, value in constants.items() if name not in own and self.is_read(name))
         schema = ArrowSchema(layout.schema, read, more)
         features = schema.features
@@ -121,12 +237,7 @@ ARROW = Arrow()
 def _rows(layout: Layout, schema: ArrowSchema, where: Where, limits: Limits) -> Rows:
     """Return the table of all samples. Raises a ValueError for overlaps, a LimitError for sizes."""
     counts = np.array([one.said.rows for one in layout.batches], np.int64)
-    total, most = (
-        sum(one.said.rows for one in layout.batches),
-        max(limits.unpacked_free_bytes, limits.unpacked_ratio * layout.size),
-    )
-    if total * _ROW_BYTES > most:
-        raise LimitError(f"a table of {total} rows in {layout.size} bytes would take over {most} bytes, the limit")
+    total = int(counts.sum())
     names = [*schema.names, *(name for name, _ in schema.constants)]
     order = sorted((k for k, count in enumerate(counts) if count), key=lambda k: layout.batches[k].body)
     table, starts, end = list[tuple[int, int, int]](), [0], 0
@@ -138,11 +249,8 @@ def _rows(layout: Layout, schema: ArrowSchema, where: Where, limits: Limits) -> 
         table += [(one.body, 0, len(schema.read) + c) for c in range(len(schema.constants))]
         for number, column in enumerate(schema.read):
             place = places[column]
-            if place.stop - place.start > limits.member_bytes:
-                raise LimitError(
-                    f"column {names[number]!r:.200} of batch {k} has {place.stop - place.start} bytes, over the limit "
-                    f"of {limits.member_bytes}"
-                )
+            what = f"column {names[number]!r:.200} of batch {k}"
+            check_bytes(what, place.stop - place.start, limits.member_bytes)
             table.append((one.body + place.start, place.stop - place.start, number))
         starts.append(len(table))
         end = one.body + one.said.body

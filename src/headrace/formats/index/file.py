@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace._util.reads import lasting
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import FormatError, LimitError
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_number, as_text
@@ -225,12 +225,12 @@ def read_head(data: Buffer, what: str = "the index") -> int:
             "install a newer headrace, or make the index again with this one",
         )
     if length > _DIRECTORY_MOST:
-        raise LimitError(f"{masked(what)}: its directory would have {length} bytes, over the limit", url=what)
+        raise LimitError.at(what, f": its directory would have {length} bytes, over the limit")
     return HEAD.size + int(length)
 
 
 def _refused(what: str, why: str) -> FormatError:
-    return FormatError(f"{masked(what)} {why}", url=what)
+    return FormatError.at(what, f"{why}")
 
 
 def read_directory(data: Buffer, what: str = "the index") -> Directory:

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import FormatError, LimitError
 from headrace.formats.json_values import as_list, as_number, as_text
 from headrace.types import Buffer, Ints
 
@@ -42,7 +42,7 @@ _FAR_BYTES = 2**16
 
 
 def damage(what: str, why: str) -> FormatError:
-    return FormatError(f"{masked(what)} is damaged: {why}", url=what)
+    return FormatError.at(what, f"is damaged: {why}")
 
 
 def smallest(values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -111,9 +111,8 @@ def _body(view: memoryview, what: str) -> bytes:
     if zlib.crc32(view[4:]) != check:
         raise damage(what, "its CRC-32 is another one")
     if length > _most(len(view) - _HEAD.size):
-        raise LimitError(
-            f"{masked(what)}: {len(view)} bytes would unpack to {length}; the limit is {_RATIO_MOST} times as many",
-            url=what,
+        raise LimitError.at(
+            what, f": {len(view)} bytes would unpack to {length}; the limit is {_RATIO_MOST} times as many"
         )
     unpack = zlib.decompressobj()
     try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace._util.reads import lasting
 from headrace._util.sample_ranges import Rows
-from headrace.errors import LimitError, masked
+from headrace.errors import LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
 from headrace.formats.json_values import as_list, as_number, as_text, as_texts
@@ -97,13 +97,9 @@ class ShardIndex:
         return ShardIndex(rows, crc, -1 if size is None else size, etag, frames, has_names=True)
 
 
-def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> Ints:
-    """Return the gap before each member, in units of `unit` bytes, after rounding members up.
-
-    The member before the first one ends at `end`.
-    """
+def gaps(offset: Ints, size: Ints, unit: int) -> Ints:
+    """Return the gap before each member, in units of `unit` bytes, after rounding members up."""
     before = np.zeros(len(offset), np.int64)
-    before[:1] = end + (unit - 1) & -unit
     before[1:] = offset[:-1] + size[:-1] + (unit - 1) & -unit
     gap = offset - before
     if len(gap) and (int(gap.min()) < 0 or (gap % unit).any()):
@@ -165,7 +161,7 @@ def check_keys(what: str, longest: int, count: int, nbytes: int) -> int:
     """Return the width of a table of `count` keys with `nbytes` in total."""
     width = max(longest, 1)
     if width * count > max(_KEY_TABLE_BYTES, 8 * nbytes):
-        raise LimitError(f"{masked(what)}: {count} keys of up to {width} bytes are over the limit", url=what)
+        raise LimitError.at(what, f": {count} keys of up to {width} bytes are over the limit")
     return width
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace._util.reads import Version
-from headrace.errors import LimitError, OptionError, masked
+from headrace.errors import OptionError, masked
 from headrace.formats.compression import Decompressor
 from headrace.formats.folders import beside, catalogue_damage, catalogue_entry, catalogue_object, file_name
 from headrace.formats.format import ShardEntry
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.litdata.trees import tree_of
 from headrace.formats.tables import ListedTable
 
@@ -21,9 +21,6 @@ NAME = "index.json"
 PARQUET_LOADER = "ParquetLoader"
 _SAMPLES_MOST = 2**32 - 1
 _BYTES_MOST = 2**53
-_ELSEWHERE = {
-    "TokensLoader": "it holds tokens, which hr.tokens reads",
-}
 _PLAIN = ("str", "int", "float", "bool", "bytes", "null", "list", "map", "struct")
 _DEPTH_MOST = 50
 
@@ -78,9 +75,10 @@ def tables(url: str, said: Said) -> Sequence[ShardEntry]:
 def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
     loader, config, chunks = said_by(url, data)
     if loader != "PyTreeLoader":
-        why = _ELSEWHERE.get(loader, "that is not read")
-        raise OptionError(f"{masked(url)} is made for LitData's {loader[:80]}: {why}")
-    are_rows = _are_arrows(config.get("types"))
+        why = "it holds tokens, which hr.tokens reads" if loader == "TokensLoader" else "that is not read"
+        raise OptionError.at(url, f"is made for LitData's {loader[:80]}: {why}")
+    types = as_object(config.get("types")) or {}
+    are_rows = bool(types) and all(_is_plain(one, 0) for one in types.values())  # LitData appends an Arrow table
     try:
         formats, spec, packing = _config(config)
         tree_of(formats, spec, unpickle, limits)
@@ -117,8 +115,8 @@ def _entry(
 ) -> ShardEntry:
     samples, nbytes = _sizes(said)
     formats, spec, packing = config
-    if packing == "chunk" and nbytes > limits.member_bytes:
-        raise LimitError(f"it has {nbytes} bytes unpacked, over the limit of {limits.member_bytes}")
+    if packing == "chunk":
+        check_bytes("its content", nbytes, limits.member_bytes)
     chunk = ItemChunk(formats, spec, samples, nbytes, packing)
     shares_blocks = are_rows or packing in ("chunk", "batch")
     return ShardEntry(beside(url, file_name(said.get("filename"))), samples, chunk, shares_blocks)
@@ -130,12 +128,6 @@ def _sizes(said: dict[str, object]) -> tuple[int, int]:
         sizes = f"{str(said.get('chunk_size'))[:40]!r} items, {str(said.get('chunk_bytes'))[:40]!r} bytes"
         raise ValueError(f"it has {sizes}")
     return samples, nbytes
-
-
-def _are_arrows(types: object) -> bool:
-    """True if LitData appends an Arrow table for items of these types. Only affects cost."""
-    fields = as_object(types)
-    return bool(fields) and all(_is_plain(one, 0) for one in (fields or {}).values())
 
 
 def _is_plain(kind: object, depth: int) -> bool:

@@ -12,22 +12,23 @@ from numpy.typing import NDArray
 
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.compression import unpacked_to, unpacked_whole
+from headrace.errors import FormatError
+from headrace.formats.arrow_values import arrow_errors, library
+from headrace.formats.compression import unpacked
 from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.litdata import catalogue
 from headrace.formats.litdata.catalogue import ItemChunk
 from headrace.formats.litdata.trees import Tree, tree_of
 from headrace.formats.mds.format import offsets_of, table_bytes
 from headrace.formats.parquet.format import PARQUET, Parquet
 from headrace.formats.pinned_object import PinnedObject
-from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.formats.rows_of_block import CutRows
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
-from headrace.types import Ints
+from headrace.types import Buffer, Ints
 
 _AT_FIRST = 4 * 2**20
 _MAGIC, _VERSION = b"LDFZ01\0\0", 1
@@ -68,9 +69,7 @@ class LitData(Format):
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         said: ItemChunk | None = shard.about
         if said is None:
-            raise FormatError(
-                f"{masked(shard.url)}: only its index.json describes its content: give that", url=shard.url
-            )
+            raise FormatError.at(shard.url, ": only its index.json describes its content: give that")
         how = {"chunk": _index_of_whole, "batch": _index_of_frames}.get(said.packing, _index_of_items)
         with errors_named(shard.url):
             return await how(reads, shard.url, said, limits)
@@ -86,28 +85,14 @@ class LitData(Format):
         if how == "item":
             return [tree.sample(bodies[0])]
         if how == "sample":
-            return [tree.sample(unpacked_whole("zstd", bodies[0], block.url, block.limits))]
-        if how == "chunk":
-            data = bytes(unpacked_to(nbytes, "zstd", bodies[0], block.url, block.limits))
-            return _Items(tree, data, offsets_of(data, samples, len(data), block.limits))
-        data = unpacked_whole("zstd", bodies[0], block.url, block.limits)
-        return _Items(tree, data, _offsets_in(data, tree, samples))
+            return [tree.sample(bytes(unpacked("zstd", bodies[0], block.url, block.limits)))]
+        is_whole = how == "chunk"
+        data = unpacked("zstd", bodies[0], block.url, block.limits, nbytes if is_whole else None)
+        offsets = offsets_of(data, samples, len(data), block.limits) if is_whole else _offsets_in(data, tree, samples)
+        return CutRows(data, offsets, tree.sample)
 
 
 LITDATA = LitData()
-
-
-class _Items(RowsOfBlock):
-    def __init__(self, tree: Tree, data: bytes, offsets: Ints) -> None:
-        self._tree, self._data, self._offsets = tree, data, offsets
-        self.nbytes = len(data)
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def row(self, number: int) -> dict[str, object]:
-        start, stop = self._offsets[number : number + 2].tolist()
-        return self._tree.sample(self._data[start:stop])
 
 
 def _field(how: str, said: ItemChunk, samples: int = 0, nbytes: int = 0) -> str:
@@ -142,17 +127,15 @@ async def _index_of_arrow(shard: PinnedObject, said: ItemChunk, start: int, limi
     length = int.from_bytes(end[:4], "little")
     if bytes(end[4:]) != _ARROW or start + length + _ARROW_END != shard.size:
         raise ValueError(f"{shard.size - start} bytes follow its items, and they are no table of Arrow")
-    if length > limits.member_bytes:
-        raise LimitError(f"its table of Arrow has {length} bytes, over the limit of {limits.member_bytes}")
+    check_bytes("its table of Arrow", length, limits.member_bytes)
     return ShardIndex(_one_block(said, start, length, "arrow"), None, shard.size, shard.etag)
 
 
 async def _index_of_whole(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
     shard = PinnedObject(reads, url)
     await shard.read(0, 1)
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * shard.size)
-    if max(said.nbytes, shard.size) > limits.member_bytes or said.nbytes > most:
-        raise LimitError(f"its {shard.size} bytes would unpack to {said.nbytes}, over the limit of {most}")
+    limits.check_unpacked(shard.size, said.nbytes)
+    check_bytes("it", max(said.nbytes, shard.size), limits.member_bytes)
     return ShardIndex(_one_block(said, 0, shard.size, "chunk"), None, shard.size, shard.etag)
 
 
@@ -174,8 +157,7 @@ async def _index_of_frames(reads: Reads, url: str, said: ItemChunk, limits: Limi
     end = at + _FRAME.itemsize * frames
     if not count or not per_frame or frames != -(-count // per_frame) or end > shard.size:
         raise ValueError(f"it has {frames} frames of {per_frame} items for {count} in {shard.size} bytes")
-    if end > limits.member_bytes:
-        raise LimitError(f"its tables have {end} bytes, over the limit of {limits.member_bytes}")
+    check_bytes("its head", end, limits.member_bytes)
     head = await shard.head(end)
     items = np.frombuffer(head, "<u4", count + 1, _HEAD.size).astype(np.int64)
     table = np.frombuffer(head, _FRAME, frames, at)
@@ -190,13 +172,12 @@ def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray
     count, frames = len(items) - 1, len(table)
     first = np.arange(frames) * per_frame
     stop = np.minimum(first + per_frame, count)
-    unpacked = table["unpacked"].astype(np.int64)
+    sizes = table["unpacked"].astype(np.int64)
     if (table["first"] != first).any() or (table["items"] != stop - first).any() or (table["offset"] > 2**53).any():
         raise ValueError("its table of frames does not have its items")
-    if items[0] or (np.diff(items) < 0).any() or (items[stop] - items[first] != unpacked).any():
+    if items[0] or (np.diff(items) < 0).any() or (items[stop] - items[first] != sizes).any():
         raise ValueError("its items do not follow one another in its frames")
-    if int(unpacked.max()) > limits.member_bytes:
-        raise LimitError(f"a frame has {int(unpacked.max())} bytes unpacked, over the limit of {limits.member_bytes}")
+    check_bytes("an unpacked frame", int(sizes.max()), limits.member_bytes)
     fields = (_field("batch", said, per_frame), _field("batch", said, int(stop[-1] - first[-1])))
     field = np.zeros(frames, np.int32)
     field[-1] = fields[0] != fields[1]
@@ -212,7 +193,7 @@ def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray
     )
 
 
-def _offsets_in(data: bytes, tree: Tree, samples: int) -> Ints:
+def _offsets_in(data: Buffer, tree: Tree, samples: int) -> Ints:
     """Return the starts of a frame's items and the end of the last, from the sizes in each."""
     offsets = [0]
     for _ in range(samples):
@@ -223,20 +204,13 @@ def _offsets_in(data: bytes, tree: Tree, samples: int) -> Ints:
 
 
 def _arrow_rows(data: bytes, samples: int) -> Sequence[dict[str, object]]:
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise FormatError(
-            "to read these chunks of LitData, pyarrow is needed; try: pip install 'headrace[parquet]'"
-        ) from None
-    try:
+    pa = library()
+    with arrow_errors("its table of Arrow is damaged"):
         source = pa.py_buffer(data)
         reader = pa.ipc.open_file(source) if data[:6] == b"ARROW1" else pa.ipc.open_stream(source)
         table = reader.read_all()
         table.validate(full=True)
         rows: list[dict[str, object]] = table.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"its table of Arrow is damaged: {str(error)[:300]}") from None
     if len(rows) != samples or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"its table of Arrow has {len(rows)} rows, and its catalogue lists {samples}")
     return rows

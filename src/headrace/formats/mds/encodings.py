@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from headrace.errors import reason_of
 from headrace.formats.json_values import as_count, as_list, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.plain import decode_json, decode_text
@@ -103,8 +104,8 @@ def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, object]:
         try:
             sample[column.name] = column.decode(data[at : at + size])
         except Exception as error:
-            why = str(error)[:500] or type(error).__name__
-            raise ValueError(f"column {column.name!r} does not decode as {column.encoding}: {why}") from error
+            what = f"column {column.name!r} does not decode as {column.encoding}"
+            raise ValueError(f"{what}: {reason_of(error)}") from error
         at += size
     return sample
 
@@ -121,10 +122,10 @@ def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], object] | None:
         return partial(_list, partial(raw_image, limits) if "pil" in encoding else bytes)
     plain: dict[str, Callable[[bytes], object]] = {
         "str": decode_text,
-        "int": _int,
-        "str_int": _str_int,
-        "str_float": _str_float,
-        "str_decimal": _str_decimal,
+        "int": lambda data: int(_scalar(_SCALARS["int64"], data)),
+        "str_int": lambda data: int(_short(data)),
+        "str_float": lambda data: float(_short(data)),
+        "str_decimal": lambda data: Decimal(_short(data)),
         "json": decode_json,
         "pil": partial(raw_image, limits),
         "jpeg_array": image_array,
@@ -139,26 +140,10 @@ def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
     return np.frombuffer(data, dtype)[0]
 
 
-def _int(data: bytes) -> int:
-    return int(_scalar(_SCALARS["int64"], data))
-
-
 def _short(data: bytes) -> str:
     if len(data) > _DIGITS_MOST:
         raise ValueError(f"it has {len(data)} digits, over the limit of {_DIGITS_MOST}")
     return str(data, "ascii")
-
-
-def _str_int(data: bytes) -> int:
-    return int(_short(data))
-
-
-def _str_float(data: bytes) -> float:
-    return float(_short(data))
-
-
-def _str_decimal(data: bytes) -> Decimal:
-    return Decimal(_short(data))
 
 
 def _array_decoder(more: str) -> Callable[[bytes], object] | None:

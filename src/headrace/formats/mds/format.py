@@ -11,14 +11,14 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headrace._util.reads import Reads
 from headrace.errors import LimitError
-from headrace.formats.compression import Decompressor, unpacked_to
+from headrace.formats.compression import Decompressor, unpacked
 from headrace.formats.folders import (
     beside,
     catalogue_damage,
@@ -30,10 +30,11 @@ from headrace.formats.folders import (
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_texts
-from headrace.formats.limits import Limits
-from headrace.formats.mds.encodings import MdsColumn, columns_of, described, sample_of
+from headrace.formats.limits import Limits, check_bytes
+from headrace.formats.mds.encodings import columns_of, described, sample_of
+from headrace.formats.optional import if_installed
 from headrace.formats.pinned_object import PinnedObject
-from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.formats.rows_of_block import CutRows
 from headrace.formats.sample_rows import keys_of, rows_of_members, rows_of_one_block
 from headrace.types import Buffer, Ints
 
@@ -50,8 +51,7 @@ def count_of(head: Buffer) -> int:
 def table_bytes(count: int, limits: Limits) -> int:
     """Return the bytes of the number and the offsets. Raises a LimitError beyond the limit."""
     nbytes = 4 * (count + 2)
-    if nbytes > limits.member_bytes:
-        raise LimitError(f"the table of {count} samples has {nbytes} bytes, over the limit of {limits.member_bytes}")
+    check_bytes(f"the table of {count} samples", nbytes, limits.member_bytes)
     return nbytes
 
 
@@ -68,9 +68,8 @@ def offsets_of(head: Buffer, count: int, size: int, limits: Limits) -> Ints:
     lengths = np.diff(offsets)
     if len(lengths) and int(lengths.min()) < 0:
         raise ValueError(f"sample {int(lengths.argmin())} ends before it begins")
-    if len(lengths) and int(lengths.max()) > limits.member_bytes:
-        k = int(lengths.argmax())
-        raise LimitError(f"sample {k} has {int(lengths[k])} bytes, over the limit of {limits.member_bytes}")
+    for k in np.flatnonzero(lengths > limits.member_bytes)[:1].tolist():
+        check_bytes(f"sample {k}", int(lengths[k]), limits.member_bytes)
     return offsets
 
 
@@ -129,7 +128,12 @@ class Mds(Format):
         (how,), (data,) = block.members, bodies
         if how.startswith("["):
             return [sample_of(columns_of(how, block.limits), data)]
-        return _Unpacked(_said(how), data, block)
+        said: dict[str, Any] = json.loads(how)
+        (raw_hashes, packed_hashes), columns = said["hashes"], columns_of(said["columns"], block.limits)
+        _check(data, packed_hashes, "its compressed bytes")
+        raw = unpacked(said["kind"], data, block.url, block.limits, said["bytes"])
+        _check(raw, raw_hashes, "the bytes that it unpacks to")
+        return CutRows(raw, offsets_of(raw, said["samples"], len(raw), block.limits), partial(sample_of, columns))
 
 
 MDS = Mds()
@@ -150,8 +154,7 @@ async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> 
         end = min(table_bytes(count, limits), shard.size)
         head = await shard.head(end)
         start = int(offsets_of(head, count, shard.size, limits)[0])
-        if start - end > limits.header_bytes:
-            raise LimitError(f"its settings have {start - end} bytes, over the limit of {limits.header_bytes}")
+        check_bytes("the head of its settings", start - end, limits.header_bytes)
         head = await shard.head(start)
         columns = columns_said(head[end:start])
     offsets = offsets_of(head, count, shard.size, limits)
@@ -173,30 +176,6 @@ async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, li
     return ShardIndex(rows, None, shard.size, shard.etag)
 
 
-@lru_cache(maxsize=64)
-def _said(how: str) -> dict[str, object]:
-    said: dict[str, object] = json.loads(how)
-    return said
-
-
-class _Unpacked(RowsOfBlock):
-    def __init__(self, said: dict[str, Any], data: bytes, block: Block) -> None:
-        raw_hashes, packed_hashes = said["hashes"]
-        _check(data, packed_hashes, "its compressed bytes")
-        self._data = unpacked_to(said["bytes"], said["kind"], data, block.url, block.limits)
-        _check(self._data, raw_hashes, "the bytes that it unpacks to")
-        self._columns: tuple[MdsColumn, ...] = columns_of(said["columns"], block.limits)
-        self._offsets: Ints = offsets_of(self._data, said["samples"], len(self._data), block.limits)
-        self.nbytes = len(self._data)
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def row(self, number: int) -> dict[str, object]:
-        start, stop = self._offsets[number : number + 2].tolist()
-        return sample_of(self._columns, bytes(self._data[start:stop]))
-
-
 def _check(data: bytes | bytearray, hashes: dict[str, str], what: str) -> None:
     for name, digits in hashes.items():
         known = hashlib.new(name) if name in hashlib.algorithms_available and "shake" not in name else _xxhash(name)
@@ -207,11 +186,8 @@ def _check(data: bytes | bytearray, hashes: dict[str, str], what: str) -> None:
 
 
 def _xxhash(name: str) -> Any:
-    try:
-        import xxhash
-    except ImportError:
-        return None
-    return getattr(xxhash, name)() if name in xxhash.algorithms_available else None
+    library = if_installed("xxhash")
+    return getattr(library, name)() if library is not None and name in library.algorithms_available else None
 
 
 _VERSION = 2
@@ -258,9 +234,7 @@ def _shard(one: object, texts: dict[str, str], limits: Limits) -> tuple[str, Sha
     algorithm = str(said.get("compression")).partition(":")[0]
     if algorithm not in _KINDS:
         raise ValueError(f"it is compressed by {algorithm[:40]!r}; of {', '.join(_KINDS)} it is unpacked here")
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed.nbytes)
-    if raw.nbytes > most:
-        raise LimitError(f"{packed.nbytes} bytes would unpack to {raw.nbytes}, over the limit of {most}")
+    limits.check_unpacked(packed.nbytes, raw.nbytes)
     return name, Shard(columns, samples, raw, packed, _KINDS[algorithm])
 
 

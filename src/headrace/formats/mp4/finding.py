@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.errors import LimitError, masked
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.mp4.boxes import HEADER_BYTES, Box, box, header_of, shown
-from headrace.formats.mp4.fragments import Fragment, of_track, track_of
+from headrace.formats.mp4.samples import Fragment, of_track, track_of
 
 HEAD_BYTES = 64 * 1024
 """Size of the first read. It has the tables of some minutes of a file made for streaming."""
@@ -60,10 +59,7 @@ def find_tables(head: memoryview, size: int, url: str, limits: Limits) -> Found:
             )
         if kind in (b"moov", b"moof"):
             nbytes += length
-            if nbytes > limits.member_bytes:
-                raise LimitError(
-                    f"{masked(url)}: its tables have {nbytes} bytes, over the limit of {limits.member_bytes}", url=url
-                )
+            check_bytes("the table of its frames", nbytes, limits.member_bytes, url=url)
             if kind == b"moof" and moov is None:
                 raise ValueError("it begins with a fragment, and its tables do not come before")
             if kind == b"moof" and not walk.is_among_fragments:

@@ -1,4 +1,10 @@
-"""The frames of a plain file, from its tables: offsets, times and key frames."""
+"""The frames of a file from its tables: offsets, times and key frames.
+
+A plain file has one set of tables. A fragmented one has tables before each part (ISO/IEC 14496-12, 8.8). A value that
+a fragment omits comes from its track's `tfhd`, or else from the `trex` among the file's own tables. Its bytes begin at
+the offset in `tfhd`. Without one they begin at the start of the fragment, or for a further track after the bytes of the
+track before.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.mp4.boxes import Box
+from headrace.formats.mp4.boxes import Box, box
 from headrace.types import Ints
 
 FRAMES_MOST = 2**26
@@ -116,10 +122,7 @@ def _per_frame(box: Box, count: int, *, is_signed: bool = False) -> Ints:
     runs = box.table(2)
     if int(runs[:, 0].sum()) != count:
         raise ValueError(f"its table {box} is of {int(runs[:, 0].sum())} frames, and there are {count}")
-    values = runs[:, 1]
-    if is_signed:  # in version 0, too, as writers do, against the standard
-        values = np.where(values < 2**31, values, values - 2**32)
-    return np.repeat(values, runs[:, 0])
+    return np.repeat(_signed(runs[:, 1]) if is_signed else runs[:, 1], runs[:, 0])
 
 
 def _keys(stss: Box | None, count: int) -> NDArray[np.bool_]:
@@ -134,3 +137,149 @@ def _keys(stss: Box | None, count: int) -> NDArray[np.bool_]:
     is_key = np.zeros(count, np.bool_)
     is_key[numbers - 1] = True
     return is_key
+
+
+Fragment = tuple[int, bytes]
+"""(offset, body) of a `moof` box."""
+
+_BASE, _DESCRIPTION, _DURATION, _SIZE, _FLAGS, _BASE_IS_MOOF = 0x1, 0x2, 0x8, 0x10, 0x20, 0x20000  # of `tfhd`
+_DATA_OFFSET, _FIRST_FLAGS, _SIZE_COLUMN = 0x1, 0x4, 0x200  # of `trun`
+_ROW = (0x100, _SIZE_COLUMN, 0x400, 0x800)  # optional columns: duration, size, flags, composition offset
+_TIME_MOST = 2**53
+_NOT_KEY = 0x01010000  # flags of a frame: not a sync sample, or depends on others
+
+
+def track_of(trak: Box) -> int:
+    tkhd = trak.need(b"tkhd")
+    return tkhd.number(20 if tkhd.version else 12)
+
+
+def of_track(moof: Box, track: int) -> bytes | None:
+    """Return the parts of a fragment that locate the frames of a track. None if it has none."""
+    tracks = [part for part in moof if part.kind == b"traf"]
+    heads = [part.need(b"tfhd") for part in tracks]
+    own = [part for part, tfhd in zip(tracks, heads, strict=True) if tfhd.number(4) == track]
+    if not own:
+        return None
+    # Without an offset, its bytes follow those of the tracks before it.
+    is_placed = all(part.need(b"tfhd").number(1, 3) & (_BASE | _BASE_IS_MOOF) for part in own)
+    return b"".join(box(part.kind, part.body) for part in (own if is_placed else tracks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    description: int
+    duration: int
+    size: int
+    flags: int
+
+
+def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin: int, nbytes: int) -> list[Samples]:
+    """Return the frames of a track in the fragments, by run. Damage raises a ValueError.
+
+    `begin` is the decoding time of the first frame if the fragments omit it, in ticks.
+    """
+    defaults = {
+        part.number(4): _Defaults(*(part.number(at) for at in (8, 12, 16, 20))) for part in mvex if part.kind == b"trex"
+    }
+    found: list[Samples] = []
+    taken = _Taken(nbytes)
+    for at, body in fragments:
+        behind = at
+        try:
+            for traf in (part for part in Box(b"moof", memoryview(body)) if part.kind == b"traf"):
+                tfhd, tfdt = traf.need(b"tfhd"), traf.find(b"tfdt")
+                number = tfhd.number(4)
+                if number not in defaults:
+                    raise ValueError(f"'mvex' does not describe its track {number}")
+                own, behind = _head(tfhd, defaults[number], at, behind)
+                if number == track and tfdt is not None:
+                    begin = tfdt.number(4, 8 if tfdt.version else 4)
+                    if begin > _TIME_MOST:
+                        raise ValueError(f"its time, {begin}, is too large")
+                base = behind
+                for trun in (part for part in traf if part.kind == b"trun"):
+                    behind, run = _run(trun, own, (base, behind), begin, taken)
+                    if number == track and len(run.size):
+                        found.append(run)
+                        begin = run.end
+        except ValueError as error:
+            raise ValueError(f"its fragment at byte {at}: {error}") from None
+    return found
+
+
+class _Taken:
+    """Checks that all frames fit into a file of `nbytes`, before memory is allocated for them."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.frames, self.taken = nbytes, 0, 0
+
+    def count(self, frames: int) -> None:
+        self.frames += frames
+        if self.frames > FRAMES_MOST:
+            raise ValueError(f"there would be {self.frames} frames up to there, over the limit of {FRAMES_MOST}")
+
+    def place(self, start: int, stop: int) -> None:
+        self.taken += stop - start
+        if not 0 <= start <= stop <= self.nbytes or self.taken > self.nbytes:
+            raise ValueError(
+                f"its frames would be at bytes {start} to {stop}, and with those before have {self.taken} bytes, and "
+                f"it has {self.nbytes}: it is cut off"
+            )
+
+
+def _head(tfhd: Box, defaults: _Defaults, at: int, behind: int) -> tuple[_Defaults, int]:
+    """Return (values for a track's frames in the fragment at `at`, base offset of its bytes)."""
+    flags, place = tfhd.number(1, 3), 8
+    base = at if flags & _BASE_IS_MOOF else behind
+    if flags & _BASE:
+        base, place = tfhd.number(place, 8), place + 8
+    found = []
+    for flag, default in (
+        (_DESCRIPTION, defaults.description),
+        (_DURATION, defaults.duration),
+        (_SIZE, defaults.size),
+        (_FLAGS, defaults.flags),
+    ):
+        found.append(tfhd.number(place) if flags & flag else default)
+        place += 4 if flags & flag else 0
+    return _Defaults(*found), base
+
+
+def _run(trun: Box, own: _Defaults, places: tuple[int, int], begin: int, taken: _Taken) -> tuple[int, Samples]:
+    """Return the end of a run of frames, and the frames. `places`: base offset, and the end of the run before."""
+    flags, count, place = trun.number(1, 3), trun.number(4), 8
+    taken.count(count)
+    base, start = places
+    if flags & _DATA_OFFSET:
+        start, place = base + int(_signed(np.asarray(trun.number(place)))), place + 4
+    first = None
+    if flags & _FIRST_FLAGS:
+        first, place = trun.number(place), place + 4
+    columns = [flag for flag in _ROW if flags & flag]
+    if place + 4 * count * len(columns) > len(trun.body):
+        raise ValueError(f"its box {trun} would have {count} rows, and has {len(trun.body)} bytes")
+    if _SIZE_COLUMN not in columns and count * own.size > taken.nbytes:
+        raise ValueError(f"it would have {count} frames of {own.size} bytes, and there are {taken.nbytes} bytes")
+    rows = np.frombuffer(trun.body, ">u4", count * len(columns), place).reshape(count, -1).astype(np.int64)
+    of = dict(zip(columns, rows.T, strict=True))
+
+    def column(flag: int, default: int) -> Ints:
+        return of[flag] if flag in of else np.full(count, default, np.int64)
+
+    duration, size, kinds, later = map(column, _ROW, (own.duration, own.size, own.flags, 0))
+    if first is not None and count:
+        kinds[0] = first
+    if count and not int(size.min()):
+        raise ValueError(f"its frame {int(size.argmin())} has no bytes")
+    stop = start + int(size.sum())
+    taken.place(start, stop)
+    ends = begin + np.cumsum(duration)
+    dts, offset = ends - duration, start + np.cumsum(size) - size
+    end, described = int(ends[-1]) if count else begin, np.full(count, own.description, np.int64)
+    return stop, Samples(offset, size, dts, dts + _signed(later), end, kinds & _NOT_KEY == 0, described)
+
+
+def _signed(numbers: Ints) -> Ints:
+    """Take 32-bit numbers as signed, in version 0 of a box, too, as writers do, against the standard."""
+    return np.where(numbers < 2**31, numbers, numbers - 2**32)

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from headrace._util.pickled import packed_once
+from headrace._util.reads import Reads
 from headrace.errors import LimitError
-from headrace.formats.arrow_values import Arrow, features_of, leaf_count, library
-from headrace.formats.limits import Limits
+from headrace.formats.arrow_values import Arrow, arrow_errors, features_of, leaf_count, library
+from headrace.formats.format import ShardEntry
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, ThriftReader, Value
+from headrace.formats.pinned_object import PinnedObject
+from headrace.formats.tables import check_table
 
 MAGIC = b"PAR1"
 
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 _DEPTH_MOST = 64
-_ROW_BYTES = 32  # size of a row in the table of samples
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _VALUE_BYTES = (1, 4, 8, 12, 4, 8, 4)
 
@@ -136,19 +139,14 @@ def read_footer(
     opened = opened_footer(FileFacts(parts.head, parts.tail).footer())
     columns, total = _columns(opened, len(parts.elements), chosen)
     leaves = [leaf for column in columns for leaf in column.leaves]
-    if len(leaves) > limits.fields:
-        raise LimitError(
-            f"{len(leaves)} columns would be read, over the limit of {limits.fields}: name those that are needed by "
-            "columns=, or give Limits(fields=…)"
-        )
+    check_table(len(leaves), 0, end, limits)
     groups = tuple(
         _group(one, f"group {k}", leaves, total, parts.ordered, end, limits) for k, one in enumerate(parts.groups)
     )
-    rows, most = sum(group.rows for group in groups), max(limits.unpacked_free_bytes, limits.unpacked_ratio * end)
+    rows = sum(group.rows for group in groups)
     if rows != parts.rows:
         raise ValueError(f"it claims {parts.rows} rows, and its groups have {rows}")
-    if rows * _ROW_BYTES > most:
-        raise LimitError(f"a table of {rows} rows in {end} bytes would take over {most} bytes, the limit")
+    check_table(len(leaves), rows, end, limits)
     last = 0
     for start, size in sorted((one.start, one.size) for group in groups for one in group.chunks.values() if one.size):
         if start < last:
@@ -280,25 +278,25 @@ def _varint(number: int) -> list[int]:
 
 def opened_footer(end: bytes) -> Arrow:
     """Open a footer without data in pyarrow. Damage raises a ValueError."""
-    pa = library()
-    import pyarrow.parquet as pq
-
     data = MAGIC + end
     most = len(data)  # a list that claims more elements than there are bytes allocates nothing
-    try:
-        return pq.ParquetFile(pa.BufferReader(data), thrift_string_size_limit=most, thrift_container_size_limit=most)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"its schema is damaged: {error}") from None
+    limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
+    return opened_parquet(library().BufferReader(data), **limits)
+
+
+def opened_parquet(file: Arrow, **options: object) -> Arrow:
+    with arrow_errors("its footer is damaged"):
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(file, **options)
 
 
 def _columns(
     opened: Arrow, count: int, chosen: Callable[[Sequence[str]], Sequence[str]]
 ) -> tuple[tuple[ParquetColumn, ...], int]:
-    try:
+    with arrow_errors("its schema is damaged"):
         schema, leaves = opened.schema_arrow, opened.metadata.schema
         names = schema.names
-    except (library().ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"its schema is damaged: {error}") from None
     if len(set(names)) < len(names):
         raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
     ends = [0, *itertools.accumulate(leaf_count(field.type) for field in schema)]
@@ -348,13 +346,12 @@ def _group(
             raise ValueError(f"{where} {error}") from None
         if leaf.is_flat and chunk.values != rows:
             raise ValueError(f"{where} has {chunk.values} values, and the group {rows} rows")
-        if chunk.size > limits.member_bytes:
-            raise LimitError(f"{where} has {chunk.size} bytes, over the limit of {limits.member_bytes}")
+        check_bytes(where, chunk.size, limits.member_bytes)
         opened += chunk.unpacked + chunk.values * leaf.value_bytes
         packed += chunk.size
         chunks[leaf.number] = chunk
     packed = max(packed, min(end, _count(listed.said, 6, "group has {} bytes")))
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * packed)
+    most = limits.unpacked(packed)
     if opened > most:
         raise LimitError(f"{name}, of {packed} bytes, would take {opened} once opened, over the limit of {most}")
     head = bytes([1 << 4 | LIST, 15 << 4 | STRUCT, *_varint(len(leaves))])
@@ -408,3 +405,74 @@ def _count(one: Struct, field: int, text: str) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(text.format(value))
     return value
+
+
+END_BYTES = 8  # the footer's length and the magic
+TAIL_BYTES = 64 * 1024
+_ENCRYPTED = b"PARE"
+_GAP_BYTES = 64 * 1024  # largest gap within one read
+
+
+class FileEnd:
+    """The last bytes of a file, and earlier parts once they were read."""
+
+    def __init__(self, shard: PinnedObject, tail: bytes) -> None:
+        self.shard = shard
+        self._parts = [(shard.size - len(tail), tail)]
+
+    @staticmethod
+    async def of(reads: Reads, entry: ShardEntry) -> FileEnd:
+        """Read the last bytes of a file, with all of its footer or a part."""
+        shard = PinnedObject(reads, entry.url)
+        listed = None if entry.version is None else entry.version.size
+        start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
+        tail = await shard.read(start, TAIL_BYTES if listed is None else max(1, listed - start))
+        if listed not in (None, shard.size):  # a later check raises the error
+            tail = await shard.read(-TAIL_BYTES, TAIL_BYTES)
+        return FileEnd(shard, bytes(tail))
+
+    async def footer(self, limits: Limits) -> bytes:
+        """Return the footer. Read its missing part."""
+        ((start, tail),) = self._parts
+        size = self.shard.size
+        is_short = size < len(MAGIC) + END_BYTES
+        if is_short or (not start and tail[: len(MAGIC)] not in (MAGIC, _ENCRYPTED)):
+            raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
+        length = int.from_bytes(tail[-END_BYTES:-4], "little")
+        if tail[-4:] == _ENCRYPTED:
+            raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
+        if tail[-4:] != MAGIC:
+            raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
+        if length + END_BYTES + len(MAGIC) > size:
+            raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
+        check_bytes("its footer", length, limits.unpacked_free_bytes)
+        missing = length + END_BYTES - len(tail)
+        if missing > 0:
+            self._parts = [(start - missing, bytes(await self.shard.read(start - missing, missing)) + tail)]
+        return self.at(size - END_BYTES - length, length)
+
+    async def read(self, places: Iterable[Place]) -> None:
+        """Read the bytes at some places. Adjacent places are read together.
+
+        Raises:
+            ValueError, StorageError: The file is shorter than before, or could not be read.
+        """
+        missing: list[Place] = []
+        for start, nbytes in sorted(place for place in places if self._part_of(*place) is None):
+            if missing and start - sum(missing[-1]) <= _GAP_BYTES:
+                first, count = missing.pop()
+                missing.append((first, max(start + nbytes, first + count) - first))
+            else:
+                missing.append((start, nbytes))
+        bodies = await self.shard.read_each([(start, start + nbytes) for start, nbytes in missing])
+        self._parts += [(start, bytes(body)) for (start, _), body in zip(missing, bodies, strict=True)]
+
+    def at(self, start: int, nbytes: int) -> bytes:
+        part = self._part_of(start, nbytes)
+        assert part is not None, "it was read"
+        first, data = part
+        return data[start - first : start - first + nbytes]
+
+    def _part_of(self, start: int, nbytes: int) -> tuple[int, bytes] | None:
+        stop = start + nbytes
+        return next(((at, data) for at, data in self._parts if at <= start and stop <= at + len(data)), None)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import LimitError
-from headrace.formats.arrow_values import library
+from headrace.formats.arrow_values import arrow_errors, library
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import ParquetLeaf
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
@@ -51,7 +51,7 @@ class PageSummary(NamedTuple):
 def check_pages(data: bytes, leaf: ParquetLeaf, codec: str, limits: Limits) -> PageSummary:
     """Check the pages of a column chunk and their checksums."""
     view, at, values, unpacked, by_dictionary = memoryview(data), 0, 0, 0, 0
-    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
+    most = limits.unpacked(len(data))
     dictionary, deltas = None, list[_Page]()
     while at < len(data):
         reader = ThriftReader(view[at : at + limits.header_bytes])
@@ -157,10 +157,8 @@ def _unpacked(page: _Page, codec: str) -> memoryview:
     if codec == "lz4":
         raise ValueError("its lz4 cannot be looked into: write it with lz4_raw or zstd")
     pa = library()
-    try:
+    with arrow_errors():
         return memoryview(pa.Codec(codec).decompress(pa.py_buffer(body), decompressed_size=size)).cast("B")
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(str(error)) from None
 
 
 def delta_numbers(data: memoryview, most: int) -> NDArray[np.int64]:

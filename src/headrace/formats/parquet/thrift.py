@@ -24,8 +24,8 @@ class ThriftReader:
         at: Position of the next byte.
     """
 
-    def __init__(self, data: Buffer, at: int = 0) -> None:
-        self._data, self.at = bytes(data), at
+    def __init__(self, data: Buffer) -> None:
+        self._data, self.at = bytes(data), 0
 
     def struct(self) -> Struct:
         found = self.value(STRUCT)

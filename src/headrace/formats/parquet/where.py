@@ -5,17 +5,23 @@ A bound of uncertain meaning is ignored: the rows are read, and the predicate is
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import anyio.to_thread
+import numpy as np
 
 from headrace.formats.arrow_predicates import check_kinds
 from headrace.formats.arrow_values import library
-from headrace.formats.parquet.footer import Group, ParquetColumn
-from headrace.formats.parquet.page_index import PageBounds
+from headrace.formats.limits import Limits
+from headrace.formats.parquet.footer import ColumnChunk, FileEnd, Footer, Group, ParquetColumn
+from headrace.formats.parquet.page_index import SMALL_BYTES, PageBounds, PageIndex, Run, page_bounds, page_index
 from headrace.formats.parquet.thrift import Value
 from headrace.formats.predicates import NONE, Term, Where, as_float, microseconds_of
 
@@ -79,7 +85,13 @@ def left_of(asked: Asking, group: Group) -> Asking:
 
 def is_decided(asked: Asking, group: Group) -> bool:
     """True if a group's statistics show that all of its rows are kept."""
-    return any(all(_must_hold(one, group) for one in these) for these in asked.questions)
+
+    def must_hold(one: Question) -> bool:
+        chunk = group.chunks[one.leaf]
+        can_tell = chunk.statistics[2] == 0 and not one.column.has_nan
+        return can_tell and not _may_hold_in_group(one._replace(op=_NOT[one.op]), group)
+
+    return any(all(map(must_hold, these)) for these in asked.questions)
 
 
 def pages_left(asked: Question, bounds: PageBounds) -> list[bool]:
@@ -90,13 +102,6 @@ def pages_left(asked: Question, bounds: PageBounds) -> list[bool]:
 def _may_hold_in_group(asked: Question, group: Group) -> bool:
     chunk = group.chunks[asked.leaf]
     return _may_hold(asked, *chunk.statistics, chunk.statistics[2] == chunk.values)
-
-
-def _must_hold(asked: Question, group: Group) -> bool:
-    chunk = group.chunks[asked.leaf]
-    if chunk.statistics[2] != 0 or asked.column.has_nan:
-        return False
-    return not _may_hold_in_group(asked._replace(op=_NOT[asked.op]), group)
 
 
 def _may_hold(asked: Question, low: Any, high: Any, missing: int | None, are_missing: bool) -> bool:
@@ -168,3 +173,111 @@ _EPOCH = 719163  # 1970-01-01
 
 def _no_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+T = TypeVar("T")
+
+_QUICK_BYTES = 16 * 1024  # of Thrift; parsing these takes some milliseconds
+
+
+class Left(NamedTuple):
+    """The remaining predicate of a row group, and the rows to read."""
+
+    asked: Asking
+    runs: tuple[Run, ...]
+
+
+async def pruned(
+    end: FileEnd, footer: Footer, asked: Sequence[Asking], limits: Limits, indexes: dict[int, PageIndex]
+) -> list[Left]:
+    """Return the remaining rows of each group.
+
+    Args:
+        asked: The predicate of each group, after its statistics were used.
+        indexes: Receives the page indexes that were read, by the start of their chunk.
+    """
+    left = [Left(one, ((0, group.rows),)) for one, group in zip(asked, footer.groups, strict=True)]
+    open_groups = [k for k, group in enumerate(footer.groups) if group.rows and not is_decided(asked[k], group)]
+    with_bounds = {
+        k: [
+            chunk for leaf in leaves if (chunk := footer.groups[k].chunks[leaf]).page_index[1] and chunk.bounds_index[1]
+        ]
+        for k in open_groups
+        if (leaves := {one.leaf for these in asked[k].questions for one in these})
+    }
+    places = [
+        place for chunks in with_bounds.values() for one in chunks for place in (one.page_index, one.bounds_index)
+    ]
+    places += [
+        chunk.page_index
+        for k, chunks in with_bounds.items()
+        if chunks
+        for chunk in footer.groups[k].chunks.values()
+        if _has_index(chunk)
+    ]
+    nbytes = sum(size for _, size in places)
+    if not 0 < nbytes <= limits.unpacked_free_bytes:
+        return left
+    await end.read(places)
+
+    def prune() -> None:
+        for k, chunks in with_bounds.items():
+            left[k] = _pruned(end, footer, k, chunks, asked[k], indexes)
+
+    await quickly(prune, nbytes)
+    return left
+
+
+async def page_indexes(
+    chunks: Sequence[ColumnChunk], rows: int, read: Callable[[int, int], Awaitable[bytes]]
+) -> dict[int, PageIndex]:
+    """Return the undamaged page indexes of chunks, by the start of the chunk."""
+    wanted = [chunk for chunk in chunks if _has_index(chunk)]
+    bodies = await asyncio.gather(*(read(at, at + size) for at, size in (chunk.page_index for chunk in wanted)))
+    found = {}
+    for chunk, body in zip(wanted, bodies, strict=True):
+        with suppress(ValueError):
+            found[chunk.start] = page_index(body, chunk, rows)
+    return found
+
+
+async def quickly(compute: Callable[[], T], nbytes: int) -> T:
+    """Call `compute`, in a thread if `nbytes` of Thrift take long to parse."""
+    return compute() if nbytes <= _QUICK_BYTES else await anyio.to_thread.run_sync(compute)
+
+
+def _has_index(chunk: ColumnChunk) -> bool:
+    return chunk.page_index[1] > 0 and chunk.size > SMALL_BYTES
+
+
+def _pruned(
+    end: FileEnd,
+    footer: Footer,
+    number: int,
+    asked_chunks: Sequence[ColumnChunk],
+    asked: Asking,
+    indexes: dict[int, PageIndex],
+) -> Left:
+    group, bounds = footer.groups[number], {}
+    for chunk in asked_chunks:
+        with suppress(ValueError):
+            index = page_index(end.at(*chunk.page_index), chunk, group.rows)
+            bounds[chunk.start] = page_bounds(end.at(*chunk.bounds_index), chunk, index)
+            indexes[chunk.start] = index
+    masks = []
+    for these in asked.questions:
+        mask = np.ones(group.rows, np.bool_)
+        for one in these:
+            start = group.chunks[one.leaf].start
+            if start in bounds:
+                mask &= np.repeat(pages_left(one, bounds[start]), np.diff([*indexes[start].rows, group.rows]))
+        masks.append(mask)
+    kept = np.logical_or.reduce(masks)
+    if kept.all():
+        return Left(asked, ((0, group.rows),))
+    for chunk in group.chunks.values():
+        if _has_index(chunk) and chunk.start not in indexes:
+            with suppress(ValueError):
+                indexes[chunk.start] = page_index(end.at(*chunk.page_index), chunk, group.rows)
+    edges = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
+    return Left(asked.only([bool(mask.any()) for mask in masks]), tuple(zip(edges[::2], edges[1::2], strict=True)))

@@ -1,23 +1,25 @@
-"""Locates the tokens of a file, and their dtype, from headers and the size of the file."""
+"""Locates the tokens of a file, and their dtype, from headers and sizes. Computes windows and documents."""
 
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from headrace.errors import FormatError, OptionError, masked
+from headrace._util.sample_ranges import Rows
+from headrace.errors import FormatError, OptionError
 from headrace.formats.folders import beside, catalogue_entry, check_each_once, file_name
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.litdata.catalogue import said_by
+from headrace.formats.litdata.trees import vector_dtype
 from headrace.formats.plain import npy_header
-from headrace.types import Buffer
+from headrace.formats.sample_rows import keys_of, rows_of_members
+from headrace.types import Buffer, Ints
 
 Tokens = NDArray[np.integer]
 
@@ -25,14 +27,8 @@ HEAD_BYTES = 16 * 1024
 """Size of the first read of a file. It includes any supported header."""
 
 _LLM_C_BYTES = 1024
-_LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 _BYTES_MOST = 2**53
-# LitData's numbers of integer dtypes, for tensors and for arrays
-_LITDATA = {
-    "tensor": {11: "|u1", 12: "|i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"},
-    "numpy": {0: "|i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "|u1", 5: "<u2", 6: "<u4", 7: "<u8"},
-}
-_LITDATA_LEAF = re.compile(r"no_header_(tensor|numpy):(\d{1,3})")
+_LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ def whole_numbers(dtype: np.dtype[Any]) -> np.dtype[np.integer]:
 
 
 def damage(url: str, why: str, offset: int | None = None) -> FormatError:
-    return FormatError(f"{masked(url)}: {why}", url=url, offset=offset)
+    return FormatError.at(url, f": {why}", offset=offset)
 
 
 def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
@@ -149,9 +145,11 @@ def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
     if config.get("compression") or config.get("encryption"):
         raise damage(url, "its chunks are compressed or encrypted: windows of tokens cannot be read from such")
     leaves = as_texts(config.get("data_format")) or []
-    leaf = _LITDATA_LEAF.fullmatch(leaves[0]) if len(leaves) == 1 else None
-    dtype = None if leaf is None else _LITDATA[leaf[1]].get(int(leaf[2]))
-    if dtype is None:
+    try:
+        dtype = vector_dtype(leaves[0]) if len(leaves) == 1 else None
+    except ValueError:
+        dtype = None
+    if dtype is None or "int" not in dtype:
         raise damage(url, f"its samples are {str(config.get('data_format'))[:80]}, and no tokens of whole numbers")
     found = [_chunk(url, number, one, np.dtype(dtype)) for number, one in enumerate(chunks)]
     check_each_once(url, (one.url for one in found))
@@ -187,3 +185,205 @@ def litdata(head: FirstBytes, chunk: Chunk) -> TokenFile:
     if (items, first) != (chunk.items, begin):
         raise damage(head.url, f"it has {items} items from byte {first} on, and not {chunk.items} from {begin} on", 0)
     return TokenFile(head.url, begin, chunk.tokens, chunk.dtype, head.size, head.etag)
+
+
+IDX_HEAD = struct.Struct("<9sQBQQ")
+_IDX_MAGIC = b"MMIDIDX\0\0"
+_IDX_DTYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Idx:
+    """The head of Megatron's `.idx`: the dtype of the tokens in the `.bin`, and offsets of its tables.
+
+    9 bytes       "MMIDIDX" and two zeros
+    u64           version, 1
+    u8            code of the dtype
+    u64           number of sequences
+    u64           number of entries of the table of documents: documents + 1
+    i32[...]      tokens of each sequence
+    i64[...]      offset of each sequence in the `.bin`, in bytes
+    i64[...]      number of each document's first sequence, and last the number of sequences
+    i8[...]       mode of each sequence; optional
+    """
+
+    url: str
+    size: int
+    dtype: np.dtype[np.integer]
+    sequences: int
+    documents: int
+
+    @property
+    def lengths(self) -> int:
+        return IDX_HEAD.size
+
+    @property
+    def pointers(self) -> int:
+        return self.lengths + 4 * self.sequences
+
+    @property
+    def firsts(self) -> int:
+        return self.pointers + 8 * self.sequences
+
+    @property
+    def end(self) -> int:
+        return self.firsts + 8 * (self.documents + 1)
+
+
+def read_idx(head: FirstBytes) -> Idx:
+    """Parse the head of an `.idx`, and check it against the size."""
+    if len(head.data) < IDX_HEAD.size:
+        raise damage(head.url, f"it has {head.size} bytes: an index of Megatron's has {IDX_HEAD.size} and more")
+    magic, version, code, sequences, entries = IDX_HEAD.unpack(head.data[: IDX_HEAD.size])
+    if magic != _IDX_MAGIC:
+        raise damage(head.url, f"it begins with {magic!r}: that is no index of Megatron's", 0)
+    if version != 1:
+        raise damage(head.url, f"it is of version {version}, and 1 is read", 9)
+    dtype = np.dtype(_IDX_DTYPES[code]) if code in _IDX_DTYPES else None
+    if dtype is None or dtype.kind not in "iu":
+        what = f"type {code}" if dtype is None else f"type {code} ({dtype.name})"
+        raise damage(head.url, f"its tokens are of {what}: whole numbers are read, types 1 to 5 and 8", 17)
+    if max(sequences, entries) > _BYTES_MOST:
+        raise damage(head.url, f"it counts {sequences} sequences and {entries} entries of documents", 18)
+    idx = Idx(head.url, head.size, np.dtype(dtype), sequences, max(entries - 1, 0))
+    least = idx.firsts + 8 * entries
+    if head.size not in (least, least + sequences):
+        raise damage(
+            head.url,
+            f"it counts {sequences} sequences and {entries} entries of documents, which take {least} bytes, or "
+            f"{least + sequences} with modes, and it has {head.size}: it was cut off, or its counts are wrong",
+            18,
+        )
+    return idx
+
+
+class SequenceCheck:
+    """Checks, in parts, that sequences are contiguous in the `.bin`, from its start to its end."""
+
+    def __init__(self, idx: Idx) -> None:
+        self._idx = idx
+        self.begin = 0  # required offset of the next sequence, in bytes
+        self._number = 0
+
+    def feed(self, lengths: Buffer, pointers: Buffer) -> Ints:
+        """Return the offsets of the next sequences. Raises a FormatError if not contiguous."""
+        counts = np.frombuffer(lengths, "<i4").astype(np.int64)
+        begins = np.frombuffer(pointers, "<i8")
+        ends = self.begin + np.cumsum(counts) * self._idx.dtype.itemsize
+        wanted = np.concatenate([[self.begin], ends[:-1]])
+        wrong = np.flatnonzero((begins != wanted) | (counts < 0))
+        if len(wrong):
+            k = int(wrong[0])
+            raise damage(
+                self._idx.url,
+                f"sequence {self._number + k} has {counts[k]} tokens from byte {begins[k]} on, and those before it end "
+                f"at {wanted[k]}",
+                self._idx.pointers + 8 * (self._number + k),
+            )
+        self._number += len(counts)
+        self.begin = int(ends[-1]) if len(ends) else self.begin
+        return np.asarray(begins, np.int64)
+
+
+def check_firsts(idx: Idx, number: int, firsts: Ints, before: int) -> None:
+    """Raise a FormatError unless documents begin with existing sequences, in ascending order.
+
+    `before` is the first sequence of the document before number `number`.
+    """
+    steps = np.diff(firsts, prepend=before)
+    wrong = np.flatnonzero((steps < 0) | (firsts > idx.sequences) | (firsts < 0))
+    k = int(wrong[0]) if len(wrong) else None
+    if k is None and number == 0 and len(firsts) and firsts[0]:
+        k = 0
+    if k is not None:
+        raise damage(
+            idx.url,
+            f"document {number + k} would begin with sequence {firsts[k]} of {idx.sequences}, and the one before it "
+            f"with {firsts[k - 1] if k else before}",
+            idx.firsts + 8 * (number + k),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindows:
+    """Windows of one length, each `stride` tokens after the one before it.
+
+    `has_short` is True if remaining tokens form a last, shorter window.
+    """
+
+    length: int
+    stride: int
+    has_short: bool = False
+
+    def count(self, tokens: int) -> int:
+        return int(self.counts(np.array([tokens]))[0])
+
+    def counts(self, tokens: Ints) -> Ints:
+        counts = np.maximum((tokens - self.length) // self.stride + 1, 0)
+        if self.has_short:
+            shared = max(self.length - self.stride, 0)  # tokens shared with the window before
+            counts = np.where(tokens > 0, np.maximum(-((shared - tokens) // self.stride), 1), counts)
+        return np.asarray(counts, np.int64)
+
+    def begins(self, numbers: Ints) -> Ints:
+        return np.asarray(numbers, np.int64) * self.stride
+
+    def ends(self, numbers: Ints, tokens: int) -> Ints:
+        return np.minimum(self.begins(numbers) + self.length, tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowsOfDocuments:
+    """Windows that do not cross documents: those of the first document, then those of the next.
+
+    `documents` are starts and the end of the last. `firsts` are first windows, and the number of windows.
+    """
+
+    windows: TokenWindows
+    documents: Ints
+    firsts: Ints
+
+    @classmethod
+    def of(cls, windows: TokenWindows, documents: Ints) -> Self:
+        """Return the windows of `documents`. Takes 16 bytes of memory per document."""
+        firsts = np.zeros(len(documents), np.int64)
+        np.cumsum(windows.counts(np.diff(documents)), out=firsts[1:])
+        return cls(windows, documents, firsts)
+
+    @property
+    def count(self) -> int:
+        return int(self.firsts[-1])
+
+    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
+        document = np.searchsorted(self.firsts, numbers, side="right") - 1
+        begins = self.documents[document] + self.windows.begins(numbers - self.firsts[document])
+        return begins, np.minimum(begins + self.windows.length, self.documents[document + 1])
+
+
+def rows_of(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints) -> Rows:
+    """Return the table of samples with the tokens [begins, ends). The keys are `numbers`."""
+    itemsize = file.dtype.itemsize
+    return rows_of_members(keys_of(numbers), file.begin + begins * itemsize, (ends - begins) * itemsize, file.dtype.str)
+
+
+def rows_with_documents(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints, documents: Ints) -> Rows:
+    """Return the table of windows with the tokens of each document as a separate member."""
+    itemsize = file.dtype.itemsize
+    first = np.searchsorted(documents, begins, side="right")
+    stop = np.maximum(np.searchsorted(documents, ends, side="left"), first)
+    counts = 1 + stop - first
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    of_window = np.repeat(np.arange(len(numbers)), counts)
+    number = np.arange(starts[-1]) - starts[of_window]  # number of a member in its window
+    cuts = documents[np.minimum(first[of_window] + number - 1, len(documents) - 1)] if len(documents) else number
+    offset = np.where(number == 0, begins[of_window], cuts)
+    end = np.append(offset[1:], 0)
+    end[starts[1:] - 1] = ends
+    return Rows(
+        keys_of(numbers),
+        starts,
+        number.astype(np.int32),
+        file.begin + offset * itemsize,
+        (end - offset) * itemsize,
+        tuple(f"{file.dtype.str} {k}" for k in range(int(counts.max(initial=1)))),
+    )

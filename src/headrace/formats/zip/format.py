@@ -1,27 +1,31 @@
-"""The zip and .npz formats: parses the directory and members of zip archives."""
+"""Zip archives and the arrays of .npz and .npy files: parses the directory and members of archives."""
 
 from __future__ import annotations
 
+import math
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace._util.reads import Reads
+from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError
+from headrace.errors import FormatError, LimitError, reason_of
 from headrace.formats.folders import errors_named
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.limits import Limits
+from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
-from headrace.formats.plain import decode_npz
+from headrace.formats.plain import NpyDecoder, decode_npz, npy_header
 from headrace.formats.sample_rows import index_of_file
+from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
 from headrace.formats.tar.headers import shown
 from headrace.formats.tar.samples import Grouper
+from headrace.types import Buffer
 
 END = struct.Struct("<4s4H2IH")
 LOCATOR = struct.Struct("<4sIQI")
@@ -152,7 +156,7 @@ def _check(member: Member, flags: int, method: int, end: int, limits: Limits) ->
         raise FormatError(f"its member {shown(name)} is stored as {member.packed} bytes, and has {member.size}")
     if name.startswith(b"/") or b"\\" in name or b"\0" in name or b".." in name.split(b"/"):
         raise FormatError(f"its member {shown(name)} is outside of it")
-    most = min(limits.member_bytes, max(limits.unpacked_free_bytes, limits.unpacked_ratio * member.packed))
+    most = min(limits.member_bytes, limits.unpacked(member.packed))
     if member.size > most:
         text = f"its member {shown(name)} of {member.packed} bytes unpacks to {member.size}, over the limit of {most}"
         raise LimitError(text)
@@ -192,7 +196,7 @@ def body_of(data: bytes, field: str, limits: Limits) -> bytes:
 
 
 def _inflated(data: bytes, limits: Limits) -> tuple[bytes, int]:
-    most = min(limits.member_bytes, max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data)))
+    most = min(limits.member_bytes, limits.unpacked(len(data)))
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         body = unpack.decompress(data, most)
@@ -266,7 +270,7 @@ class Npz(Format):
         try:
             return [dict(decode_npz(bodies[0], block.limits))]
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-            raise ValueError(str(error)[:300] or type(error).__name__) from error
+            raise ValueError(reason_of(error)) from error
 
 
 ZIP, NPZ = Zip(), Npz()
@@ -278,8 +282,7 @@ async def directory_of(shard: PinnedObject, limits: Limits) -> tuple[list[Member
         tail = await shard.read(-TAIL_BYTES, TAIL_BYTES)
         place = find_directory(bytes(tail), shard.size)
         length = place.stop - place.start
-        if length > limits.member_bytes:
-            raise LimitError(f"its directory has {length} bytes, over the limit of {limits.member_bytes}")
+        check_bytes("its directory", length, limits.member_bytes)
         first = shard.size - len(tail)
         data = tail[place.start - first :][:length] if place.start >= first else await shard.read(place.start, length)
         return list(members_in(bytes(data), place, limits)), place
@@ -309,3 +312,101 @@ def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:
             f"the members of the sample {shown(key)} are not stored together: pack them one after the other"
         )
     return rows
+
+
+_HEADER_MOST = 16 * 1024  # of an .npy header; NumPy reads at most 10,000 bytes
+_ANY_BYTES = 2**53
+_ALONE = "value"
+
+
+class WholeArray(StoredArray):
+    """A compressed or column-major array. All rows are read together, as the member's `part`."""
+
+    def __init__(
+        self,
+        name: str,
+        dtype: np.dtype[np.generic],
+        shape: tuple[int, ...],
+        part: tuple[int, int],
+        url: str,
+        limits: Limits,
+    ) -> None:
+        super().__init__(name, dtype, shape, 0)
+        self.rows = max(1, self.count)
+        self._part, self._url, self._limits = part, url, limits
+
+    def parts(self, number: int) -> Sequence[StoredPart]:  # noqa: ARG002 (there is one)
+        return (StoredPart((0,) * len(self.shape), *self._part),)
+
+    def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:  # noqa: ARG002
+        try:
+            whole = NpyDecoder()(body_of(bytes(bodies[0]), f"{self.name}.npy".lower(), self._limits))
+        except ValueError as error:
+            raise FormatError.at(self._url, f": the array {self.name!r} is damaged: {error}") from None
+        if whole.shape != self.shape or whole.dtype != self.dtype:
+            raise FormatError.at(self._url, f": the array {self.name!r} is another one")
+        return np.ascontiguousarray(whole, self.dtype.newbyteorder("="))
+
+
+async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
+    """Return the rows of the array in an .npy file. Its field is "value"."""
+    shard = PinnedObject(reads, url)
+    head = await shard.read(0, _HEADER_MOST)
+    with errors_named(url):
+        begin, shape, dtype, by_column = npy_header(head)
+        if by_column and len(shape) > 1:
+            raise ValueError("it is stored by columns, so its rows are not stored together")
+        found = StoredArray(_ALONE, dtype, _with_rows(shape), len(begin))
+        if len(begin) + found.count * found.row_bytes != shard.size:
+            raise ValueError(
+                f"its header describes {found.count * found.row_bytes} bytes, {shard.size - len(begin)} follow"
+            )
+    fields = chosen(names, [_ALONE], url)
+    return Table.of(dict.fromkeys(fields, found), shard.size, url, limits), Version(shard.size, shard.etag)
+
+
+async def npz_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
+    # members may have any size: the table checks the size of each read
+    shard = PinnedObject(reads, url)
+    found, _ = await directory_of(shard, replace(limits, member_bytes=_ANY_BYTES))
+    names_there = (one for one in found if one.name.endswith(b".npy") and one.name.isascii())
+    members = {one.name.decode().removesuffix(".npy"): one for one in names_there}
+    arrays = {}
+    for field, name in chosen(names, [*members], url).items():
+        try:
+            arrays[field] = await _array(shard, name, members[name], limits)
+        except LimitError as error:
+            raise LimitError.at(url, f": the array {name!r}: {error.args[0]}") from None
+        except ValueError as error:
+            raise FormatError.at(url, f": the array {name!r} cannot be read: {error}") from None
+    if not arrays:
+        raise FormatError.at(url, "has no arrays")
+    return Table.of(arrays, shard.size, url, limits), Version(shard.size, shard.etag)
+
+
+async def _array(shard: PinnedObject, name: str, member: Member, limits: Limits) -> StoredArray:
+    head = bytes(await shard.read(member.offset, HEAD.size + 2 * len(member.name) + _HEADER_MOST))
+    if len(head) < HEAD.size or head[:4] != b"PK\3\4":
+        raise ValueError("there is no member where the directory has one")
+    _, _, _, method, *_, name_length, extra_length = HEAD.unpack_from(head)
+    begin = HEAD.size + name_length + extra_length
+    inner = head[begin:]
+    if method == DEFLATED:
+        try:
+            inner = zlib.decompressobj(-zlib.MAX_WBITS).decompress(inner, _HEADER_MOST)
+        except zlib.error as error:
+            raise ValueError(f"it does not unpack ({error})") from None
+    said, shape, dtype, by_column = npy_header(inner)
+    nbytes = len(said) + math.prod(_with_rows(shape)) * dtype.itemsize
+    if nbytes != member.size:
+        raise ValueError(f"its header describes {nbytes} bytes, and it has {member.size}")
+    if method == DEFLATED or (by_column and len(shape) > 1):
+        stop = min(member.offset + begin + member.packed + BEHIND_MOST, shard.size)
+        return WholeArray(name, dtype, shape, (member.offset, stop - member.offset), shard.url, limits)
+    return StoredArray(name, dtype, shape, member.offset + begin + len(said))
+
+
+def _with_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if not shape:
+        raise ValueError("it is a single number, and has no rows")
+    return shape

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
-import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,8 @@ import numpy as np
 
 from headrace._util.reads import Version
 from headrace.dataset.compact import Packed, packed
-from headrace.errors import FormatError, not_as_listed
+from headrace.errors import FormatError, masked
+from headrace.fetch.stores.writing import replacing
 from headrace.types import Ints, Listed
 
 if TYPE_CHECKING:
@@ -149,15 +148,8 @@ def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> N
         columns["sizes"] = entries.sizes
     if entries.etags is not None:
         columns["etags"], columns["etag_ends"] = entries.etags.arrays
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            np.savez(file, **columns)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
+    with replacing(path) as file:
+        np.savez(file, **columns)
 
 
 def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
@@ -187,12 +179,12 @@ def version_at(urls: Sequence[str], number: int) -> Version | None:
 
 
 def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str | None) -> None:
-    """Check that an object that was read has the listed version, if both are known."""
-    listed = version_at(urls, number) or Version()
-    if size is not None and size >= 0 and listed.size not in (None, size):
-        raise not_as_listed(urls[number], f"it had {listed.size} bytes then, and has {size}")
-    if etag is not None and listed.etag not in (None, etag):
-        raise not_as_listed(urls[number], f"its ETag was {listed.etag}, now {etag}")
+    (version_at(urls, number) or Version()).check_listed(urls[number], size, etag)
+
+
+def shown(urls: Sequence[str]) -> str:
+    """Return the first address and the number of the others."""
+    return masked(urls[0]) + (f" and {len(urls) - 1} more" if len(urls) > 1 else "")
 
 
 def survey_of(urls: Sequence[str]) -> Survey:

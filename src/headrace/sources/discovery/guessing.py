@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.dataset.blocking import blocking
+from headrace.dataset.source import blocking
 from headrace.errors import OptionError, StorageError, masked
 from headrace.formats.compression import begin_of, ending_of, kind_by_bytes, kind_of, path_of, without_compression
 from headrace.formats.limits import Limits
@@ -22,27 +22,24 @@ from headrace.formats.registry import (
     formats_by_names,
     known_formats,
     sniffed,
-    sniffed_by_end,
 )
 from headrace.sources.discovery.entries import Entries, entries_of, listed_of, only, survey_of
-from headrace.sources.discovery.patterns import Pattern, is_pattern
-from headrace.sources.reading import found
+from headrace.sources.discovery.urls import Pattern, is_pattern
+from headrace.sources.files import Facts
+from headrace.sources.reading import Options, found
 
 if TYPE_CHECKING:  # discovery imports more modules, and most addresses need none
     from headrace.formats.format import Format, ShardEntry
-    from headrace.sources.discovery.kinds import Kinds
+    from headrace.sources.discovery.kinds import Survey
     from headrace.sources.discovery.listing import Listing
 
 Asks = Callable[[str, int | None], bytes | None]
-Options = Mapping[str, object] | None
-Facts = tuple[tuple[str, str], ...]
-"""Facts about a location: (subject, fact)."""
 
 _WEB = ("http://", "https://")
 _ASKED_MOST = 1000  # addresses of longer lists are not checked for folders
 _LEROBOT = "meta/info.json"
 _BLOCK_BYTES = 2**20
-_PAGES = (b"<!doctype html", b"<html")
+_PAGES = (b"<!doctype html", b"<html", b"[")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
 
@@ -105,7 +102,8 @@ def names_at(
         elif is_pattern(url):
             listing = listing_of(url, Pattern(url), storage_options, kept=kept)
             if not listing.urls:
-                raise OptionError(f"{listing.text}: nothing there is like that{_shown(listing)}")
+                where = masked(listing.folder) or "the working folder"
+                raise OptionError(f"{listing.text}: nothing there is like that; {where} was listed")
             listings.append(listing)
             parts.append(listing.urls)
         else:
@@ -125,15 +123,19 @@ def place_of(
     names: Names, given: str | Format | None, limits: Limits, storage_options: Options, *, kept: bool = False
 ) -> Place:
     """Determine what the addresses contain. `kept`: use listings cached on this machine."""
-    asks = partial(_read, storage_options)
+
+    def asks(url: str, count: int | None) -> bytes | None:
+        """Read `count` first bytes, all (None), or the last ones (negative). None if not readable."""
+        return blocking(partial(found, url, count, storage_options))
+
     urls = names.urls
     if names.listings:
         if given is None:
             return _by_kinds(names, asks)
         return Place(urls, format_named(given), (*names.facts, ("format", "as it was given")))
     form = format_of(urls) if given is None else format_named(given)
-    if (form is None or form.catalogue is not None) and (found := _catalogue(urls, form, asks, limits)) is not None:
-        return found
+    if (form is None or form.catalogue is not None) and (there := _catalogue(urls, form, asks, limits)) is not None:
+        return there
     if all(map(_is_folder, urls)):
         names = folders_at(urls, storage_options, kept=kept)
         return _by_kinds(names, asks) if form is None else _of_format(names, form)
@@ -144,10 +146,10 @@ def place_of(
 
 
 def _by_kinds(names: Names, asks: Asks) -> Place:
-    from headrace.sources.discovery.kinds import Kinds, form_in, mixed, way_round
+    from headrace.sources.discovery.kinds import mixed, way_round
 
     urls, facts, first = names.urls, names.facts, names.listings[0]
-    kinds = Kinds(survey_of(urls))
+    kinds = survey_of(urls)
     if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.is_whole:
         return Place(urls, None, facts, folder=first, table=kinds.tables[0])
     if kinds.is_unnamed:
@@ -161,13 +163,13 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
         return Place(urls, None, facts, folder=first)
     if len(kinds.formats) > 1 or (kinds.formats and kinds.others):
         urls, facts = _without_what_lies_beside(names, kinds)
-        kinds = Kinds(survey_of(urls))
-    form = form_in(kinds)
-    if form is not None:
+        kinds = survey_of(urls)
+    if len(kinds.formats) == 1 and not kinds.others:
+        form = format_named(next(iter(kinds.formats)))
         return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
     if not kinds.is_unnamed:
         raise _of_lerobot(first) if f"{first.folder}{_LEROBOT}" in first.urls else mixed(first.place, kinds)
-    raise OptionError(f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}")
+    raise OptionError.at(first.place, f"has {kinds.text}, and nothing is known to read that{way_round(urls[0])}")
 
 
 def _of_lerobot(folder: Listing) -> OptionError:
@@ -193,12 +195,13 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
         return form, "first"
     if by_bytes is not None:
         name, ending = without_compression(path_of(url)).rpartition("/")[2], ending_of(by_bytes)
-        raise OptionError(
-            f"{masked(url)} is {by_bytes} data, by its first bytes, and its name does not end so: give it a name such "
-            f"as '{name}.jsonl{ending}', or '{name}{ending}' and format='jsonl'"
+        raise OptionError.at(
+            url,
+            f"is {by_bytes} data, by its first bytes, and its name does not end so: give it a name such "
+            f"as '{name}.jsonl{ending}', or '{name}{ending}' and format='jsonl'",
         )
     tail = asks(url, -SNIFFED_BYTES)
-    return None if tail is None else sniffed_by_end(url, tail), "last"
+    return None if tail is None else sniffed(url, tail, is_end=True), "last"
 
 
 def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
@@ -211,7 +214,7 @@ def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format |
     return None if form is None or packing_of(form, url) is None else form
 
 
-def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
+def _without_what_lies_beside(names: Names, kinds: Survey) -> tuple[Sequence[str], Facts]:
     """Filter out tables and statistics named like a tar shard beside them."""
     from headrace.sources.discovery.kinds import only_shards
 
@@ -224,10 +227,8 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
 
 
 def _of_format(names: Names, form: Format) -> Place:
-    from headrace.sources.discovery.kinds import Kinds
-
     says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
-    kinds = Kinds(survey_of(names.urls))
+    kinds = survey_of(names.urls)
     urls = names.urls
     if kinds.formats.get(form.name) and (len(kinds.formats) > 1 or kinds.others):
         says = formats_by_names()
@@ -245,7 +246,8 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
     form, which = _by_bytes(urls[0], asks, head)
     if form is not None:
         return Place(urls, form, (("format", f"{form.name}, by the {which} bytes of {masked(urls[0])}"),))
-    if len(urls) == 1 and (head is None or _begins(urls[0], head, *_PAGES, b"[")):
+    begin = (head or b"")[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if len(urls) == 1 and (head is None or (urls[0].startswith(_WEB) and begin.startswith(_PAGES))):
         try:
             folders = folders_at(urls, storage_options, kept=kept)
         except (OptionError, StorageError, OSError):
@@ -274,10 +276,6 @@ def _check_exists(path: str) -> None:
     if not Path(path).exists():
         where = Path(path).absolute()
         raise OptionError(f"{path} is missing: there is no file or folder {where}{way_round(path)}")
-
-
-def _begins(url: str, head: bytes, *begins: bytes) -> bool:
-    return url.startswith(_WEB) and head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(begins)
 
 
 def is_looked_up(names: Names) -> bool:
@@ -311,13 +309,9 @@ def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
     seen: set[str] = set()
     for url in whole:
         if url in seen:
-            raise OptionError(f"{masked(url)} is meant by two of the patterns: it would come twice")
+            raise OptionError.at(url, "is meant by two of the patterns: it would come twice")
         seen.add(url)
     return whole
-
-
-def _shown(listing: Listing) -> str:
-    return f"; {masked(listing.folder) or 'the working folder'} was listed"
 
 
 def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
@@ -340,9 +334,7 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
             form = said
             found = form.catalogued(place, data, limits, partial(_beside, asks, place))
             if reads is not None and (found.form or form).name != reads.name:
-                raise OptionError(
-                    f"{masked(url)} has shards of {(found.form or form).name}, and others of {reads.name}"
-                )
+                raise OptionError.at(url, f"has shards of {(found.form or form).name}, and others of {reads.name}")
             reads = found.form or form
             check_each_once(place, (entry.url for entry in found.entries))
             entries += found.entries
@@ -350,7 +342,7 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
             break
         else:
             if entries:
-                raise OptionError(f"{masked(url)} is no folder of {form.name if form else 'shards'}, and others are")
+                raise OptionError.at(url, f"is no folder of {form.name if form else 'shards'}, and others are")
             return None
     if form is None or reads is None:
         return None
@@ -382,8 +374,3 @@ def _surest(known: Sequence[KnownFormat], data: bytes) -> Format | None:
     forms = [one.load() for one in known]
     sure = {one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]): one for one in forms}
     return sure[max(sure)] if max(sure, default=0.0) > 0 else None
-
-
-def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
-    """Read `count` first bytes, all (None), or the last ones (negative); None if not readable."""
-    return blocking(partial(found, url, count, storage_options))

@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from headrace.errors import OptionError, masked
 from headrace.formats.compression import ENDINGS, path_of, without_compression
 from headrace.formats.decoders import WHAT_BY_EXTENSION, registered_decoders
 from headrace.formats.images import EXTENSIONS as IMAGES
 from headrace.formats.registry import formats_by_names, known_formats
-
-if TYPE_CHECKING:
-    from headrace.formats.format import Format
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _FILMS = ("mp4", "m4v", "webm", "mkv", "avi", "mov", "mpg", "mpeg")
@@ -96,11 +92,35 @@ class Survey:
     is_single: bool = True
     digest: str = ""
 
+    @property
+    def is_unnamed(self) -> bool:
+        """True if the first bytes must identify the objects: all have one extension of no format."""
+        return not self.media and not self.formats and len(set(map(_bare, self.others))) == 1
+
+    @property
+    def is_loose(self) -> bool:
+        """True if the objects are single samples: media and their companions."""
+        few = {*WHAT_BY_EXTENSION, *registered_decoders(), *MEDIA}
+        named = {one.removeprefix(".") for name in self.formats for one in known_formats()[name].suffixes}
+        if self.media:
+            return set(self.others) <= few and named <= few
+        return not self.formats and bool(self.others) and set(self.others) <= few
+
+    @property
+    def text(self) -> str:
+        others = Counter(self.others).most_common()
+        named = ((f".{name}" if name else "without an extension", count) for name, count in others)
+        counts = [*Counter(self.formats).most_common(), *named]
+        shown = ", ".join(f"{count:,} {name}" for name, count in counts[:_SHOWN])
+        return shown + (f" and {len(counts) - _SHOWN} other kinds" if len(counts) > _SHOWN else "")
+
 
 def surveyed(names: Iterable[str], start: int) -> Survey:
     """Summarize the kinds of names. `start` is the length of the prefix before the paths."""
     found, endings, digest = Survey(), Counter[str | None](), blake2b(digest_size=8)
-    several, folders, last = _not_alone(), set[str](), None
+    suffixes = {suffix for form in known_formats().values() for suffix in form.suffixes if suffix.count(".") > 1}
+    several = {one.rpartition(".")[2] for one in {*ENDINGS, *suffixes}}  # another extension may precede these
+    folders, last = set[str](), None
     source = iter(names)
     while chunk := list(islice(source, _CHUNK)):
         for name in chunk:
@@ -143,12 +163,6 @@ def _count_kinds(found: Survey, endings: Counter[str | None]) -> None:
     found.formats, found.others, found.extensions = dict(formats), dict(others), dict(extensions)
 
 
-def _not_alone() -> frozenset[str]:
-    """Extensions before which another one may determine the format."""
-    several = {suffix for form in known_formats().values() for suffix in form.suffixes if suffix.count(".") > 1}
-    return frozenset(one.rpartition(".")[2] for one in {*ENDINGS, *several})
-
-
 def survey_to_keep(found: Survey) -> dict[str, object] | None:
     """Convert a survey and its dependencies to JSON; None if it is too long."""
     longest = max(map(len, (found.others, found.tables, found.extensions, found.folders)))
@@ -164,33 +178,6 @@ def kept_survey(kept: object) -> Survey | None:
 def _known_by() -> str:
     suffixes = sorted((name, *form.suffixes) for name, form in known_formats().items())
     return blake2b(repr((suffixes, sorted(MEDIA), sorted(ENDINGS))).encode(), digest_size=8).hexdigest()
-
-
-class Kinds:
-    def __init__(self, found: Survey) -> None:
-        self.formats, self.others = Counter(found.formats), Counter(found.others)
-        self.media, self.tables = found.media, found.tables
-
-    @property
-    def is_unnamed(self) -> bool:
-        """True if the first bytes must identify the objects: all have one extension of no format."""
-        return not self.media and not self.formats and len(set(map(_bare, self.others))) == 1
-
-    @property
-    def is_loose(self) -> bool:
-        """True if the objects are single samples: media and their companions."""
-        few = {*WHAT_BY_EXTENSION, *registered_decoders(), *MEDIA}
-        named = {one.removeprefix(".") for name in self.formats for one in known_formats()[name].suffixes}
-        if self.media:
-            return set(self.others) <= few and named <= few
-        return not self.formats and bool(self.others) and set(self.others) <= few
-
-    @property
-    def text(self) -> str:
-        others = ((f".{name}" if name else "without an extension", count) for name, count in self.others.most_common())
-        counts = [*self.formats.most_common(), *others]
-        shown = ", ".join(f"{count:,} {name}" for name, count in counts[:_SHOWN])
-        return shown + (f" and {len(counts) - _SHOWN} other kinds" if len(counts) > _SHOWN else "")
 
 
 def _bare(kind: str) -> str:
@@ -224,17 +211,12 @@ def without_extension(url: str) -> str:
     return path[:dot] if dot > 0 else path
 
 
-def mixed(place: str, kinds: Kinds) -> OptionError:
+def mixed(place: str, kinds: Survey) -> OptionError:
     named = {known_formats()[name].suffixes[0]: count for name, count in kinds.formats.items()}
-    ending = max(named, key=lambda one: named[one]) if named else f".{kinds.others.most_common(1)[0][0]}"
-    return OptionError(
-        f"{masked(place)} has {kinds.text}: select some by a pattern such as "
+    ending = max(named, key=lambda one: named[one]) if named else f".{Counter(kinds.others).most_common(1)[0][0]}"
+    return OptionError.at(
+        place,
+        f"has {kinds.text}: select some by a pattern such as "
         f"{masked(place.partition('*')[0].rstrip('/'))}/**/*{ending}, or by format=; pictures by a table are for "
-        "hr.table(…), and files in folders by their classes for hr.folder(…)"
+        "hr.table(…), and files in folders by their classes for hr.folder(…)",
     )
-
-
-def form_in(kinds: Kinds) -> Format | None:
-    if len(kinds.formats) != 1 or kinds.others:
-        return None
-    return known_formats()[next(iter(kinds.formats))].load()

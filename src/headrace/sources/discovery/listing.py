@@ -11,15 +11,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.dataset.blocking import blocking
+from headrace.dataset.source import blocking
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
 from headrace.indexes.cache_path import names_path
 from headrace.sources.discovery.entries import Entries, EntriesBuilder, load_entries, save_entries
-from headrace.sources.discovery.patterns import Pattern
-from headrace.sources.reading import as_listed, listed, pinned
+from headrace.sources.discovery.urls import Pattern
+from headrace.sources.reading import Options, as_listed, listed, pinned
 from headrace.types import Listed
-
-Options = Mapping[str, object] | None
 
 _ATTEMPTS = 3
 _MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini", re.IGNORECASE)

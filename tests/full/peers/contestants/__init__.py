@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
-from abc import ABC, abstractmethod
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 SEED = 7
 SHARDS = 24
@@ -41,29 +44,31 @@ class Setting:
         return self.batch_size * self.world
 
 
-class Contestant(ABC):
-    """A library as one rank of a trainer uses it; made once in each process."""
+class Contestant:
+    """A library as one rank of a trainer uses it, by a loader with states as torchdata's; made once in each process."""
+
+    loader: Any
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.count = Reads(setting.reads)
 
     @staticmethod
-    @abstractmethod
     def write(folder: Path, samples: int) -> None:
-        """Make the data set: samples 0 to `samples` - 1, in SHARDS shards where there are shards."""
+        """Make the data set, if it has files: samples 0 to `samples` - 1, in SHARDS shards where there are shards."""
 
-    @abstractmethod
     def epoch(self, number: int) -> Iterator[list[int]]:
         """The samples of each batch of an epoch; after `load` those of the rest of the epoch that the state is of."""
+        for batch in self.loader:
+            yield batch.tolist()
 
-    @abstractmethod
     def state(self) -> Any:
         """The state after the batch that was received last."""
+        return self.loader.state_dict()
 
-    @abstractmethod
     def load(self, states: list[Any]) -> None:
         """Resume, before the first epoch of this process, from the states of all ranks there were."""
+        self.loader.load_state_dict(self.state_of_this_rank(states))
 
     def state_of_this_rank(self, states: list[Any]) -> Any:
         """Its own where it had one; a rank that is new takes rank 0's."""
@@ -85,6 +90,20 @@ class Reads:
 
 
 _opened: dict[tuple[int, str], int] = {}
+
+
+def write_tars(folder: Path, samples: int) -> list[str]:
+    """Tar shards of samples that hold their number."""
+    paths = []
+    for shard, numbers in enumerate(np.array_split(np.arange(samples), SHARDS)):
+        paths.append(str(folder / f"{shard:02d}.tar"))
+        with tarfile.open(paths[-1], "w", format=tarfile.USTAR_FORMAT) as archive:
+            for number in numbers.tolist():
+                body = str(number).encode()
+                member = tarfile.TarInfo(f"{number:07d}.cls")
+                member.size = len(body)
+                archive.addfile(member, io.BytesIO(body))
+    return paths
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,6 @@ class Buffered(Contestant):
         for batch in self.loader:
             yield batch["number"].tolist()
 
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, states: list[Any]) -> None:
-        self.loader.load_state_dict(self.state_of_this_rank(states))
-
 
 class InOrder(Buffered):
     """Not shuffled, so that no buffer has to be refilled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grain
@@ -25,7 +24,7 @@ class Numbers(grain.sources.RandomAccessDataSource):
         return int(self.count(index))
 
     def __repr__(self) -> str:
-        return f"Numbers({self.samples})"  # it is compared with that in the state
+        return f"{type(self).__name__}({self.samples})"  # it is compared with that in the state
 
 
 class Loader(Contestant):
@@ -37,10 +36,6 @@ class Loader(Contestant):
         self.iterator: Any = None
         self.at = 0  # the epoch that the iterator is of; Grain has iterators, the trainer counts epochs
         self.resumed: dict[str, Any] | None = None
-
-    @staticmethod
-    def write(folder: Path, samples: int) -> None:
-        """Has no files."""
 
     def _iterator(self, number: int) -> Any:
         setting = self.setting
@@ -60,13 +55,14 @@ class Loader(Contestant):
         return iter(loader)
 
     def epoch(self, number: int) -> Iterator[list[int]]:
-        self.iterator = self._iterator(number)
-        self.at = number
+        self.iterator, self.at = self._iterator(number), number
         if self.resumed is not None and self.resumed["epoch"] == number:
             self._set_state(self.resumed["iterator"])
         self.resumed = None
-        for batch in self.iterator:
-            yield batch.tolist()
+        yield from map(self._numbers, self.iterator)
+
+    def _numbers(self, batch: Any) -> list[int]:
+        return batch.tolist()
 
     def state(self) -> Any:
         state = self.iterator.get_state()
@@ -93,24 +89,15 @@ class Elastic(Loader):
         self.iterator.set_state(state)
 
 
-class Documents(grain.sources.RandomAccessDataSource):
+class Documents(Numbers):
     """Document n is 1 to 4 times the token n."""
 
-    def __init__(self, samples: int, count: Reads) -> None:
-        self.samples, self.count = samples, count
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number = int(self.count(index))
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        number = super().__getitem__(index)
         return {"ids": np.full(1 + number * 7 % 4, number)}
 
-    def __repr__(self) -> str:
-        return f"Documents({self.samples})"
 
-
-class Packed(Loader):
+class Packed(Elastic):
     """FirstFitPackIterDataset: each worker packs documents of its own; what is counted are tokens."""
 
     def __init__(self, setting: Setting) -> None:
@@ -126,14 +113,5 @@ class Packed(Loader):
             batches = batches.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(setting.num_workers))
         return iter(batches)
 
-    def epoch(self, number: int) -> Iterator[list[int]]:
-        self.iterator, self.at = self._iterator(number), number
-        if self.resumed is not None and self.resumed["epoch"] == number:
-            self._set_state(self.resumed["iterator"])
-        self.resumed = None
-        for batch in self.iterator:
-            filled = batch["ids_segment_ids"] > 0
-            yield batch["ids"][filled].tolist()
-
-    def _set_state(self, state: Any) -> None:
-        self.iterator.set_state(state)
+    def _numbers(self, batch: Any) -> list[int]:
+        return batch["ids"][batch["ids_segment_ids"] > 0].tolist()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import litdata
 import torch.distributed
@@ -33,16 +31,6 @@ class Streaming(Contestant):
     def write(folder: Path, samples: int) -> None:
         os.environ["DATA_OPTIMIZER_NUM_WORKERS"] = "1"
         litdata.optimize(_same, list(range(samples)), str(folder), num_workers=1, chunk_size=-(-samples // SHARDS))
-
-    def epoch(self, number: int) -> Iterator[list[int]]:
-        for batch in self.loader:
-            yield batch.tolist()
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, states: list[Any]) -> None:
-        self.loader.load_state_dict(self.state_of_this_rank(states))
 
 
 def _same(number: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,3 @@ class Streaming(Contestant):
         with streaming.MDSWriter(out=str(folder), columns={"number": "int"}, size_limit=size) as out:
             for number in range(samples):
                 out.write({"number": number})
-
-    def epoch(self, number: int) -> Iterator[list[int]]:
-        for batch in self.loader:
-            yield batch.tolist()
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, states: list[Any]) -> None:
-        self.loader.load_state_dict(self.state_of_this_rank(states))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,10 +38,6 @@ class Plain(Contestant):
             num_workers=setting.num_workers,
         )
 
-    @staticmethod
-    def write(folder: Path, samples: int) -> None:
-        """Has no files."""
-
     def _sampler(self) -> Any:
         setting = self.setting
         return DistributedSampler(self.data, num_replicas=setting.world, rank=setting.rank, seed=SEED)
@@ -53,13 +48,9 @@ class Plain(Contestant):
     def epoch(self, number: int) -> Iterator[list[int]]:
         if self.sampler is not None:
             self.sampler.set_epoch(number)
-        for batch in self.loader:
-            yield batch.tolist()
+        return super().epoch(number)
 
     def state(self) -> Any:
-        raise NoStateError
-
-    def load(self, states: list[Any]) -> None:
         raise NoStateError
 
 
@@ -77,8 +68,4 @@ class Stateful(Plain):
 
         return StatefulDataLoader(self.data, **options)
 
-    def state(self) -> Any:
-        return self.loader.state_dict()
-
-    def load(self, states: list[Any]) -> None:
-        self.loader.load_state_dict(self.state_of_this_rank(states))
+    state = Contestant.state

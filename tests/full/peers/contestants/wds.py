@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import webdataset as wds
-from full.peers.contestants import SEED, SHARDS, Contestant, NoStateError, Setting
-from full.peers.shards import write_tars
+from full.peers.contestants import SEED, SHARDS, Contestant, NoStateError, Setting, write_tars
 
 
 class Shards(Contestant):
@@ -33,7 +32,4 @@ class Shards(Contestant):
             yield [int(n) for n in numbers]
 
     def state(self) -> Any:
-        raise NoStateError
-
-    def load(self, states: list[Any]) -> None:
         raise NoStateError

@@ -1,0 +1,15 @@
+"""Zip archives, as Python writes them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+
+
+def zipped(files: Mapping[str, bytes | str], method: int = zipfile.ZIP_STORED, before: bytes = b"") -> bytes:
+    out = io.BytesIO(before)
+    with zipfile.ZipFile(out, "a", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return out.getvalue()

@@ -1,0 +1,290 @@
+"""The policy of requests: how many at once, how often, when again, and when a second one; it follows the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation.loop import simulate
+
+from headrace.errors import (
+    AccessDeniedError,
+    BadResponseError,
+    ObjectChangedError,
+    ObjectMissingError,
+    ReadTimeoutError,
+    ShortReadError,
+    StorageError,
+    ThrottledError,
+)
+from headrace.fetch.policy.endpoint import Hedges
+from headrace.fetch.policy.limits import ConcurrencyLimit, RateLimiter, RateMeter, Semaphore
+from headrace.fetch.policy.retry import RetryBudget, RetryPolicy
+from headrace.options import FetchOptions
+
+URL = "s3://bucket/key"
+POLICY = RetryPolicy.of(FetchOptions(attempts=6, backoff_s=0.2, backoff_cap_s=10.0))
+
+
+class Always(random.Random):
+    """Draws one number for ever."""
+
+    def __init__(self, drawn: float) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def random(self) -> float:
+        return self.drawn
+
+
+# Further attempts.
+
+
+def test_longest_wait_doubles_up_to_the_cap() -> None:
+    policy = RetryPolicy(attempts=100, backoff_s=0.2, backoff_cap_s=10.0)
+    waits = [policy.wait_s(StorageError("x", url=URL), n, n, 60.0, Always(1.0)) for n in range(1, 10)]
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
+    assert [POLICY.wait_s(OSError(), 3, 3, 60.0, Always(drawn)) for drawn in (0.0, 0.5)] == [0.0, 0.4]
+
+
+@pytest.mark.parametrize(("error", "requests"), [
+    (ObjectMissingError("x", url=URL), 1),
+    (AccessDeniedError("x", url=URL), 1),
+    (ObjectChangedError("x", url=URL), 1),
+    (StorageError("x", url=URL, status=400), 1),
+    (ValueError("x"), 1),
+    (BadResponseError("x", url=URL), 2),
+    (StorageError("x", url=URL), 6),
+    (StorageError("x", url=URL, status=408), 6),
+    (StorageError("x", url=URL, status=500), 6),
+    (ThrottledError("x", url=URL, status=429), 6),
+    (ThrottledError("x", url=URL, status=503), 6),
+    (ShortReadError("x", url=URL), 6),
+    (ReadTimeoutError("x", url=URL), 6),
+    (TimeoutError(), 6),
+    (ConnectionResetError(), 6),
+], ids=repr)  # fmt: skip
+def test_error_decides_how_many_requests_are_made(error: Exception, requests: int) -> None:
+    made = 1
+    while POLICY.wait_s(error, made, made, 60.0, Always(0.0)) is not None:
+        made += 1
+    assert made == requests
+
+
+def test_bad_response_after_other_failures_is_asked_for_once_more() -> None:
+    error = BadResponseError("x", url=URL)
+    assert POLICY.wait_s(error, 4, 1, 60.0, Always(0.0)) is not None
+    assert POLICY.wait_s(error, 5, 2, 60.0, Always(0.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "left", "drawn", "wait"),
+    [
+        (5, 60, 0.5, 5.1), (5, 5.05, 0.5, None), (600, 61, 0.5, 60.1), (600, 59, 0.5, None), (-9, 9, 0.5, 0.1),
+        (None, 0.1, 0.4, 0.08), (None, 0.1, 0.6, None), (None, 0.0, 0.0, None),
+    ],
+)  # fmt: skip
+def test_retry_after_is_obeyed_and_no_attempt_starts_after_the_ranges_time(
+    asked: float | None, left: float, drawn: float, wait: float | None
+) -> None:
+    error = ThrottledError("x", url=URL, status=503, retry_after_s=asked)
+    assert POLICY.wait_s(error, 1, 1, left, Always(drawn)) == pytest.approx(wait)
+
+
+@given(st.integers(1, 10**6), st.floats(0, 100), st.floats(0, 100), st.integers(0, 2**32))
+def test_wait_is_never_negative_nor_over_the_cap(attempt: int, backoff: float, cap: float, seed: int) -> None:
+    wait = RetryPolicy(10**7, backoff, cap).wait_s(OSError(), attempt, 1, 1e9, random.Random(seed))
+    assert wait is not None
+    assert 0 <= wait <= cap
+
+
+# Second requests.
+
+
+@pytest.mark.parametrize(("answer_s", "delay_s"), [(0.01, 0.01), (0.0001, 0.001)])
+def test_delay_needs_twenty_answers_and_is_a_millisecond_at_least(answer_s: float, delay_s: float) -> None:
+    hedges = Hedges(0.05)
+    for _ in range(20):
+        assert hedges.delay_s == float("inf")
+        hedges.learn(answer_s)
+    assert hedges.delay_s == delay_s
+
+
+def test_late_is_what_is_later_than_95_of_100() -> None:
+    hedges, rng = Hedges(0.05), random.Random(1)
+    for _ in range(1000):
+        hedges.learn(rng.uniform(0.1, 0.2))
+    assert hedges.delay_s == pytest.approx(0.195, abs=0.003)
+
+
+def test_late_follows_a_host_that_changes() -> None:
+    hedges = Hedges(0.05)
+    for seconds in (0.01, 0.5):
+        for _ in range(300):
+            hedges.learn(seconds)
+        assert hedges.delay_s == seconds
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5])
+def test_second_requests_stay_within_their_share(share: float) -> None:
+    hedges, made = Hedges(share), 0
+    for n in range(2000):
+        hedges.learn(0.01)
+        made += hedges.take()
+        assert made <= 1 + share * (n + 1)
+    assert made >= share * 2000 - 5
+
+
+def test_share_that_was_not_used_is_not_saved_up() -> None:
+    hedges = Hedges(0.05)
+    for _ in range(10_000):
+        hedges.learn(0.01)
+    assert sum(hedges.take() for _ in range(100)) == 5
+
+
+# Limits of requests at once, and of their rate.
+
+
+def test_semaphore_admits_returning_visitors_first() -> None:
+    async def run() -> list[str]:
+        gate, order = Semaphore(1), []
+
+        async def visit(name: str, again: bool) -> None:
+            await gate.enter(again=again)
+            order.append(name)
+            gate.leave()
+
+        await gate.enter()
+        tasks = []
+        for name, again in (("a", False), ("b", False), ("c", True), ("d", True)):
+            tasks.append(asyncio.ensure_future(visit(name, again)))
+            await asyncio.sleep(0)
+        gate.leave()
+        await asyncio.gather(*tasks)
+        assert gate.inside == 0
+        return order
+
+    assert simulate(run())[0] == ["c", "d", "a", "b"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_cancelled_visitors_leave_the_semaphore_free(seed: int) -> None:
+    async def run() -> None:
+        gate = Semaphore(2)
+
+        async def visit() -> None:
+            await gate.enter()
+            try:
+                await asyncio.sleep(0)
+            finally:
+                gate.leave()
+
+        tasks = [asyncio.ensure_future(visit()) for _ in range(20)]
+        for turn, task in enumerate(tasks[::3]):
+            await asyncio.sleep(0)
+            task.cancel()
+            if turn % 2:
+                await asyncio.sleep(0)
+        await asyncio.wait(tasks)
+        assert gate.inside == 0
+        assert gate.try_enter()
+
+    simulate(run(), seed)
+
+
+def test_limit_falls_once_a_round_and_climbs_by_one_a_round() -> None:
+    now = 0.0
+    level = ConcurrencyLimit(100, lambda: now)
+    level.inside = 100
+    now = 1.0
+    for _ in range(50):
+        level.overloaded(0.5, throttled=False)
+    assert (level.limit, level.lowest, level.is_free) == (70.0, 70, False)
+    level.overloaded(1.0, throttled=False)
+    assert level.limit == pytest.approx(49.0)
+    for _ in range(49):
+        level.succeeded(now)
+    assert level.limit == pytest.approx(50.0, abs=0.02)
+    for _ in range(5000):
+        level.succeeded(now)
+    assert level.limit == 100.0
+    assert level.is_free
+
+
+@pytest.mark.parametrize(("limit", "inside", "times", "lowered"), [(4, 1, 50, 1.0), (256, 10, 1, 7.0)])
+def test_limit_falls_from_what_is_in_flight_but_not_below_one(
+    limit: int, inside: int, times: int, lowered: float
+) -> None:
+    level = ConcurrencyLimit(limit, lambda: 0.0)
+    level.inside = inside
+    for began in range(times):
+        level.overloaded(float(began), throttled=False)
+    assert level.limit == lowered
+
+
+def test_rate_falls_to_a_share_of_the_throughput_and_recovers_in_seconds() -> None:
+    pace = RateLimiter(100.0, 10.0)
+    assert pace.at(10.0) == pytest.approx(70.0)
+    assert pace.at(10.0 + 75 ** (1 / 3)) == pytest.approx(100.0)
+    assert pace.at(30.0) > 300.0
+    rates = [pace.at(10.0 + seconds / 10) for seconds in range(200)]
+    assert rates == sorted(rates)
+
+
+def test_rate_falls_once_in_half_a_second_for_requests_begun_since() -> None:
+    pace = RateLimiter(100.0, 10.0)
+    pace.lower(10.1, 10.4, 100.0)
+    pace.lower(9.9, 11.0, 100.0)
+    assert pace.at(10.0) == pytest.approx(70.0)
+    pace.lower(10.1, 11.0, 50.0)
+    assert pace.at(11.0) == pytest.approx(35.0)
+    assert pace.at(14.0) < 50.0  # it does not go for 100 again at once
+
+
+def test_rate_limiter_grants_evenly_and_never_stops() -> None:
+    pace, now, taken = RateLimiter(0.0, 0.0), 0.0, 0
+    for _ in range(10_000):
+        pace.lower(now, now, 0.0)
+        wait = pace.take(now)
+        taken += wait == 0.0
+        now += wait or 0.001
+    assert taken == pytest.approx(5 * now, rel=0.1)  # five a second, at the least
+
+
+def test_rate_is_that_of_the_last_second_or_that_before_a_pause() -> None:
+    rate, paused = RateMeter(0.0), RateMeter(0.0)
+    for n in range(1000):
+        rate.add(n / 100)
+        paused.add(n / 100)
+    assert rate.of(10.0) == pytest.approx(100.0, rel=0.05)
+    for n in range(20):
+        rate.add(10.0 + n / 10)
+    assert rate.of(12.0) == pytest.approx(10.0, rel=0.2)
+    assert paused.of(100.0) == pytest.approx(100.0, rel=0.1)
+
+
+def test_retries_wait_for_the_budget_that_successes_fill() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        retry_budget, went = RetryBudget(loop.time), []
+
+        async def retry() -> None:
+            await retry_budget.take()
+            went.append(loop.time())
+
+        tasks = [asyncio.ensure_future(retry()) for _ in range(int(RetryBudget.FULL) + 10)]
+        await asyncio.sleep(2.001)
+        assert len(went) == RetryBudget.FULL + 4
+        assert went[-1] == pytest.approx(2.0, abs=0.002)
+        next(task for task in tasks if not task.done()).cancel()
+        for _ in range(5):
+            retry_budget.give(1.0)
+        await asyncio.wait(tasks)
+        assert len(went) == RetryBudget.FULL + 9
+        assert loop.time() < 2.1
+        retry_budget.close()
+
+    simulate(run())
