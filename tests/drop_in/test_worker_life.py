@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from drop_in.acting import Made
 from drop_in.classes import IMPORTS, PREAMBLE, in_processes
 from process.waiting import is_running, run_script, wait_until
 
 import headrace as hr
+
+
+def test_objects_of_local_classes_are_of_the_trainers_class_when_workers_are_forked() -> None:
+    class Local(NamedTuple):
+        number: int
+
+    loader = hr.DataLoader(Made(Local, 4), None, num_workers=2, multiprocessing_context="fork")
+    assert [type(sample) is Local for sample in loader] == [True] * 4
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib.util
 import inspect
@@ -44,6 +45,31 @@ def test_class_with_cached_properties_goes_by_value() -> None:
             return 5
 
     assert serialize.copied(Lazy)().value == 5
+
+
+class Kelvin(float, enum.Enum):
+    ROOM = 20
+
+    def __new__(cls, celsius: float) -> Any:
+        member = float.__new__(cls, celsius + 273.15)
+        member._value_ = celsius
+        return member
+
+
+class Planet(enum.Enum):
+    EARTH = 1
+
+    def __init__(self, moons: int) -> None:
+        self.moons = moons
+
+
+@pytest.mark.parametrize("member", [Kelvin.ROOM, Planet.EARTH])
+def test_enumeration_whose_members_are_more_than_their_values_is_refused(
+    member: enum.Enum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(member), "__module__", "__main__")  # so that it goes by value
+    with pytest.raises(TypeError, match=r"more than its value|requires a 'float'"):
+        serialize.copied(member)
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])

@@ -96,7 +96,7 @@ class _ParquetShard:
         self._waiting = self.nbytes = 0
         self._file: Any = None
 
-    def add(self, sample: Mapping[str, Any], number: int) -> None:  # noqa: ARG002 (as in the other class)
+    def add(self, sample: Mapping[str, Any], number: int) -> None:
         row = {name: value for name, value in sample.items() if not name.startswith("__")}
         if "key" not in row:
             row = {"key": str(sample.get("__key__", "")), **row}

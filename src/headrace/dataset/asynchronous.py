@@ -290,7 +290,7 @@ class KeySource(SampleSource):
     def opens(self) -> LoopSession[AsyncDataset]:
         return LoopSession(self.data)
 
-    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return True
 
     def count(self) -> int:
@@ -299,7 +299,7 @@ class KeySource(SampleSource):
     def keys(self) -> Sequence[object]:
         return self.data.keys()
 
-    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
+    async def aget(self, key: object, wanted: Wanted | None = None) -> object:
         return await awaited(LoopSession(self.data).data, key)
 
     def open(self, io: EpochIO) -> Producer:

@@ -200,7 +200,7 @@ class SampleSource(ABC):
         """Return the stream of the same samples with an index, made if missing. None: no index can be made."""
         return None
 
-    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         """True if samples have numbers before they are read.
 
         Args:
@@ -224,7 +224,7 @@ class SampleSource(ABC):
         """Return the number, or own key, of the sample with a key of the data set."""
         return key
 
-    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
+    async def aget(self, key: object, wanted: Wanted | None = None) -> object:
         """Return the sample with a key. Fields that are not wanted may be missing."""
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
 
@@ -232,7 +232,7 @@ class SampleSource(ABC):
         """Return the sample with a number of the source's orders, or with its key; see `aget`."""
         return await self.aget(key, wanted)
 
-    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
+    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:
         """Return the numbers of the samples whose keys pass the filters. None: all."""
         return None
 
@@ -249,7 +249,7 @@ class SampleSource(ABC):
         revision = getattr(self.urls, "revision", "")
         return f"{fingerprint} at {masked(revision)}" if revision else fingerprint
 
-    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:
         """Return the orders of the samples, which have numbers and pass the key filters `keeps`."""
         return SourceOrders(self, keeps)
 
@@ -258,7 +258,7 @@ class SampleSource(ABC):
         """First sample number of each shard, then the total. A source without shards counts as one."""
         return np.array([0, self.count()])
 
-    def can_permute(self, by: str) -> bool:  # noqa: ARG002
+    def can_permute(self, by: str) -> bool:
         """True if a shuffle of this kind can change the order of the source itself."""
         return True
 
@@ -324,7 +324,7 @@ class SourceOrders:
         """Approximate size of a window of samples that is read before any of them is used."""
         return 0
 
-    def order(self, epoch: int, number: int) -> Order:  # noqa: ARG002
+    def order(self, epoch: int, number: int) -> Order:
         return ShardOrder(self.sizes, "none", ())
 
     def described(self) -> list[str]:

@@ -78,7 +78,7 @@ class Backend:
         """Return `value.to(device)` on this thread's current stream. No copy is pending on return."""
         return value.to(self.device)
 
-    def register(self, memory: memoryview) -> bool:  # noqa: ARG002
+    def register(self, memory: memoryview) -> bool:
         """Page-lock host memory, for asynchronous copies. Return True if that succeeded."""
         return False
 

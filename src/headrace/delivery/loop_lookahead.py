@@ -94,7 +94,7 @@ class TrainingLoop:
 
     epoch: int | None = None
 
-    def prefetched(self, *, knows_end: bool) -> PrefetchedBatches:  # noqa: ARG002
+    def prefetched(self, *, knows_end: bool) -> PrefetchedBatches:
         """Return the batches that the loop holds. `knows_end`: it has reached the epoch's end."""
         return PrefetchedBatches()
 

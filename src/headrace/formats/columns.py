@@ -78,7 +78,7 @@ class ColumnDecoder:
     def __init__(self, decoder: Decoder, names: Sequence[str]) -> None:
         self._decoder, self._names = decoder, tuple(names)
 
-    def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str] = ()) -> list[Column] | None:  # noqa: ARG002
+    def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str] = ()) -> list[Column] | None:
         """Return a column for each name. None if samples must be decoded one by one."""
         count = len(rows)
         members = len(rows.field)

@@ -55,13 +55,7 @@ class Energon(Format):
     def sniff(self, name: str, head: bytes) -> float:
         return 0.9 if name == NAME and b"split_parts" in head else 0.0
 
-    def catalogued(
-        self,
-        url: str,
-        data: bytes,
-        limits: Limits,  # noqa: ARG002
-        others: Callable[[str], bytes | None],
-    ) -> Catalogue:
+    def catalogued(self, url: str, data: bytes, limits: Limits, others: Callable[[str], bytes | None]) -> Catalogue:
         return _catalogue_of(url, data, self.split, others)
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:

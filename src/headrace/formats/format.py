@@ -109,22 +109,22 @@ class Format(Protocol):
     fields_are_members: ClassVar[bool] = False
     members_make_fields: ClassVar[bool] = False
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         """Return a confidence from 0 to 1 for this format, by an object's name and first bytes."""
         return 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
+    def sniff_end(self, name: str, tail: bytes) -> float:
         """Return a confidence from 0 to 1 by the name and the last bytes of an object.
 
         Called if no format recognizes the first bytes. `tail` is the whole object if the object is short.
         """
         return 0.0
 
-    def scanner(self, url: str, limits: Limits) -> Scanner | None:  # noqa: ARG002
+    def scanner(self, url: str, limits: Limits) -> Scanner | None:
         """Return a scanner that finds the samples of a shard while it is read. None: use `index`."""
         return None
 
-    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:  # noqa: ARG002
+    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
         """Return the shards that the catalogue at `url` lists. `data` is the catalogue.
 
         Raises:
@@ -132,13 +132,7 @@ class Format(Protocol):
         """
         return ()
 
-    def catalogued(
-        self,
-        url: str,
-        data: bytes,
-        limits: Limits,
-        others: Callable[[str], bytes | None],  # noqa: ARG002
-    ) -> Catalogue:
+    def catalogued(self, url: str, data: bytes, limits: Limits, others: Callable[[str], bytes | None]) -> Catalogue:
         """Return the content of a catalogue, which may refer to other files.
 
         Args:
@@ -146,7 +140,7 @@ class Format(Protocol):
         """
         return Catalogue(self.listed(url, data, limits))
 
-    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         """Return the table of the samples of a shard. Called if there is no scanner.
 
         Raises:
@@ -155,14 +149,14 @@ class Format(Protocol):
         """
         raise OptionError.at(shard.url, f": the format {self.name!r} has neither a scanner nor an index")
 
-    def row_filter(self, urls: Sequence[str]) -> RowFilter | None:  # noqa: ARG002
+    def row_filter(self, urls: Sequence[str]) -> RowFilter | None:
         """Return the predicate that excludes indexed rows of these shards. None: no row is excluded.
 
         `open_block` returns None for each excluded row. Such rows are skipped as by `.filter()`, with equal states.
         """
         return None
 
-    async def own_index(self, shard: PinnedObject, limits: Limits) -> tuple[Entry, bytes] | None:  # noqa: ARG002
+    async def own_index(self, shard: PinnedObject, limits: Limits) -> tuple[Entry, bytes] | None:
         """Return the index that `headrace index` stores for a shard without a table of samples.
 
         The result is (entry, block of the index file). None: a scanner finds the samples, and their table is stored.
@@ -174,12 +168,7 @@ class Format(Protocol):
         return None
 
     async def single(
-        self,
-        reads: Reads,  # noqa: ARG002
-        url: str,  # noqa: ARG002
-        shard: ShardIndex,  # noqa: ARG002
-        row: int,  # noqa: ARG002
-        wanted: Sequence[frozenset[str]] | None,  # noqa: ARG002
+        self, reads: Reads, url: str, shard: ShardIndex, row: int, wanted: Sequence[frozenset[str]] | None
     ) -> Rows | None:
         """Return the table of one sample, if fewer bytes than its block suffice.
 
@@ -191,7 +180,7 @@ class Format(Protocol):
         """
         return None
 
-    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:  # noqa: ARG002
+    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:
         """True if samples of these shards hold torch tensors.
 
         Workers then import torch at their start. Without this they avoid the import, which takes a second and much
@@ -211,7 +200,7 @@ class Format(Protocol):
         """
         return [dict(zip(block.members, bodies, strict=True))]
 
-    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:  # noqa: ARG002
+    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         """Decode several blocks of one member and one sample each, if that is faster.
 
         The result may be shorter, or have None for some samples. Missing samples are decoded by `open_block`, which

@@ -108,7 +108,7 @@ class JsonLineScanner(LineScanner):
             self._fail(f"each line must be a JSON object, and {what}{looks_like(head)}", 1, self._start)
         return self.error is None
 
-    def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:  # noqa: ARG002
+    def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:
         starts, _, ends = lines
         # a line that is too long is an error even if it is blank
         return lines[:, ~self._are_blank(lines, data, offset) | (ends - starts > self._longest)]
@@ -120,7 +120,7 @@ class JsonLines(Format):
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         first, newline, _ = head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
         if not first.startswith(b"{"):
             return 0.0
@@ -135,13 +135,13 @@ class JsonLines(Format):
     def scanner(self, url: str, limits: Limits) -> JsonLineScanner:
         return JsonLineScanner(url, limits)
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:  # noqa: ARG002
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
         value = loads(bodies[0])
         if type(value) is not dict:
             raise ValueError(f"each line must be a JSON object, and this one is a {type(value).__name__}")
         return [value]
 
-    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:  # noqa: ARG002
+    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         return [value if type(value) is dict else None for value in loads_many(bodies)]
 
 

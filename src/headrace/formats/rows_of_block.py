@@ -23,7 +23,7 @@ class RowsOfBlock(Sequence[dict[str, object] | None]):
         """Return several samples. Override it if that is faster; values must equal those of `row`."""
         return list(map(self.row, numbers))
 
-    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:  # noqa: ARG002 (subclasses use it)
+    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:
         """Return the values of several samples by field. None: use `some` instead.
 
         Override it if all samples have the same fields and none is skipped; values must equal those of `row`.

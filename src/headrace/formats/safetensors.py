@@ -61,7 +61,7 @@ class SafeTensors(Format):
     def __init__(self, *, rows: bool = False) -> None:
         self.rows = rows
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         length = int.from_bytes(head[:8], "little")
         return 0.7 if 2 <= length < _BYTES_MOST and head[8:10] in (b'{"', b"{}") else 0.0
 
@@ -71,7 +71,7 @@ class SafeTensors(Format):
         with errors_named(shard.url):
             return await _index_of_rows(reads, shard.url, limits)
 
-    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:  # noqa: ARG002
+    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:
         return True
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:

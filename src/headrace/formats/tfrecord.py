@@ -260,7 +260,7 @@ class TFRecord(Format):
         self.raw = raw
         self.lists = frozenset((lists,) if isinstance(lists, str) else lists)
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         return 0.95 if len(head) >= HEAD.size and masked_crc(head[:8]) == HEAD.unpack_from(head)[1] else 0.0
 
     def scanner(self, url: str, limits: Limits) -> RecordScanner:

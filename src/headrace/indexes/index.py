@@ -122,7 +122,7 @@ class OneFile:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:  # noqa: ARG002 (blocks are read later)
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         url, what = self._url, masked(self._url)
         head, directory, order = await open_file(reader, url, urls)
 
@@ -215,12 +215,7 @@ class JoinedFiles:
     def __init__(self, indexes: Sequence[Index]) -> None:
         self._indexes = tuple(indexes)
 
-    async def open(
-        self,
-        reader: Reads,
-        urls: Sequence[str],  # noqa: ARG002 (the indexes have theirs)
-        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (each has its own cache)
-    ) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         for index in self._indexes:
             await index.open(reader)
         counts = [np.diff(index.starts) for index in self._indexes]
@@ -247,12 +242,7 @@ class OwnTables:
     def __init__(self, form: Format, entries: Sequence[ShardEntry], limits: Limits) -> None:
         self._format, self._entries, self._limits = form, tuple(entries), limits
 
-    async def open(
-        self,
-        reader: Reads,
-        urls: Sequence[str],  # noqa: ARG002 (the entries have theirs)
-        hold: Callable[[int, ShardIndex], None],
-    ) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         columns: dict[int, _Columns] = {}
 
         async def learn(ordinal: int) -> tuple[int, Ints | None]:

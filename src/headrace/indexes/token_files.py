@@ -118,12 +118,7 @@ class TokenFiles:
     def __reduce__(self) -> tuple[object, ...]:
         return TokenFiles, (self.settings, self._limits, self._chunks)
 
-    async def open(
-        self,
-        reader: Reads,
-        urls: Sequence[str],
-        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (the tables are smaller)
-    ) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         """Determine the numbers of samples from file sizes and headers."""
         tables = await for_each(len(urls), lambda k: self._table(reader, urls, k))
         first = tables[0].file
@@ -141,7 +136,7 @@ class TokenFiles:
         nbytes = sum(map(self._nbytes, tables))
         return OpenedIndex(counts, self._load, nbytes / max(1, int(counts.sum())))
 
-    async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG002 (nothing is read)
+    async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
         table = self.tables[ordinal]
         return table.shard(np.arange(table.count))
 

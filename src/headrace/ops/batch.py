@@ -67,7 +67,7 @@ class EvenBatcher:
     def __init__(self, size: int, *, drop_last: bool) -> None:
         self._size, self._drop_last, self._offered = size, drop_last, 0
 
-    def offer(self, measure: int) -> Sequence[int]:  # noqa: ARG002 (each counts as one)
+    def offer(self, measure: int) -> Sequence[int]:
         self._offered += 1
         return range(self._offered) if self._offered == self._size else ()
 

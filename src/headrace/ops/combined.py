@@ -545,7 +545,7 @@ class CombinedKeySource(CombinedSource, KeySource):
     storage_options = forwarded("data")
     starts = forwarded("data")
 
-    async def at(self, key: Any, wanted: Wanted | None) -> object:  # noqa: ARG002 (each input knows what it needs)
+    async def at(self, key: Any, wanted: Wanted | None) -> object:
         return await self.data.aget(key)
 
 
@@ -564,7 +564,7 @@ class CombinedShardSource(CombinedSource, IndexedShardSource):
     def blocks(self) -> Ints | None:
         return self.data.blocks if self.is_in_order else None  # otherwise blocks are not read sequentially
 
-    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return True
 
 

@@ -50,10 +50,6 @@ class ConcatSpec(CombinedSpec):
         return None
 
     def arrange(
-        self,
-        inputs: Sequence[Order],
-        key: tuple[int, ...],  # noqa: ARG002 (others need it)
-        first_shards: Sequence[int],
-        window: int,  # noqa: ARG002 (each input has its own)
+        self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int
     ) -> ConcatOrder:
         return ConcatOrder(inputs, first_shards)

@@ -56,11 +56,7 @@ class InterleaveSpec(CombinedSpec):
         return sum(size for size in self.sizes if size < ENDLESS) + rounds * self.block * len(passes)
 
     def arrange(
-        self,
-        inputs: Sequence[Order],
-        key: tuple[int, ...],  # noqa: ARG002 (others need it)
-        first_shards: Sequence[int],
-        window: int,
+        self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int
     ) -> InterleaveOrder:
         return InterleaveOrder(inputs, self._layout, first_shards, window)
 

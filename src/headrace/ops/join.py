@@ -99,10 +99,10 @@ class Matched(PassOperator):
     def in_state(self) -> str:
         return f"matched {self.matches.digests[self.side]}"
 
-    def count(self, count: int) -> int:  # noqa: ARG002 (the keys decide)
+    def count(self, count: int) -> int:
         return len(self.matches.places[self.side])
 
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         return ChosenOrder(order, self.matches.places[self.side])
 
 

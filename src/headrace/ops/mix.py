@@ -194,7 +194,7 @@ class MixSpec(CombinedSpec):
     def is_endless(self) -> bool:
         return self.until == "forever"
 
-    def can_permute(self, by: str) -> bool:  # noqa: ARG002 (others need it)
+    def can_permute(self, by: str) -> bool:
         return False
 
     def check_order(self, order: Ordering) -> None:

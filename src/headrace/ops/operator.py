@@ -69,7 +69,7 @@ class Operator(ABC):
     def add_to(self, builder: PipelineBuilder) -> None:
         """Add the operator to a pipeline. OptionError if it cannot follow the operators before it."""
 
-    def collated(self, fn: Callable[[list[Any]], object]) -> Operator | None:  # noqa: ARG002
+    def collated(self, fn: Callable[[list[Any]], object]) -> Operator | None:
         """Return the operator with batches collated by `fn`. None: no batches, or its own collation."""
         return None
 

@@ -56,7 +56,7 @@ class EpochSize(EpochOperator):
     def limit(self) -> int:
         return self.samples
 
-    def count(self, count: int) -> int:  # noqa: ARG002
+    def count(self, count: int) -> int:
         return self.samples
 
     def add_to(self, builder: PipelineBuilder) -> None:

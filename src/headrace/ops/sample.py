@@ -28,14 +28,14 @@ class SelectIndices(PassOperator):
     in_state = "pick"  # the check in a state covers the selected samples
     sampler: Any
 
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         return ChosenOrder(order, self.numbers(order.count))
 
     @property
     def is_fixed(self) -> bool:
         return isinstance(self.sampler, list | tuple | range | np.ndarray)
 
-    def count(self, count: int) -> int:  # noqa: ARG002
+    def count(self, count: int) -> int:
         """Return how many numbers there are. Iterating over a sampler would change its numbers."""
         return self.sampler.size if isinstance(self.sampler, np.ndarray) else len(self.sampler)
 

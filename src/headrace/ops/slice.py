@@ -36,7 +36,7 @@ class Take(PassOperator):
     def count(self, count: int) -> int:
         return min(count, self.samples)
 
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         return FirstOf(order, self.samples)
 
     def add_to(self, builder: PipelineBuilder) -> None:
@@ -68,7 +68,7 @@ class Stretch(PassOperator):
     def count(self, count: int) -> int:
         return len(self.numbers(count))
 
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         numbers = self.numbers(order.count)
         return ComputedOrder(order, len(numbers), partial(_at, numbers.start, numbers.step))
 

@@ -141,11 +141,7 @@ class ZipSpec(CombinedSpec):
         return steady
 
     def arrange(
-        self,
-        inputs: Sequence[Order],
-        key: tuple[int, ...],  # noqa: ARG002 (others need it)
-        first_shards: Sequence[int],  # noqa: ARG002 (samples have no shards)
-        window: int,  # noqa: ARG002 (they are got one by one)
+        self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int
     ) -> ZipOrder:
         numbers = [functools.partial(_numbers, inputs[k], self.sources[k].starts) for k in self._alone]
         of_position: list[Callable[[Ints], Ints]] = [as_it_is] if len(self._alone) < len(self.names) else []

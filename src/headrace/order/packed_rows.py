@@ -241,7 +241,7 @@ class BestFitRow(PackedRow):
     def supply(self) -> float:
         return (self._waiting + self._offset / self._length) / (CHOICE + 1)
 
-    def share(self, tokens: float) -> float:  # noqa: ARG002 (each is one to choose)
+    def share(self, tokens: float) -> float:
         return 1 / (CHOICE + 1)
 
     def _chosen(self) -> tuple[Sequence[int], int | None] | None:

@@ -115,7 +115,7 @@ class KeyProducer:
         # Samples before this position are not read, and get this failure.
         self._spoilt: tuple[int, Failure] = 0, Failure(PackedError(b""))
 
-    def mark(self, position: int) -> None:  # noqa: ARG002 (positions suffice)
+    def mark(self, position: int) -> None:
         return None
 
     async def run(self, flow: Flow) -> None:
@@ -325,7 +325,7 @@ class KeyFeed:
         if self._flow is not None:
             self._put(self._flow)
 
-    def mark(self, position: int) -> None:  # noqa: ARG002 (never used: who draws keys knows them)
+    def mark(self, position: int) -> None:
         return None
 
     async def run(self, flow: Flow) -> None:

@@ -66,7 +66,7 @@ class Checker:
         checks = None if crc is None else crc[chosen], names
         self._todo: tuple[Any, ...] = (rows.offset[chosen], rows.size[chosen], *checks)
 
-    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:  # noqa: ARG002 (as a scanner)
+    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
         """Check the members in `buffer`, the part of the shard at `offset`."""
         offsets, sizes, crc, names = self._todo
         self._todo = ()  # this object is sent back

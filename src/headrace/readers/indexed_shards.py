@@ -63,7 +63,7 @@ class IndexedShardProducer:
         self._next_address = 0
         self._numbers = BlockNumbers()  # of blocks that several windows may read
 
-    def mark(self, position: int) -> None:  # noqa: ARG002 (positions suffice)
+    def mark(self, position: int) -> None:
         return None
 
     async def run(self, flow: Flow) -> None:

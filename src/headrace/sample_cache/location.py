@@ -51,7 +51,7 @@ class MemoryPlace:
 class _FixedRoom:
     max_bytes: int
 
-    def __call__(self, nbytes: int) -> int:  # noqa: ARG002 (part of the interface)
+    def __call__(self, nbytes: int) -> int:
         return self.max_bytes
 
 

@@ -314,7 +314,7 @@ class ListedClips(VideoClips):
     def _video_of(self, ordinal: int) -> int:
         return self._video[ordinal]
 
-    def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:  # noqa: ARG002 (one of each)
+    def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:
         times = self.listed[ordinal][1]
         return f"{times[0]:g}", table.shown_at(times)
 

@@ -176,11 +176,11 @@ class TokenShards(IndexedShards):
         check_listed(self.urls, ordinal, table.file.size, table.file.etag)
         return table
 
-    async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:  # noqa: ARG002
+    async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         shard = self.table(ordinal).shard(chosen)
         return Members(shard.rows, None, shard.size, version_of(shard))
 
-    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:  # noqa: ARG002
+    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
         ordinal, row = self.index.locate(number)
         shard = self.table(ordinal).shard(np.array([row]))
         rows, url = shard.rows, self.urls[ordinal]

@@ -91,19 +91,19 @@ class ZarrStore(Store):
             raise FileNotFoundError(key)
         return size
 
-    async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
+    async def set(self, key: str, value: Buffer) -> None:
         self._refuse()
 
-    async def delete(self, key: str) -> None:  # noqa: ARG002
+    async def delete(self, key: str) -> None:
         self._refuse()
 
     def list(self) -> AsyncIterator[str]:
         self._refuse()
 
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:  # noqa: ARG002
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         self._refuse()
 
-    def list_dir(self, prefix: str) -> AsyncIterator[str]:  # noqa: ARG002
+    def list_dir(self, prefix: str) -> AsyncIterator[str]:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -19,18 +19,43 @@ Cells = dict[int, tuple[types.CellType, types.CellType]]
 """By the id of a closure cell: the cell, and the empty cell pickled in its place."""
 
 _FILE = 10  # index of the file name among the arguments of a code object
-_has_script = False
+_OF_MEMBERS = {"_name_", "_value_", "_sort_order_", "__objclass__"}
+_shared: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose ids both sides of a fork know
+_is_forked_worker = False
 
 
-def begin_worker() -> None:
-    """Declare that this process has the trainer's script, as a fork has, and sends to the trainer only."""
-    global _has_script
-    _has_script = True
+def share_classes() -> list[type]:
+    """Give ids to the classes pickled by value, so that forks of this process can refer to them.
+
+    Returns the classes. The caller keeps them alive for as long as its forks run.
+    """
+    by_value = modules_by_value()
+    classes, waiting = set[type](), [object]
+    while waiting:
+        new = [kind for kind in type.__subclasses__(waiting.pop()) if kind not in classes]
+        classes.update(new)
+        waiting += new
+    found = [kind for kind in classes if vars(kind).get("__module__") in by_value or "<locals>" in kind.__qualname__]
+    for kind in found:
+        internals._get_or_create_tracker_id(kind)
+    _shared.update(found)
+    return found
 
 
-def trainer_has(what: Any) -> bool:
-    """True in such a worker for functions and classes that the trainer finds by name, in its script too."""
-    return _has_script and _is_found(what)
+def begin_forked_worker() -> None:
+    global _is_forked_worker
+    _is_forked_worker = True
+
+
+def reference_to(kind: type) -> tuple[Callable[[str], type], tuple[str]] | None:
+    """Return the reduced form of a class that this forked worker shares with the trainer."""
+    if not _is_forked_worker or kind not in _shared:
+        return None
+    return _shared_class, (internals._get_or_create_tracker_id(kind),)
+
+
+def _shared_class(tracker: str) -> type:
+    return internals._DYNAMIC_CLASS_TRACKER_BY_ID[tracker]  # type: ignore[no-any-return]
 
 
 def modules_by_value() -> set[str]:
@@ -40,14 +65,10 @@ def modules_by_value() -> set[str]:
 
 def is_by_name(what: Callable[..., object]) -> bool:
     """True if a function or class is found by its name in a module that is not pickled by value."""
-    return what.__module__ not in modules_by_value() and _is_found(what)
-
-
-def _is_found(what: Callable[..., object]) -> bool:
     found: object = sys.modules.get(what.__module__ or "__main__")
     for name in what.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is what
+    return found is what and what.__module__ not in modules_by_value()
 
 
 def load_home(kind: type) -> None:
@@ -105,21 +126,34 @@ def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:
         return reduced
     make, arguments, (attributes, slots), *_ = reduced
     own, set_state = vars(kind), internals._class_setstate if outward else _set_new_state
-    if not issubclass(kind, enum.Enum):
+    if issubclass(kind, enum.Enum):
+        _check_members(kind)
+    else:
         attributes["__qualname__"] = kind.__qualname__
         if "__slots__" in own and not issubclass(kind, tuple):  # tuples cannot have slots
             arguments[3]["__slots__"] = own["__slots__"]
             for name in [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]:
                 attributes.pop(name, None)
     tracker = internals._get_or_create_tracker_id(kind)
+    arguments = tuple(None if argument is tracker else argument for argument in arguments)  # tracked by `_class`
     return _class, (tracker, make, arguments), (attributes, slots), None, None, set_state
+
+
+def _check_members(kind: type[enum.Enum]) -> None:
+    """Raise TypeError if members are more than their values, which are all that cloudpickle sends."""
+    mixed: Any = vars(kind)["_member_type_"]
+    for member in kind:
+        is_made_otherwise = mixed is not object and "__new_member__" in vars(kind) and mixed(member.value) != member
+        if is_made_otherwise or vars(member).keys() - _OF_MEMBERS:
+            raise TypeError(f"{member!r} is more than its value, and cannot be sent: define {kind!r} in a module")
 
 
 def _class(tracker: str, make: Callable[..., type], arguments: tuple[object, ...]) -> type:
     found: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     if found is None:
-        found = make(*arguments)
-        _new.add(found)
+        made = make(*arguments)
+        _new.add(made)
+        found = internals._lookup_class_or_track(tracker, made)
     return found
 
 

@@ -37,7 +37,7 @@ from headrace.torch_compat.by_value import (
     reduced_code,
     reduced_code_with_lines,
     reduced_function,
-    trainer_has,
+    reference_to,
 )
 from headrace.types import Buffer
 
@@ -246,12 +246,11 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if is_tensor(obj) and _is_plain(obj):
             return _form_of_tensor(obj)
         if isinstance(obj, type):
-            if not self.is_outward and trainer_has(obj):
-                return NotImplemented
+            reference = None if self.is_outward else reference_to(obj)
+            if reference is not None:
+                return reference
             load_home(obj)
             return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
-        if type(obj) is FunctionType and not self.is_outward and trainer_has(obj):
-            return NotImplemented
         return super().reducer_override(obj)
 
     def _check_tensor(self, tensor: torch.Tensor) -> None:

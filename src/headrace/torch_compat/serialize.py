@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import cloudpickle
+import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,8 +100,7 @@ def pack_for_workers(
                 if modules is not None:
                     modules |= packer.modules - by_value
                 return [out.getbuffer(), *(buffer.raw() for buffer in buffers)]
-            for name in foreign:
-                cloudpickle.register_pickle_by_value(sys.modules[name])
+            internals._PICKLE_BY_VALUE_MODULES.update(foreign)
     except BaseException:
         close_all(descriptors)
         raise

@@ -184,12 +184,12 @@ class NumberLeaf(_ExactLeaf):
         except OverflowError:
             raise Mismatch from None
 
-    def values(self, here: memoryview, count: int) -> list[object]:  # noqa: ARG002
+    def values(self, here: memoryview, count: int) -> list[object]:
         return list(np.frombuffer(here, self.exact).tolist())
 
 
 class ScalarLeaf(NumberLeaf):
-    def values(self, here: memoryview, count: int) -> list[object]:  # noqa: ARG002
+    def values(self, here: memoryview, count: int) -> list[object]:
         return list(np.frombuffer(here, self.exact))
 
 

@@ -67,7 +67,7 @@ class KnownChain:
             raise LoaderClosedError("the loader is gone")
         return found
 
-    def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (other chains need it)
+    def message(self, number: int) -> ChainMessage:
         raise TypeError("threads receive chains as they are")
 
     def is_of(self, chain: Chain) -> bool:

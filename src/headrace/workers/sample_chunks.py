@@ -64,7 +64,7 @@ class _Plain:
     def failed(self) -> Sequence[int]:
         return ()
 
-    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
+    def origin(self, index: int) -> tuple[object, str | None]:
         return None, None
 
 

@@ -140,7 +140,7 @@ class ThreadExecutor:
         self._threads: list[_Thread] = []
         self._jobs = _Jobs()
 
-    async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> _Thread:  # noqa: ARG002 (none is lost)
+    async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> _Thread:
         thread = _Thread(number, self._jobs, on_reply)
         self._threads.append(thread)
         return thread

@@ -181,10 +181,10 @@ class _Whole:
     def count(self) -> int | None:
         return None
 
-    def offset_of(self, index: int) -> int | None:  # noqa: ARG002 (others need it)
+    def offset_of(self, index: int) -> int | None:
         return None
 
-    def undecoded(self, memory: Memory) -> Undecoded | None:  # noqa: ARG002 (others need it)
+    def undecoded(self, memory: Memory) -> Undecoded | None:
         return None
 
     def remember(self, made: Sequence[object]) -> None: ...
@@ -254,7 +254,7 @@ class SentObjects(_Whole):
     def are_objects(self) -> bool:  # type: ignore[override]
         return True
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:  # noqa: ARG002 (others need it)
+    def open(self, memory: Memory) -> Iterator[list[object]]:
         yield self.samples[self.start : self.stop]
 
     def remember(self, made: Sequence[object]) -> None:

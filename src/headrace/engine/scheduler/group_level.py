@@ -175,7 +175,7 @@ class GroupLevel(TogetherLevel):
         self._waiting: dict[int, tuple[SharedPart, int]] = {}
         self._begun_with = deque(self._origins.begun_with)
 
-    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (other levels need it)
+    def put(self, outcome: Outcome, stop: int) -> None:
         if self.is_over:
             outcome.part.release()
             return

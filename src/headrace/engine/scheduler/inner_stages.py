@@ -104,7 +104,7 @@ class Level:
         self._pile.add(start, part)
         self.begin()
 
-    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
+    def put(self, outcome: Outcome, stop: int) -> None:
         """Add the next samples of the level before, whose units below `stop` are all finished."""
         start, self._put = self._put, self._put + outcome.part.count
         self._positions.extend(outcome.positions)

@@ -74,7 +74,7 @@ class Origins:
         """Return the lowest number in the level before that this unit or a later one needs."""
         return unit
 
-    def passed(self, unit: int) -> Ranges:  # noqa: ARG002 (subclasses need it)
+    def passed(self, unit: int) -> Ranges:
         """Return the samples from that number on, relative to it, that belong to earlier units."""
         return ()
 
@@ -310,7 +310,7 @@ class PositionMap:
             for at in (self.source_number(len(self.levels) - 1, number) for number in range(start, stop))
         ]
 
-    def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:  # noqa: ARG002 (packed rows need it)
+    def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:
         """Return and forget (position, error) of inputs skipped in these samples of batches."""
         return ()
 

@@ -43,7 +43,7 @@ class MemoryStore:
         first, last = clamped(start or 0, stop, len(data))
         return Answer(first, last, len(data), etag, one_piece(memoryview(data)[first:last]))
 
-    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
+    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
         found = [Listed(path, len(data), etag) for path, (data, etag) in _objects.items() if path.startswith(prefix)]
         for start in range(0, len(found), _PAGE):
             yield found[start : start + _PAGE]

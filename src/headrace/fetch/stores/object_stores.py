@@ -209,7 +209,7 @@ class RemoteStore:
         except (BaseError, OSError) as error:
             raise translated(error, self._address(path)) from None
 
-    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
         return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:

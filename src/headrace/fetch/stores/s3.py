@@ -90,7 +90,7 @@ class S3Store:
                 raise
         return await self._ask(self._signer, path, name, start, stop, if_match)
 
-    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
         return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:

@@ -178,12 +178,12 @@ class Arrow(TableFormat):
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc")
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         if head.startswith(MAGIC):
             return 1.0
         return 0.9 if head.startswith(CONTINUATION) and head[8:12] == b"\x10\0\0\0" else 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
+    def sniff_end(self, name: str, tail: bytes) -> float:
         return 1.0 if tail.endswith(MAGIC[:6]) else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:

@@ -204,10 +204,14 @@ def _offsets_in(data: Buffer, tree: Tree, samples: int) -> Ints:
 
 
 def _arrow_rows(data: bytes, samples: int) -> Sequence[dict[str, object]]:
-    pa = library()
+    try:
+        pa = library()
+    except ImportError as error:
+        raise FormatError(str(error)) from error
     with arrow_errors("its table of Arrow is damaged"):
         source = pa.py_buffer(data)
         reader = pa.ipc.open_file(source) if data[:6] == b"ARROW1" else pa.ipc.open_stream(source)
+    with arrow_errors():
         table = reader.read_all()
         table.validate(full=True)
         rows: list[dict[str, object]] = table.to_pylist()

@@ -265,10 +265,10 @@ class Mp4(Format):
     name = "mp4"
     suffixes = (".mp4", ".m4v", ".mov")
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         return 0.9 if head[4:8] == b"ftyp" else 0.0
 
-    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         raise OptionError.at(shard.url, "is a video: hr.video() gives clips of its frames, hr.files() its bytes")
 
     async def own_index(self, shard: PinnedObject, limits: Limits) -> tuple[Entry, bytes]:

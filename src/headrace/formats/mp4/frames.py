@@ -214,12 +214,17 @@ def check_decoder(name: str) -> None:
         raise OptionError(f"decoder={name!r} is not installed; try: pip install 'headrace[{extra}]'")
 
 
+_PASSED = StageError, OptionError
+
+
 @contextmanager
-def decode_errors(what: str, key: object = None, url: str | None = None, field: str | None = None) -> Iterator[None]:
-    """Raise errors of a video's content and of libraries as DecodeErrors, which begin with `what`."""
+def decode_errors(
+    what: str, key: object = None, url: str | None = None, field: str | None = None, passes: Any = _PASSED
+) -> Iterator[None]:
+    """Raise errors of a video's content and of libraries as DecodeErrors, which begin with `what`, except `passes`."""
     try:
         yield
-    except (StageError, OptionError):
+    except passes:
         raise
     except Exception as error:
         raise DecodeError(f"{what}: {reason_of(error)}", key=key, url=url, field=field) from error
@@ -364,7 +369,7 @@ class VideoFrames:
 
     def __call__(self, data: bytes) -> Frames:
         """Decode frames of the file `data`. Raises a DecodeError if it is damaged or too short."""
-        with decode_errors(f"its {len(data)} bytes do not decode as a video by {self.decoder}"):
+        with decode_errors(f"its {len(data)} bytes do not decode as a video by {self.decoder}", passes=OptionError):
             table = read_table(tables_in(memoryview(data), self.limits), len(data), self.limits)
             pieces, spans = pieces_of(table, self._chosen(table))
             frames, _ = decoded(self.decoder, pieces, [memoryview(data)[a:b] for a, b in spans], self.limits)

@@ -62,10 +62,10 @@ class Parquet(TableFormat):
     name = "parquet"
     suffixes = (".parquet", ".parq", ".pq")
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         return 1.0 if head.startswith(MAGIC) else 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
+    def sniff_end(self, name: str, tail: bytes) -> float:
         return 1.0 if tail.endswith(MAGIC) else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:

@@ -16,7 +16,7 @@ class TarFormat(Format):
     suffixes = (".tar",)
     fields_are_members = True
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         if len(head) < BLOCK or not any(head[:BLOCK]):
             return 0.0
         try:

@@ -234,10 +234,10 @@ class Zip(Format):
     name = "zip"
     suffixes = (".zip",)
 
-    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+    def sniff(self, name: str, head: bytes) -> float:
         return 0.7 if head.startswith((b"PK\3\4", b"PK\5\6")) else 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
+    def sniff_end(self, name: str, tail: bytes) -> float:
         at = tail.rfind(b"PK\5\6")  # the end record, and a comment of the length that it states
         return 0.7 if at >= 0 and len(tail) - at - 22 == int.from_bytes(tail[at + 20 : at + 22], "little") else 0.0
 
@@ -335,10 +335,10 @@ class WholeArray(StoredArray):
         self.rows = max(1, self.count)
         self._part, self._url, self._limits = part, url, limits
 
-    def parts(self, number: int) -> Sequence[StoredPart]:  # noqa: ARG002 (there is one)
+    def parts(self, number: int) -> Sequence[StoredPart]:
         return (StoredPart((0,) * len(self.shape), *self._part),)
 
-    def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:  # noqa: ARG002
+    def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:
         try:
             whole = NpyDecoder()(body_of(bytes(bodies[0]), f"{self.name}.npy".lower(), self._limits))
         except ValueError as error:

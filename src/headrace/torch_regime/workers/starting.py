@@ -26,6 +26,7 @@ from headrace._util import file_limits as descriptors
 from headrace._util.shared_memory import Segment, close_all
 from headrace._util.wakeup import is_readable, is_ready
 from headrace.torch_compat import serialize
+from headrace.torch_compat.by_value import begin_forked_worker, share_classes
 from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_compat.why_unpicklable import cannot_carry
 from headrace.torch_regime.workers.messages import WorkerConfig
@@ -78,6 +79,8 @@ class _ContextStarter:
         self._context, self._config = context, config
         self._started: list[BaseProcess] = []
         self._owner = os.getpid()
+        # Forked workers have the script's own classes, not copies: both sides refer to them.
+        self._classes = share_classes() if context.get_start_method() == "fork" else []
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, PolledWire]:
         ours, theirs = socket.socketpair()
@@ -113,6 +116,7 @@ class _ContextStarter:
 def _run(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
     for end in list(_our_ends):  # forked copies would hide the trainer's close
         end.close()
+    begin_forked_worker()
     main_of_context(sock, number, start, config)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from headrace._util.shared_memory import Segment, close_all, keep_freed_memory
 from headrace.torch_compat import serialize
-from headrace.torch_compat.by_value import begin_worker
 from headrace.torch_regime.workers.batch_builder import BatchBuilder
 from headrace.torch_regime.workers.messages import (
     MADE_NS,
@@ -185,7 +184,6 @@ def main(sock: socket.socket, number: int, start: int) -> None:
 
 def main_of_context(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
     _begin_process()
-    begin_worker()
     parent = os.getppid()
     # A sibling may hold the other end of this socket open.
     BatchServer(BlockingWire(sock), number, start, config).serve(lambda: os.getppid() == parent)
