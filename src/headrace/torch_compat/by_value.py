@@ -141,7 +141,7 @@ def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:
 
 def _check_members(kind: type[enum.Enum]) -> None:
     """Raise TypeError if members are more than their values, which are all that cloudpickle sends."""
-    mixed: Any = vars(kind)["_member_type_"]
+    mixed = vars(kind)["_member_type_"]
     for member in kind:
         is_made_otherwise = mixed is not object and "__new_member__" in vars(kind) and mixed(member.value) != member
         if is_made_otherwise or vars(member).keys() - _OF_MEMBERS:
