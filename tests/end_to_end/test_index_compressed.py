@@ -236,6 +236,15 @@ def test_zeros_in_members_and_members_after_zeros_are_a_bomb(ending: str) -> Non
             built_index(url, limits)
 
 
+@pytest.mark.parametrize("cut", [1, 9])
+@pytest.mark.parametrize("ending", PACK)
+def test_cut_end_of_a_compressed_shard_is_an_error_after_whole_samples(ending: str, cut: int) -> None:
+    url, got = put_shard(PACK[ending](tar(numbered_samples(0, 40, 2000)))[:-cut], f"tar.{ending}"), []
+    with pytest.raises(hr.errors.FormatError, match="truncated"):
+        got.extend(hr.stream(url, index=None))
+    assert [sample["cls"] for sample in got] == [b"%d" % n for n in range(len(got))]
+
+
 @pytest.mark.parametrize("ending", ["", *PACK])
 def test_member_that_is_too_large_fails_by_its_own_limit_also_where_it_is_a_bomb(ending: str) -> None:
     limits = hr.Limits(unpacked_free_bytes=2**20, unpacked_ratio=10, member_bytes=2**20)

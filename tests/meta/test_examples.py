@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import tarfile
+import urllib.error
+import urllib.request
 from pathlib import Path
 from types import ModuleType
 
@@ -52,3 +54,28 @@ def test_shards_hold_every_digit_once(digits: ModuleType) -> None:
         keys += [name.removesuffix(".png") for name in names[::2]]
     assert len(shards) == 9
     assert keys == [f"{key:06}" for key in range(1797)]
+
+
+@pytest.mark.parametrize(("asked", "status", "expected", "span"), [
+    (None, 200, slice(None), None),
+    ("bytes=0-0", 206, slice(0, 1), "bytes 0-0/10"),
+    ("bytes=3-5", 206, slice(3, 6), "bytes 3-5/10"),
+    ("bytes=8-99", 206, slice(8, None), "bytes 8-9/10"),
+    ("bytes=7-", 206, slice(7, None), "bytes 7-9/10"),
+    ("bytes=-4", 206, slice(6, None), "bytes 6-9/10"),
+    ("bytes=-99", 206, slice(None), "bytes 0-9/10"),
+    ("bytes=10-", 416, slice(0, 0), "bytes */10"),
+    ("bytes=-0", 416, slice(0, 0), "bytes */10"),
+])  # fmt: skip
+def test_web_server_answers_ranges(
+    digits: ModuleType, asked: str | None, status: int, expected: slice, span: str | None
+) -> None:
+    data = b"0123456789"
+    with digits.http_server({"a": data}) as address:
+        headers = {"Connection": "close"} | ({"Range": asked} if asked else {})
+        try:
+            answer = urllib.request.urlopen(urllib.request.Request(f"{address}/a", headers=headers))
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            assert (answer.status, answer.read(), answer.headers["Content-Range"]) == (status, data[expected], span)

@@ -206,6 +206,36 @@ def test_loader_that_was_never_used_takes_its_fork_server_with_it() -> None:
     gc.collect()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_in_another_thread_is_an_error_in_the_thread_that_waits(workers: int) -> None:
+    release = threading.Event()
+
+    class Stuck(Numbers):  # its samples from 4 on never come
+        async def aget(self, index: int) -> int:
+            if index >= 4:
+                await asyncio.Event().wait()
+            return index
+
+    loader = hr.DataLoader(Stuck(100), batch_size=4, num_workers=workers)
+    raised: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            for _ in loader:
+                release.set()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert release.wait(20)
+    loader.close()
+    thread.join(10)
+    assert not thread.is_alive(), "it still waits"
+    assert [type(error) for error in raised] == [hr.errors.LoaderClosedError]
+    raised.clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(workers: int) -> None:

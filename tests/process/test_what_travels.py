@@ -71,6 +71,7 @@ def test_arrays_are_sent_once_and_are_each_workers_own() -> None:
 
 
 SCRIPT = """
+    import enum, pickle
     from collections import namedtuple
     from dataclasses import dataclass
     from typing import NamedTuple
@@ -111,6 +112,13 @@ SCRIPT = """
     def fail(sample):
         raise MyError(3, "three")
 
+    class Colour(enum.Enum):
+        RED = 1
+
+    def to_colour(sample):
+        assert pickle.loads(pickle.dumps(Colour.RED)) is Colour.RED
+        return Colour(sample)
+
     for _ in range(2):
         with hr.DataLoader(Squares().map(shifted), batch_size=4, num_workers=2) as loader:
             for batch in loader:
@@ -123,6 +131,8 @@ SCRIPT = """
             next(iter(loader))
         except MyError as error:
             print("MyError", error.code, error.args)
+    with hr.DataLoader(hr.from_map([1]).map(to_colour), None, num_workers=1) as loader:
+        print(next(iter(loader)) is Colour.RED)
 """
 
 
@@ -133,7 +143,26 @@ def test_functions_and_classes_of_a_script_travel_without_a_main_guard() -> None
         "True [10, 11, 14, 19] True",
         "True [26, 35, 46, 59] True",
         "MyError 3 (3, 'three')",
+        "True",
     ]
+
+
+class CodedError(ValueError):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+def refuse(_: Any) -> Any:
+    raise CodedError(code=4)
+
+
+@pytest.mark.parametrize("place", ["worker_init_fn", "collate_fn"])
+def test_error_of_other_functions_keeps_its_type_and_attributes(place: str) -> None:
+    options: dict[str, Any] = {place: refuse}
+    with hr.DataLoader(Numbers(8), 4, num_workers=2, **options) as loader, pytest.raises(CodedError) as caught:
+        next(iter(loader))
+    assert (str(caught.value), caught.value.code) == ("code 4", 4)
 
 
 # Shared values: what a worker writes, all see.
