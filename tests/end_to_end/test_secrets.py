@@ -65,7 +65,7 @@ def test_samples_states_and_reports_contain_no_secret(urls: list[str], num_worke
 @pytest.mark.slow
 def test_samples_by_number_and_files_contain_no_secret(urls: list[str]) -> None:
     shards = hr.stream(urls, format="tar", index="build")
-    samples = [sample for data in (shards, hr.files(urls)) for sample in given_later(data, None)]
+    samples = [sample for data in (shards, hr.files(urls)) for sample in given_later(data, None, collate_fn=None)]
     assert len(samples) == 14
     assert SECRET not in repr([sample["__url__"] for sample in samples])
 

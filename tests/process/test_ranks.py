@@ -124,4 +124,4 @@ def test_error_of_torch_says_what_was_under_way_when_the_process_that_keeps_the_
             os.kill(first.pid, signal.SIGKILL)
             first.process.wait()
             told = second.line()
-    assert told.startswith("DistNetworkError headrace compared the plan among ranks"), told
+    assert told.startswith("DistNetworkError while headrace compared the plan among ranks"), told

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from headrace.cli.settings import add_command, add_storage_to, count, storage_options
-from headrace.dataset.source import blocking
 from headrace.errors import HeadraceError, ObjectMissingError, masked, printable
 
 _DESCRIPTION = """\
@@ -90,8 +89,9 @@ def _described_videos(
     urls: Sequence[str], storage_options: Mapping[str, object]
 ) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield the number of frames and a description of each video, from its tables. They are read on demand."""
+    from headrace.dataset.source import blocking  # imports numpy, as the next ones do
     from headrace.formats.limits import DEFAULTS
-    from headrace.indexes.videos import Videos  # imports numpy
+    from headrace.indexes.videos import Videos
     from headrace.sources.reading import OwnReaders
 
     videos = Videos(urls, None, DEFAULTS)
