@@ -16,6 +16,9 @@ from meta.test_docs import BLOCK, PAGES
 
 import headrace as hr
 from headrace.dataset.operators import Operators
+from headrace.formats import decoders
+from headrace.formats import registry as formats_registry
+from headrace.ops import registry as ops_registry
 
 SOURCES = Path(__file__).parents[2] / "src"
 SECTION = re.compile(r"^Args:\n((?:(?: {4}.*)?\n?)*)", re.MULTILINE)
@@ -66,7 +69,9 @@ def examples() -> Iterator[doctest.DocTest]:
 
 
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name.removeprefix("headrace."))
-def test_example_runs(example: doctest.DocTest) -> None:
+def test_example_runs(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (decoders, formats_registry, ops_registry):  # other tests do not see what an example registers
+        monkeypatch.setattr(module, "_registered", module._registered.copy())
     told: list[str] = []
     result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
     assert not result.failed, "".join(told)

@@ -127,7 +127,7 @@ def run_script(code: str, *, timeout_s: float = 100.0, **options: Any) -> tuple[
 
 
 def output_of(code: str, **options: Any) -> str:
-    """The output of a script that ends well and prints no traceback. On a busy machine, logs may tell of repeated reads."""
+    """The output of a script that ends well and prints no traceback. Logs of repeated reads are allowed."""
     returncode, out, err = run_script(code, **options)
     assert (returncode, "Traceback" in err) == (0, False), err
     return out
