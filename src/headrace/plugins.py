@@ -40,3 +40,4 @@ _NAMES = {
     "headrace.workers.executor": "Executor Loss Worker",
 }
 __all__, __getattr__ = lazy_names.of(__name__, _NAMES)
+__dir__ = __all__.copy

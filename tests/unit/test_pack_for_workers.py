@@ -63,6 +63,12 @@ class Planet(enum.Enum):
         self.moons = moons
 
 
+def test_flags_are_sent_after_their_inverse_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = enum.IntFlag("flags", "READ WRITE")
+    monkeypatch.setattr(flags, "__module__", "__main__")  # so that it goes by value
+    assert (~flags.READ).value == serialize.copied(~flags.READ).value
+
+
 @pytest.mark.parametrize("member", [Kelvin.ROOM, Planet.EARTH])
 def test_enumeration_whose_members_are_more_than_their_values_is_refused(
     member: enum.Enum, monkeypatch: pytest.MonkeyPatch

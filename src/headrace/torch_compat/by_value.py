@@ -19,7 +19,6 @@ Cells = dict[int, tuple[types.CellType, types.CellType]]
 """By the id of a closure cell: the cell, and the empty cell pickled in its place."""
 
 _FILE = 10  # index of the file name among the arguments of a code object
-_OF_MEMBERS = {"_name_", "_value_", "_sort_order_", "__objclass__"}
 _shared: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose ids both sides of a fork know
 _is_forked_worker = False
 
@@ -144,7 +143,7 @@ def _check_members(kind: type[enum.Enum]) -> None:
     mixed = vars(kind)["_member_type_"]
     for member in kind:
         is_made_otherwise = mixed is not object and "__new_member__" in vars(kind) and mixed(member.value) != member
-        if is_made_otherwise or vars(member).keys() - _OF_MEMBERS:
+        if is_made_otherwise or any(name[:1] != "_" or name[-1:] != "_" for name in vars(member)):  # not enum's own
             raise TypeError(f"{member!r} is more than its value, and cannot be sent: define {kind!r} in a module")
 
 
