@@ -50,9 +50,9 @@ def two_epochs(job: Row) -> Iterator[Row]:
     whole = _asked_bytes() - whole
     with tempfile.TemporaryDirectory(prefix="headrace-cache-") as folder:
         if job["cache"] == "folder":
-            parameters["fetch"] = hr.FetchOptions(cache_dir=folder)
+            parameters["fetch"] = hr.Fetch(cache_dir=folder)
         elif job["cache"] == "half":
-            parameters["fetch"] = hr.FetchOptions(cache_dir=folder, cache_bytes=whole // 2)
+            parameters["fetch"] = hr.Fetch(cache_dir=folder, cache_bytes=whole // 2)
         yield {}
         with headrace.run(work, parameters) as loader:
             for epoch in EPOCHS:

@@ -50,7 +50,7 @@ def one_start(job: Row) -> Iterator[Row]:
     """In the fresh process: one first batch, or the parts."""
     if job["start"] == "parts":
         headrace = importlib.import_module("contestants.headrace")
-        options = importlib.import_module("headrace").FetchOptions()
+        options = importlib.import_module("headrace").Fetch()
         yield {}
         yield parts(headrace.warm_up, options.range_bytes)
         return

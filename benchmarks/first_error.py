@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import rounds
@@ -67,11 +68,11 @@ def main() -> None:
 
 def first_error(job: Row) -> Iterator[Row]:
     """In the fresh process: wait for the error of the first sample."""
-    fetch = hr.FetchOptions(first_byte_timeout_s=job["timeout_s"], attempts=1)
+    fetch = hr.Fetch(first_byte_timeout_s=job["timeout_s"], attempts=1)
     with FaultServer({f"{number:04}.tar": bytes(10240) for number in range(SAMPLES)}, faults=["hang"]) as server:
         data = DATA[job["data"]](server.url)
         size, reads = job["batch_size"], job["reads"]
-        with hr.DataLoader(data, batch_size=size, fetch=fetch, fetch_concurrency=reads) as loader:
+        with hr.DataLoader(data, batch_size=size, fetch=replace(fetch, concurrency=reads)) as loader:
             yield {}
             start = time.perf_counter()
             try:

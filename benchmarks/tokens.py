@@ -118,11 +118,11 @@ def reader(url: str, folder: Path) -> Iterable[Any]:
     import asyncio
 
     from headrace.fetch import Reader
-    from headrace.options import FetchOptions
+    from headrace.options import Fetch
 
     async def all_of_it() -> None:
         room = memoryview(bytearray(4 * 2**20))
-        async with Reader(FetchOptions(), concurrency=8) as one:
+        async with Reader(Fetch(), concurrency=8) as one:
             at, size = 0, 1
             while at < size:
                 span = await one.read_into(url, at, room)

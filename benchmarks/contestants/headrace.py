@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {f"nw{n}": {"num_workers": n} for n in (0,
 VARIANTS["nw2-cold"] = {"num_workers": 2, "cold": True}
 VARIANTS["nw2-own"] = {"num_workers": 2, "own": True}
 VARIANTS |= {
-    f"nw{n}-c{reads}": {"num_workers": n, "fetch_concurrency": reads, "prefetch_factor": reads // 32}
+    f"nw{n}-c{reads}": {"num_workers": n, "fetch": hr.Fetch(concurrency=reads), "prefetch_factor": reads // 32}
     for n in (0, 2)
     for reads in (256, 512)
 }

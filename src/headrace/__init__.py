@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from headrace.formats.tfrecord import TFRecord as TFRecord
     from headrace.loader import DataLoader as DataLoader
     from headrace.ops.mix import mix as mix
+    from headrace.options import Economic as Economic
     from headrace.options import Exclude as Exclude
-    from headrace.options import FetchOptions as FetchOptions
+    from headrace.options import Fetch as Fetch
+    from headrace.options import Ranks as Ranks
+    from headrace.options import Skip as Skip
     from headrace.sources.arrays import arrays as arrays
     from headrace.sources.arrays import hdf5 as hdf5
     from headrace.sources.clips import Clips as Clips
@@ -77,7 +80,7 @@ _NAMES = {
     "headrace.formats.tfrecord": "TFRecord",
     "headrace.loader": "DataLoader",
     "headrace.ops.mix": "mix",
-    "headrace.options": "Exclude FetchOptions",
+    "headrace.options": "Economic Exclude Fetch Ranks Skip",
     "headrace.sources.arrays": "arrays hdf5",
     "headrace.sources.clips": "Clips video",
     "headrace.sources.constructors": "energon files folder from_iterable from_map stream table text",

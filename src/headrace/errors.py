@@ -230,7 +230,7 @@ class AccessDeniedError(StorageError):
 
 
 class ThrottledError(StorageError):
-    """The store kept asking for fewer requests. Lower `fetch_concurrency`."""
+    """The store kept asking for fewer requests. Lower `hr.Fetch(concurrency=)`."""
 
 
 class ReadTimeoutError(StorageError, TimeoutError):

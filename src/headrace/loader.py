@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
 import torch.utils.data
@@ -16,16 +16,13 @@ from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.delivery.loop_lookahead import Closing, TrainingLoop, asyncio_loop, find_training_loop, sync_fabric_epoch
 from headrace.observe.stats import Reports, Stats
-from headrace.options import MAX_SKIPS, Balance, Exclude, FetchOptions
+from headrace.options import Economic, Exclude, Fetch, Ranks, Skip
 from headrace.session import resolve
 from headrace.session.session import Position, Streaming
-from headrace.torch_compat.ranks import Ranks, find_ranks
+from headrace.torch_compat.ranks import find_ranks
 from headrace.torch_compat.torch_loader import PlanSampler, T_co, TorchLoader, order_of
-from headrace.types import Tail
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from headrace.torch_compat.stateful import Stateful
     from headrace.torch_regime.regime import Torch
     from headrace.workers.executor import Executor
@@ -71,51 +68,25 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             data sets.
         in_order: False gives batches as they become ready.
         seed: Seed of the order and of the samples' random numbers. None means 0.
-        shard: Give ranks of a distributed run different samples of each global batch. False gives every rank all
-            samples. This option and the next seven are for headrace's data sets only.
-        global_batch_size: Samples per batch over all ranks, instead of `batch_size`. Ranks differ by at most one
-            sample.
-        tail: How a short last global batch is handled. "short" emits it, and every sample comes once; if some ranks
-            would have no sample, the last two global batches share the remaining samples. "drop" drops it, as
-            `drop_last` does. "pad" fills it with samples from the start of the epoch, which come twice. "carry" moves
-            it to the start of the next epoch. "uneven" lets each rank end with its own data: every sample comes once,
-            after filters too, and ranks may make different numbers of steps.
-        rank: Index of this process's part of each global batch; needs `world_size`. By default both are taken from
-            `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
-        world_size: Number of parts.
-        device_mesh: A DeviceMesh. Only its dimensions that divide data count.
-        data_dims: Names of these dimensions.
-        ranks: "all": ranks compare their plans at the start of an epoch. "local": they do not, for loops that not all
-            ranks run.
-        snapshot_every_n_steps: torch's data sets only: number of batches after which each worker reports its state.
-            Batches since that report are made again on resume. 0: never. None: 1, after the first call of `state_dict`
-            or `load_state_dict`. With `in_order=False` a map-style data set with a state reports after each batch,
-            independently of this number.
-        fetch_concurrency: Maximum number of concurrent reads. "auto" starts with 128, and doubles the number up to
-            1,024 as long as each doubling increases the throughput by a third.
+        ranks: How ranks of a distributed run divide each global batch, and what happens to a short last one:
+            `hr.Ranks(…)`. None: by torch.distributed or the environment. `hr.Ranks.none`: every rank gets all samples.
+            For headrace's data sets.
+        errors: None raises the error of the first failed sample in place of its batch. `hr.Skip(…)` skips failed
+            samples. For headrace's data sets.
+        exclude: Samples and steps that are excluded and never read, as after a loss spike: `hr.Exclude(…)`, or a file
+            that `hr.Skip(log=)` has written. For headrace's data sets whose samples have numbers.
+        fetch: Options of reads: `hr.Fetch(…)`. For headrace's data sets.
         memory_budget: Bytes, or text such as "2GiB", for inputs and batches together. "auto" is a quarter of the memory
             that this process may use.
-        fetch: Options of reads.
-        on_error: "raise" raises the error of the first failed sample in place of its batch. "skip" skips failed
-            samples. A function is called with each exception, in the engine's thread, and returns True to skip the
-            sample. Not for torch's data sets.
-        max_skips: Maximum number of samples skipped in an epoch, or (in total, in a row); None means no limit. The
-            error of the next failed sample is raised. Samples of one failed read count as one.
-        balance: Assign the samples of each global batch to ranks so that their work is even: "tokens", "tokens^2" (the
-            cost of attention within documents), or a function that maps an array of sample numbers to an array of work.
-            The number of samples per rank and the content of global batches do not change. "tokens" and "tokens^2" are
-            for `.pack()` and token files with documents.
-        exclude: Samples and steps that are excluded and never read, as after a loss spike: `hr.Exclude(…)`, or a file
-            that `quarantine` has written. Only for data sets whose samples have numbers.
-        quarantine: A file to which each sample skipped by `on_error` is appended, as a line of JSON with its number,
-            name and error. Several processes may write to one file.
         workers: "process"; "thread", for functions that release the GIL (global generators are then shared with the
             trainer); or, for headrace's data sets, an executor that starts the workers.
-        economic: The mode of the RFC "DataLoader-Economic": memory depends on `prefetch_factor` and not on the number
-            of workers. For torch's map-style data sets.
-        num_batch_workers: Maximum number of batches collated at once in economic mode. None: `prefetch_factor`.
-        num_workers_batches: Alias of `num_batch_workers`, the RFC's name.
         device: Device that batches are copied to ahead of use, from page-locked memory.
+        economic: True, or `hr.Economic(…)`: the mode of the RFC "DataLoader-Economic", in which memory depends on
+            `prefetch_factor` and not on the number of workers. For torch's map-style data sets.
+        **others: Names that other loaders use: `num_batch_workers` or `num_workers_batches` (the RFC) in place of
+            `hr.Economic`; `snapshot_every_n_steps` (torchdata), for torch's data sets: number of batches after which
+            each worker reports its state. Batches since that report are made again on resume. 0: never. By default 1,
+            after the first call of `state_dict` or `load_state_dict`.
 
     Raises:
         OptionError: a headrace option has a value that cannot be used.
@@ -155,39 +126,22 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
-        shard: bool = True,
-        global_batch_size: int | None = None,
-        tail: Tail | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        device_mesh: DeviceMesh | None = None,
-        data_dims: Sequence[str] | None = None,
-        ranks: Literal["all", "local"] = "all",
-        snapshot_every_n_steps: int | None = None,
-        fetch_concurrency: int | Literal["auto"] = "auto",
-        memory_budget: int | str = "auto",
-        fetch: FetchOptions | None = None,
-        on_error: Literal["raise", "skip"] | Callable[[BaseException], object] = "raise",
-        max_skips: int | tuple[int | None, int | None] | None = MAX_SKIPS,
-        balance: Balance | None = None,
+        ranks: Ranks | None = None,
+        errors: Skip | None = None,
         exclude: Exclude | str | os.PathLike[str] | None = None,
-        quarantine: str | os.PathLike[str] | None = None,
+        fetch: Fetch | None = None,
+        memory_budget: int | str = "auto",
         workers: Literal["process", "thread"] | Executor = "process",
-        economic: bool = False,
-        num_batch_workers: int | None = None,
-        num_workers_batches: int | None = None,
         device: torch.device | str | int | None = None,
+        economic: bool | Economic = False,
+        **others: Never,
     ) -> None:
+        resolve.check_names(others)
+        economic = resolve.economy(economic, others)
         # Every argument is an attribute of the same name: frameworks rebuild a loader from these.
-        self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
-        self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
-        self.on_error, self.max_skips, self.exclude, self.quarantine = on_error, max_skips, exclude, quarantine
-        self.balance = balance
-        self.economic, self.num_batch_workers = economic, num_batch_workers
-        self.num_workers_batches = num_workers_batches
-        self.global_batch_size, self.tail, self.rank, self.world_size = global_batch_size, tail, rank, world_size
-        self.device_mesh, self.data_dims, self.ranks = device_mesh, data_dims, ranks
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.seed, self.ranks, self.errors, self.exclude, self.fetch = seed, ranks, errors, exclude, fetch
+        self.memory_budget, self.workers, self.device, self.economic = memory_budget, workers, device, economic
+        self.snapshot_every_n_steps: int | None = others.get("snapshot_every_n_steps")
         self._loop = TrainingLoop()
         self._instead: Stateful | None = None  # a loader of Accelerate that is iterated over instead
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"
@@ -242,13 +196,10 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         if drop_last:
             stream = stream.without_short_batches()
         self.prefetch_factor = prefetch_factor
-        find = partial(
-            find_ranks, rank=rank, world_size=world_size, device_mesh=device_mesh, data_dims=data_dims, ranks=ranks
-        )
         name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         resolved, is_whole = resolve.resolve(self, stream.pipeline()), stream.pipeline().is_everywhere
-        ranks_of = find if shard and not is_whole else Ranks
-        self._behind = Streaming(dataset, stream, resolved, workers=workers, ranks=ranks_of, name=name)
+        find = partial(find_ranks, Ranks.none if is_whole else ranks or Ranks())
+        self._behind = Streaming(dataset, stream, resolved, workers=workers, ranks=find, name=name)
 
     def __repr__(self) -> str:
         data = getattr(self, "dataset", None)

@@ -1,4 +1,4 @@
-"""Frozen groups of options, one per stage."""
+"""Option classes of the loader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from numpy.typing import ArrayLike
 
@@ -15,17 +15,22 @@ from headrace._util.check import is_whole
 from headrace.errors import OptionError
 from headrace.types import Ints, Tail
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 Balance = Literal["tokens", "tokens^2"] | Callable[[Ints], ArrayLike]
-"""Measure of work that is balanced among ranks, see `headrace.DataLoader`."""
+"""Measure of work that is balanced among ranks, see `Ranks`."""
 
 MiB, GiB = 2**20, 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchOptions:
+class Fetch:
     """Options of reads.
 
     Attributes:
+        concurrency: Maximum number of concurrent reads. "auto" starts with 128, and doubles the number up to 1,024 as
+            long as each doubling increases the throughput by a third.
         range_bytes: Bytes per request; a multiple of 512. Objects longer than two requests are read by several at once.
         attempts: Requests made for one range before its error is raised.
         connect_timeout_s: Seconds to establish a connection.
@@ -45,6 +50,7 @@ class FetchOptions:
         allow_pipe: True if `pipe:` addresses may run their shell commands.
     """
 
+    concurrency: int | Literal["auto"] = "auto"
     range_bytes: int = 4 * MiB
     attempts: int = 6
     connect_timeout_s: float = 5.0
@@ -61,6 +67,8 @@ class FetchOptions:
     allow_pipe: bool = False
 
     def __post_init__(self) -> None:
+        if self.concurrency != "auto":
+            check.whole("Fetch: concurrency", self.concurrency, 1, ", or 'auto'")
         if self.range_bytes <= 0 or self.range_bytes % 512:
             raise check.invalid("range_bytes", self.range_bytes, "a multiple of 512, and above 0")
         for name in ("attempts", "cache_bytes"):
@@ -82,12 +90,12 @@ class Exclude:
 
     Attributes:
         samples: Numbers of samples in the data set, before any shuffle, excluded from each epoch. In interleaved or
-            mixed streams the samples of the first stream have the first numbers, then those of the next. `quarantine=`
-            writes these numbers too.
+            mixed streams the samples of the first stream have the first numbers, then those of the next.
+            `hr.Skip(log=)` writes these numbers too.
         steps: (first, past the last) global batches of one epoch, counted in its order from 0 as if nothing were
             excluded: `[(5000, 5010)]` are ten steps.
         epoch: Number of the epoch of `steps`.
-        files: Files written by a loader's `quarantine=`. Their samples are excluded from each epoch.
+        files: Files written by `hr.Skip(log=)`. Their samples are excluded from each epoch.
     """
 
     samples: Sequence[int] = ()
@@ -105,19 +113,129 @@ class Exclude:
             raise check.invalid("Exclude: files", self.files, "a list of paths")
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class SkipPolicy:
-    """Rules for skipping failed samples.
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """Rules for skipping failed samples. Not for torch's data sets.
 
     Attributes:
-        decide: Called with the exception, returns True to skip the sample. None: all are skipped.
-        in_all: Maximum number per epoch. None: no limit.
-        in_a_row: Maximum number without a delivered sample in between. None: no limit.
+        max_in_epoch: Maximum number of samples skipped in an epoch. None: no limit. The error of the next failed sample
+            is raised. Samples of one failed read count as one.
+        max_in_row: Maximum number of skipped samples without a delivered sample in between. None: no limit.
+        log: A file to which each skipped sample is appended, as a line of JSON with its number, name and error. Several
+            processes may write to one file. `exclude=` reads it.
+        when: Called with each exception, in the engine's thread. Returns True to skip the sample. None: all failed
+            samples are skipped.
+
+    Examples:
+        >>> def half(n):
+        ...     return n // (n % 3)
+        >>> data = hr.from_map(range(1, 6)).map(half)
+        >>> list(hr.DataLoader(data, batch_size=None, errors=hr.Skip(when=lambda e: isinstance(e, ZeroDivisionError))))
+        [1, 1, 4, 2]
     """
 
-    decide: Callable[[BaseException], object] | None
-    in_all: int | None
-    in_a_row: int | None
+    max_in_epoch: int | None = None
+    max_in_row: int | None = 100
+    log: str | os.PathLike[str] | None = None
+    when: Callable[[BaseException], object] | None = None
+
+    def __post_init__(self) -> None:
+        check.whole_or_none("Skip: max_in_epoch", self.max_in_epoch)
+        check.whole_or_none("Skip: max_in_row", self.max_in_row)
+        if self.when is not None:
+            check.function("Skip: when", self.when, is_plain=True)
+        if self.log is not None and not _is_path(self.log):
+            raise check.invalid("Skip: log", self.log, "a path")
+
+    def check_log(self) -> None:
+        """Raise OptionError if the log cannot be written."""
+        try:
+            if self.log is not None:
+                open(self.log, "ab", opener=open_file).close()  # pathlib takes no opener
+        except (OSError, ValueError) as error:
+            raise OptionError(f"Skip: log={str(self.log)!r} cannot be written: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Division of each global batch among the ranks of a distributed run. Not for torch's data sets.
+
+    By default rank and world size are taken from torch.distributed or from the environment, when the loader is first
+    iterated over. `hr.Ranks.none` gives every rank all samples.
+
+    Attributes:
+        rank: Index of this process's part of each global batch. Needs `world_size`.
+        world_size: Number of parts.
+        mesh: A DeviceMesh from which both are taken. Only its dimensions that divide data count.
+        dims: Names of these dimensions. None: those with usual names, such as "dp_shard".
+        global_batch_size: Samples per batch over all ranks, instead of `batch_size`. Ranks differ by at most one
+            sample.
+        last_batch: How a short last global batch is handled. "short" emits it, and every sample comes once; if some
+            ranks would have no sample, the last two global batches share the remaining samples. "drop" drops it, as
+            `drop_last` does. "pad" fills it with samples from the start of the epoch, which come twice. "carry" moves
+            it to the start of the next epoch. "uneven" lets each rank end with its own data: every sample comes once,
+            after filters too, and ranks may make different numbers of steps. None: "short", or "drop" with `drop_last`.
+        balance: Assign the samples of each global batch to ranks so that their work is even: "tokens", "tokens^2" (the
+            cost of attention within documents), or a function that maps an array of sample numbers to an array of work.
+            The number of samples per rank and the content of global batches do not change. "tokens" and "tokens^2" are
+            for `.pack()` and token files with documents.
+        compare: True: ranks compare their plans at the start of an epoch. False: they do not, for loops that not all
+            ranks run.
+
+    Examples:
+        >>> second = hr.Ranks(rank=1, world_size=2, global_batch_size=4)
+        >>> list(hr.DataLoader(hr.from_map(range(8)), collate_fn=list, ranks=second))
+        [[2, 3], [6, 7]]
+    """
+
+    none: ClassVar[Ranks]
+
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: DeviceMesh | None = None
+    dims: Sequence[str] | None = None
+    global_batch_size: int | None = None
+    last_batch: Tail | None = None
+    balance: Balance | None = None
+    compare: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            given = f"Ranks: rank={self.rank!r}, world_size={self.world_size!r}: each of them"
+            raise check.lacking(given, "the other: give both or none")
+        if self.rank is not None and self.world_size is not None:
+            rank, world = check.whole("Ranks: rank", self.rank), check.whole("Ranks: world_size", self.world_size, 1)
+            if rank >= world:
+                raise check.invalid("Ranks: rank", rank, f"less than world_size={world}")
+        if self.dims is not None and self.mesh is None:
+            raise check.lacking(f"Ranks: dims={self.dims!r}", "mesh=, the mesh with these dimensions")
+        check.whole_or_none("Ranks: global_batch_size", self.global_batch_size, 1)
+        check.one_of("Ranks: last_batch", self.last_batch, (None, *get_args(Tail)))
+        if self.balance not in (None, "tokens", "tokens^2") and not callable(self.balance):
+            raise check.invalid("Ranks: balance", self.balance, "'tokens', 'tokens^2' or a function of sample numbers")
+        check.one_of("Ranks: compare", self.compare, (True, False))
+
+
+Ranks.none = Ranks(rank=0, world_size=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Economic:
+    """Options of the economic mode.
+
+    Attributes:
+        num_batch_workers: Maximum number of batches collated at once. None: `prefetch_factor`.
+
+    Examples:
+        >>> loader = hr.DataLoader([1, 2], num_workers=1, economic=hr.Economic(num_batch_workers=1))
+        >>> loader.options["num_batch_workers"]
+        1
+    """
+
+    num_batch_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check.whole_or_none("Economic: num_batch_workers", self.num_batch_workers, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +249,6 @@ class Settings:
         fetch_concurrency: Maximum number of concurrent reads. The start value is `first_reads`.
         skips: None: the first error of a batch is raised in its place.
         balance: None: each rank has a contiguous part of each step.
-        quarantine: Path of the file that lists skipped samples.
         together: Maximum number of single samples per task.
         unchanged: See `headrace.workers.tasks.Chain`.
     """
@@ -152,11 +269,10 @@ class Settings:
     fetch_concurrency: int = 1
     first_reads: int = 1
     memory_budget: int
-    fetch: FetchOptions = FetchOptions()
-    skips: SkipPolicy | None = None
+    fetch: Fetch = Fetch()
+    skips: Skip | None = None
     exclude: Exclude | None = None
     balance: Balance | None = None
-    quarantine: str | None = None
     pin_memory: bool = False
     device: object = None
     together: int = 1
@@ -170,48 +286,6 @@ def _are(values: Any, wanted: Callable[[Any], bool]) -> bool:
 
 def _is_path(value: object) -> bool:
     return isinstance(value, str | os.PathLike)
-
-
-MAX_SKIPS = None, 100  # default of max_skips: in total, in a row
-
-
-def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
-    """Return the policy for failed samples, None for none, or raise OptionError."""
-    if callable(on_error):
-        check.function("on_error", on_error, is_plain=True)
-    else:
-        check.one_of("on_error", on_error, ("raise", "skip"), ", or a function of an exception")
-    limits = max_skips if isinstance(max_skips, tuple) else (max_skips, None)
-    if len(limits) != 2 or not all(limit is None or is_whole(limit) for limit in limits):
-        raise check.invalid("max_skips", max_skips, "a whole number or None, or two of them: in all, in a row")
-    if on_error != "raise":
-        return SkipPolicy(None if on_error == "skip" else on_error, *limits)
-    if max_skips != MAX_SKIPS:
-        raise check.lacking(f"max_skips={max_skips!r}", "on_error='skip' or a function, and on_error is 'raise'")
-    return None
-
-
-def exclusion(given: Exclude | str | os.PathLike[str] | None) -> Exclude | None:
-    """Return the exclusion, or raise OptionError. A path is a file written by `quarantine`."""
-    if isinstance(given, str | os.PathLike):
-        return Exclude(files=[given])
-    if given is not None and not isinstance(given, Exclude):
-        raise check.invalid("exclude", given, "hr.Exclude(samples=…, steps=…) or a file written by quarantine=")
-    return given
-
-
-def quarantine_file(given: str | os.PathLike[str] | None, on_error: object) -> str | None:
-    """Return the path, or raise OptionError if nothing is skipped or the file is not writable."""
-    if given is None:
-        return None
-    path = os.fspath(given)
-    if on_error == "raise":
-        raise check.lacking(f"quarantine={path!r}", "on_error='skip' or a function, and on_error is 'raise'")
-    try:
-        with open(path, "ab", opener=open_file):  # pathlib takes no opener
-            return path
-    except (OSError, ValueError) as error:
-        raise OptionError(f"quarantine={path!r} cannot be written: {error}") from error
 
 
 def open_file(path: str, flags: int) -> int:

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from end_to_end.state.runs import QUICK
@@ -54,14 +54,19 @@ class Ranks:
         return state
 
 
+def as_rank(rank: int, size: int, ranks: hr.Ranks | None = None) -> hr.Ranks:
+    """The options of one of several ranks."""
+    return replace(ranks or hr.Ranks(), rank=rank, world_size=size)
+
+
 def world(
     stack: ExitStack, size: int, make: Callable[[], Any], states: State | Sequence[State] | None = None, **options: Any
 ) -> Ranks:
     loaders = []
     for rank in range(size):
         # All ranks read from one server, in one process: with many reads ahead most time goes to what nobody takes.
-        settings = {"fetch": QUICK, "fetch_concurrency": 4, "timeout": 30, **options}
-        loader = hr.DataLoader(make(), rank=rank, world_size=size, **settings)
+        settings = {"fetch": replace(QUICK, concurrency=4), "timeout": 30, **options}
+        loader = hr.DataLoader(make(), **{**settings, "ranks": as_rank(rank, size, options.get("ranks"))})
         stack.enter_context(loader)
         if states is not None:
             loader.load_state_dict(states if isinstance(states, dict) else states[rank])
@@ -90,7 +95,7 @@ def samples(steps: Sequence[Sequence[Rows]]) -> Counter[Any]:
 
 
 def on_other_ranks(make: Callable[[], Any], **options: Any) -> list[Any]:
-    options = {"global_batch_size": 12, "collate_fn": list, **options}
+    options = {"ranks": hr.Ranks(global_batch_size=12), "collate_fn": list, **options}
     with ExitStack() as stack:
         ranks = world(stack, 3, make, **options)
         got, state = whole(ranks.run(4)), ranks.state()
@@ -100,7 +105,7 @@ def on_other_ranks(make: Callable[[], Any], **options: Any) -> list[Any]:
 
 def elastic_run(told: str, rng: random.Random, make: Callable[[], Any], most_ranks: int, **options: Any) -> int:
     """Two epochs through several worlds, compared with those of a single rank; how many resumes there were."""
-    tail = options["tail"]
+    tail = options["ranks"].last_batch
     with ExitStack() as stack:
         alone = world(stack, 1, make, **options)
         expected = [whole(alone.run()) for _ in range(2)]

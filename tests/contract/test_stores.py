@@ -21,7 +21,7 @@ from headrace._util.reads import Version
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores, gives_ends
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer, StoreContract
 from headrace.types import Listed, Lists, Store
 
@@ -35,7 +35,7 @@ class _Prefixed:
     """A store asked for paths as the reader would ask for them under `base`."""
 
     def __init__(self, base: str, *, quoted: bool = False, allow_pipe: bool = False, **storage_options: Any) -> None:
-        self._stores = Stores(FetchOptions(allow_pipe=allow_pipe), storage_options)
+        self._stores = Stores(Fetch(allow_pipe=allow_pipe), storage_options)
         self._base, self._quoted = base, quoted
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -22,14 +23,14 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (Stream(4), {"economic": True, "num_workers": 1}, "economic=True needs a data set with __getitem__: Stream"),
     (NUMBERS, {"economic": True, "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 0}, "num_batch_workers=0 must be"),
-    (NUMBERS, {"economic": True, "num_workers": 1, "num_workers_batches": "2"}, "num_workers_batches='2' must be"),
+    (NUMBERS, {"economic": True, "num_workers": 1, "num_workers_batches": "2"}, "num_batch_workers='2' must be"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 1, "num_workers_batches": 1}, "exclude each"),
     (NUMBERS, {"economic": True, "num_workers": 1, "memory_budget": "much"}, "memory_budget='much'"),
     (NUMBERS, {"num_batch_workers": 2, "num_workers": 1}, "num_batch_workers=2 needs economic=True"),
     (NUMBERS, {"seed": 3}, "seed=3 needs economic=True"),
     (NUMBERS, {"memory_budget": "1GiB"}, "memory_budget='1GiB' needs economic=True"),
-    (NUMBERS, {"fetch": hr.FetchOptions()}, r"fetch=.*is for headrace's data sets, and list"),
-    (NUMBERS, {"fetch_concurrency": 3}, "fetch_concurrency=3 is for headrace's data sets"),
+    (NUMBERS, {"fetch": hr.Fetch()}, r"fetch=.*is for headrace's data sets, and list"),
+    (NUMBERS, {"fetch": hr.Fetch(concurrency=3)}, r"fetch=Fetch\(concurrency=3.*is for headrace's data sets"),
     (NUMBERS, {"workers": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "and workers='thread'"),
 ]
 
@@ -156,7 +157,18 @@ def test_seed_gives_other_random_numbers_each_epoch_and_the_same_for_the_same_ep
         assert read_all(iter(loader)) != epochs[0]
 
 
-@pytest.mark.parametrize("name", ["economic", "num_batch_workers", "num_workers_batches"])
-def test_what_is_for_torchs_data_sets_is_refused_for_ours(name: str) -> None:
-    with pytest.raises(hr.OptionError, match=f"{name}=1 is for torch's data sets"):
-        hr.DataLoader(Numbers(4), **{name: 1})
+@pytest.mark.parametrize("options", [{"economic": True}, {"economic": True, "num_workers_batches": 2}])
+def test_what_is_for_torchs_data_sets_is_refused_for_ours(options: dict[str, Any]) -> None:
+    with pytest.raises(hr.OptionError, match=r"economic=.* is for torch's data sets"):
+        hr.DataLoader(Numbers(4), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tail", "ranks=hr.Ranks(last_batch=…)"), ("rank", "ranks=hr.Ranks(rank=…)"), ("on_error", "errors=hr.Skip()")],
+)
+def test_old_names_of_options_are_errors_that_name_the_new_ones(name: str, text: str) -> None:
+    with pytest.raises(hr.OptionError, match=re.escape(f"{name}=1 must be given as {text}")):
+        hr.DataLoader(NUMBERS, **{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'taill'"):
+        hr.DataLoader(NUMBERS, taill=1)  # type: ignore[arg-type]

@@ -89,13 +89,13 @@ def test_earlier_operators_run_in_workers_and_the_function_in_the_loaders_proces
 
 def test_ranks_apply_it_to_samples_of_their_own() -> None:
     data = hr.from_map(range(12)).apply(in_pairs).epoch(samples=6)
-    ranks = [alone(data, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
+    ranks = [alone(data, ranks=hr.Ranks(rank=rank, world_size=2), collate_fn=None) for rank in range(2)]
     assert [len(one) for one in ranks] == [3, 3]
     assert sorted(n for one in ranks for pair in one for n in pair) == list(range(12))
     without = hr.from_map(range(12)).apply(in_pairs)
     with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
-        alone(without, rank=0, world_size=2)
-    assert len(alone(without, rank=0, world_size=2, shard=False)) == 6
+        alone(without, ranks=hr.Ranks(rank=0, world_size=2))
+    assert len(alone(without, ranks=hr.Ranks.none)) == 6
 
 
 def test_state_is_refused_when_the_function_has_none() -> None:
@@ -183,7 +183,7 @@ def test_join_without_a_key_emits_samples_of_both_as_they_arrive() -> None:
         with pytest.raises(hr.OptionError, match=r"states of \.join\(other\) without on="):
             loader.state_dict()
     both = hr.from_map(range(6)).join(hr.from_map(range(10, 16))).epoch(samples=12)
-    ranks = [alone(both, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
+    ranks = [alone(both, ranks=hr.Ranks(rank=rank, world_size=2), collate_fn=None) for rank in range(2)]
     assert [len(one) for one in ranks] == [6, 6]
     assert sorted(ranks[0] + ranks[1]) == [*range(6), *range(10, 16)]
     assert "FromMap(…).join(FromMap(…))" in both.describe()

@@ -22,8 +22,8 @@ from headrace.torch_compat.collate_by_torch import check_fields
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-NO_SAMPLES = pytest.mark.parametrize("on_error", ["raise", "skip"])  # only samples are skipped
-QUICK = hr.FetchOptions(attempts=2, backoff_s=0.0)
+NO_SAMPLES = pytest.mark.parametrize("errors", [None, hr.Skip()])  # only samples are skipped
+QUICK = hr.Fetch(attempts=2, backoff_s=0.0)
 
 
 def run(data: Any, **options: Any) -> list[Any]:
@@ -173,9 +173,11 @@ BATCHES: dict[str, tuple[Callable[[], Any], dict[str, Any], list[Any], dict[str,
 @WORKERS
 @NO_SAMPLES
 @pytest.mark.parametrize("case", BATCHES)
-def test_batch_or_iterator_that_fails_is_an_error_in_its_place(case: str, on_error: str, num_workers: int) -> None:
+def test_batch_or_iterator_that_fails_is_an_error_in_its_place(
+    case: str, errors: hr.Skip | None, num_workers: int
+) -> None:
     make, options, expected, attributes, texts = BATCHES[case]
-    got = run(make(), num_workers=num_workers, on_error=on_error, **options)
+    got = run(make(), num_workers=num_workers, errors=errors, **options)
     check_error(got, expected, attributes, texts)
 
 
@@ -275,10 +277,10 @@ def no_generator() -> Any:
     ],
 )
 def test_data_that_cannot_be_opened_are_one_error(
-    make: Callable[[], Any], error: str, text: str, on_error: str
+    make: Callable[[], Any], error: str, text: str, errors: hr.Skip | None
 ) -> None:
     try:
-        got = run(make(), on_error=on_error)
+        got = run(make(), errors=errors)
     except hr.OptionError as refused:
         got = [refused]
     assert {*values(got)} == {error}

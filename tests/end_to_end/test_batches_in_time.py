@@ -92,20 +92,23 @@ def test_ranks_make_as_many_steps_of_batches_of_any_size() -> None:
     came = []
     for rank in range(2):
         stream = first_ten().batch(2, max_wait_s=LONG_S).epoch(samples=4)
-        with hr.DataLoader(stream, rank=rank, world_size=2, timeout=60) as loader:
+        with hr.DataLoader(stream, ranks=hr.Ranks(rank=rank, world_size=2), timeout=60) as loader:
             batches = lists(loader)
             assert len(batches) == 2
             came += flat(batches)
     assert sorted(came) == list(range(8))
     with pytest.raises(hr.OptionError, match="come to their end on rank 0 of 2 after 3 of 4 batches"):
-        loaded(first_ten().batch(2, max_wait_s=LONG_S).epoch(samples=8), rank=0, world_size=2)
-    with pytest.raises(hr.OptionError, match=r"tail='uneven'.*\.epoch\(samples=N\)"):
-        loaded(first_ten().batch(2, max_wait_s=1), rank=0, world_size=2)
+        loaded(first_ten().batch(2, max_wait_s=LONG_S).epoch(samples=8), ranks=hr.Ranks(rank=0, world_size=2))
+    with pytest.raises(hr.OptionError, match=r"last_batch='uneven'.*\.epoch\(samples=N\)"):
+        loaded(first_ten().batch(2, max_wait_s=1), ranks=hr.Ranks(rank=0, world_size=2))
 
 
 def batches_of(stream: hr.Stream, ranks: int, steps: int | None, state: Any) -> tuple[list[list[int]], Any]:
     """(what ranks get in so many steps or all, one state of all of them)."""
-    loaders = [hr.DataLoader(stream, rank=rank, world_size=ranks, batch_size=None, timeout=60) for rank in range(ranks)]
+    loaders = [
+        hr.DataLoader(stream, ranks=hr.Ranks(rank=rank, world_size=ranks), batch_size=None, timeout=60)
+        for rank in range(ranks)
+    ]
     try:
         for loader in loaders:
             if state is not None:
@@ -149,7 +152,7 @@ def test_failed_samples_are_skipped_and_no_batch_is_empty() -> None:
 
     stream = first_ten().map(broken).batch(4, max_wait_s=LONG_S)
     assert stream.describe().splitlines()[-1] == "  .batch(4, max_wait_s=3600)  [workers]"
-    with hr.DataLoader(stream, on_error="skip") as loader:
+    with hr.DataLoader(stream, errors=hr.Skip()) as loader:
         assert [batch.tolist() for batch in loader] == [[5, 6, 7], [8, 9]]
         assert loader.stats().skipped == 5
 

@@ -122,7 +122,7 @@ def test_other_loaders_find_what_one_has_cached(counted: Counted, tmp_path: Path
 def test_ranks_share_cached_samples(counted: Counted, tmp_path: Path) -> None:
     def got(rank: int, seed: int) -> list[int]:
         stream = hr.from_map(range(COUNT)).map(counted).shuffle().cache(tmp_path / "kept")
-        return given(stream, rank=rank, world_size=2, seed=seed, num_workers=0)
+        return given(stream, ranks=hr.Ranks(rank=rank, world_size=2), seed=seed, num_workers=0)
 
     assert sorted(got(0, 1) + got(1, 1)) == list(range(COUNT))
     assert counted.taken() == COUNT
@@ -172,7 +172,7 @@ def test_failed_samples_are_not_cached(counted: Counted, workers: int, place: Pa
 
     stream = hr.from_map(range(COUNT)).map(often_fails).cache(place)
     for made in (COUNT, COUNT // 2):
-        assert given(stream, num_workers=workers, on_error="skip", max_skips=None) == list(range(0, COUNT, 2))
+        assert given(stream, num_workers=workers, errors=hr.Skip(max_in_row=None)) == list(range(0, COUNT, 2))
         assert counted.taken() == made
     with pytest.raises(ValueError, match="1 is odd") as caught:
         given(stream, num_workers=workers)

@@ -222,7 +222,7 @@ async def _turns() -> None:
 @pytest.mark.parametrize(("make", "length"), [(Feed, None), (lambda: Keys(10**9), 250_000_000)])
 def test_an_endless_or_long_data_set_is_not_run_ahead_of(make: Any, length: int | None, num_workers: int) -> None:
     data, shuffle = make(), length is not None
-    options = {"batch_size": 4, "num_workers": num_workers, "fetch_concurrency": 8, "prefetch_factor": 2}
+    options = {"batch_size": 4, "num_workers": num_workers, "fetch": hr.Fetch(concurrency=8), "prefetch_factor": 2}
     with hr.DataLoader(data, shuffle=shuffle, **options) as loader:
         assert length is None or len(loader) == length
         batches = iter(loader)
@@ -342,7 +342,9 @@ def test_from_map_makes_one_call_at_a_time_over_all_loaders_when_threads_are_lef
 
 @leaves_threads
 def test_from_map_makes_as_many_calls_at_a_time_as_threads_say() -> None:
-    assert flat(loaded(hr.from_map(AllAtOnce(60), threads=60), batch_size=60, fetch_concurrency=60)) == list(range(120))
+    assert flat(loaded(hr.from_map(AllAtOnce(60), threads=60), batch_size=60, fetch=hr.Fetch(concurrency=60))) == list(
+        range(120)
+    )
     data = AtOnce(60)
     assert flat(loaded(hr.from_map(data, threads=3), batch_size=4)) == list(range(60))
     assert 0 < data.most <= 3
@@ -356,7 +358,9 @@ def test_slow_synchronous_samples_leave_the_threads_of_others_alone() -> None:
     data = AllAtOnce(45)
     others = Made(lambda key: anyio.to_thread.run_sync(data.__getitem__, key), 5)
     sources = {"late": hr.from_map(data, threads=40).slice(0, 40), "others": others}
-    assert sorted(flat(loaded(hr.mix(sources), batch_size=45, fetch_concurrency=45))) == sorted([*range(40), *range(5)])
+    assert sorted(flat(loaded(hr.mix(sources), batch_size=45, fetch=hr.Fetch(concurrency=45)))) == sorted(
+        [*range(40), *range(5)]
+    )
 
 
 @WORKERS

@@ -30,9 +30,9 @@ def test_on_every_rank_gives_each_rank_all_samples_and_one_state(batch_size: int
     alone = loaded(data, **options)
     assert sorted(flat(alone)) == list(range(7))
     for rank in range(3):
-        assert loaded(data, **options, rank=rank, world_size=3) == alone
-    state = state_after(hr.DataLoader(data, **options, rank=1, world_size=2), 1)
-    assert rest_of(hr.DataLoader(data, **options, rank=4, world_size=5), state) == alone[1:]
+        assert loaded(data, **options, ranks=hr.Ranks(rank=rank, world_size=3)) == alone
+    state = state_after(hr.DataLoader(data, **options, ranks=hr.Ranks(rank=1, world_size=2)), 1)
+    assert rest_of(hr.DataLoader(data, **options, ranks=hr.Ranks(rank=4, world_size=5)), state) == alone[1:]
 
 
 @pytest.mark.slow

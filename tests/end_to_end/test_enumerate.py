@@ -36,7 +36,7 @@ def test_numbers_are_positions_in_the_epoch(indexed: hr.Stream, by: Any, workers
 def test_numbers_do_not_depend_on_ranks(indexed: hr.Stream, world: int) -> None:
     data = indexed.shuffle().map(number_of).enumerate()
     alone = flat(given(data, batch_size=6))
-    ranks = [given(data, batch_size=6 // world, rank=rank, world_size=world) for rank in range(world)]
+    ranks = [given(data, batch_size=6 // world, ranks=hr.Ranks(rank=rank, world_size=world)) for rank in range(world)]
     steps = [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
     assert sorted(flat(steps)) == sorted(alone)
     for k, step in enumerate(steps[:-2]):  # the last ones share what is left
@@ -45,7 +45,7 @@ def test_numbers_do_not_depend_on_ranks(indexed: hr.Stream, world: int) -> None:
 
 def test_excluded_samples_keep_their_numbers() -> None:
     data, left_out = hr.from_map(range(10)).enumerate(), hr.Exclude(samples=[3, 4])
-    ranks = [given(data, batch_size=1, rank=rank, world_size=2, exclude=left_out) for rank in range(2)]
+    ranks = [given(data, batch_size=1, ranks=hr.Ranks(rank=rank, world_size=2), exclude=left_out) for rank in range(2)]
     alone = flat(given(data, batch_size=2, exclude=left_out))
     assert alone == [(n, n) for n in range(10) if n not in (3, 4)]
     assert sorted(flat(ranks[0] + ranks[1])) == alone
@@ -76,8 +76,8 @@ def test_numbers_of_an_iterable_count_what_it_gives_and_are_refused_on_several_r
     data = hr.from_iterable(letters, ranks_by="shard_info").epoch(samples=6).enumerate()
     assert list(data) == list(enumerate("abcdef"))
     with pytest.raises(hr.OptionError, match=r"enumerate\(\).*2 ranks read samples of their own"):
-        on_two_ranks(data, tail=None)
-    assert flat(given(data, rank=0, world_size=2, shard=False)) == list(enumerate("abcdef"))
+        on_two_ranks(data, last_batch=None)
+    assert flat(given(data, ranks=hr.Ranks.none)) == list(enumerate("abcdef"))
 
 
 ODD = [n for n in range(20) if n % 3 != 1]
@@ -103,8 +103,8 @@ def test_samples_made_of_others_are_counted_as_they_come(make: Any, expected: li
     assert list(make(hr.from_map(range(20)))) == expected
 
 
-def on_two_ranks(data: hr.Stream, **options: Any) -> Any:
-    return first_of(data, batch_size=None, rank=0, world_size=2, **{"tail": "uneven", **options})
+def on_two_ranks(data: hr.Stream, last_batch: Any = "uneven") -> Any:
+    return first_of(data, batch_size=None, ranks=hr.Ranks(rank=0, world_size=2, last_batch=last_batch))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_enumerate_is_refused_when_positions_are_unknown(make: Any, match: str) 
 
 def test_padding_repeats_numbers_and_carried_samples_have_negative_ones() -> None:
     data = hr.from_map(range(5)).enumerate()
-    assert sorted(flat(given(data, batch_size=2, tail="pad"))) == [(0, 0), *enumerate(range(5))]
-    with hr.DataLoader(data, batch_size=2, collate_fn=list, tail="carry") as loader:
+    assert sorted(flat(given(data, batch_size=2, ranks=hr.Ranks(last_batch="pad")))) == [(0, 0), *enumerate(range(5))]
+    with hr.DataLoader(data, batch_size=2, collate_fn=list, ranks=hr.Ranks(last_batch="carry")) as loader:
         assert flat(list(loader)) == list(enumerate(range(4)))
         assert flat(list(loader)) == [(-1, 4), *enumerate(range(5))]

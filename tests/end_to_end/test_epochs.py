@@ -46,7 +46,7 @@ def test_skipped_batches_are_not_read() -> None:
 
 
 def test_positions_tell_how_far_a_trainer_is() -> None:
-    with hr.DataLoader(Numbers(), batch_size=8, rank=1, world_size=2) as loader:
+    with hr.DataLoader(Numbers(), batch_size=8, ranks=hr.Ranks(rank=1, world_size=2)) as loader:
         assert loader.position == (0, 0, 0)
         batches = iter(loader)
         next(batches)
@@ -57,7 +57,7 @@ def test_positions_tell_how_far_a_trainer_is() -> None:
         assert loader.position == (3, 20, 40)
         assert next(batches, None) is None
         assert loader.position == (0, 0, 0)
-    with hr.DataLoader(Numbers(), batch_size=8, rank=1, world_size=2) as loader:
+    with hr.DataLoader(Numbers(), batch_size=8, ranks=hr.Ranks(rank=1, world_size=2)) as loader:
         loader.load_state_dict(state)
         assert loader.position == (2, 16, 32)
 
@@ -162,11 +162,11 @@ ENDLESS: dict[str, tuple[int, Callable[[], Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("errors", [None, hr.Skip()])
 @pytest.mark.parametrize("which", ENDLESS)
-def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, on_error: str) -> None:
+def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, errors: hr.Skip | None) -> None:
     count, make = ENDLESS[which]
-    with hr.DataLoader(make(), batch_size=8, on_error=on_error, timeout=30) as loader:
+    with hr.DataLoader(make(), batch_size=8, errors=errors, timeout=30) as loader:
         batches = iter(loader)
         got = [next(batches).tolist() for _ in range(5 if which == "first pass alone" else 0)]
         assert [number for batch in got for number in batch] == list(range(40 if got else 0))

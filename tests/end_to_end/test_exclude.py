@@ -25,7 +25,10 @@ ALL = range(40)
 
 
 def loader_of(data: Any, size: int, rank: int = 0, world: int = 1, **options: Any) -> hr.DataLoader[Any]:
-    options = {"global_batch_size": size, "rank": rank, "world_size": world, "ranks": "local", "timeout": 30} | options
+    options = {
+        "ranks": hr.Ranks(global_batch_size=size, rank=rank, world_size=world, compare=False),
+        "timeout": 30,
+    } | options
     return hr.DataLoader(data, **options)
 
 
@@ -52,7 +55,11 @@ def test_any_ranks_skip_excluded_samples_and_steps(data: st.DataObject, seed: in
     exclude = hr.Exclude(samples=samples, steps=[(first, last)])
     while len(received) < len(left):
         world = data.draw(st.integers(1, min(3, len(left) - len(received))))
-        options: dict[str, Any] = {"global_batch_size": size, "exclude": exclude, "collate_fn": list, "ranks": "local"}
+        options: dict[str, Any] = {
+            "ranks": hr.Ranks(global_batch_size=size, compare=False),
+            "exclude": exclude,
+            "collate_fn": list,
+        }
         steps, (state, *others) = ran(world, lambda: stream, state, data.draw(st.integers(1, 4)), **options)
         received += itertools.chain(*whole(steps))
         assert all(other == state for other in others)
@@ -130,7 +137,7 @@ def failing(number: int) -> int:
 def test_quarantined_samples_are_excluded_from_the_next_run(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "bad.jsonl"
     stream = hr.from_map(ALL).shuffle().map(failing)
-    options: dict[str, Any] = {"on_error": "skip", "quarantine": path, "exclude": path, "num_workers": num_workers}
+    options: dict[str, Any] = {"errors": hr.Skip(log=path), "exclude": path, "num_workers": num_workers}
     with loader_of(stream, 8, **options) as loader:
         first = [number for step in numbers_of([loader]) for number in step]
         assert loader.stats().skipped == 6
@@ -154,7 +161,7 @@ def test_samples_of_shards_are_named(tmp_path: Path) -> None:
         return str(sample["__key__"])
 
     stream = hr.stream(urls, index="build").map(failing)
-    with loader_of(stream, 4, on_error="skip", quarantine=path) as loader:
+    with loader_of(stream, 4, errors=hr.Skip(log=path)) as loader:
         for batch in loader:
             seen += batch
     (line,) = (json.loads(line) for line in path.read_text().splitlines())
@@ -172,8 +179,8 @@ def excluding(exclude: Any, data: Any = STREAM, **options: Any) -> Any:
         next(iter(loader))
 
 
-def quarantine(path: Path, data: Any = STREAM, on_error: Any = "skip") -> Any:
-    hr.DataLoader(data, quarantine=path, on_error=on_error)
+def quarantine(path: Path, data: Any = STREAM) -> Any:
+    hr.DataLoader(data, errors=hr.Skip(log=path))
 
 
 def written(path: Path, line: str) -> Path:
@@ -189,11 +196,11 @@ NO_NAMES: list[dict[str, Any]] = [
 ]
 REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
     ("exclude= of sample 5: FromMap has 5, counted from 0", lambda _: excluding(SOME_MORE, hr.from_map(range(5)))),
-    ("'pad'", lambda _: excluding(SOME, tail="pad")),
+    ("'pad'", lambda _: excluding(SOME, ranks=hr.Ranks(last_batch="pad"))),
     ("have no numbers", lambda _: excluding(SOME, hr.from_iterable(ALL))),
     ("has no end", lambda _: excluding(SOME, STREAM.repeat())),
     ("sampler", lambda _: excluding(SOME, STREAM.sample(torch.utils.data.RandomSampler(ALL)))),
-    ("must be hr.Exclude", lambda _: excluding([1])),
+    (r"files=\[\[1\]\] must be a list of paths", lambda _: excluding([1])),
     ("cannot be read", lambda path: excluding(path / "none")),
     ("cannot be read: it is a pipe", lambda path: excluding(path / "fifo")),
     ("line 1: this is no line", lambda path: excluding(written(path, "nonsense"))),
@@ -201,7 +208,6 @@ REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
     ("other data", lambda path: excluding(written(path, '{"data": "x", "number": 1}'))),
     ("other data", lambda path: excluding(written(path, '{"data": "x", "number": true}'))),
     ("is for headrace's data sets", lambda _: hr.DataLoader(ALL, exclude=SOME)),  # type: ignore[arg-type]
-    ("'raise'", lambda path: quarantine(path / "bad.jsonl", on_error="raise")),
     ("cannot be written", lambda path: quarantine(path / "no" / "bad.jsonl")),
     ("cannot be written", lambda path: quarantine(path / "fifo")),
     (r"\.bucket", lambda path: quarantine(path / "bad.jsonl", STREAM.bucket(int, [9], batch_size=2))),
@@ -225,7 +231,7 @@ def test_numbers_of_interleaved_streams_continue_those_of_earlier_inputs(tmp_pat
         return key
 
     data, file = hr.from_map("abc").interleave(hr.from_map("de")).map(refuse_b), tmp_path / "left-out.jsonl"
-    assert loaded(data, batch_size=None, on_error="skip", quarantine=file) == ["a", "d", "e", "c"]
+    assert loaded(data, batch_size=None, errors=hr.Skip(log=file)) == ["a", "d", "e", "c"]
     assert json.loads(file.read_text())["number"] == 1
     for exclude in (file, hr.Exclude(samples=[1])):
         assert loaded(data, batch_size=None, exclude=exclude) == ["a", "d", "e", "c"]
@@ -233,7 +239,7 @@ def test_numbers_of_interleaved_streams_continue_those_of_earlier_inputs(tmp_pat
 
 def test_state_of_one_rank_keeps_its_share() -> None:
     stream = hr.from_map(ALL).filter(lambda number: number >= 0).epoch(samples=40)
-    _, states = ran(2, lambda: stream, most=2, global_batch_size=4, collate_fn=list, ranks="local")
+    _, states = ran(2, lambda: stream, most=2, ranks=hr.Ranks(global_batch_size=4, compare=False), collate_fn=list)
     exclude = hr.Exclude(steps=[(5, 6)])
     with loader_of(stream, 4, 0, 2, exclude=exclude) as loader, pytest.raises(hr.StateMismatchError, match="merge"):
         loader.load_state_dict(states[0])

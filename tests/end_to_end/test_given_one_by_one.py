@@ -76,7 +76,7 @@ def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
             for sample in loader:
                 yield sample, json.dumps(loader.state_dict(), sort_keys=True)
 
-    for options in ({}, {"rank": 1, "world_size": 3}) if kind in ("by number", "shuffled") else ({},):
+    for options in ({}, {"ranks": hr.Ranks(rank=1, world_size=3)}) if kind in ("by number", "shuffled") else ({},):
         assert list(course(**options)) == list(course(**options, prefetch_factor=1))
     assert given_later(DATA[kind](), None, collate_fn=None) == all_of(DATA[kind]())
 
@@ -107,7 +107,7 @@ def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
 
 def test_failed_samples_are_skipped_and_counted_in_their_order() -> None:
     data = Numbers(COUNT).map(fails_at_some)
-    options: dict[str, Any] = {"batch_size": None, "on_error": "skip"}
+    options: dict[str, Any] = {"batch_size": None, "errors": hr.Skip()}
     whole = [n for n in range(COUNT) if n % 10 not in (3, 4)]
     with hr.DataLoader(data, **options) as loader:
         samples = iter(loader)
@@ -216,7 +216,7 @@ KINDS: dict[str, Any] = {
     "shuffled": lambda n: (shards(n).shuffle(seed=1), {}),
     "filtered": lambda n: (shards(n).filter(is_kept), {}),
     "filtered by the loop": lambda n: (shards(n).filter(is_kept_by_the_loop), {}),
-    "skipping": lambda n: (shards(n), {"on_error": "skip"}),
+    "skipping": lambda n: (shards(n), {"errors": hr.Skip()}),
     "in any order": lambda n: (shards(n), {"in_order": False}),
     "many shards": lambda n: (shards(n, 50), {}),
     "by number": lambda n: (Numbers(n), {}),

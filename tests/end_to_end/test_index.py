@@ -114,7 +114,7 @@ def test_any_shards_are_read_by_member_as_they_are_without_an_index(
 ) -> None:
     urls = put_drawn(shards)
     index = put_index(urls, "drawn", crc=crc)
-    options = {"fetch": hr.FetchOptions(range_bytes=range_bytes, gap_bytes=gap)}
+    options = {"fetch": hr.Fetch(range_bytes=range_bytes, gap_bytes=gap)}
     results = []
     for data in (hr.stream(urls, index=index), hr.stream(urls, index=None)):
         chosen = STEPS[step](data)
@@ -152,7 +152,7 @@ def test_a_small_memory_budget_is_enough(order: Any) -> None:
     urls = put_shards(f"budget-{order}", [40] * 10, size=30_000)
     data = hr.stream(urls, index=put_index(urls))
     data = data if order == "in order" else data.shuffle(order, seed=50)
-    fetch = hr.FetchOptions(range_bytes=2**17)
+    fetch = hr.Fetch(range_bytes=2**17)
     with hr.DataLoader(data.map(as_numbers), batch_size=8, memory_budget=2**20, fetch=fetch) as loader:
         for _ in range(2):
             assert sorted(int(n) for batch in loader for n in batch["n"]) == list(range(400))

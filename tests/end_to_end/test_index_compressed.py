@@ -40,7 +40,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     "zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
     "lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
 }
-SMALL = hr.FetchOptions(range_bytes=4096)
+SMALL = hr.Fetch(range_bytes=4096)
 
 
 def is_third(key: str) -> bool:
@@ -268,7 +268,7 @@ def test_any_memory_budget_is_enough(budget: Any, window: int | None, workers: i
     data = hr.stream(urls).to_tuple("__key__", "bin")
     if window is not None:
         data = data.shuffle("window", window=window, seed=1)
-    options = {"batch_size": 100, "collate_fn": list, "timeout": 20, "fetch": hr.FetchOptions(range_bytes=65536)}
+    options = {"batch_size": 100, "collate_fn": list, "timeout": 20, "fetch": hr.Fetch(range_bytes=65536)}
     keys = [key for batch in batches(data, memory_budget=budget, num_workers=workers, **options) for key, _ in batch]
     assert sorted(keys) == [key for samples in shards for key, _ in samples]
     assert (keys == sorted(keys)) == (window is None)

@@ -58,7 +58,7 @@ def test_a_flipped_bit_is_an_error_in_the_place_of_its_sample(
     index = put_index(urls)
     flip(urls, BAD)
     data = order(hr.stream(urls, index=index)).map(number_of)
-    got = outcomes(data, fetch=hr.FetchOptions(range_bytes=range_bytes), num_workers=workers)
+    got = outcomes(data, fetch=hr.Fetch(range_bytes=range_bytes), num_workers=workers)
     error = got.pop(BAD)
     assert got == [n for n in ALL if n != BAD]
     assert isinstance(error, hr.errors.ChecksumError)
@@ -71,7 +71,7 @@ def test_flipped_samples_are_skipped_where_errors_are(urls: list[str]) -> None:
     flip(urls, BAD, BAD + 1)
     for order in (*ORDERS.values(), lambda data: data.shuffle("window", window=3, seed=1)):
         data = order(hr.stream(urls, index=index)).map(number_of)
-        with hr.DataLoader(data, batch_size=4, on_error="skip", collate_fn=list) as loader:
+        with hr.DataLoader(data, batch_size=4, errors=hr.Skip(), collate_fn=list) as loader:
             assert sorted(n for batch in loader for n in batch) == [n for n in ALL if n not in (10, 11)]
             assert loader.stats().skipped == 2
 
@@ -112,7 +112,7 @@ def test_bytes_that_were_wrong_once_are_asked_for_once_more(
     url, index = serve(server, "zeros:n=4000,first=1")
     data = order(hr.stream(url, index=index)).map(number_of)
     # the fault is that of each range's first request: ranges must not be joined to others the first time only
-    fetch = hr.FetchOptions(cache_dir=tmp_path if cached else None, gap_bytes=0)
+    fetch = hr.Fetch(cache_dir=tmp_path if cached else None, gap_bytes=0)
     assert outcomes(data, fetch=fetch) == ALL
     damaged = sum("zeros" in request.faults for request in server.log)
     assert damaged

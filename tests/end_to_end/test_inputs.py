@@ -136,7 +136,7 @@ def test_concat_is_one_stream_of_all_shards_when_it_is_shuffled(left: hr.Stream,
 
 def test_concat_of_row_groups_reads_each_about_once_when_it_is_shuffled(rows: hr.Stream) -> None:
     def requests(data: hr.Stream) -> int:
-        with hr.DataLoader(data.select("n"), batch_size=None, fetch=hr.FetchOptions(gap_bytes=0)) as loader:
+        with hr.DataLoader(data.select("n"), batch_size=None, fetch=hr.Fetch(gap_bytes=0)) as loader:
             assert sum(1 for _ in loader) == 50
             return loader.stats().fetch.requests
 
@@ -157,7 +157,7 @@ def test_filter_by_keys_before_concat_leaves_those_samples_out(left: hr.Stream, 
 @pytest.mark.slow
 def test_samples_are_the_same_when_workers_differ(data: hr.Stream, warm_server: None) -> None:
     alone = samples_of(data)
-    assert alone == samples_of(data, num_workers=2, fetch_concurrency=3)
+    assert alone == samples_of(data, num_workers=2, fetch=hr.Fetch(concurrency=3))
     assert len({noise for _, noise in alone}) == len(alone) == len(data)
 
 

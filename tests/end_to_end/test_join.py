@@ -54,7 +54,7 @@ def test_pairs_are_the_same_for_any_workers_ranks_and_loops(images: hr.Stream, t
     data = images.join(table, on=ON).shuffle().map(pair)
     alone = given(data, 3, num_workers=workers)
     assert sorted(flat(alone)) == WANTED
-    ranks = [given(data, 1, rank=rank, world_size=3, num_workers=workers) for rank in range(3)]
+    ranks = [given(data, 1, ranks=hr.Ranks(rank=rank, world_size=3), num_workers=workers) for rank in range(3)]
     assert [sorted(one + two + three) for one, two, three in zip(*ranks, strict=True)] == [
         sorted(batch) for batch in alone
     ]

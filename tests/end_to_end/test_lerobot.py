@@ -190,7 +190,7 @@ def test_state_is_exact_and_ranks_share_the_rows() -> None:
         return [sample["index"] for sample in flat(batches)]
 
     assert indexes(rest_of(loader(), state_after(loader(), 1))) == indexes(given(data, 8))[8:]
-    ranks = [indexes(given(data, 8, rank=rank, world_size=2)) for rank in range(2)]
+    ranks = [indexes(given(data, 8, ranks=hr.Ranks(rank=rank, world_size=2))) for rank in range(2)]
     assert sorted(flat(ranks)) == list(range(len(ROWS)))
 
 

@@ -177,7 +177,7 @@ def failing(n: int) -> Iterator[dict[str, int]]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sample_is_skipped_with_all_its_parts_when_one_fails(workers: int) -> None:
     stream = source(10).flat_map(failing)
-    with hr.DataLoader(stream, batch_size=4, num_workers=workers, on_error="skip") as loader:
+    with hr.DataLoader(stream, batch_size=4, num_workers=workers, errors=hr.Skip()) as loader:
         got = [n for batch in loader for n in batch["n"].tolist()]
         assert loader.stats().skipped == 2
     assert got == [n * 10 + k for n in range(10) if n % 5 != 3 for k in range(2)]
@@ -263,7 +263,7 @@ def test_reads_end_at_a_limit(prefetch_factor: int) -> None:
 
     data = Numbers(1000)
     stream = data.flat_map(three).take(10).batch(2).unbatch().flat_map(twice)
-    with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch_concurrency=4) as loader:
+    with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch=hr.Fetch(concurrency=4)) as loader:
         batches = iter(loader)
         first = [int(next(batches)) for _ in range(18)]
         asked, state = sorted(data.asked), loader.state_dict()
@@ -272,7 +272,7 @@ def test_reads_end_at_a_limit(prefetch_factor: int) -> None:
         assert len(asked) <= 16
         assert len(made) <= 16
     data.asked.clear()
-    with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch_concurrency=4) as loader:
+    with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch=hr.Fetch(concurrency=4)) as loader:
         loader.load_state_dict(state)
         assert [int(batch) for batch in loader] == [3, 3]
         assert min(data.asked) == 2
@@ -298,7 +298,7 @@ def test_nothing_is_read_when_the_state_has_reached_the_limit() -> None:
 def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number() -> None:
     def make(rank: int, world: int = 2) -> hr.DataLoader[Any]:
         stream = source(40).shuffle(seed=1).flat_map(listed).batch(3).map(sized).unbatch().epoch(samples=37)
-        return hr.DataLoader(stream, batch_size=4, rank=rank, world_size=world)
+        return hr.DataLoader(stream, batch_size=4, ranks=hr.Ranks(rank=rank, world_size=world))
 
     lengths = []
     for rank in range(2):

@@ -92,7 +92,7 @@ def test_mixture_resumes_exactly_with_other_workers_and_ranks(web: hr.Stream, co
     data = mixtures(web, code)[kind]
 
     def loader(workers: int = 1) -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=12, seed=3, num_workers=workers, fetch_concurrency=3 * workers)
+        return hr.DataLoader(data, batch_size=12, seed=3, num_workers=workers, fetch=hr.Fetch(concurrency=3 * workers))
 
     resumed_anywhere(loader, resume=lambda: loader(2), epochs=2, most=4)
     plain = data.map(lambda s: (s["source"], s["n"]))
@@ -133,7 +133,7 @@ def test_mixture_reads_only_filtered_keys_and_selected_fields(web: hr.Stream, co
     small = web.filter(lambda key: int(key) % 10 == 0, field="__key__").select("cls")
 
     def read(data: hr.Stream) -> tuple[list[Any], int]:
-        with hr.DataLoader(data, batch_size=None, fetch=hr.FetchOptions(gap_bytes=0)) as loader:
+        with hr.DataLoader(data, batch_size=None, fetch=hr.Fetch(gap_bytes=0)) as loader:
             return list(loader), loader.stats().fetch.bytes
 
     data = hr.mix({"web": small, "code": code.select("cls")})
@@ -238,7 +238,7 @@ def test_error_names_its_source(web: hr.Stream, code: hr.Stream) -> None:
         with hr.DataLoader(data, batch_size=10, collate_fn=list) as loader:
             (failed,) = (got for got in outcomes_of(loader) if isinstance(got, ValueError))
         assert any(note in each for each in failed.__notes__)
-    assert sum(map(len, loaded(steps, batch_size=10, collate_fn=list, on_error="skip"))) == 118
+    assert sum(map(len, loaded(steps, batch_size=10, collate_fn=list, errors=hr.Skip()))) == 118
 
 
 def test_sources_are_opened_and_closed_once_also_when_a_later_one_cannot_be_opened() -> None:

@@ -62,8 +62,14 @@ def test_shares_are_those_of_tokens_where_documents_differ_in_length(workers: in
 @pytest.mark.slow
 def test_stats_and_states_count_received_tokens_only() -> None:
     stream = packed()
-    with hr.DataLoader(stream, global_batch_size=6, rank=0, world_size=2) as first:
-        with hr.DataLoader(stream, global_batch_size=6, rank=1, world_size=2) as second:
+    with hr.DataLoader(
+        stream,
+        ranks=hr.Ranks(global_batch_size=6, rank=0, world_size=2),
+    ) as first:
+        with hr.DataLoader(
+            stream,
+            ranks=hr.Ranks(global_batch_size=6, rank=1, world_size=2),
+        ) as second:
             ranks, come = [(first, iter(first)), (second, iter(second))], [[0, 0], [0, 0]]
             for _ in range(5):
                 for k, (loader, batches) in enumerate(ranks):
@@ -163,7 +169,7 @@ def test_padded_and_bucketed_documents_have_their_shares_of_tokens(way: str, wor
 @pytest.mark.slow
 def test_global_batches_are_the_same_on_any_ranks_and_a_state_goes_on_on_others() -> None:
     make = lambda: known().epoch(samples=240).map(plain)
-    options: dict[str, Any] = {"global_batch_size": 12, "collate_fn": list}
+    options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=12), "collate_fn": list}
     expected, _ = ran(1, make, **options)
     begun, states = ran(3, make, most=7, **options)
     gone_on, states = ran(2, make, states[0], most=6, **options)

@@ -104,7 +104,7 @@ def test_lazy_init_that_fails_fails_the_sample_and_is_tried_again_for_the_next()
         return "there"
 
     data = op(fn=lambda sample, made: (sample, made), lazy_init=fails_once)(hr.from_map(range(3)))
-    assert loaded(data, batch_size=None, collate_fn=list, on_error="skip") == [[1, "there"], [2, "there"]]
+    assert loaded(data, batch_size=None, collate_fn=list, errors=hr.Skip()) == [[1, "there"], [2, "there"]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -112,7 +112,7 @@ def test_lazy_init_that_fails_fails_the_sample_and_is_tried_again_for_the_next()
 def test_sharding_settings_are_set_before_the_first_sample(workers: int, rank: int) -> None:
     settings = functools.partial(Told.of, "part")
     data = op(fn=seen, sharding_settings=settings)(hr.from_map(range(6)))
-    got = given(data, num_workers=workers, rank=rank, world_size=3)
+    got = given(data, num_workers=workers, ranks=hr.Ranks(rank=rank, world_size=3))
     assert [number for number, *_ in got] == [rank, rank + 3]
     assert {calls for *_, calls in got} == {(("part", 3, rank),)}
     Told.calls = ()
@@ -122,7 +122,7 @@ def test_sharding_settings_are_set_before_the_first_sample(workers: int, rank: i
 def test_sharding_settings_precede_lazy_init_also_for_one_of_several_inputs() -> None:
     hooked = op(fn=with_connection, sharding_settings=functools.partial(Told.of, "part"), lazy_init=Connection)
     data = hr.from_map(range(4)).zip(hooked(hr.from_map(range(4))))
-    got = given(data, rank=1, world_size=2)
+    got = given(data, ranks=hr.Ranks(rank=1, world_size=2))
     assert [number for number, _ in got] == [1, 3]
     assert {calls for _, (*_, calls) in got} == {(("part", 2, 1), ("made",))}
 
@@ -130,15 +130,15 @@ def test_sharding_settings_precede_lazy_init_also_for_one_of_several_inputs() ->
 def test_operator_that_is_not_shardable_is_refused_on_several_ranks() -> None:
     data = op(fn=seen, is_shardable=False)(hr.from_map(range(4)))
     with pytest.raises(hr.OptionError, match=r"\.hooked\(\) has is_shardable=False: .* 2 ranks"):
-        given(data, rank=0, world_size=2)
-    assert len(given(data)) == len(given(data.on_every_rank(), rank=0, world_size=2)) == 4
-    assert len(given(data, rank=0, world_size=2, shard=False)) == 4
+        given(data, ranks=hr.Ranks(rank=0, world_size=2))
+    assert len(given(data)) == len(given(data.on_every_rank(), ranks=hr.Ranks(rank=0, world_size=2))) == 4
+    assert len(given(data, ranks=hr.Ranks.none)) == 4
     with pytest.raises(hr.OptionError, match=r"hooked\(\) of input 1 of \.zip\(\)"):
         hr.from_map(range(4)).zip(data)
 
     hr.plugins.register_operator("twos", lambda: hr.plugins.BatchOp(batcher=lambda: Budget(2), is_shardable=False))
     with pytest.raises(hr.OptionError, match=r"\.twos\(\) has is_shardable=False"):
-        given(hr.from_map(range(4)).apply_op("twos").epoch(samples=2), rank=0, world_size=2)
+        given(hr.from_map(range(4)).apply_op("twos").epoch(samples=2), ranks=hr.Ranks(rank=0, world_size=2))
     assert given(hr.from_map(range(4)).apply_op("twos")) == [[0, 1], [2, 3]]
 
 

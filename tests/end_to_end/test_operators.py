@@ -271,7 +271,7 @@ def test_operators_can_be_iterated_in_any_loop_and_pickled() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int) -> None:
     data = numbers().map(lambda n: [n] * n).bucket(len, [4], batch_tokens=8)
-    with hr.DataLoader(data, num_workers=workers, on_error="skip") as loader:
+    with hr.DataLoader(data, num_workers=workers, errors=hr.Skip()) as loader:
         kept = sorted(n for batch in loader for row in batch.tolist() for n in row if n)
         assert [sample.position for sample in loader.stats().skipped_samples] == [9]
     assert kept == [n for n in range(9) for _ in range(n)]

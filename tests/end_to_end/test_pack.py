@@ -270,7 +270,7 @@ def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
         lengths = [max(1, one) for one in lengths]
     if kind == "mix":
         before = None
-    options = {"global_batch_size": size, "tail": tail, "num_workers": 0}
+    options = {"ranks": hr.Ranks(global_batch_size=size, last_batch=tail), "num_workers": 0}
 
     def make() -> Any:
         data = Documents(lengths) if kind in ("map", "mix") else stored(kind, lengths)

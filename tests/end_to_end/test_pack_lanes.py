@@ -134,11 +134,11 @@ def run(number: int) -> int:
     name = rng.choice(["filtered", "many", "bad", "mixed", "by tokens", "by tokens", "bad by tokens"])
     method, lanes, steps = rng.choice(["concat", "best_fit"]), 8, rng.randint(3, 12)
     stream = prepared(name, method).epoch(samples=steps * lanes)
-    options: dict[str, Any] = {"global_batch_size": lanes, "seed": rng.choice([None, 7])}
+    options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=lanes), "seed": rng.choice([None, 7])}
     if "tokens" in name and rng.random() < 0.5:
         options |= {"exclude": hr.Exclude(samples=[3, 20, 61])}
     if "bad" in name:
-        options |= {"on_error": "skip", "max_skips": None}
+        options |= {"errors": hr.Skip(max_in_row=None)}
     expected = whole(ran(1, lambda: stream, **options)[0])
     assert [len(step) for step in expected] == [lanes] * steps
     got = list[Rows]()
@@ -165,13 +165,13 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
 def test_failed_documents_are_skipped_and_counted_once() -> None:
     bad = [n for n in range(60) if n % 11 == 3]
     stream = texts().map(with_bad_ones).pack(LENGTH, pad_value=-1)
-    with hr.DataLoader(stream, batch_size=4, on_error="skip", max_skips=None) as loader:
+    with hr.DataLoader(stream, batch_size=4, errors=hr.Skip(max_in_row=None)) as loader:
         batches = list(loader)
         assert sorted(skipped.position for skipped in loader.stats().skipped_samples) == bad
     documents = [[text(n)] if n not in bad else [] for n in range(60)]
     assert tokens_of(batches) == [tokens for tokens, _ in by_lanes(documents, 4, "concat")]
     with pytest.raises(ValueError, match="is damaged"):
-        loaded(stream, batch_size=4, on_error="skip", max_skips=(2, None))
+        loaded(stream, batch_size=4, errors=hr.Skip(max_in_epoch=2, max_in_row=None))
 
 
 def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
@@ -187,8 +187,8 @@ def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_ranks_pack_repeated_documents_without_end(method: Any) -> None:
     stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
-    expected = whole(ran(1, lambda: stream, global_batch_size=6, most=70)[0])
-    assert whole(ran(3, lambda: stream, global_batch_size=6, most=70)[0]) == expected
+    expected = whole(ran(1, lambda: stream, ranks=hr.Ranks(global_batch_size=6), most=70)[0])
+    assert whole(ran(3, lambda: stream, ranks=hr.Ranks(global_batch_size=6), most=70)[0]) == expected
 
 
 @pytest.mark.parametrize(("size", "ranks"), [(8, 3), (70, 2)])
@@ -198,7 +198,10 @@ def test_ranks_with_an_uneven_end_pack_each_document_once_resumed_anywhere(metho
 
     def loader(rank: int, world: int, state: Any = None) -> hr.DataLoader[Any]:
         stream = texts(31).filter(is_kept).flat_map(several).pack(LENGTH, method=method, pad_value=-1)
-        made = hr.DataLoader(stream, global_batch_size=size, rank=rank, world_size=world, tail="uneven")
+        made = hr.DataLoader(
+            stream,
+            ranks=hr.Ranks(global_batch_size=size, rank=rank, world_size=world, last_batch="uneven"),
+        )
         made.load_state_dict(state or {})
         return made
 
@@ -250,7 +253,7 @@ ENDLESS: list[tuple[Callable[[], hr.Stream], int, str]] = [
 @pytest.mark.parametrize(("make", "size", "message"), ENDLESS)
 def test_endless_epoch_without_tokens_for_a_row_is_an_error(make: Callable[[], Any], size: int, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        first_of(make(), batch_size=size, on_error="skip", max_skips=None)
+        first_of(make(), batch_size=size, errors=hr.Skip(max_in_row=None))
 
 
 def test_documents_without_tokens_may_end_an_epoch_or_be_shuffled() -> None:
@@ -271,13 +274,13 @@ def test_first_steps_of_an_epoch_do_not_depend_on_its_length_and_can_be_skipped(
 
 
 REPEATED = texts().shuffle().repeat().filter(is_kept)
-TWO: dict[str, Any] = {"global_batch_size": 4, "rank": 0, "world_size": 2}
+TWO = hr.Ranks(global_batch_size=4, rank=0, world_size=2)
 OTHERS: list[tuple[hr.Stream, dict[str, Any], str]] = [
     (REPEATED.pack(LENGTH), {"batch_size": 8}, "packed in 4 lanes, one for each row"),
     (REPEATED.pack(LENGTH), {"batch_size": 4, "seed": 3}, "the seed is another one"),
     (REPEATED.pack(LENGTH + 1), {"batch_size": 4}, "pack.16, concat"),
     (REPEATED.pack(LENGTH, method="best_fit"), {"batch_size": 4}, "pack.16, best_fit"),
-    (REPEATED.pack(LENGTH), {**TWO, "global_batch_size": 6}, "in 4 lanes"),
+    (REPEATED.pack(LENGTH), {"ranks": hr.Ranks(global_batch_size=6, rank=0, world_size=2)}, "in 4 lanes"),
 ]
 
 
@@ -294,8 +297,13 @@ def test_state_of_other_documents_of_one_rank_or_of_another_step_is_refused() ->
     with hr.DataLoader(backwards, batch_size=4) as loader:
         with pytest.raises(StateMismatchError, match="not those of this loader's order"):
             loader.load_state_dict(state)
-    first, second = (state_after(hr.DataLoader(REPEATED.pack(LENGTH), **{**TWO, "rank": k}), 2 + k) for k in (0, 1))
-    with hr.DataLoader(REPEATED.pack(LENGTH), global_batch_size=4) as loader:
+    first, second = (
+        state_after(
+            hr.DataLoader(REPEATED.pack(LENGTH), ranks=hr.Ranks(global_batch_size=4, rank=k, world_size=2)), 2 + k
+        )
+        for k in (0, 1)
+    )
+    with hr.DataLoader(REPEATED.pack(LENGTH), ranks=hr.Ranks(global_batch_size=4)) as loader:
         with pytest.raises(StateMismatchError, match=r"rank 0 of 2 alone, .* merge the states of all ranks"):
             loader.load_state_dict(first)
     with pytest.raises(StateMismatchError, match="must be of one step"):
@@ -320,7 +328,9 @@ def test_excluded_documents_are_packed_as_empty_ones_also_after_a_resume(method:
     excluded = {"exclude": hr.Exclude(samples=[5, 17, 30])}
 
     def run(states: Any, most: int | None, **options: Any) -> tuple[list[list[int]], Any]:
-        steps, states = ran(size, lambda: stream, states, most, global_batch_size=4, ranks="local", **options)
+        steps, states = ran(
+            size, lambda: stream, states, most, ranks=hr.Ranks(global_batch_size=4, compare=False), **options
+        )
         return [list(row[1]) for batch in whole(steps) for row in batch], states
 
     def of(sequences: list[list[int]]) -> set[int]:
@@ -340,8 +350,8 @@ def test_excluded_documents_are_packed_as_empty_ones_also_after_a_resume(method:
 SOME = texts().filter(is_kept)
 MASKED = hr.from_map([{"input_ids": [1, 2], "mask": [1]}])
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: first_of(SOME.pack(8), **TWO), r"put \.epoch\(samples=N\) after"),
-    (lambda: first_of(texts().pack(8).epoch(samples=10), **TWO), r"have \.epoch\(samples=8\)"),
+    (lambda: first_of(SOME.pack(8), ranks=TWO), r"put \.epoch\(samples=N\) after"),
+    (lambda: first_of(texts().pack(8).epoch(samples=10), ranks=TWO), r"have \.epoch\(samples=8\)"),
     (lambda: first_of(texts().pack(8), in_order=False), r"in_order=False and \.pack\(8, concat\)"),
     (lambda: first_of(texts().pack(8), exclude=hr.Exclude(steps=[(3, 4)])), "exclude documents by their numbers"),
     (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
@@ -409,7 +419,9 @@ def test_ranks_count_repeated_and_unread_documents(rows: int, expected: tuple[in
     counted = [0, 0]
     for rank in range(2):
         stream = documents.pack(6).epoch(samples=rows)
-        with hr.DataLoader(stream, global_batch_size=4, rank=rank, world_size=2, num_workers=0) as loader:
+        with hr.DataLoader(
+            stream, ranks=hr.Ranks(global_batch_size=4, rank=rank, world_size=2), num_workers=0
+        ) as loader:
             assert len(list(loader)) == rows // 4
             stats = loader.stats()
         counted = [counted[0] + stats.repeated, counted[1] + stats.unread]

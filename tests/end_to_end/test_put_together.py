@@ -112,7 +112,7 @@ def test_groups_are_batched_and_collated_by_the_loader() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failed_samples_are_skipped_in_their_groups(workers: int) -> None:
     data = hr.from_map(range(11)).map(broken_at_7).apply_op("buckets", 3)
-    with hr.DataLoader(data, batch_size=None, num_workers=workers, on_error="skip") as loader:
+    with hr.DataLoader(data, batch_size=None, num_workers=workers, errors=hr.Skip()) as loader:
         assert list(loader) == [[0, 3, 6], [2, 5, 8], [1, 4, 10], [9]]
         assert loader.stats().skipped == 1
 
@@ -150,12 +150,12 @@ def test_ranks_share_the_groups_of_an_epoch_of_a_given_size() -> None:
     data, came = hr.from_map(range(60)).shuffle(seed=1).apply_op("buckets", 3).epoch(samples=16), list[list[int]]()
     options: dict[str, Any] = {"batch_size": 2, "collate_fn": list}
     for rank in range(2):
-        own = {**options, "rank": rank, "world_size": 2}
+        own = {**options, "ranks": hr.Ranks(rank=rank, world_size=2)}
         (whole,) = resumed_anywhere(lambda own=own: hr.DataLoader(data, **own))
         state = state_after(hr.DataLoader(data, **own), 1)
         assert state["passed"]
         with pytest.raises(hr.StateMismatchError):
-            rest_of(hr.DataLoader(data, **options, rank=0, world_size=1), state)
+            rest_of(hr.DataLoader(data, **options, ranks=hr.Ranks(rank=0, world_size=1)), state)
         came.append([n for batch in whole for group in batch for n in group])
         assert [len(batch) for batch in whole] == [2] * 4
     assert not set(came[0]) & set(came[1])
@@ -169,7 +169,7 @@ def test_sample_whose_measure_ends_workers_is_skipped_and_no_other() -> None:
         return 1
 
     data = hr.from_map(range(20)).bucket(deadly, [2], batch_size=3)
-    with hr.DataLoader(data, num_workers=2, on_error="skip", timeout=60) as loader:
+    with hr.DataLoader(data, num_workers=2, errors=hr.Skip(), timeout=60) as loader:
         assert sorted(n for batch in loader for n in batch.tolist()) == [n for n in range(20) if n != 7]
     with pytest.raises(hr.errors.WorkerDiedError, match="all on sample 7 of the epoch"):
         loaded(data, 1, timeout=60)
@@ -179,7 +179,10 @@ def test_sample_whose_measure_ends_workers_is_skipped_and_no_other() -> None:
     ("make", "match"),
     [
         (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
-        (lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), rank=0, world_size=2))), r"pairs\(\) changes"),
+        (
+            lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), ranks=hr.Ranks(rank=0, world_size=2)))),
+            r"pairs\(\) changes",
+        ),
         (lambda data: hr.plugins.BatchOp(batcher=Strict, measure=later), "measure=later must be a plain function"),
         (lambda data: hr.plugins.BatchOp(batcher=3), "batcher=3 must be a plain function"),
         (lambda data: hr.plugins.BatchOp(batcher=Strict, collate=None), "collate=None must be a plain function"),
@@ -262,7 +265,7 @@ def test_buckets_do_not_depend_on_workers(workers: int | str, *, even: bool) -> 
 def test_broken_array_among_those_decoded_together_is_raised_or_skipped(workers: int | str, made: str) -> None:
     data = hr.stream(shards(even=True, is_broken=True), index=None).decode().to_tuple("npy", "cls")
     data = data.padded_batch(10) if made == "padded_batch" else data.bucket(kind, [0, 1], batch_size=10)
-    numbers = [n for _, some in loaded(data, workers, on_error="skip") for n in some.tolist()]
+    numbers = [n for _, some in loaded(data, workers, errors=hr.Skip()) for n in some.tolist()]
     assert sorted(numbers) == [n for n in range(SHARDS * COUNT) if n != BROKEN]
     with pytest.raises(hr.DecodeError) as raised:
         loaded(data, workers)

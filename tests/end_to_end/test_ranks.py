@@ -13,6 +13,7 @@ import pytest
 import torch
 from builders.loops import flat, lists, loaded, rest_of, state_after
 from builders.numbers import Numbers
+from builders.ranks import as_rank
 from builders.tars import number_of, numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
@@ -33,9 +34,10 @@ def index(urls: list[str]) -> str:
 
 
 def batches_of(data: Any, rank: int, world: int, epochs: int = 1, **options: Any) -> list[list[int]]:
-    options = {"batch_size": 4} | options if "global_batch_size" not in options else options
+    ranks = as_rank(rank, world, options.pop("ranks", None))
+    options = {"batch_size": 4} | options if ranks.global_batch_size is None else options
     options = {"memory_budget": "8MiB"} | options  # tiny samples without end are read ahead up to it
-    with hr.DataLoader(data, rank=rank, world_size=world, collate_fn=_numbers, **options) as loader:
+    with hr.DataLoader(data, ranks=ranks, collate_fn=_numbers, **options) as loader:
         return [batch for _ in range(epochs) for batch in loader]
 
 
@@ -52,14 +54,14 @@ def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
 
 def test_tail_decides_about_a_short_last_step() -> None:
     data = Numbers(22)
-    short = steps_of(data, 2, global_batch_size=8)
+    short = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8))
     assert [len(step) for step in short] == [8, 8, 6]
-    dropped = steps_of(data, 2, global_batch_size=8, tail="drop")
-    assert dropped == short[:2] == steps_of(data, 2, global_batch_size=8, drop_last=True)
-    padded = steps_of(data, 2, global_batch_size=8, tail="pad")
+    dropped = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="drop"))
+    assert dropped == short[:2] == steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8), drop_last=True)
+    padded = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="pad"))
     assert padded[:2] == short[:2]
     assert sorted(padded[2]) == sorted(short[2] + [0, 1])
-    carried = steps_of(data, 2, global_batch_size=8, tail="carry", epochs=3)
+    carried = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="carry"), epochs=3)
     assert [len(step) for step in carried] == [8] * 8
     assert sorted(flat(carried)) == sorted([*range(22)] * 2 + [*range(20)])
     assert sorted(carried[2]) == [0, 1, 16, 17, 18, 19, 20, 21]
@@ -67,7 +69,7 @@ def test_tail_decides_about_a_short_last_step() -> None:
 
 @pytest.mark.parametrize(("tail", "told"), [("pad", (2, 0)), ("drop", (0, 6)), ("carry", (0, 6)), ("short", (0, 0))])
 def test_repeated_and_dropped_samples_are_reported(tail: Any, told: tuple[int, int]) -> None:
-    with hr.DataLoader(Numbers(22), batch_size=8, tail=tail) as loader:
+    with hr.DataLoader(Numbers(22), batch_size=8, ranks=hr.Ranks(last_batch=tail)) as loader:
         for _ in loader:
             pass
         stats = loader.stats()
@@ -78,14 +80,15 @@ def test_repeated_and_dropped_samples_are_reported(tail: Any, told: tuple[int, i
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ranks_get_as_many_single_samples_each(workers: int) -> None:
-    def given(count: int, **options: Any) -> list[list[int]]:
-        options = {"batch_size": None, "num_workers": workers, "world_size": 4, **options}
-        return [loaded(Numbers(count), rank=rank, **options) for rank in range(4)]
+    def given(count: int, last_batch: Any = None, **options: Any) -> list[list[int]]:
+        options |= {"batch_size": None, "num_workers": workers}
+        ranks = [hr.Ranks(rank=rank, world_size=4, last_batch=last_batch) for rank in range(4)]
+        return [loaded(Numbers(count), ranks=one, **options) for one in ranks]
 
     for prefetch in (None, 0):  # together, or each by itself
         assert given(8, prefetch_factor=prefetch) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-        assert given(10, tail="drop", prefetch_factor=prefetch) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-        padded = given(10, tail="pad", prefetch_factor=prefetch)
+        assert given(10, "drop", prefetch_factor=prefetch) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+        padded = given(10, "pad", prefetch_factor=prefetch)
         assert [len(part) for part in padded] == [3] * 4
         assert sorted(itertools.chain(*padded)) == sorted([*range(10), 0, 1])
         with pytest.raises(hr.OptionError, match="10 samples for 4 ranks"):
@@ -128,12 +131,12 @@ class Counting(hr.AsyncIterableDataset):
 
 def test_ranks_share_an_iterator_with_an_epoch_of_a_given_size() -> None:
     assert [len(step) for step in steps_of(Counting().epoch(samples=24), 2)] == [8, 8, 8]
-    assert len(loaded(Counting(), batch_size=25, rank=1, world_size=2, shard=False)) == 2
+    assert len(loaded(Counting(), batch_size=25, ranks=hr.Ranks.none)) == 2
 
 
 def test_global_batch_of_a_state_is_kept_in_later_epochs_and_after_a_second_resume() -> None:
     def loader_of(world: int) -> hr.DataLoader[Any]:
-        return hr.DataLoader(Numbers(64), batch_size=4, rank=0, world_size=world)
+        return hr.DataLoader(Numbers(64), batch_size=4, ranks=hr.Ranks(rank=0, world_size=world))
 
     state = state_after(loader_of(4), 1)
     for _ in range(2):
@@ -166,8 +169,8 @@ def test_batch_without_samples_is_an_error_when_other_ranks_have_some() -> None:
                 raise ValueError(f"bad {key}")
             return key
 
-    assert len(loaded(Failing(32), batch_size=4, on_error="skip")) == 7
-    with hr.DataLoader(Failing(32), batch_size=4, rank=0, world_size=2, on_error="skip") as loader:
+    assert len(loaded(Failing(32), batch_size=4, errors=hr.Skip())) == 7
+    with hr.DataLoader(Failing(32), 4, ranks=hr.Ranks(rank=0, world_size=2), errors=hr.Skip()) as loader:
         batches = iter(loader)
         next(batches)
         with pytest.raises(ValueError, match="bad 8") as caught:
@@ -176,29 +179,53 @@ def test_batch_without_samples_is_an_error_when_other_ranks_have_some() -> None:
         assert len(list(batches)) == 2
 
 
-TWO: dict[str, Any] = {"batch_size": 4, "rank": 0, "world_size": 2}
-UNEVEN_TWO = {**TWO, "tail": "uneven"}
-COUNTED = "tail='uneven'.*count the samples of all ranks"
+TWO: dict[str, Any] = {"batch_size": 4, "ranks": hr.Ranks(rank=0, world_size=2)}
+UNEVEN_TWO = {**TWO, "ranks": hr.Ranks(rank=0, world_size=2, last_batch="uneven")}
+COUNTED = "last_batch='uneven'.*count the samples of all ranks"
 TORCHS = torch.utils.data.TensorDataset(torch.arange(4))
+NO_RANKS: list[tuple[str, dict[str, Any]]] = [
+    ("whole number, 1 or more", {"global_batch_size": 0}),
+    ("one of None, 'short'", {"last_batch": "long"}),
+    ("balance='time' must be 'tokens'", {"balance": "time"}),
+]
+
+
+@pytest.mark.parametrize(("text", "options"), NO_RANKS)
+def test_options_of_ranks_that_mean_nothing_are_refused(text: str, options: dict[str, Any]) -> None:
+    with pytest.raises(hr.OptionError, match=text):
+        hr.Ranks(**options)
+
+
 REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
-    ("give one of them", lambda: Numbers(70), {"batch_size": 4, "global_batch_size": 8}),
-    ("whole number, 1 or more", lambda: Numbers(70), {"global_batch_size": 0}),
-    ("must have a sample|at least one", lambda: Numbers(70), {"global_batch_size": 2, "rank": 0, "world_size": 3}),
-    ("one of None, 'short'", lambda: Numbers(70), {"tail": "long"}),
-    ("give one of them", lambda: Numbers(70), {"tail": "pad", "drop_last": True}),
+    ("give one of them", lambda: Numbers(70), {"batch_size": 4, "ranks": hr.Ranks(global_batch_size=8)}),
+    (
+        "must have a sample|at least one",
+        lambda: Numbers(70),
+        {"ranks": hr.Ranks(global_batch_size=2, rank=0, world_size=3)},
+    ),
+    ("give one of them", lambda: Numbers(70), {"ranks": hr.Ranks(last_batch="pad"), "drop_last": True}),
     ("states without snapshots", lambda: Numbers(70), {"snapshot_every_n_steps": 2}),
     (r"filter\(is_even\) changes .*epoch\(samples=N\)", lambda: Numbers(70).filter(is_even), TWO),
     (r"epoch\(samples=N\)", Counting, TWO),
-    *(("tail=", lambda: Counting(), {"tail": tail}) for tail in ("pad", "carry")),
-    *(("tail=", lambda: Numbers(TOTAL).filter(bool), {"tail": tail}) for tail in ("pad", "carry")),
-    *(("tail=", lambda: hr.stream(packed_urls(COUNTS), index=None), {"tail": tail}) for tail in ("pad", "carry")),
-    ("asked again", lambda: Numbers(9).sample(torch.utils.data.RandomSampler(range(5))), {"tail": "carry"}),
+    *(("last_batch=", lambda: Counting(), {"ranks": hr.Ranks(last_batch=tail)}) for tail in ("pad", "carry")),
+    *(
+        ("last_batch=", lambda: Numbers(TOTAL).filter(bool), {"ranks": hr.Ranks(last_batch=tail)})
+        for tail in ("pad", "carry")
+    ),
+    *(
+        ("last_batch=", lambda: hr.stream(packed_urls(COUNTS), index=None), {"ranks": hr.Ranks(last_batch=tail)})
+        for tail in ("pad", "carry")
+    ),
+    (
+        "asked again",
+        lambda: Numbers(9).sample(torch.utils.data.RandomSampler(range(5))),
+        {"ranks": hr.Ranks(last_batch="carry")},
+    ),
     (COUNTED, lambda: Numbers(TOTAL).filter(bool).epoch(samples=9), UNEVEN_TWO),
     (COUNTED, lambda: Numbers(TOTAL).filter(bool).take(9), UNEVEN_TWO),
     (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).take(9), UNEVEN_TWO),
     (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).epoch(samples=9), UNEVEN_TWO),
-    *((name, lambda: TORCHS, {name: 1}) for name in ("global_batch_size", "tail", "rank", "world_size")),
-    *((name, lambda: TORCHS, {name: 1}) for name in ("device_mesh", "data_dims")),
+    ("ranks=.*is for headrace's data sets", lambda: TORCHS, {"ranks": hr.Ranks.none}),
 ]
 
 
@@ -212,12 +239,13 @@ def test_wrong_options_of_ranks_are_refused(text: str, make: Any, options: dict[
 def test_a_missing_shard_shifts_no_sample_of_others() -> None:
     urls = put_shards("one is missing", COUNTS)
     data = hr.stream(urls, index=put_index(urls)).shuffle(seed=2)
-    expected = steps_of(data, 2, global_batch_size=6)
+    expected = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=6))
     memory.remove(urls[2])
-    lost, options = set(range(9, 23)), {"global_batch_size": 6, "world_size": 2, "on_error": "skip"}
+    lost = set(range(9, 23))
     for rank in range(2):
         own = [step[len(step) // 2 :] if rank else step[: len(step) // 2] for step in expected]
-        with hr.DataLoader(data, rank=rank, collate_fn=_numbers, **options) as loader:
+        ranks = hr.Ranks(global_batch_size=6, rank=rank, world_size=2)
+        with hr.DataLoader(data, ranks=ranks, collate_fn=_numbers, errors=hr.Skip()) as loader:
             assert list(loader) == [kept for step in own if (kept := [n for n in step if n not in lost])]
             assert loader.stats().skipped == sum(number in lost for number in flat(own))
 
@@ -262,7 +290,7 @@ def test_ranks_end_with_their_own_data_when_the_tail_is_uneven(case: str) -> Non
     for world in (1, 2, 3):
         found: list[int] = []
         for rank in range(world):
-            batches = batches_of(make(), rank, world, batch_size=2, tail="uneven")
+            batches = batches_of(make(), rank, world, batch_size=2, ranks=hr.Ranks(last_batch="uneven"))
             assert all(batches)
             found += itertools.chain(*batches)
         assert sorted(found) == list(expected)
@@ -273,7 +301,9 @@ def test_ranks_repeat_filtered_samples_without_end(urls: list[str], index: str) 
     for data in (hr.stream(urls, index=index).shuffle().filter(is_even), hr.stream(packed_urls(COUNTS), index=None)):
         found: set[int] = set()
         for rank in range(2):
-            with hr.DataLoader(data.repeat(), 5, rank=rank, world_size=2, collate_fn=_numbers) as loader:
+            with hr.DataLoader(
+                data.repeat(), 5, ranks=hr.Ranks(rank=rank, world_size=2), collate_fn=_numbers
+            ) as loader:
                 batches = list(itertools.islice(loader, 20))
             assert [len(batch) for batch in batches] == [5] * 20
             found |= set(itertools.chain(*batches))
@@ -297,7 +327,7 @@ def test_repeated_and_unread_samples_are_counted(case: str, caplog: pytest.LogCa
     options: dict[str, Any] = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, "memory_budget": "8MiB"}
     for rank in range(3):
         caplog.clear()
-        with hr.DataLoader(SHARED[case](), rank=rank, world_size=3, **options) as loader:
+        with hr.DataLoader(SHARED[case](), ranks=hr.Ranks(rank=rank, world_size=3), **options) as loader:
             found.update(itertools.chain(*loader))
             stats = loader.stats()
             assert ("were repeated" in caplog.text) == bool(stats.repeated + stats.unread)
@@ -338,8 +368,8 @@ EXACT: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Iterable[int]]] = {
     "taken": (lambda data: data.take(17), {}, range(17)),
     "more": (lambda data: data.epoch(samples=2 * TOTAL + 9), {}, [*range(TOTAL), *range(TOTAL), *range(9)]),
     "repeated": (lambda data: data.repeat(3), {}, [*range(TOTAL)] * 3),
-    "dropped": (lambda data: data, {"tail": "drop", "batch_size": 6}, range(60)),
-    "uneven": (lambda data: data, {"tail": "uneven"}, range(TOTAL)),
+    "dropped": (lambda data: data, {"ranks": hr.Ranks(last_batch="drop"), "batch_size": 6}, range(60)),
+    "uneven": (lambda data: data, {"ranks": hr.Ranks(last_batch="uneven")}, range(TOTAL)),
     "windows": (lambda data: data.shuffle(window=7), {}, range(TOTAL)),
     "shuffled shards": (lambda data: data.shuffle("shards").repeat(2), {}, [*range(TOTAL)] * 2),
 }
@@ -347,19 +377,20 @@ EXACT: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Iterable[int]]] = {
 
 @pytest.mark.parametrize("case", EXACT)
 def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(lines: hr.Stream, case: str) -> None:
-    of, options, expected = EXACT[case]
-    options = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, **options}
+    of, given, expected = EXACT[case]
     for world in (2, 5):
         found, steps = Counter[int](), set[int]()
         for rank in range(world):
-            with hr.DataLoader(of(lines), rank=rank, world_size=world, **options) as loader:
+            options: dict[str, Any] = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, **given}
+            options["ranks"] = as_rank(rank, world, given.get("ranks"))
+            with hr.DataLoader(of(lines), **options) as loader:
                 batches = iter(loader)
                 got = list(itertools.islice(batches, 2))
                 state = loader.state_dict()
                 got += batches
                 assert (loader.stats().repeated, loader.stats().unread) == (0, 0)
                 assert len(loader) == len(got)
-            assert rest_of(hr.DataLoader(of(lines), rank=rank, world_size=world, **options), state) == got[2:]
+            assert rest_of(hr.DataLoader(of(lines), **options), state) == got[2:]
             found.update(itertools.chain(*got))
             steps.add(len(got))
         assert found == Counter(expected)
@@ -367,11 +398,11 @@ def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(li
 
 
 def test_states_of_shares_by_counts_are_refused_by_other_ranks_and_steps(lines: hr.Stream) -> None:
-    state = state_after(hr.DataLoader(lines, 4, rank=0, world_size=2, collate_fn=_numbers), 1)
+    state = state_after(hr.DataLoader(lines, 4, ranks=hr.Ranks(rank=0, world_size=2), collate_fn=_numbers), 1)
     for field, options in (
-        ("world", {"batch_size": 4, "rank": 1, "world_size": 2}),
-        ("world", {"batch_size": 4, "rank": 0, "world_size": 3}),
-        ("step", {"batch_size": 5, "rank": 0, "world_size": 2}),
+        ("world", {"batch_size": 4, "ranks": hr.Ranks(rank=1, world_size=2)}),
+        ("world", {"batch_size": 4, "ranks": hr.Ranks(rank=0, world_size=3)}),
+        ("step", {"batch_size": 5, "ranks": hr.Ranks(rank=0, world_size=2)}),
         ("order", {"batch_size": 4}),
     ):
         with hr.DataLoader(lines, **options) as loader, pytest.raises(hr.StateMismatchError) as caught:
@@ -382,10 +413,11 @@ def test_states_of_shares_by_counts_are_refused_by_other_ranks_and_steps(lines: 
 def test_shard_with_fewer_samples_than_indexed_is_an_error_without_an_uneven_tail(tmp_path: Path) -> None:
     data = lines_in(tmp_path, (5, 7, 6))
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(b""))
-    options: dict[str, Any] = {"rank": 0, "batch_size": 3, "on_error": "skip"}
+    options: dict[str, Any] = {"errors": hr.Skip(), "batch_size": 3}
     with pytest.raises(hr.OptionError, match=r"rank 0 of 2 after . of 3 batches.*their index"):
-        batches_of(data, world=2, **options)
-    assert list(itertools.chain(*batches_of(data, world=2, tail="uneven", **options))) == list(range(5))
+        batches_of(data, 0, 2, **options)
+    uneven = batches_of(data, 0, 2, ranks=hr.Ranks(last_batch="uneven"), **options)
+    assert list(itertools.chain(*uneven)) == list(range(5))
 
 
 @pytest.mark.parametrize(("times", "has"), [(None, "fewer shards than ranks|shards for|3 ranks"), (2, None)])
@@ -393,7 +425,7 @@ def test_rank_without_a_shard_ends_with_an_uneven_tail(times: int | None, has: s
     for shard, count in enumerate((3, 0)):
         (tmp_path / f"{shard}.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n' * count))
     data = hr.stream(str(tmp_path / "*.jsonl.gz"), index=None).repeat(times)
-    options = {"batch_size": 2, "rank": 2, "world_size": 3, "tail": "uneven"}
+    options = {"batch_size": 2, "ranks": hr.Ranks(rank=2, world_size=3, last_batch="uneven")}
     if has is None:
         assert loaded(data, **options) == []
         return

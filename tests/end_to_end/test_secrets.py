@@ -91,7 +91,7 @@ def test_errors_and_their_notes_contain_no_secret(urls: list[str], caplog: pytes
                 with pytest.raises(Exception) as caught:
                     list(loader)
                 assert SECRET not in words_of(caught.value) + loader.report() + repr(loader.stats())
-        with hr.DataLoader(data, batch_size=5, on_error="skip", collate_fn=list) as loader, suppress(Exception):
+        with hr.DataLoader(data, batch_size=5, errors=hr.Skip(), collate_fn=list) as loader, suppress(Exception):
             list(loader)
     assert SECRET not in caplog.text
 
@@ -110,7 +110,7 @@ def test_commands_print_no_secret(urls: list[str], capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 def test_index_and_cache_store_no_secret(urls: list[str], tmp_path: Path, cache: Path) -> None:
-    fetch = hr.FetchOptions(cache_dir=tmp_path)
+    fetch = hr.Fetch(cache_dir=tmp_path)
     for index in (None, "build"):
         data = hr.stream(urls, format="tar", index=index).shuffle("global" if index else "window", seed=1)
         assert sum(map(len, loaded(data, batch_size=5, fetch=fetch, collate_fn=list))) == 12

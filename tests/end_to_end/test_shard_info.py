@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from builders.loops import flat, resumed_anywhere, state_after
+from builders.ranks import as_rank
 
 import headrace as hr
 
@@ -71,8 +72,9 @@ class Same(Resumed):
 
 
 def loader_of(data: Any, rank: int, world: int, **options: Any) -> hr.DataLoader[Any]:
-    options = {"batch_size": 4, **options} if "global_batch_size" not in options else options
-    return hr.DataLoader(data, rank=rank, world_size=world, collate_fn=list, **options)
+    ranks = options.pop("ranks", None) or hr.Ranks()
+    options = {"batch_size": 4, **options} if ranks.global_batch_size is None else options
+    return hr.DataLoader(data, ranks=as_rank(rank, world, ranks), collate_fn=list, **options)
 
 
 def ranks(data: Any, world: int, **options: Any) -> list[list[Any]]:
@@ -102,7 +104,7 @@ def test_part_is_known_to_aiter_and_to_its_threads_and_tasks() -> None:
         with loader_of(Asking().epoch(samples=2), rank, 2, seed=6, batch_size=1) as loader:
             loader.set_epoch(3)
             assert list(loader) == [[rank]]
-    with loader_of(Asking(), 1, 2, shard=False) as loader:
+    with hr.DataLoader(Asking(), batch_size=4, collate_fn=list, ranks=hr.Ranks.none) as loader:
         assert list(loader) == [[0]]
     assert seen == [
         *(hr.ShardInfo(0, 1, epoch, 5) for epoch in range(2)),
@@ -152,8 +154,8 @@ def is_some(number: int) -> bool:
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_get_the_global_batches_of_one_when_they_divide_by_position(world: int, count: int, tail: Any) -> None:
     """With the random numbers of one, too."""
-    (alone,) = ranks(Same().epoch(samples=count), 1, global_batch_size=12, tail=tail)
-    parts = ranks(Same().epoch(samples=count), world, global_batch_size=12, tail=tail)
+    (alone,) = ranks(Same().epoch(samples=count), 1, ranks=hr.Ranks(global_batch_size=12, last_batch=tail))
+    parts = ranks(Same().epoch(samples=count), world, ranks=hr.Ranks(global_batch_size=12, last_batch=tail))
     steps = [flat(list(step)) for step in zip(*parts, strict=True)]
     assert flat(steps) == flat(alone)
     assert steps[:3] == alone[:3]
@@ -179,7 +181,7 @@ class Wrong(Numbers):
     ranks_by = "worker"  # type: ignore[assignment]
 
 
-UNSAID = r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*shard=False"
+UNSAID = r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*hr\.Ranks\.none"
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Silent().epoch(samples=8), UNSAID),
     (lambda: hr.from_iterable([1, 2]).epoch(samples=2), UNSAID),
@@ -203,7 +205,7 @@ def test_ranks_are_refused_when_it_is_not_known_how_they_divide_an_iterable(
 
 
 def test_iterables_that_do_not_divide_their_samples_serve_one_rank_or_all() -> None:
-    with loader_of(Silent().take(8), 1, 2, shard=False) as loader:
+    with hr.DataLoader(Silent().take(8), batch_size=4, collate_fn=list, ranks=hr.Ranks.none) as loader:
         assert flat(list(loader)) == list(range(8))
     assert ranks(Lying().epoch(samples=8), 1, batch_size=8) == [[list(range(8))]]
 
@@ -247,8 +249,8 @@ Other.__name__ = "Same"
     ("data", "size", "match"), [(Same, 10, "global batches of 8"), (Other, 8, "another state|the data|ranks")]
 )
 def test_state_is_refused_when_ranks_divide_in_another_way(data: Any, size: int, match: str) -> None:
-    state = state_after(loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=8), 2)
-    with loader_of(data().epoch(samples=60), 1, 2, global_batch_size=size) as loader:
+    state = state_after(loader_of(Same().epoch(samples=60), 1, 2, ranks=hr.Ranks(global_batch_size=8)), 2)
+    with loader_of(data().epoch(samples=60), 1, 2, ranks=hr.Ranks(global_batch_size=size)) as loader:
         with pytest.raises(hr.StateMismatchError, match=match):
             loader.load_state_dict(state)
 

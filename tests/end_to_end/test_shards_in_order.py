@@ -84,7 +84,9 @@ def test_combined_shards_are_exact_on_one_rank_and_on_two(
 def each_once(data: hr.Stream, world: int) -> Counter[int]:
     parts = []
     for rank in range(world):
-        options: dict[str, Any] = {"global_batch_size": 6, "rank": rank, "world_size": world}
+        options: dict[str, Any] = {
+            "ranks": hr.Ranks(global_batch_size=6, rank=rank, world_size=world),
+        }
         (part,) = resumed_anywhere(lambda options=options: hr.DataLoader(data, **options), most=3)
         parts.append(part)
     assert len(set(map(len, parts))) == 1
@@ -129,10 +131,10 @@ def test_packed_documents_of_compressed_shards_are_those_of_plain_ones(kind: str
 
 def test_ranks_that_mix_compressed_shards_resume_as_fewer(tmp_path: Path) -> None:
     data = mixed(halves(shards(tmp_path, "jsonl.gz")))
-    options: dict[str, Any] = {"global_batch_size": 6, "world_size": 2}
-    state = state_after(hr.DataLoader(data, rank=0, **options), 3)
-    rest = flat(rest_of(hr.DataLoader(data, global_batch_size=6, collate_fn=list), state))
-    first = flat(flat(loaded(data, rank=rank, collate_fn=list, **options))[:9] for rank in range(2))
+    two = [hr.Ranks(global_batch_size=6, rank=rank, world_size=2) for rank in range(2)]
+    state = state_after(hr.DataLoader(data, ranks=two[0]), 3)
+    rest = flat(rest_of(hr.DataLoader(data, ranks=hr.Ranks(global_batch_size=6), collate_fn=list), state))
+    first = flat(flat(loaded(data, ranks=ranks, collate_fn=list))[:9] for ranks in two)
     assert Counter(rest) == Counter(range(TOTAL)) - Counter(first)
 
 

@@ -105,7 +105,10 @@ def test_order_does_not_depend_on_workers_or_reads(urls: list[str], index: str, 
     for source, by in WAYS:
         data = SOURCES[source](urls, index).shuffle(by)
         expected = epochs_of(data, 2)
-        assert epochs_of(data, 2, num_workers=workers, fetch_concurrency=1, prefetch_factor=1) == expected, (source, by)
+        assert epochs_of(data, 2, num_workers=workers, fetch=hr.Fetch(concurrency=1), prefetch_factor=1) == expected, (
+            source,
+            by,
+        )
 
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:

@@ -1,4 +1,4 @@
-"""Failed samples are skipped with on_error=: a hole in their batch, reported and bounded."""
+"""Failed samples are skipped with hr.Skip: a hole in their batch, reported and bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.testing.decoders import same
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
-QUICK = hr.FetchOptions(attempts=1, backoff_s=0.0)
+QUICK = hr.Fetch(attempts=1, backoff_s=0.0)
 
 
 class BadError(Exception):
@@ -53,12 +53,12 @@ def model(order: Sequence[int], bad: Collection[int], size: int, drop_last: bool
 
 
 def run(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"on_error": "skip", "fetch": QUICK, "timeout": 30, **options}) as loader:
+    with hr.DataLoader(data, **{"errors": hr.Skip(), "fetch": QUICK, "timeout": 30, **options}) as loader:
         return outcomes_of(loader)
 
 
 def run_later(data: Any, **options: Any) -> list[Any]:
-    return outcomes_later(data, **{"on_error": "skip", "fetch": QUICK, "timeout": 30, **options})
+    return outcomes_later(data, **{"errors": hr.Skip(), "fetch": QUICK, "timeout": 30, **options})
 
 
 def keys_of(got: list[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Pa
             raise BadError("not yet")
         return {"n": torch.tensor(sample["n"]) if sample["n"] == 1 else sample["n"]}
 
-    with hr.DataLoader(numbers(4).map(widen), batch_size=4, num_workers=1, on_error="skip") as loader:
+    with hr.DataLoader(numbers(4).map(widen), batch_size=4, num_workers=1, errors=hr.Skip()) as loader:
         (keys,) = keys_of(outcomes_of(loader))
         assert len(keys) + loader.stats().skipped == 4
 
@@ -189,7 +189,7 @@ def test_damaged_shard_is_one_skip_and_later_shards_are_read(is_missing: bool, n
     if not is_missing:  # two samples are whole
         memory.put(urls[1], tar(numbered_samples(4, 4))[: 2 * 2560 + 600])
     data = hr.stream(urls).map(lambda sample: {"n": int(sample["cls"])})
-    with hr.DataLoader(data, batch_size=2, num_workers=num_workers, on_error="skip", fetch=QUICK) as loader:
+    with hr.DataLoader(data, batch_size=2, num_workers=num_workers, errors=hr.Skip(), fetch=QUICK) as loader:
         got = [key for keys in keys_of(outcomes_of(loader)) for key in keys]
         stats = loader.stats()
     assert got == [0, 1, 2, 3, *([] if is_missing else [4, 5]), 8, 9, 10, 11]
@@ -210,7 +210,7 @@ def test_samples_that_lack_a_field_or_do_not_decode_are_skipped(num_workers: int
         seen.append((error.key, error.url, error.stage))
         return True
 
-    with hr.DataLoader(data, batch_size=4, num_workers=num_workers, on_error=decide) as loader:
+    with hr.DataLoader(data, batch_size=4, num_workers=num_workers, errors=hr.Skip(when=decide)) as loader:
         assert keys_of(outcomes_of(loader)) == [[0, 1, 2], [4, 5, 7]]
         first, second = loader.stats().skipped_samples
     assert seen == [
@@ -227,13 +227,13 @@ def test_sample_that_ends_workers_is_skipped() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return sample
 
-    with hr.DataLoader(numbers(12).map(die), batch_size=4, num_workers=2, on_error="skip", timeout=60) as loader:
+    with hr.DataLoader(numbers(12).map(die), batch_size=4, num_workers=2, errors=hr.Skip(), timeout=60) as loader:
         assert same(outcomes_of(loader), [batch_of([0, 1, 2, 3]), batch_of([4, 6, 7]), batch_of([8, 9, 10, 11])])
         assert [s.position for s in loader.stats().skipped_samples] == [5]
         assert loader.stats().skipped_samples[0].error.startswith("WorkerDiedError")
 
 
-# on_error= as a function.
+# A function decides.
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_function_is_asked_once_for_each_failed_sample_in_plan_order(num_workers
         asked.append(words(error))
         return True
 
-    got = run(STAGES["map"](), batch_size=4, num_workers=num_workers, on_error=decide)
+    got = run(STAGES["map"](), batch_size=4, num_workers=num_workers, errors=hr.Skip(when=decide))
     assert keys_of(got) == WANTED
     assert [int(said.split()[2]) for said in asked] == BAD
     assert "stage: map(stumble); sample 6 of the epoch" in asked[4]
@@ -258,14 +258,14 @@ def test_error_is_raised_in_its_place_unless_the_function_says_true(answer: Any,
     def decide(error: BaseException) -> Any:
         return True if "6" in str(error) else answer
 
-    got = run(numbers(12, [1, 6]), batch_size=4, num_workers=num_workers, on_error=decide)
+    got = run(numbers(12, [1, 6]), batch_size=4, num_workers=num_workers, errors=hr.Skip(when=decide))
     assert keys_of(got) == [BadError, [4, 5, 7], [8, 9, 10, 11]]
     assert "key 1" in words(got[0])
 
 
 def test_memory_of_batches_that_are_raised_is_free_again() -> None:
     data = numbers(400, range(0, 400, 4))
-    with hr.DataLoader(data, batch_size=4, on_error=lambda error: False, timeout=30) as loader:
+    with hr.DataLoader(data, batch_size=4, errors=hr.Skip(when=lambda error: False), timeout=30) as loader:
         assert keys_of(outcomes_of(loader)) == [BadError] * 100
         assert loader.stats().shared_bytes <= 20 * 4096
 
@@ -275,7 +275,7 @@ def test_error_of_the_function_is_raised_in_the_place_of_the_batch(kind: type[Ba
     def decide(error: BaseException) -> bool:
         raise kind("undecided")
 
-    with hr.DataLoader(numbers(8, [5]), batch_size=4, on_error=decide, timeout=20) as loader:
+    with hr.DataLoader(numbers(8, [5]), batch_size=4, errors=hr.Skip(when=decide), timeout=20) as loader:
         batches = iter(loader)
         assert next(batches)["n"].tolist() == [0, 1, 2, 3]
         with pytest.raises((kind, RuntimeError), match="undecided"):
@@ -287,7 +287,7 @@ def test_error_of_the_function_is_raised_in_the_place_of_the_batch(kind: type[Ba
 def test_loader_is_collected_though_the_function_refers_to_it_and_its_iterator() -> None:
     class Trainer:
         def __init__(self) -> None:
-            self.loader: Any = hr.DataLoader(numbers(100, [1]), batch_size=2, on_error=self.decide)
+            self.loader: Any = hr.DataLoader(numbers(100, [1]), batch_size=2, errors=hr.Skip(when=self.decide))
             self.batches = iter(self.loader)
 
         def decide(self, error: BaseException) -> bool:
@@ -301,18 +301,25 @@ def test_loader_is_collected_though_the_function_refers_to_it_and_its_iterator()
     assert known() is None
 
 
-# max_skips=.
+# Limits.
 
 
 @pytest.mark.slow
 @WORKERS
 def test_error_is_raised_when_more_are_skipped_in_all_or_in_a_row_than_allowed(num_workers: int) -> None:
-    got = run(numbers(12, [1, 5, 8, 9]), batch_size=2, num_workers=num_workers, max_skips=2)
+    got = run(
+        numbers(12, [1, 5, 8, 9]),
+        batch_size=2,
+        num_workers=num_workers,
+        errors=hr.Skip(max_in_epoch=2, max_in_row=None),
+    )
     assert keys_of(got) == [[0], [2, 3], [4], [6, 7], BadError, [10, 11]]
-    for text in ("2 samples of this epoch were skipped before it", "max_skips=(2, None)", "key 8"):
+    for text in ("2 samples of this epoch were skipped before it", "hr.Skip(max_in_epoch=2, max_in_row=None)", "key 8"):
         assert text in words(got[4])
-    assert keys_of(run(numbers(4, [1]), batch_size=2, num_workers=num_workers, max_skips=0)) == [BadError, [2, 3]]
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers, "max_skips": (None, 3)}
+    assert keys_of(
+        run(numbers(4, [1]), batch_size=2, num_workers=num_workers, errors=hr.Skip(max_in_epoch=0, max_in_row=None))
+    ) == [BadError, [2, 3]]
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers, "errors": hr.Skip(max_in_row=3)}
     assert keys_of(run(numbers(12, [2, 3, 4, 6, 7, 8]), **options)) == [[0, 1], [5], [9, 10, 11]]
     got = run(numbers(12, [2, 3, 4, 5]), **options)
     assert keys_of(got) == [[0, 1], BadError, [8, 9, 10, 11]]
@@ -323,7 +330,7 @@ def test_error_is_raised_when_more_are_skipped_in_all_or_in_a_row_than_allowed(n
 def test_a_hundred_samples_in_a_row_are_skipped_by_default(in_order: bool) -> None:
     assert run(numbers(100, range(100)), batch_size=8, in_order=in_order) == []
     assert {type(g) for g in run(numbers(101, range(101)), batch_size=8, in_order=in_order)} == {BadError}
-    assert run(numbers(101, range(101)), batch_size=8, max_skips=None) == []
+    assert run(numbers(101, range(101)), batch_size=8, errors=hr.Skip(max_in_row=None)) == []
 
 
 # Reports.
@@ -332,7 +339,9 @@ def test_a_hundred_samples_in_a_row_are_skipped_by_default(in_order: bool) -> No
 def test_stats_report_and_log_name_skipped_samples_of_all_epochs(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING, "headrace"),
-        hr.DataLoader(numbers(150, range(1, 150)), batch_size=8, on_error="skip", max_skips=(149, None)) as loader,
+        hr.DataLoader(
+            numbers(150, range(1, 150)), batch_size=8, errors=hr.Skip(max_in_epoch=149, max_in_row=None)
+        ) as loader,
     ):
         assert "skipped" not in loader.report()
         got = outcomes_of(loader)
@@ -358,7 +367,7 @@ def test_a_read_that_fails_for_several_samples_is_logged_once(caplog: pytest.Log
             raise BadError("page 7 is damaged")
 
     reads = list[int]()
-    options: dict[str, Any] = {"batch_size": 8, "on_error": "skip", "max_skips": (None, None)}
+    options: dict[str, Any] = {"batch_size": 8, "errors": hr.Skip(max_in_row=None)}
     with caplog.at_level(logging.WARNING, "headrace"), hr.DataLoader(Pages(sample_of), **options) as loader:
         assert list(loader) == []
         assert loader.stats().skipped == 8
@@ -373,32 +382,32 @@ async def decides_later(error: BaseException) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "said"),
+    ("options", "match"),
     [
-        (numbers(4), {"on_error": "ignore"}, "on_error='ignore'"),
-        (numbers(4), {"on_error": 3}, "on_error=3"),
-        (numbers(4), {"on_error": None}, "on_error=None"),
-        (numbers(4), {"on_error": decides_later}, "not an `async def`"),
-        (numbers(4), {"on_error": "skip", "max_skips": -1}, "max_skips=-1"),
-        (numbers(4), {"on_error": "skip", "max_skips": True}, "max_skips=True"),
-        (numbers(4), {"on_error": "skip", "max_skips": 1.5}, "max_skips=1.5"),
-        (numbers(4), {"on_error": "skip", "max_skips": (1, 2, 3)}, r"max_skips=\(1, 2, 3\)"),
-        (numbers(4), {"on_error": "skip", "max_skips": (None, "2")}, r"max_skips=\(None, '2'\)"),
-        (numbers(4), {"max_skips": 5}, "max_skips=5.*on_error is 'raise'"),
-        ([1, 2, 3], {"on_error": "skip"}, r"on_error=.*from_map"),
-        ([1, 2, 3], {"on_error": lambda error: True}, r"on_error=.*from_map"),
+        ({"when": "ignore"}, "when='ignore'"),
+        ({"when": 3}, "when=3"),
+        ({"when": decides_later}, "not an `async def`"),
+        ({"max_in_epoch": -1}, "max_in_epoch=-1"),
+        ({"max_in_epoch": True}, "max_in_epoch=True"),
+        ({"max_in_epoch": 1.5}, r"max_in_epoch=1\.5"),
+        ({"max_in_row": "2"}, "max_in_row='2'"),
+        ({"log": 3}, "log=3"),
     ],
 )
-def test_options_of_skips_that_mean_nothing_are_refused(data: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(hr.OptionError, match=said):
-        hr.DataLoader(data, **options)
+def test_options_of_skips_that_mean_nothing_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(hr.OptionError, match=match):
+        hr.Skip(**options)
+
+
+def test_torchs_data_sets_skip_no_samples() -> None:
+    with pytest.raises(hr.OptionError, match=r"errors=Skip\(.*from_map"):
+        hr.DataLoader([1, 2, 3], errors=hr.Skip())
 
 
 def test_options_have_the_policy_and_its_limits() -> None:
-    for options, expected in (({"on_error": "skip"}, (None, 100)), ({"on_error": bool, "max_skips": 7}, (7, None))):
-        with hr.DataLoader(numbers(1), **options) as loader:
-            assert loader.options["on_error"] == loader.on_error == options["on_error"]
-            assert loader.options["max_skips"] == expected
+    for errors in (None, hr.Skip(), hr.Skip(when=bool, max_in_epoch=7, max_in_row=None)):
+        with hr.DataLoader(numbers(1), errors=errors) as loader:
+            assert loader.options["errors"] == loader.errors == errors
 
 
 @pytest.mark.slow
@@ -407,7 +416,12 @@ def test_ranks_that_go_on_from_one_state_do_not_count_the_others_skips_again() -
     state: dict[str, Any] = {}
     for _ in range(4):
         loaders = [
-            hr.DataLoader(data, 10, rank=rank, world_size=2, ranks="local", on_error="skip", max_skips=40)
+            hr.DataLoader(
+                data,
+                10,
+                ranks=hr.Ranks(rank=rank, world_size=2, compare=False),
+                errors=hr.Skip(max_in_epoch=40, max_in_row=None),
+            )
             for rank in range(2)
         ]
         for loader in loaders:

@@ -56,7 +56,7 @@ def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int) -> 
     data = hr.stream(urls).shuffle(seed=5).map(as_arrays)
     expected = loaded(data, batch_size=4)
     assert same(loaded(data, batch_size=4, num_workers=num_workers), expected)
-    small = {"fetch": hr.FetchOptions(range_bytes=512 * 3), "prefetch_factor": 1, "fetch_concurrency": 2}
+    small = {"fetch": hr.Fetch(range_bytes=512 * 3, concurrency=2), "prefetch_factor": 1}
     assert same(given_later(data, collate_fn=None, num_workers=num_workers, **small), expected)
 
 
@@ -132,6 +132,7 @@ RUNS = {
     "counts": st.lists(st.integers(1, 9), min_size=1, max_size=5),
     "size": st.sampled_from([1, 400, 3000]),
     "range_blocks": st.sampled_from([1, 2, 5, 1000]),
+    "reads": st.sampled_from([1, 3, 64]),
     "window": st.none() | st.integers(1, 20),
     "keep": st.sampled_from([None, 2, 3]),
     "take": st.one_of(st.none(), st.integers(0, 30)),
@@ -139,7 +140,6 @@ RUNS = {
 }
 OPTIONS = {
     "batch_size": st.integers(1, 9),
-    "fetch_concurrency": st.sampled_from([1, 3, 64]),
     "prefetch_factor": st.sampled_from([0, 1, 4]),
     "drop_last": st.booleans(),
     "in_order": st.booleans(),
@@ -165,7 +165,7 @@ def test_each_sample_is_emitted_once_in_the_order_of_the_plan(run: dict[str, Any
         data, plan = data.take(take), plan[:take]
     if options["drop_last"]:
         plan = plan[: len(plan) // batch_size * batch_size]
-    fetch = hr.FetchOptions(range_bytes=512 * run["range_blocks"])
+    fetch = hr.Fetch(range_bytes=512 * run["range_blocks"], concurrency=run["reads"])
     batches = (given_later if run["is_async"] else loops.given)(data, fetch=fetch, timeout=5, **options)
     expected = [plan[k : k + batch_size] for k in range(0, len(plan), batch_size)]
     got = [[sample["__key__"] for sample in batch] for batch in batches]

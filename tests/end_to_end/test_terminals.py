@@ -45,7 +45,7 @@ def reported(folder: Path) -> str:
     def fail(sample: object) -> object:
         raise ValueError(f"k{ESCAPE} is wrong")
 
-    with hr.DataLoader(hr.stream(folder / f"s{ESCAPE}.tar").map(fail), batch_size=2, on_error="skip") as loader:
+    with hr.DataLoader(hr.stream(folder / f"s{ESCAPE}.tar").map(fail), batch_size=2, errors=hr.Skip()) as loader:
         assert list(loader) == []
         return f"{loader!r}\n{loader.report()}"
 
@@ -53,7 +53,7 @@ def reported(folder: Path) -> str:
 def skipped_damage(folder: Path) -> str:
     path = folder / f"s{ESCAPE}.tar"
     path.write_bytes(path.read_bytes()[:2000])
-    with hr.DataLoader(hr.stream(path), batch_size=2, on_error="skip") as loader:
+    with hr.DataLoader(hr.stream(path), batch_size=2, errors=hr.Skip()) as loader:
         list(loader)
         return loader.report()
 

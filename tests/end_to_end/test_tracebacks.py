@@ -141,7 +141,7 @@ def test_error_is_the_one_that_was_raised_when_on_error_keeps_it() -> None:
         raise raised
 
     with pytest.raises(OSError, match="of") as caught:
-        loaded(Made(get, 2), on_error=lambda error: False)
+        loaded(Made(get, 2), errors=hr.Skip(when=lambda error: False))
     assert caught.value is raised
 
 

@@ -78,7 +78,11 @@ def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
 
 
 BOUND: dict[str, tuple[Callable[[int], Any], dict[str, Any], list[str]]] = {
-    "fetch": (lambda _: Made(waits, 160), {"fetch_concurrency": 4}, ["Reading is the limit", "fetch_concurrency"]),
+    "fetch": (
+        lambda _: Made(waits, 160),
+        {"fetch": hr.Fetch(concurrency=4)},
+        ["Reading is the limit", "hr.Fetch(concurrency=)"],
+    ),
     "work": (lambda workers: Made(tensor, 200 * workers).map(slow_decode), {}, ["most of it in map(slow_decode)"]),
     "collate": (lambda workers: Made(tensor, 160 * workers), {"collate_fn": slow_collate}, ["Collating is the limit"]),
     "trainer": (lambda _: Made(tensor, 120), {"trainer_s": 0.03}, ["The trainer is the limit"]),

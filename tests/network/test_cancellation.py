@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 BODY, GOOD = random.Random(1).randbytes(900_000), random.Random(2).randbytes(1000)
-OPTIONS = FetchOptions(backoff_s=0.001)
+OPTIONS = Fetch(backoff_s=0.001)
 
 
 class TurningLoop(asyncio.SelectorEventLoop):

@@ -23,7 +23,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 from headrace.testing.fault_server import FAULTS
 
@@ -34,8 +34,8 @@ SECRETS = {"Authorization": "Bearer secret", "X-Api-Key": "secret"}
 KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
 
 # Three requests in ten fail: 25 attempts fail together less often than once in 10¹³ reads.
-PATIENT = FetchOptions(attempts=25, backoff_s=0.0)
-QUICK = FetchOptions(attempts=25, backoff_s=0.0, first_byte_timeout_s=0.5, stall_timeout_s=0.5)
+PATIENT = Fetch(attempts=25, backoff_s=0.0)
+QUICK = Fetch(attempts=25, backoff_s=0.0, first_byte_timeout_s=0.5, stall_timeout_s=0.5)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Row:
     unseen: bool = False
     costs: bool = True
     versions: bool = False
-    options: FetchOptions = PATIENT
+    options: Fetch = PATIENT
 
 
 EXACT, FREE, IN_TIME = Row(), Row(costs=False), Row(options=QUICK)

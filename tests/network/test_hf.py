@@ -15,7 +15,7 @@ from headrace.errors import AccessDeniedError, OptionError
 from headrace.fetch.stores.hf import HuggingFaceStore
 from headrace.fetch.web.client import Web
 from headrace.fetch.web.connections import Connections
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 BODY = bytes(range(256)) * 100
@@ -77,7 +77,7 @@ def read(hub: Hub, *paths: str, clock: Clock | None = None, step_s: float = 0.0,
     clock = clock or Clock()
 
     async def run() -> list[bytes]:
-        connections = Connections(FetchOptions())
+        connections = Connections(Fetch())
         store = HuggingFaceStore(
             {"endpoint": hub.url, **options}, Web(connections), headers={"X-Own": "1"}, clock=clock
         )

@@ -38,7 +38,7 @@ from headrace.indexes.building import (
     build_shard,
 )
 from headrace.indexes.cache_path import beside, cache_path
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
@@ -103,7 +103,7 @@ def checksums(data: bytes) -> list[int]:
 
 def run(build: Callable[[Reader], Coroutine[Any, Any, Any]], **storage_options: Any) -> Any:
     async def with_a_reader() -> Any:
-        options = FetchOptions(hedge_share=0)  # requests are counted
+        options = Fetch(hedge_share=0)  # requests are counted
         async with Reader(options, concurrency=8, storage_options=storage_options) as reader:
             return await build(reader)
 

@@ -15,7 +15,7 @@ from network.scripted import LOOPS, Script, ok, serving
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
 from headrace.fetch.web.client import Web
 from headrace.fetch.web.connections import Address, Connections, Lookups, dial
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +58,7 @@ class Names:
 
 @asynccontextmanager
 async def client(names: Names, **settings: Any) -> AsyncIterator[Web]:
-    connections = Connections(FetchOptions(connect_timeout_s=1.0), resolve=names, **settings)
+    connections = Connections(Fetch(connect_timeout_s=1.0), resolve=names, **settings)
     try:
         yield Web(connections)
     finally:

@@ -29,13 +29,13 @@ from headrace.errors import (
 )
 from headrace.fetch import Meter, Reader
 from headrace.fetch.stores import memory
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.sources.reading import read
 from headrace.testing import FaultServer
 
 BODY = numbered(900_000)
 SMALL = numbered(83_000)
-OPTIONS = FetchOptions(attempts=4, first_byte_timeout_s=0.3, stall_timeout_s=0.3, total_timeout_s=20, backoff_s=0.0)
+OPTIONS = Fetch(attempts=4, first_byte_timeout_s=0.3, stall_timeout_s=0.3, total_timeout_s=20, backoff_s=0.0)
 
 pytestmark = [OBSTORE_KEEPS, pytest.mark.asyncio]
 
@@ -212,7 +212,7 @@ async def test_range_ends_with_the_object(server: FaultServer) -> None:
 
 async def test_requests_at_once_are_bounded(server: FaultServer) -> None:
     urls = [server.add(f"bounded-{n}", SMALL, "hang") for n in range(3)]
-    async with reader_with(concurrency=2, options=FetchOptions()) as reader:
+    async with reader_with(concurrency=2, options=Fetch()) as reader:
         tasks = [asyncio.ensure_future(reader.read(url)) for url in urls]
         assert await asyncio.to_thread(server.wait_until_stalled)
         assert await asyncio.to_thread(server.wait_until_stalled)
@@ -233,7 +233,7 @@ class Longest(random.Random):
 
 async def test_read_that_waits_for_its_next_attempt_holds_no_slot(server: FaultServer) -> None:
     failing, good = server.add("failing", SMALL, "slowdown"), server.add("good", SMALL)
-    options = FetchOptions(backoff_s=30.0, backoff_cap_s=30.0)
+    options = Fetch(backoff_s=30.0, backoff_cap_s=30.0)
     async with reader_with(concurrency=1, options=options, rng=Longest()) as reader:
         waiting = asyncio.ensure_future(reader.read(failing))
         await asyncio.sleep(0)

@@ -10,14 +10,14 @@ from builders.tars import tar
 
 import headrace as hr
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 BODY = bytes(range(256)) * 2000
 
 
 async def read_all(url: str, folder: Path) -> None:
-    async with Reader(FetchOptions(cache_dir=folder), concurrency=4) as reader:
+    async with Reader(Fetch(cache_dir=folder), concurrency=4) as reader:
         assert await reader.read(url) == BODY
         assert await reader.read(url, 1000, 9000) == BODY[1000:9000]
         target = bytearray(300_000)
@@ -28,7 +28,7 @@ async def read_all(url: str, folder: Path) -> None:
 
 def test_demanded_version_is_not_taken_from_an_older_entry(tmp_path: Path) -> None:
     async def run(url: str, etag: str | None) -> None:
-        async with Reader(FetchOptions(cache_dir=tmp_path), concurrency=1) as reader:
+        async with Reader(Fetch(cache_dir=tmp_path), concurrency=1) as reader:
             await reader.read_into(url, 0, memoryview(bytearray(100)), etag=etag)
 
     with FaultServer() as server:
@@ -58,7 +58,7 @@ def test_second_reader_asks_the_server_for_what_is_damaged_only(tmp_path: Path) 
 def test_readers_of_a_machine_ask_the_server_once_for_what_all_of_them_want(tmp_path: Path, ways: str) -> None:
     async def run(urls: list[str]) -> None:
         readers = [
-            Reader(FetchOptions(cache_dir=tmp_path), concurrency=8, data_set="one")
+            Reader(Fetch(cache_dir=tmp_path), concurrency=8, data_set="one")
             for _ in range(3)  # as of three processes: none knows of the other
         ]
 
@@ -81,7 +81,7 @@ def test_readers_of_a_machine_ask_the_server_once_for_what_all_of_them_want(tmp_
 
 
 def test_data_set_that_no_loader_has_open_makes_room_for_the_next_one(tmp_path: Path) -> None:
-    kept = hr.FetchOptions(cache_dir=tmp_path, cache_bytes=24 * 8192, hedge_share=0)
+    kept = hr.Fetch(cache_dir=tmp_path, cache_bytes=24 * 8192, hedge_share=0)
     with FaultServer() as server:
 
         def asked(names: list[str], epochs: int) -> list[int]:
@@ -120,7 +120,7 @@ def test_later_epochs_read_from_the_store_what_has_no_room_and_nothing_else(
             urls = [server.add(name, body) for name, body in bodies.items()]
             data = hr.stream(urls, index=None)
         data = data.shuffle() if shuffle else data
-        kept = hr.FetchOptions(cache_dir=tmp_path, cache_bytes=count * 8192 // 2, hedge_share=0)
+        kept = hr.Fetch(cache_dir=tmp_path, cache_bytes=count * 8192 // 2, hedge_share=0)
         asked = []
         for _ in range(2):  # and so it stays in a later run
             with hr.DataLoader(data.select("bin"), batch_size=8, fetch=kept) as loader:

@@ -16,7 +16,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 BODY = numbered(700_000)
@@ -38,7 +38,7 @@ def reader_of(client: Any) -> Reader:
     return Reader(concurrency=4, storage_options={**CREDENTIALS, "endpoint": client.meta.endpoint_url})
 
 
-def reader_at(server: FaultServer, options: FetchOptions | None = None, **settings: Any) -> Reader:
+def reader_at(server: FaultServer, options: Fetch | None = None, **settings: Any) -> Reader:
     given = settings or {"access_key_id": "a", "secret_access_key": "b"}
     return Reader(options, concurrency=1, storage_options={**given, "region": "us-east-1", "endpoint": server.url})
 
@@ -103,7 +103,7 @@ async def test_credentials_of_the_environment_are_found(monkeypatch: pytest.Monk
 async def test_missing_credentials_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultServer() as server:
         settings = {"metadata_endpoint": server.url, "region": "us-east-1"}
-        async with Reader(FetchOptions(attempts=1), concurrency=1, storage_options=settings) as reader:
+        async with Reader(Fetch(attempts=1), concurrency=1, storage_options=settings) as reader:
             with pytest.raises(StorageError, match="credentials"):
                 await reader.read("s3://shelf/a")
 

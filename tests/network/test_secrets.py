@@ -17,7 +17,7 @@ from network.bodies import OBSTORE_KEEPS
 from headrace.errors import HeadraceError, OptionError
 from headrace.fetch import Reader
 from headrace.fetch.stores.object_stores import open_remote
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 SECRET = "hush7531"
@@ -59,7 +59,7 @@ def server() -> Iterator[FaultServer]:
 
 def failures(url: str, storage_options: dict[str, Any]) -> str:
     async def run() -> HeadraceError:
-        options = FetchOptions(attempts=2, backoff_s=0.0, allow_pipe=True)
+        options = Fetch(attempts=2, backoff_s=0.0, allow_pipe=True)
         async with Reader(options, concurrency=1, storage_options=storage_options) as reader:
             with pytest.raises(HeadraceError) as caught:
                 await reader.read(url, 1, 100)
@@ -139,7 +139,7 @@ def test_redirect_takes_no_secret_to_another_origin(
 ) -> None:
     async def run() -> None:
         here = {name: server.url if value == "{url}" else value for name, value in options.items()}
-        async with Reader(FetchOptions(attempts=1), concurrency=1, storage_options=here) as reader:
+        async with Reader(Fetch(attempts=1), concurrency=1, storage_options=here) as reader:
             if is_refused:
                 with pytest.raises(OptionError, match="wherever a redirect leads"):
                     await reader.read(url.format(url=server.url), 1, 100)
@@ -156,11 +156,11 @@ def test_redirect_takes_no_secret_to_another_origin(
 @pytest.mark.parametrize("endpoint", ["", "https://s3.eu-west-1.amazonaws.com", "https://bucket.s3.amazonaws.com/x"])
 def test_key_of_an_object_goes_to_the_clouds_own_servers(endpoint: str) -> None:
     settings = {**KEYS, **SSE_C, **({"endpoint": endpoint} if endpoint else {})}
-    assert open_remote("s3://shelf", FetchOptions(), settings) is not None
+    assert open_remote("s3://shelf", Fetch(), settings) is not None
     for other in (
         "http://s3.amazonaws.com",
         "https://s3.amazonaws.com.example.org",
         "https://example.org/.amazonaws.com/",
     ):
         with pytest.raises(OptionError, match="sse_customer_key_base64 wherever"):
-            open_remote("s3://shelf", FetchOptions(), {**settings, "endpoint": other})
+            open_remote("s3://shelf", Fetch(), {**settings, "endpoint": other})

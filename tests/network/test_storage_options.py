@@ -13,12 +13,12 @@ import headrace as hr
 from headrace.errors import OptionError, StorageError
 from headrace.fetch.stores import addresses as registry
 from headrace.fetch.stores.addresses import for_obstore
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 from headrace.types import Answer
 
 KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
-ONCE = FetchOptions(attempts=1)
+ONCE = Fetch(attempts=1)
 BY_OBSTORE = {"http1_only": True}  # our own client does not know it
 ALLOWED: list[dict[str, Any]] = [
     {"allow_http": "true"},
@@ -149,6 +149,6 @@ def test_reads_beside_a_panic_go_on(monkeypatch: pytest.MonkeyPatch, server: Fau
         async def aget(self, index: int) -> int:
             return len(await hr.read("panics://shelf/x" if index == 5 else url, 0, index + 1))
 
-    with hr.DataLoader(Some(), batch_size=1, fetch=ONCE, on_error="skip") as loader:
+    with hr.DataLoader(Some(), batch_size=1, fetch=ONCE, errors=hr.Skip()) as loader:
         for _ in range(2):
             assert [int(x) for batch in loader for x in batch] == [n for n in range(1, 21) if n != 6]

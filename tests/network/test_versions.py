@@ -12,14 +12,14 @@ from network.scripted import Reply, part, serving
 from headrace._util.reads import ReportedVersion, lasting
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 BODY = numbered(300_000)
 OTHER = BODY[::-1]
 HALF = 150_000
 MONDAY, TUESDAY = "Last-Modified: Mon, 01 Jan 2035 00:00:00 GMT", "Last-Modified: Tue, 02 Jan 2035 00:00:00 GMT"
 A, B = 'ETag: "a"', 'ETag: "b"'
-QUICK = FetchOptions(backoff_s=0.0, hedge_share=0, attempts=4)
+QUICK = Fetch(backoff_s=0.0, hedge_share=0, attempts=4)
 OBSTORE = {"client_options": {"http1_only": True}}
 
 SAME = [((), ()), ((A,), (A,)), ((MONDAY,), (MONDAY,)), ((A, MONDAY), (A,)), ((A, MONDAY), (A, TUESDAY))]
@@ -74,7 +74,7 @@ async def test_parts_of_a_long_range_are_of_one_version(
     size = 80 * 512
     first = part(BODY[: 2 * size], 0, 3 * size, *before)
     last = part((BODY if error is None else OTHER)[2 * size : 3 * size], 2 * size, 3 * size, *after)
-    short = FetchOptions(range_bytes=size, backoff_s=0.0, hedge_share=0, attempts=4)
+    short = Fetch(range_bytes=size, backoff_s=0.0, hedge_share=0, attempts=4)
     async with serving(first, last) as server, Reader(short, concurrency=1) as reader:
         if error is None:
             assert await reader.read(server.url, 0, 3 * size) == BODY[: 3 * size]
@@ -90,7 +90,7 @@ async def test_next_read_of_an_object_is_of_the_version_that_the_first_was(
     before: Sequence[str], after: Sequence[str], error: type[StorageError] | None, tmp_path: Path
 ) -> None:
     """As formats read a table at the end, and then what it points to."""
-    cached = FetchOptions(backoff_s=0.0, hedge_share=0, attempts=4, cache_dir=tmp_path)
+    cached = Fetch(backoff_s=0.0, hedge_share=0, attempts=4, cache_dir=tmp_path)
     for options, storage in ((QUICK, None), (cached, None), (QUICK, OBSTORE)):
         answers = [part(BODY[:10], 0, 100, *before), part(BODY[10:20], 10, 100, *after)]
         async with serving(*answers) as server, Reader(options, concurrency=2, storage_options=storage) as reader:

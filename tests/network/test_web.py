@@ -36,7 +36,7 @@ from headrace.fetch.web.client import Web, proxy_for
 from headrace.fetch.web.connection import Connection
 from headrace.fetch.web.connections import Connections, is_public
 from headrace.fetch.web.http1 import target_of
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +53,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 @asynccontextmanager
 async def client(tls: ssl.SSLContext | None = None, **settings: Any) -> AsyncIterator[Web]:
-    connections = Connections(FetchOptions(connect_timeout_s=0.5), tls, **settings)
+    connections = Connections(Fetch(connect_timeout_s=0.5), tls, **settings)
     try:
         yield Web(connections)
     finally:

@@ -20,11 +20,11 @@ from headrace._util.reads import Span
 from headrace.errors import BadResponseError, ObjectChangedError
 from headrace.fetch import Reader
 from headrace.fetch.rest import Rest
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.testing import FaultServer
 
 SHARDS, IN_SHARD = 3, 40
-SMALL = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, hedge_share=0)
+SMALL = Fetch(range_bytes=64 * 1024, backoff_s=0.0, hedge_share=0)
 BODY = numbered(900_000)
 DATES = ("Last-Modified: Tue, 01 Jan 2030 00:00:00 GMT", "Last-Modified: Wed, 02 Jan 2030 00:00:00 GMT")
 BREAKS = ["close_body:times=2", "reset_body:times=2", "stall:times=2,s=3600", "slowdown:times=2"]
@@ -102,7 +102,7 @@ def test_epoch_that_is_left_early_leaves_no_answer_open(pythons: PythonsServer) 
 
 
 def test_shard_of_which_the_cache_has_the_beginning_is_read_on(pythons: PythonsServer, tmp_path: Path) -> None:
-    fetch = FetchOptions(range_bytes=64 * 1024, cache_dir=tmp_path / "cache")
+    fetch = Fetch(range_bytes=64 * 1024, cache_dir=tmp_path / "cache")
     data = hr.stream(pythons.url).to_tuple("__key__")
     with hr.DataLoader(data, batch_size=3, fetch=fetch, memory_budget=2**20) as loader:
         next(iter(loader))
@@ -124,7 +124,7 @@ def test_index_of_shards_on_a_server_without_ranges_says_what_is_missing(pythons
 @pytest.mark.slow
 @pytest.mark.parametrize("how", BREAKS)
 def test_body_that_breaks_is_asked_for_again_once_for_each_break(how: str) -> None:
-    fetch = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, stall_timeout_s=0.5, first_byte_timeout_s=0.5)
+    fetch = Fetch(range_bytes=64 * 1024, backoff_s=0.0, stall_timeout_s=0.5, first_byte_timeout_s=0.5)
     with FaultServer(seed=3) as server:
         urls = [server.add(f"train-{k}.tar", shard(k), "no_ranges", how) for k in range(SHARDS)]
         data = hr.stream(urls).to_tuple("__key__")

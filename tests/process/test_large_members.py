@@ -135,7 +135,7 @@ def size_of(sample: dict[str, Any]) -> int:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failures_among_large_members_are_left_out_and_no_others(folder: Path, workers: int) -> None:
     data = hr.stream([str(folder / "several.tar")]).map(size_of)
-    with hr.DataLoader(data, batch_size=4, num_workers=workers, on_error="skip", collate_fn=list) as loader:
+    with hr.DataLoader(data, batch_size=4, num_workers=workers, errors=hr.Skip(), collate_fn=list) as loader:
         batches = list(loader)
     sizes = [33 * MiB] * 4 + [1024] * 12
     kept = [size for k, size in enumerate(sizes) if k not in (1, 5)]

@@ -63,7 +63,7 @@ def test_stream_over_http_delivers_all_when_few_files_may_be_open(limit: int, wo
     urls = [f"http://127.0.0.1:{{port}}/{{number:03d}}.bin" for number in range(96)]
     try:
         with hr.DataLoader(hr.files(urls).map(lambda s: s["bin"][0]), batch_size=4, num_workers={workers}) as loader:
-            print(loader.options["fetch_concurrency"] <= {limit} // 2)
+            print(loader.options["fetch"].concurrency <= {limit} // 2)
             print([int(x) for batch in loader for x in batch] == list(range(96)))
     finally:
         os.kill(ready, signal.SIGKILL)
@@ -93,12 +93,12 @@ def test_warning_says_that_fewer_reads_are_made_when_more_were_asked_for() -> No
     code, out, err = run_script(
         LIMITED.format(limit=128)
         + """
-    loader = hr.DataLoader(hr.from_map(Numbers()), batch_size=4, num_workers=2, fetch_concurrency=500)
-    print(loader.options["fetch_concurrency"])
+    loader = hr.DataLoader(hr.from_map(Numbers()), batch_size=4, num_workers=2, fetch=hr.Fetch(concurrency=500))
+    print(loader.options["fetch"].concurrency)
     loader.close()
     """
     )
     assert code == 0, err
     assert 4 <= int(out) < 64
-    assert "RuntimeWarning: fetch_concurrency=500: no more than" in err
+    assert "RuntimeWarning: hr.Fetch(concurrency=500): no more than" in err
     assert "ulimit -n" in err

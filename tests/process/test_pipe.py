@@ -13,11 +13,11 @@ import pytest
 from headrace.errors import OptionError, StorageError
 from headrace.fetch import Reader
 from headrace.fetch.stores.pipe import PipeStore
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 pytestmark = pytest.mark.asyncio
 
-ONCE = FetchOptions(allow_pipe=True, attempts=1)
+ONCE = Fetch(allow_pipe=True, attempts=1)
 
 
 async def test_ranges_of_one_output_need_one_run(tmp_path: Path) -> None:

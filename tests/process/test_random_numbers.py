@@ -197,8 +197,8 @@ def test_coroutines_draw_the_samples_numbers_for_any_concurrency_and_number_of_w
     make, count = COROUTINES[name]
     expected = drawn(make(), 0, epochs=2)
     assert len({number for sample in expected for number in sample}) == 2 * TOTAL * count
-    assert drawn(make(), 0, epochs=2, fetch_concurrency=1) == expected
-    assert drawn(make(), 0, epochs=2, fetch_concurrency=64, batch_size=16) == expected
+    assert drawn(make(), 0, epochs=2, fetch=hr.Fetch(concurrency=1)) == expected
+    assert drawn(make(), 0, epochs=2, fetch=hr.Fetch(concurrency=64), batch_size=16) == expected
     assert drawn(make(), 1, epochs=2) == expected
 
 

@@ -14,11 +14,12 @@ from process.waiting import trainer
 RANK = """
 import os, signal, time
 import torch.distributed as dist
+from headrace.options import Ranks
 from headrace.torch_compat.ranks import find_ranks
 
 def compare(digest, what="the plan", **options):
     try:
-        ranks = find_ranks(**options)
+        ranks = find_ranks(Ranks(**options))
         ranks.agree(what, digest, timeout_s=30)
         return [ranks.rank, ranks.world]
     except BaseException as error:
@@ -36,7 +37,7 @@ def main():
         found["keys"].append(store.num_keys())
         dist.barrier()
     if rank == 0:
-        found["local"] = compare(7, ranks="local")
+        found["local"] = compare(7, compare=False)
     found["other digest"] = compare(rank // 2, rank=2 - rank, world_size=3)
     found["same part"] = compare(7, rank=0, world_size=3)  # as when a rank is taken for a number of something else
     if rank == 2:
@@ -98,6 +99,7 @@ def test_ranks_compare_anew_when_the_process_group_is_made_anew(found: Any) -> N
 WITH_A_STORE = """
 import os, sys, time
 import torch.distributed as dist
+from headrace.options import Ranks
 from headrace.torch_compat.ranks import find_ranks
 
 rank, port, first = {rank}, {port}, {first}
@@ -108,7 +110,7 @@ print("ready", flush=True)
 while os.path.exists(f"/proc/{{first}}"):
     time.sleep(0.005)
 try:
-    find_ranks().agree("the plan", 7, timeout_s=30)
+    find_ranks(Ranks()).agree("the plan", 7, timeout_s=30)
 except BaseException as error:
     print(type(error).__name__, *error.__notes__)
 """

@@ -43,7 +43,7 @@ import random
 
 state_path, log = Path({folder!r}, "state.json"), open(Path({folder!r}, "batches.jsonl"), "a", buffering=1)
 dice = random.Random({seed})
-options = {{"num_workers": dice.choice([0, 0, 1]), "fetch_concurrency": dice.choice([1, 64])}}
+options = {{"num_workers": dice.choice([0, 0, 1]), "fetch": hr.Fetch(concurrency=dice.choice([1, 64]))}}
 with hr.DataLoader(data, batch_size=4, **options) as loader:
     if state_path.exists():
         loader.load_state_dict(json.loads(state_path.read_text()))

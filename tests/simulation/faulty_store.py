@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import ObjectChangedError, ObjectMissingError, ShortReadError, StorageError, ThrottledError
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer, Buffer
 
 PIECE = 16 * 1024
@@ -165,6 +165,6 @@ class FaultyStore:
         )
 
 
-def reader_of(stores: Any, *, seed: int = 0, concurrency: int = 8, options: FetchOptions | None = None) -> Reader:
+def reader_of(stores: Any, *, seed: int = 0, concurrency: int = 8, options: Fetch | None = None) -> Reader:
     clock = asyncio.get_running_loop().time
     return Reader(options, concurrency=concurrency, clock=clock, rng=random.Random(seed), stores=stores)

@@ -21,7 +21,7 @@ from headrace.errors import (
     ThrottledError,
 )
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "200"))
 BATCHES = 20
@@ -54,7 +54,7 @@ async def read_one(reader: Reader, rng: random.Random, number: int) -> str:
 async def many_reads(seed: int) -> list[str]:
     rng = random.Random(seed)
     store = FaultyStore(rng, OBJECTS, p=0.3, fills=seed % 2 == 0)
-    options = FetchOptions(range_bytes=64 * 1024, hedge_share=(0.0, 0.05, 0.5)[seed % 3])
+    options = Fetch(range_bytes=64 * 1024, hedge_share=(0.0, 0.05, 0.5)[seed % 3])
     reader = reader_of(store, seed=seed, concurrency=1 + seed % 8, options=options)
     ends = await asyncio.gather(*(read_one(reader, random.Random(seed * READS + n), n) for n in range(READS)))
     assert reader.meter.in_flight == 0
@@ -131,7 +131,7 @@ async def test_object_that_changes_while_it_is_read_is_an_error() -> None:
 def test_read_cancelled_at_any_step_holds_nothing(faults: tuple[str, ...], charged: bool) -> None:
     async def run(steps: int) -> bool:
         store = FaultyStore(random.Random(steps), dict(OBJECTS), p=0.5 * bool(faults), faults=faults)
-        reader = reader_of(store, concurrency=2, options=FetchOptions(hedge_share=1.0))
+        reader = reader_of(store, concurrency=2, options=Fetch(hedge_share=1.0))
         p, store.p = store.p, 0.0
         for _ in range(25):
             await reader.read("a/2")  # from here on it knows what is late
@@ -192,7 +192,7 @@ def test_two_cancellations_at_once_are_one_cancelled_read() -> None:
 
     async def run(seed: int) -> None:
         store = FaultyStore(random.Random(1), {"a": b"x"}, p=1.0, faults=("hang",))
-        reader = reader_of(store, options=FetchOptions(attempts=1, first_byte_timeout_s=8.0))
+        reader = reader_of(store, options=Fetch(attempts=1, first_byte_timeout_s=8.0))
         task: asyncio.Task[Any] = asyncio.ensure_future(reader.read("a"))
         asyncio.get_running_loop().call_later(8.0, task.cancel)
         await asyncio.wait([task])

@@ -13,7 +13,7 @@ from simulation.loop import simulate, simulated
 
 from headrace.errors import StorageError, ThrottledError
 from headrace.fetch import Reader
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer
 
 READERS, READS_AT_ONCE = 8, 16
@@ -158,7 +158,7 @@ async def test_late_first_bytes_are_asked_for_again(share: float, slow_reads: fl
     store = FaultyStore(
         rng, {"a": bytes(1000)}, latency=lambda: 0.4 if rng.random() < 0.02 else rng.uniform(0.01, 0.011)
     )
-    reader = reader_of(store, concurrency=16, options=FetchOptions(hedge_share=share))
+    reader = reader_of(store, concurrency=16, options=Fetch(hedge_share=share))
     loop = asyncio.get_running_loop()
     took = []
 
@@ -194,7 +194,7 @@ async def begin_read_that_fails(store: FaultyStore, reader: Reader, *latencies: 
 @simulated
 async def test_second_request_saves_a_read_whose_first_one_fails() -> None:
     store, loop = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01), asyncio.get_running_loop()
-    async with reader_of(store, options=FetchOptions(attempts=1, hedge_share=1.0)) as reader:
+    async with reader_of(store, options=Fetch(attempts=1, hedge_share=1.0)) as reader:
         read = await begin_read_that_fails(store, reader, 0.5, 1.0)
         before, began = reader.meter.hedges, loop.time()
         assert await read == bytes(1000)
@@ -206,7 +206,7 @@ async def test_second_request_saves_a_read_whose_first_one_fails() -> None:
 @simulated
 async def test_second_request_that_waits_for_the_firsts_place_holds_it_up_no_longer_than_that_takes() -> None:
     store, loop = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01), asyncio.get_running_loop()
-    options = FetchOptions(attempts=2, hedge_share=1.0, backoff_s=0.0)
+    options = Fetch(attempts=2, hedge_share=1.0, backoff_s=0.0)
     async with reader_of(store, concurrency=1, options=options) as reader:
         read = await begin_read_that_fails(store, reader, *[0.5] * 9)
         began = loop.time()

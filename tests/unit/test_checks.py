@@ -14,7 +14,7 @@ from headrace._util.reads import crc32c_of
 from headrace.errors import BadResponseError, ChecksumError, LoaderClosedError, ObjectChangedError, ShortReadError
 from headrace.fetch import Reader
 from headrace.fetch.policy.range_request import RangeRequest
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer
 
 BODY = bytes(range(256)) * 40
@@ -56,7 +56,7 @@ def answer(
 
 
 def reader_of(store: Bodies, **options: object) -> Reader:
-    return Reader(FetchOptions(**options), concurrency=2, stores=store)  # type: ignore[arg-type]
+    return Reader(Fetch(**options), concurrency=2, stores=store)  # type: ignore[arg-type]
 
 
 def is_right(data: bytes | bytearray | memoryview) -> bool:

@@ -14,12 +14,12 @@ from headrace._util.context import running_charge
 from headrace.errors import ObjectChangedError, StorageError, ThrottledError
 from headrace.fetch import Reader
 from headrace.fetch.coalescer import split
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer, Buffer
 
 URL = "shelf://object"
 PART = 512
-OPTIONS = FetchOptions(range_bytes=PART, gap_bytes=50, attempts=1)
+OPTIONS = Fetch(range_bytes=PART, gap_bytes=50, attempts=1)
 BODY = b"".join(n.to_bytes(2, "big") for n in range(4_000))
 Range = tuple[int | None, int | None]
 

@@ -10,15 +10,15 @@ import pytest
 from simulation.loop import simulate
 
 from headrace.fetch.policy.range_request import DeadlineTimer, Watched
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
-OPTIONS = FetchOptions(
+OPTIONS = Fetch(
     first_byte_timeout_s=10.0, stall_timeout_s=5.0, total_timeout_s=100.0, min_rate_bytes_s=1000, hedge_share=0.0
 )
 
 
 class Read(Watched):
-    def time_s(self, options: FetchOptions) -> float:
+    def time_s(self, options: Fetch) -> float:
         return options.total_timeout_s
 
 

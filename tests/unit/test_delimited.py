@@ -118,7 +118,7 @@ def test_error_of_a_row_has_its_offset(way: str, tmp_path: Path, monkeypatch: py
 
 def test_damaged_rows_are_skipped() -> None:
     data = hr.stream(put(b'a,b\n1,2\n3\n\n4,5\n"6\n,7\n', "0.csv"), index=None)
-    with hr.DataLoader(data, batch_size=None, on_error="skip") as loader:
+    with hr.DataLoader(data, batch_size=None, errors=hr.Skip()) as loader:
         assert [sample["a"] for sample in loader] == ["1", "4"]
         assert loader.stats().skipped == 2
 

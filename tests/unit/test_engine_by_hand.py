@@ -21,7 +21,7 @@ from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import WorkerDiedError
 from headrace.observe.stats import LoaderMeters
 from headrace.ops.batch import EvenBatcher
-from headrace.options import SkipPolicy
+from headrace.options import Skip
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.executor import Loss
 from headrace.workers.failures import Failure
@@ -64,7 +64,7 @@ class World:
     deadly: frozenset[int]  # samples whose step ends the worker, each time
     unread: frozenset[int]  # samples that the source could not read
     changed: frozenset[int]  # samples of another form
-    policy: SkipPolicy | None
+    policy: Skip | None
     die: Callable[[], None] = lambda: None
 
     def touch(self, n: int) -> int:
@@ -102,7 +102,7 @@ def grouped(samples: list[Any], size: int, *, drop_last: bool, skips: bool) -> I
 class Ruling:
     """A model of the policy that skips failed samples."""
 
-    def __init__(self, policy: SkipPolicy) -> None:
+    def __init__(self, policy: Skip) -> None:
         self.policy, self.in_all, self.in_a_row = policy, 0, 0
 
     def of(self, batch: Sequence[Any]) -> Any:
@@ -111,10 +111,10 @@ class Ruling:
             if not isinstance(sample, Bad):
                 self.in_a_row = 0
                 continue
-            limits = (self.in_all, self.policy.in_all), (self.in_a_row, self.policy.in_a_row)
+            limits = (self.in_all, self.policy.max_in_epoch), (self.in_a_row, self.policy.max_in_row)
             if sample.is_more or any(most is not None and count >= most for count, most in limits):
                 return sample
-            if self.policy.decide is not None and sample.kind is Broken and sample.number % 2:
+            if self.policy.when is not None and sample.kind is Broken and sample.number % 2:
                 return sample
             self.in_all += 1
             self.in_a_row += 1
@@ -169,7 +169,10 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
 SOURCE = "the source"
 KINDS = st.lists(st.sampled_from(["map", "loop", "flat", "some", "limit", 1, 2, 3]), min_size=1, max_size=3)
 POLICIES = st.builds(
-    SkipPolicy, st.sampled_from([None, is_even]), st.none() | st.integers(0, 6), st.none() | st.integers(0, 3)
+    Skip,
+    when=st.sampled_from([None, is_even]),
+    max_in_epoch=st.none() | st.integers(0, 6),
+    max_in_row=st.none() | st.integers(0, 3),
 )
 
 
@@ -230,7 +233,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
         collations=draw(st.sampled_from([None, 1])),
     )
     if not setup.keeps_count and world.deadly and world.policy is not None:
-        world.policy = SkipPolicy(world.policy.decide, None, None)  # deaths at parts of one sample count as one
+        world.policy = Skip(when=world.policy.when, max_in_row=None)  # deaths at parts of one sample count as one
     if not setup.keeps_count:
         levels = 1 + sum(isinstance(stage, GroupStage | LimitStage) for stage in stages)
         setup.limits = tuple(draw(st.sampled_from([None, None, 0, 3, 10])) for _ in range(levels))
@@ -239,7 +242,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
     elif draw(st.booleans()):
         whole = draw(st.integers(0, count // batch_size))
         setup.last, setup.breaks = (whole, tuple(cut(size_of, count - whole * batch_size, batch_size))), False
-    has_limits = world.policy is not None and (world.policy.in_all, world.policy.in_a_row) != (None, None)
+    has_limits = world.policy is not None and (world.policy.max_in_epoch, world.policy.max_in_row) != (None, None)
     if not has_limits and not any(stage is not ON_LOOP and stage.gives_many for stage in stages):
         setup.in_order = draw(st.booleans())
     if world.policy is not None:
@@ -249,7 +252,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
     return setup, world
 
 
-def skips_of(policy: SkipPolicy) -> Skips:
+def skips_of(policy: Skip) -> Skips:
     return Skips(policy, 0, LoaderMeters(), unpack_error, pack_error)
 
 
@@ -295,7 +298,7 @@ class EngineMachine(RuleBasedStateMachine):
     def fail(self, driven: ByHand, draw: Draw) -> None:
         """Have a whole task fail, where that changes no other batch than its own."""
         policy = self.world.policy
-        if self.setup.keeps_count and (policy is None or policy.in_all is policy.in_a_row is None):
+        if self.setup.keeps_count and (policy is None or policy.max_in_epoch is policy.max_in_row is None):
             self.has_failed = True
             self.answer(driven, draw, fails=True)
 
@@ -443,7 +446,7 @@ def test_slab_of_a_failed_batch_is_free_after_its_last_task() -> None:
 @pytest.mark.parametrize("is_spread", [False, True])
 def test_sample_that_ends_three_workers_fails_in_its_place(is_skipped: bool, use_slots: bool, is_spread: bool) -> None:
     some, nothing = frozenset([2, 5]), frozenset[int]()
-    policy = SkipPolicy(None, None, None) if is_skipped else None
+    policy = Skip(max_in_row=None) if is_skipped else None
     world = World(broken=frozenset([9]), deadly=some, unread=nothing, changed=nothing, policy=policy)
     steps = [Step("map(touch)", "map", world.touch)] + [Step("map(form)", "map", world.form)] * use_slots
     setup = Setup(

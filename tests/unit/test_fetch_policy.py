@@ -23,10 +23,10 @@ from headrace.errors import (
 from headrace.fetch.policy.endpoint import Hedges
 from headrace.fetch.policy.limits import ConcurrencyLimit, RateLimiter, RateMeter, Semaphore
 from headrace.fetch.policy.retry import RetryBudget, RetryPolicy
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 URL = "s3://bucket/key"
-POLICY = RetryPolicy.of(FetchOptions(attempts=6, backoff_s=0.2, backoff_cap_s=10.0))
+POLICY = RetryPolicy.of(Fetch(attempts=6, backoff_s=0.2, backoff_cap_s=10.0))
 
 
 class Always(random.Random):

@@ -62,7 +62,7 @@ def test_damaged_line_is_an_error_with_its_place_or_is_skipped() -> None:
     data = hr.stream(url, index=None)
     with pytest.raises(hr.DecodeError, match=f"sample '3' of {url} does not open as jsonl"):
         list(data)
-    with hr.DataLoader(data, batch_size=None, on_error="skip") as loader:
+    with hr.DataLoader(data, batch_size=None, errors=hr.Skip()) as loader:
         assert [sample["n"] for sample in loader] == [1, 4]
         assert loader.stats().skipped == 2
 

@@ -158,7 +158,9 @@ def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_re
     assert by or every == LEFT, "they are in the order of the file"
     state = state_after(hr.DataLoader(numbers, **options), 3)
     assert every[:15] + flat(rest_of(hr.DataLoader(numbers, **options), state)) == every
-    shared = [flat(loaded(numbers.epoch(samples=30), **options, rank=rank, world_size=2)) for rank in range(2)]
+    shared = [
+        flat(loaded(numbers.epoch(samples=30), **options, ranks=hr.Ranks(rank=rank, world_size=2))) for rank in range(2)
+    ]
     assert len(flat(shared)) == 30
     assert set(flat(shared)) <= set(LEFT)
 

@@ -136,7 +136,7 @@ def test_stream_of_a_predicate_has_no_length_and_its_own_states() -> None:
     with pytest.raises(TypeError, match=r"where\(n >= 35 and n < 52 and lang in \('en', 'fr'\)\).* has no length"):
         len(data)
     with pytest.raises(OptionError, match=r"where\(.*\) changes the number of samples.*\.epoch\(samples=N\)"):
-        given(data, 2, rank=0, world_size=2)
+        given(data, 2, ranks=hr.Ranks(rank=0, world_size=2))
     state = state_after(hr.DataLoader(data.shuffle("global"), batch_size=4), 1)
     other = hr.stream(urls, format=hr.Parquet(columns=["text"], where=[*SOME[:2], ("lang", "in", ["en"])]))
     with pytest.raises(StateMismatchError):

@@ -81,7 +81,7 @@ def test_samples_that_are_carried_come_first_when_epochs_are_no_whole_passes(str
     planning = planning_of(stream)
     count = planning.count()
     wanted = [n for epoch in range(4) for n in planning.numbers(planning.order(epoch), np.arange(count)).tolist()]
-    with hr.DataLoader(stream, batch_size=4, tail="carry", seed=3) as loader:
+    with hr.DataLoader(stream, batch_size=4, ranks=hr.Ranks(last_batch="carry"), seed=3) as loader:
         received = [int(n) for _ in range(4) for batch in loader for n in batch]
     assert received == wanted[: len(received)]
     assert len(wanted) - len(received) == 4 * count % 4

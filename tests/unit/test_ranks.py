@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from headrace.errors import OptionError, StateMismatchError
-from headrace.torch_compat.ranks import Ranks, _compare, find_ranks
+from headrace.options import Ranks
+from headrace.torch_compat.ranks import RankShare, _compare, find_ranks
 
 Setter = Callable[[str], None]
 VARIABLES = (
@@ -62,8 +63,8 @@ def terminal_as_input() -> Iterator[None]:
             os.close(descriptor)
 
 
-def place(**arguments: Any) -> tuple[int, int]:
-    found = find_ranks(**arguments)
+def place(mesh: Any = None, dims: Any = None) -> tuple[int, int]:
+    found = find_ranks(Ranks(mesh=mesh, dims=dims))
     return found.rank, found.world
 
 
@@ -89,7 +90,7 @@ def place(**arguments: Any) -> tuple[int, int]:
 ])  # fmt: skip
 def test_launcher_gives_the_part(environment: str, expected: tuple[int, int], set_environment: Setter) -> None:
     set_environment(environment)
-    assert find_ranks() == Ranks(*expected, is_torch=False)
+    assert find_ranks(Ranks()) == RankShare(*expected, is_torch=False)
 
 
 def test_shell_at_a_terminal_is_one_part(set_environment: Setter) -> None:
@@ -102,31 +103,31 @@ def test_shell_at_a_terminal_is_one_part(set_environment: Setter) -> None:
 def test_arguments_precede_environment_and_process_group(set_environment: Setter) -> None:
     set_environment("RANK=7 WORLD_SIZE=8")
     with process_group(1, 4):
-        assert find_ranks(rank=0, world_size=2) == Ranks(0, 2)
+        assert find_ranks(Ranks(rank=0, world_size=2)) == RankShare(0, 2)
 
 
 @pytest.mark.parametrize(("environment", "arguments", "seen"), [
-    ("RANK=one WORLD_SIZE=2", {}, "RANK='one'.* give rank= and world_size="),
-    ("RANK=-1 WORLD_SIZE=2", {}, "RANK='-1'.* give rank= and world_size="),
-    ("RANK=2 WORLD_SIZE=2", {}, "RANK=2 and WORLD_SIZE=2.* give rank= and world_size="),
-    ("RANK=1", {}, r"RANK=1 and WORLD_SIZE=\(unset\).* give rank= and world_size="),
-    ("WORLD_SIZE=2", {}, r"RANK=\(unset\) and WORLD_SIZE=2.* give rank= and world_size="),
-    ("SLURM_STEP_ID=0 SLURM_NTASKS=4", {}, r"SLURM_PROCID=\(unset\) and SLURM_NTASKS=4.* give rank= and world_size="),
+    ("RANK=one WORLD_SIZE=2", {}, "RANK='one'.* give ranks=hr"),
+    ("RANK=-1 WORLD_SIZE=2", {}, "RANK='-1'.* give ranks=hr"),
+    ("RANK=2 WORLD_SIZE=2", {}, "RANK=2 and WORLD_SIZE=2.* give ranks=hr"),
+    ("RANK=1", {}, r"RANK=1 and WORLD_SIZE=\(unset\).* give ranks=hr"),
+    ("WORLD_SIZE=2", {}, r"RANK=\(unset\) and WORLD_SIZE=2.* give ranks=hr"),
+    ("SLURM_STEP_ID=0 SLURM_NTASKS=4", {}, r"SLURM_PROCID=\(unset\) and SLURM_NTASKS=4.* give ranks=hr"),
     ("", {"rank": 0}, "world_size=None: each"),
     ("", {"world_size": 2}, "rank=None, world_size=2"),
     ("", {"rank": 2, "world_size": 2}, "rank=2 .* less than world_size=2"),
     ("", {"rank": -1, "world_size": 2}, "rank=-1"),
     ("", {"rank": 0, "world_size": 0}, "world_size=0"),
     ("", {"rank": 0.0, "world_size": 2}, r"rank=0\.0 .* a whole number"),
-    ("", {"ranks": "some"}, "ranks='some'"),
-    ("", {"data_dims": ("dp",)}, "needs device_mesh="),
+    ("", {"compare": "some"}, "compare='some'"),
+    ("", {"dims": ("dp",)}, "needs mesh="),
 ])  # fmt: skip
 def test_part_that_makes_no_sense_is_refused(
     environment: str, arguments: dict[str, Any], seen: str, set_environment: Setter
 ) -> None:
     set_environment(environment)
     with pytest.raises(OptionError, match=seen):
-        find_ranks(**arguments)
+        find_ranks(Ranks(**arguments))
 
 
 # The process group
@@ -140,17 +141,17 @@ def test_part_is_that_of_the_process_group(set_environment: Setter) -> None:
         for environment, variable in (("RANK=0 WORLD_SIZE=3", "RANK=0"), ("RANK=1 WORLD_SIZE=2", "WORLD_SIZE=2")):
             set_environment(environment)
             with pytest.raises(OptionError, match=f"rank 1 of 3, .* {variable}: unset"):
-                find_ranks()
+                find_ranks(Ranks())
     set_environment("RANK=0 WORLD_SIZE=3")
     assert place() == (0, 3)  # that of the environment
 
 
 def test_nothing_is_compared_when_the_group_has_nobody_else() -> None:
     with process_group(1, 3):  # it simulates the others
-        assert not find_ranks().is_torch
+        assert not find_ranks(Ranks()).is_torch
     with process_group(0, 1, "gloo"):
-        assert find_ranks() == Ranks(0, 1, is_torch=False)
-    for ranks in (Ranks(1, 3), Ranks(1, 3, is_torch=True)):  # the group is destroyed by now
+        assert find_ranks(Ranks()) == RankShare(0, 1, is_torch=False)
+    for ranks in (RankShare(1, 3), RankShare(1, 3, is_torch=True)):  # the group is destroyed by now
         ranks.agree("the plan", 7)
 
 
@@ -169,11 +170,11 @@ def test_data_dimensions_make_the_part_and_others_are_replicas_on_each_of_64_ran
         with process_group(rank, 64):
             mesh = mesh_of(SHAPE)
             _, replicate, shard, _ = mesh.get_coordinate()
-            ranks = find_ranks(device_mesh=mesh)
+            ranks = find_ranks(Ranks(mesh=mesh))
             assert (ranks.rank, ranks.world) == (replicate * 4 + shard, 8)
             assert ranks.members == tuple(range(64))
-            assert place(device_mesh=mesh["dp_replicate", "dp_shard"]) == (ranks.rank, 8)
-            assert place(device_mesh=mesh["tp"]) == (0, 1)
+            assert place(mesh=mesh["dp_replicate", "dp_shard"]) == (ranks.rank, 8)
+            assert place(mesh=mesh["tp"]) == (0, 1)
             found[ranks.rank] += 1
     assert found == dict.fromkeys(range(8), 8)
 
@@ -195,25 +196,25 @@ def test_dimensions_make_the_part(
     world = math.prod(shape.values())
     set_environment(f"RANK={rank} WORLD_SIZE={world}")
     with process_group(rank, world):
-        assert place(device_mesh=mesh_of(shape), data_dims=data_dims) == expected
+        assert place(mesh=mesh_of(shape), dims=data_dims) == expected
 
 
 @pytest.mark.parametrize(("make", "data_dims", "seen"), [
-    (lambda: mesh_of({"dp": 2, "ep": 2}), None, "data_dims="),
-    (lambda: mesh_of({"x": 2, "y": 2}), None, "data_dims="),
-    (lambda: mesh_of({"world": 4}), None, "data_dims="),
-    (lambda: init_device_mesh("cpu", (2, 2)), None, "no names .* data_dims="),
-    (lambda: init_device_mesh("cpu", (2, 2)), ("dp",), "no names .* data_dims="),
+    (lambda: mesh_of({"dp": 2, "ep": 2}), None, "dims="),
+    (lambda: mesh_of({"x": 2, "y": 2}), None, "dims="),
+    (lambda: mesh_of({"world": 4}), None, "dims="),
+    (lambda: init_device_mesh("cpu", (2, 2)), None, "no names .*dims="),
+    (lambda: init_device_mesh("cpu", (2, 2)), ("dp",), "no names .*dims="),
     (lambda: mesh_of({"dp": 2, "tp": 2}), ("dq",), r"'dq'.*\{'dp': 2, 'tp': 2\}"),
-    (lambda: DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",)), None, "not among ranks 0-2 of the device_mesh"),
+    (lambda: DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("dp",)), None, "not among ranks 0-2 of the mesh"),
 ])  # fmt: skip
 def test_unknown_mesh_dimensions_are_refused(make: Callable[[], DeviceMesh], data_dims: Any, seen: str) -> None:
     with process_group(3, 4):
         mesh = make()
         with pytest.raises(OptionError, match=seen):
-            find_ranks(device_mesh=mesh, data_dims=data_dims)
-        if seen == "data_dims=":
-            assert place(device_mesh=mesh, data_dims=mesh.mesh_dim_names) == (3, 4)
+            find_ranks(Ranks(mesh=mesh, dims=data_dims))
+        if seen == "dims=":
+            assert place(mesh=mesh, dims=mesh.mesh_dim_names) == (3, 4)
 
 
 # Comparison of digests
@@ -267,7 +268,7 @@ def test_equal_digests_agree_and_leave_the_store_empty(parts: list[tuple[int, in
                               "0000000000000007 on 0-1, 3-4", "0000000000000009 on 2, 5"]),
     ([*range(40)], {}, ["StateMismatchError: ", "and 32 more"]),
     ([7] * 6, {"absent": (3, 4), "timeout_s": 0.05}, ["OptionError: the plan is compared among 6 ranks",
-                                                      'within 0.05 s: 3-4; give ranks="local"']),
+                                                      'within 0.05 s: 3-4; give ranks=hr.Ranks(compare=False)']),
     ([7] * 4, {"parts": [(0, 2), (1, 2), (1, 2), (0, 3)]},
      ["OptionError: ranks do not read a whole: part 0 of 2 by 0; part 0 of 3 by 3; part 1 of 2 by 1-2; give"]),
     ([7] * 4, {"parts": [(0, 2)] * 4}, ["OptionError: ranks do not read a whole: part 0 of 2 by 0-3; give"]),

@@ -57,7 +57,7 @@ class Here(Echo):
 @pytest.mark.parametrize(("store", "kept"), [(Here, 0), (Echo, 1)], ids=["local", "far"])
 def test_cache_keeps_nothing_when_a_registered_store_is_local(tmp_path: Path, store: type[Echo], kept: int) -> None:
     async def read() -> None:
-        async with Reader(hr.FetchOptions(cache_dir=tmp_path), concurrency=1) as reader:
+        async with Reader(hr.Fetch(cache_dir=tmp_path), concurrency=1) as reader:
             await reader.read("echo://place/a")
 
     hr.plugins.register_store("echo", store)

@@ -42,9 +42,9 @@ def test_a_store_that_asks_for_fewer_requests_is_the_limit_and_more_are_not_advi
     got = verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=fetch))
     assert got.bound_by == "fetch"
     assert "80 times" in got.sentence
-    assert "fetch_concurrency" not in got.sentence
+    assert "concurrency" not in got.sentence
     few = replace(fetch, throttled=8)
-    assert "fetch_concurrency" in verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=few)).sentence
+    assert "concurrency" in verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=few)).sentence
 
 
 def test_report_names_the_first_samples_that_were_skipped() -> None:
@@ -122,7 +122,7 @@ IDLE = stats(busy_s={"map(g)": 2.0})
 SHORT = {"wait_s": 0.3, "trainer_s": 0.1}
 VERDICTS: dict[str, tuple[Stats, str, list[str]]] = {
     "trainer hardly waits": (stats(wait_s=0.5, trainer_s=9.5, busy_s={"map(f)": 19.0}), "trainer", []),
-    "idle workers": (IDLE, "fetch", ["fetch_concurrency"]),
+    "idle workers": (IDLE, "fetch", ["concurrency"]),
     "slowest step of busy workers": (
         stats(busy_s={"map(slow)": 12.0, "decode(rgb8)": 5.0, "write": 1.0, "collate": 1.0}),
         "work",

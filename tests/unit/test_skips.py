@@ -14,7 +14,7 @@ from headrace.engine.scheduler.skip_rules import Skips
 from headrace.engine.trainer_callbacks import TrainerCalls
 from headrace.errors import FormatError, OptionError
 from headrace.observe.stats import LoaderMeters
-from headrace.options import SkipPolicy
+from headrace.options import Skip
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.failures import NOWHERE, Origin, PackedError
 
@@ -29,7 +29,9 @@ class Bench:
         decide: Callable[[BaseException], Any] | None = None,
     ) -> None:
         self.meters = LoaderMeters()
-        self.skips = Skips(SkipPolicy(decide, in_all, in_a_row), 3, self.meters, unpack_error, pack_error)
+        self.skips = Skips(
+            Skip(when=decide, max_in_epoch=in_all, max_in_row=in_a_row), 3, self.meters, unpack_error, pack_error
+        )
 
     def rule(self, position: int, count: int, *bad: int) -> bool:
         errors = {slot: pack_error(ValueError(f"sample {position + slot}")) for slot in bad}
@@ -81,7 +83,7 @@ def test_wrong_option_and_what_is_no_exception_are_raised(packed: PackedError) -
 
 
 def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
-    policy: SkipPolicy | None = SkipPolicy(lambda _: True, None, None)
+    policy: Skip | None = Skip(when=lambda _: True, max_in_row=None)
     calls = TrainerCalls(policy, None)
     assert calls.decide(ValueError()) is True
     policy = None

@@ -45,9 +45,13 @@ def tokens_of(sequence: dict[str, Any]) -> Any:
 
 
 LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
-    "in order, of all ranks": lambda: hr.DataLoader(Numbers(60).shuffle(), batch_size=4, rank=1, world_size=3, seed=7),
-    "with holes": lambda: hr.DataLoader(Numbers(60).shuffle(), batch_size=7, tail="carry"),
-    "of one rank": lambda: hr.DataLoader(Numbers(60), batch_size=4, rank=1, world_size=3, in_order=False),
+    "in order, of all ranks": lambda: hr.DataLoader(
+        Numbers(60).shuffle(), batch_size=4, ranks=hr.Ranks(rank=1, world_size=3), seed=7
+    ),
+    "with holes": lambda: hr.DataLoader(Numbers(60).shuffle(), batch_size=7, ranks=hr.Ranks(last_batch="carry")),
+    "of one rank": lambda: hr.DataLoader(
+        Numbers(60), batch_size=4, ranks=hr.Ranks(rank=1, world_size=3), in_order=False
+    ),
     "behind limits": lambda: hr.DataLoader(
         Numbers(60).shuffle().flat_map(several).take(40).batch(3).unbatch().filter(is_odd).take(30).flat_map(several),
         batch_size=4,

@@ -14,7 +14,7 @@ from fsspec.spec import AbstractFileSystem
 from headrace.errors import OptionError
 from headrace.fetch.stores.addresses import Stores, host_of, split
 from headrace.fetch.stores.object_stores import split_path
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 CONTEXT = ssl.create_default_context()
 
@@ -63,7 +63,7 @@ def test_obstore_is_asked_for_what_stands_in_the_address(path: str, parts: tuple
 def test_buckets_have_the_host_of_the_endpoint_that_was_named(settings: dict[str, Any], hosts: list[str]) -> None:
     async def found() -> list[Any]:
         keys = {"access_key_id": "a", "secret_access_key": "b", "region": "eu-west-1"}
-        stores = Stores(FetchOptions(), {**keys, "allow_http": True, **settings})
+        stores = Stores(Fetch(), {**keys, "allow_http": True, **settings})
         try:
             opened = [stores.of(f"s3://{bucket}/x")[0] for bucket in ("one", "two")]
             assert host_of(opened[0]) == (hosts[0] or id(opened[0]))
@@ -83,7 +83,7 @@ def test_buckets_have_the_host_of_the_endpoint_that_was_named(settings: dict[str
 ])  # fmt: skip
 def test_address_that_cannot_be_read_is_refused(url: str, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        Stores(FetchOptions(), settings).of(url)
+        Stores(Fetch(), settings).of(url)
 
 
 KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
@@ -104,7 +104,7 @@ KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
     ("hf://datasets", {}, "HuggingFaceStore"),
 ])  # fmt: skip
 def test_every_address_has_the_store_that_can_read_it(root: str, settings: dict[str, Any], kind: str) -> None:
-    store, path = Stores(FetchOptions(), settings).of(f"{root}/x/y")
+    store, path = Stores(Fetch(), settings).of(f"{root}/x/y")
     assert type(store).__name__ == kind
     assert path.endswith("x/y")
 
@@ -117,11 +117,11 @@ def test_where_a_proxy_applies_a_client_that_knows_proxies_is_asked(
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     monkeypatch.setattr("fsspec.get_filesystem_class", {"hf": AbstractFileSystem}.get)
-    assert type(Stores(FetchOptions(), KEYS).of(url)[0]).__name__ == kind
+    assert type(Stores(Fetch(), KEYS).of(url)[0]).__name__ == kind
 
 
 def test_objects_with_one_root_share_a_store() -> None:
-    stores = Stores(FetchOptions(), None)
+    stores = Stores(Fetch(), None)
     assert stores.of("http://h/a")[0] is stores.of("http://h/b?sig=x")[0]
     assert stores.of("http://h/a")[0] is not stores.of("http://g/a")[0]
 

@@ -72,11 +72,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.stream("memory://a/b.tar", format="rar"), "format='rar'"),
     (lambda: hr.stream([]), "names no object"),
     (lambda: hr.DataLoader(tars().batch(4), batch_size=4), "give one of them"),
-    (lambda: hr.FetchOptions(range_bytes=100), "range_bytes"),
-    (lambda: hr.FetchOptions(range_bytes=0), "range_bytes"),
-    (lambda: hr.FetchOptions(attempts=0), "attempts"),
-    (lambda: hr.FetchOptions(stall_timeout_s=0), "stall_timeout_s"),
-    (lambda: hr.FetchOptions(backoff_s=-1), "backoff_s"),
+    (lambda: hr.Fetch(range_bytes=100), "range_bytes"),
+    (lambda: hr.Fetch(range_bytes=0), "range_bytes"),
+    (lambda: hr.Fetch(attempts=0), "attempts"),
+    (lambda: hr.Fetch(stall_timeout_s=0), "stall_timeout_s"),
+    (lambda: hr.Fetch(backoff_s=-1), "backoff_s"),
 ]
 
 
@@ -87,9 +87,7 @@ def test_wrong_arguments_are_refused_while_building(build: Callable[[], Any], te
 
 
 @pytest.mark.parametrize("options", [
-    {"fetch_concurrency": 0},
-    {"fetch_concurrency": "many"},
-    {"fetch_concurrency": True},
+    {"fetch": 4},
     {"seed": 1.0},
     {"seed": "1"},
     {"memory_budget": 0},
@@ -153,7 +151,7 @@ def test_building_reads_nothing_and_draws_one_seed() -> None:
     loader = hr.DataLoader(tars(1000).shuffle().decode("rgb8").batch(4))
     assert loader.stats().fetch.requests == 0
     assert loader.regime == "headrace"
-    assert loader.options["fetch_concurrency"] >= 1
+    assert loader.options["fetch"].concurrency >= 1
     seeds = [hr.DataLoader(tars(), generator=torch.Generator().manual_seed(5)).options["seed"] for _ in range(2)]
     assert seeds[0] == seeds[1]
     assert hr.DataLoader(tars()).options["seed"] == 0

@@ -46,7 +46,7 @@ class ShardInfo:
         ...         part: hr.ShardInfo = hr.shard_info()
         ...         for n in range(part.rank, 6, part.world):
         ...             yield n
-        >>> list(hr.DataLoader(Numbers(), None, rank=1, world_size=2, tail="uneven"))
+        >>> list(hr.DataLoader(Numbers(), None, ranks=hr.Ranks(rank=1, world_size=2, last_batch="uneven")))
         [1, 3, 5]
     """
 
@@ -85,7 +85,7 @@ def shard_info() -> ShardInfo:
         ...         for number in range(part.rank, 8, part.world):
         ...             yield number
         >>> data = Numbers().epoch(samples=8)
-        >>> [list(hr.DataLoader(data, batch_size=None, rank=rank, world_size=2)) for rank in range(2)]
+        >>> [list(hr.DataLoader(data, None, ranks=hr.Ranks(rank=rank, world_size=2))) for rank in range(2)]
         [[0, 2, 4, 6], [1, 3, 5, 7]]
     """
     asked = running_shard.get()

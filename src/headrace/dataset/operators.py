@@ -149,8 +149,8 @@ class Operators:
 
         Positions count from 0 over all ranks together, so they depend on neither ranks nor workers, and continue when a
         state is loaded. After operators that drop, make or group samples, the samples that come out of these are
-        counted, on one rank. With tail="pad", the number of a padding sample repeats. With tail="carry", samples
-        carried over from another epoch have negative numbers. Samples skipped by `exclude=` keep their numbers.
+        counted, on one rank. With `hr.Ranks(last_batch="pad")`, the number of a padding sample repeats. With "carry",
+        samples carried over from another epoch have negative numbers. Samples skipped by `exclude=` keep their numbers.
 
         Raises:
             OptionError: When a loader starts: several ranks share samples that are counted only while reading, so that
@@ -447,8 +447,8 @@ class Operators:
 
         All ranks make the same number of steps, even if samples are not counted beforehand. Each rank reads its own
         shards; for an iterable data set, `ranks_by` sets how samples are divided. Then some samples may repeat and
-        others be skipped; `stats()` counts both. Without `.epoch()`, and with the loader's `tail="uneven"`, each sample
-        occurs once. After `.batch()`, batches are counted, as by `.take()`.
+        others be skipped; `stats()` counts both. Without `.epoch()`, and with `hr.Ranks(last_batch="uneven")`, each
+        sample occurs once. After `.batch()`, batches are counted, as by `.take()`.
 
         Examples:
             >>> list(hr.from_map(range(3)).epoch(samples=5))
@@ -459,14 +459,14 @@ class Operators:
         return epoch(self._as_stream(), samples)
 
     def on_every_rank(self) -> Stream:
-        """Give every rank all samples in the same order, like a loader's `shard=False`.
+        """Give every rank all samples in the same order, like a loader's `hr.Ranks.none`.
 
         It applies to a whole stream. Such a stream cannot be an input of one that ranks divide, as the combination of
         samples would then depend on the number of ranks.
 
         Examples:
             >>> data = hr.from_map(range(3)).on_every_rank()
-            >>> [list(hr.DataLoader(data, batch_size=None, rank=rank, world_size=2)) for rank in range(2)]
+            >>> [list(hr.DataLoader(data, None, ranks=hr.Ranks(rank=rank, world_size=2))) for rank in range(2)]
             [[0, 1, 2], [0, 1, 2]]
         """
         from headrace.ops.prefetch import OnEveryRank
@@ -646,8 +646,8 @@ class Operators:
         the global batch holds only the documents at the positions j, j + G, j + 2 G, … of the epoch. So sequences
         depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers; shards
         without an index get one. Only `.map()` and `.batch()` may follow. On several ranks an epoch must be
-        endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With `tail="uneven"`
-        each document occurs once, and each rank ends with its own rows.
+        endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With
+        `hr.Ranks(last_batch="uneven")` each document occurs once, and each rank ends with its own rows.
 
         Args:
             length: Tokens of a sequence.

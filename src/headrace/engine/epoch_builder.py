@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -141,15 +142,15 @@ class EpochBuilder:
         )
 
     def _skips(self, plan: EpochPlan, calls: TrainerCalls, meters: SkipMeters) -> Skips | None:
-        policy, quarantine = self.settings.skips, self.settings.quarantine
+        policy = self.settings.skips
         if policy is None:
             return None
-        if quarantine is not None:
+        if policy.log is not None:
             from headrace.engine.quarantine import Quarantine
 
-            meters = Quarantine(quarantine, plan, meters)
+            meters = Quarantine(os.fspath(policy.log), plan, meters)
         return Skips(
-            policy if policy.decide is None else replace(policy, decide=calls.decide),
+            policy if policy.when is None else replace(policy, when=calls.decide),
             plan.number,
             meters,
             serialize.unpack_error,

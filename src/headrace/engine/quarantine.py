@@ -42,7 +42,7 @@ class Quarantine:
             self._append(json.dumps(line).encode() + b"\n")
         except OSError as why:
             path = printable(self._path)
-            log.error("quarantine %s cannot be written, and lacks a sample of epoch %d: %s", path, epoch, why)
+            log.error("hr.Skip(log=%r) cannot be written, and lacks a sample of epoch %d: %s", path, epoch, why)
 
     def _append(self, line: bytes) -> None:
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
@@ -75,7 +75,7 @@ def _number(line: str, data: str, where: str) -> int:
         found = json.loads(line)
         of_data, number = found["data"], found.get("number")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise OptionError(f"{where}: this is no line that quarantine= has written: {line!r:.100}") from error
+        raise OptionError(f"{where}: this is no line that hr.Skip(log=) has written: {line!r:.100}") from error
     if not isinstance(number, int) or not 0 <= number < 2**63:
         raise OptionError(
             f"{where}: that sample has no number, as it was counted while it was read: only samples with numbers, "

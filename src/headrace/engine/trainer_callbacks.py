@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace._util.context import is_ours, running_charge, running_reader
 from headrace.errors import LoaderClosedError, OptionError
-from headrace.options import SkipPolicy
+from headrace.options import Skip
 
 if TYPE_CHECKING:
     from headrace.dataset.asynchronous import AsyncIterableDataset
@@ -21,7 +21,7 @@ _LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notificati
 
 
 class TrainerCalls:
-    """The user's `on_error`, and the samples of a data set whose `loop` is "caller".
+    """The user's `hr.Skip(when=)`, and the samples of a data set whose `loop` is "caller".
 
     Args:
         policy: Referenced weakly: the user's function may refer to the loader, and the engine's thread holds this
@@ -29,17 +29,17 @@ class TrainerCalls:
         loop: Loop of the `async for`, if any.
     """
 
-    def __init__(self, policy: SkipPolicy | None, loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, policy: Skip | None, loop: asyncio.AbstractEventLoop | None) -> None:
         self._policy = None if policy is None else weakref.ref(policy)
         self._loop = loop
 
     def decide(self, error: BaseException) -> object:
-        """Return the decision of `on_error` on a failed sample, in order of delivery. False once the loader is gone.
+        """Return the decision of `hr.Skip(when=)` on a failed sample. False once the loader is gone.
 
-        An exception raised here replaces the batch.
+        Called in order of delivery. An exception raised here replaces the batch.
         """
         policy = None if self._policy is None else self._policy()
-        return policy is not None and policy.decide is not None and policy.decide(error)
+        return policy is not None and policy.when is not None and policy.when(error)
 
     def samples_of(self, data: AsyncIterableDataset) -> Callable[[], AsyncIterator[object]]:
         """Return a factory of iterators over a data set whose `loop` is "caller".

@@ -15,7 +15,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.meter import UNWANTED_SHARE, Meter
 from headrace.fetch.policy.range_request import RangeRequest, room_for
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Ints
 
 _TAR_BLOCK = 512
@@ -106,7 +106,7 @@ class Coalescer:
     object.
     """
 
-    def __init__(self, fetch: Callable[[RangeRequest], Awaitable[None]], options: FetchOptions, meter: Meter) -> None:
+    def __init__(self, fetch: Callable[[RangeRequest], Awaitable[None]], options: Fetch, meter: Meter) -> None:
         self._fetch, self._options, self._meter = fetch, options, meter
         self._asked: dict[tuple[str, str | None], list[_WantedRange]] = {}
 

@@ -32,7 +32,7 @@ from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.stores.addresses import Stores, gives_ends, host_of, is_local, split
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Reader:
 
     def __init__(
         self,
-        options: FetchOptions | None = None,
+        options: Fetch | None = None,
         *,
         concurrency: int,
         storage_options: Mapping[str, object] | None = None,
@@ -73,7 +73,7 @@ class Reader:
         stores: Stores | None = None,
     ) -> None:
         check.whole("concurrency", concurrency, 1)
-        self.options = options or FetchOptions()
+        self.options = options or Fetch()
         self.storage_options = dict(storage_options or {})
         self.meter = meter or Meter()
         self._stores = stores or Stores(self.options, storage_options)
@@ -345,7 +345,7 @@ class Reader:
             raise LoaderClosedError("this reader was closed; make a new one")
 
 
-def _cache(options: FetchOptions, storage_options: Mapping[str, object] | None, data_set: str) -> Cache | None:
+def _cache(options: Fetch, storage_options: Mapping[str, object] | None, data_set: str) -> Cache | None:
     if options.cache_dir is None:
         return None
     from headrace.fetch.cache import Cache

@@ -127,7 +127,7 @@ class Batches(torch.utils.data.IterableDataset[object]):
             )
         iterator = iter(self.loader)
         if self._is_prepared:
-            self.loader._behind.check_even(self.loader.tail)  # type: ignore[union-attr]
+            self.loader._behind.check_even(self.loader.ranks)  # type: ignore[union-attr]
         return iterator
 
     def __len__(self) -> int:

@@ -75,7 +75,7 @@ def verdict(stats: Stats) -> Verdict:
         return Verdict(
             "fetch",
             f"Reading is the limit: the trainer waits {waiting:.0%} of its time while the workers are busy only "
-            f"{share:.0%} of theirs. Try a larger fetch_concurrency or memory_budget, or data that is nearer.",
+            f"{share:.0%} of theirs. Try a larger hr.Fetch(concurrency=) or memory_budget, or data that is nearer.",
         )
     if not busy:
         return Verdict("unknown", "The workers have done nothing yet.")

@@ -150,10 +150,10 @@ class Stats:
         started_s: Seconds from the start of the first iteration until workers were ready.
         skipped: Samples skipped because they failed, in all epochs.
         skipped_samples: The first 100 of them.
-        repeated: Samples that were repeated in all finished epochs: those that filled last steps (tail="pad"), on all
-            ranks together. If ranks share epochs of `.epoch(samples=N)` with samples counted on arrival, also those
-            that this rank received in a second or later pass over its part of the data. For packed documents, documents
-            count.
+        repeated: Samples that were repeated in all finished epochs: those that filled last batches
+            (`last_batch="pad"`), on all ranks together. If ranks share epochs of `.epoch(samples=N)` with samples
+            counted on arrival, also those that this rank received in a second or later pass over its part of the data.
+            For packed documents, documents count.
         left_out: Samples of last steps that were dropped or left to the next epoch, on all ranks together.
         unread: Samples of this rank's part of the data that such epochs of N samples did not reach, before filters.
             Only samples with numbers are counted; of others the rest is unknown.

@@ -18,6 +18,7 @@ from headrace.dataset.source import forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, StateMismatchError
 from headrace.ops.fields import with_source
+from headrace.options import Ranks, Skip
 from headrace.order import draw
 from headrace.pipeline.pipeline import Pipeline
 from headrace.torch_compat import serialize
@@ -66,12 +67,10 @@ class WithinDataset(AsyncIterableDataset):
             is_grouped = pipeline.group is not None or pipeline.puts_together is not None
             loader = single_samples(
                 stream,
-                rank=part.rank,
-                world_size=part.world,
-                ranks="local",
+                ranks=Ranks(rank=part.rank, world_size=part.world, compare=False),
                 seed=draw("input", own_seed, number) if len(self.streams) > 1 else own_seed,
                 num_workers=running_workers.get() if is_worked_on else 0,
-                on_error="raise" if is_grouped else _in_place,
+                errors=None if is_grouped else _IN_PLACE,
             )
             loader.set_epoch(part.epoch)
             loaders.append(loader)
@@ -81,6 +80,9 @@ class WithinDataset(AsyncIterableDataset):
 def _in_place(error: BaseException) -> bool:  # noqa: ARG001
     """Skip no sample. Its error is raised in its place, by itself, and the outer loader decides."""
     return False
+
+
+_IN_PLACE = Skip(when=_in_place)
 
 
 class WithinSource(IterSource):
@@ -278,7 +280,7 @@ class _Turns:
             if iterator.failure is None:
                 raise
             packed = replace(serialize.pack_error(error, iterator.failure.origin), scope=iterator.failure.scope)
-            is_of_group = self._loaders[k].on_error == "raise"  # others of the group would be skipped, too
+            is_of_group = self._loaders[k].errors is None  # others of the group would be skipped, too
             sample = Failure(packed.widened() if is_of_group else packed)
         yield sample
 

@@ -72,7 +72,7 @@ class Steps:
         elif not self.full:
             raise OptionError(
                 f"{rest} samples are left of the epoch for {self.world} ranks: each step must have one for each; "
-                "tail='drop' leaves them out, tail='uneven' gives some ranks none; tail='pad' repeats some, where "
+                "hr.Ranks(last_batch='drop') drops them, 'uneven' gives some ranks none, and 'pad' repeats some, where "
                 "samples have numbers"
             )
         else:
@@ -99,7 +99,7 @@ class Steps:
 
     @property
     def batches(self) -> int:
-        """Number of steps with samples of this rank; fewer than `steps` only with tail="uneven"."""
+        """Number of steps with samples of this rank; fewer than `steps` only with last_batch="uneven"."""
         return self.full + sum(high > low for low, high in map(self._share, self.last))
 
     @property

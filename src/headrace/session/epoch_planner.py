@@ -37,7 +37,7 @@ from headrace.session.rank_sharing import (
     why_not_merged,
 )
 from headrace.state.state import Fingerprint, ResplitBase, State, merged
-from headrace.torch_compat.ranks import Ranks
+from headrace.torch_compat.ranks import RankShare
 from headrace.types import Ints
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class NextEpoch:
         skip: Number of batches to skip at the start.
     """
 
-    def __init__(self, stream: Stream, settings: Settings, find_ranks: Callable[[], Ranks]) -> None:
+    def __init__(self, stream: Stream, settings: Settings, find_ranks: Callable[[], RankShare]) -> None:
         self.stream, self._settings, self._find_ranks = stream, settings, find_ranks
-        self.ranks: Ranks | None = None
+        self.ranks: RankShare | None = None
         self.planning: Planning | None = None
         self.turn, self.skip = EpochCursor(), 0
         self._facts: Fingerprint | None = None
@@ -182,7 +182,7 @@ class NextEpoch:
             self.stream, self.planning, self._facts = known
             raise
 
-    def find_out(self) -> Ranks:
+    def find_out(self) -> RankShare:
         """Determine this rank and the division of samples among all ranks."""
         ranks = self._find_ranks()
         if ranks != self.ranks:
@@ -219,7 +219,7 @@ class NextEpoch:
             )
         return self._facts
 
-    def _step(self, ranks: Ranks) -> int:
+    def _step(self, ranks: RankShare) -> int:
         settings = self._settings
         size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
         if size < ranks.world:
@@ -262,7 +262,7 @@ class NextEpoch:
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
             raise OptionError(
                 f"the last step has fewer samples than there are ranks: {steps.left} samples for {ranks.world} ranks. "
-                "tail='drop' skips that step; tail='pad' repeats some samples"
+                "hr.Ranks(last_batch='drop') skips that step; 'pad' repeats some samples"
             )
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
@@ -323,7 +323,7 @@ class NextEpoch:
             )
         return RankBalancer(balance, self.planning, order)
 
-    def _begin(self, ranks: Ranks) -> State:
+    def _begin(self, ranks: RankShare) -> State:
         turn = self.turn
         return State(
             epoch=turn.number,
@@ -338,14 +338,14 @@ class NextEpoch:
         tail = self._settings.tail
         if not is_known and tail in ("pad", "carry"):
             raise OptionError(
-                f"tail={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
+                f"last_batch={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
                 "'short' and 'drop' are left"
             )
         if tail == "pad" and self._settings.exclude is not None:
-            raise check.conflict("tail='pad'", "exclude=", "'short', 'drop' and 'carry' work")
+            raise check.conflict("last_batch='pad'", "exclude=", "'short', 'drop' and 'carry' work")
         if tail == "carry" and not self.stream.pipeline().order.is_fixed:
             raise check.conflict(
-                "tail='carry'", ".sample(sampler)", "which samples were left would have to be asked again"
+                "last_batch='carry'", ".sample(sampler)", "which samples were left would have to be asked again"
             )
 
     def _check_skip(self, size: int) -> None:
@@ -358,7 +358,7 @@ class NextEpoch:
             )
 
     def _resharded(
-        self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
+        self, begin: State, ranks: RankShare, size: int, is_shared: bool, order: Order | None
     ) -> tuple[State, int]:
         """Return (start state, samples per step) for a state of other ranks or batch sizes."""
         settings, keeps_count = self._settings, self.stream.pipeline().keeps_count
@@ -432,8 +432,8 @@ def _check_last_steps(state: State, steps: Steps) -> None:
     is_cut_alike = (before.full, before.last) == (steps.full, steps.last)
     if not is_cut_alike and state.done[-1][1] > min(before.full, steps.full) * steps.batch:
         raise StateMismatchError(
-            f"the state is of the last steps of an epoch with tail={state.tail!r}, and this loader has "
-            f"tail={steps.tail!r}: end that epoch with tail={state.tail!r}, or have set_epoch() begin another one",
+            f"the state is of the last steps of an epoch with last_batch={state.tail!r}, and this loader has "
+            f"last_batch={steps.tail!r}: end that epoch with the former, or start another one by set_epoch()",
             field="tail",
         )
 

@@ -19,12 +19,12 @@ from headrace.options import Settings
 from headrace.order import Cursor, Steps, share
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.state.state import ResplitBase, State
-from headrace.torch_compat.ranks import Ranks
+from headrace.torch_compat.ranks import RankShare
 from headrace.types import Tail
 
 log = logging.getLogger("headrace")
 
-_ALL = "give the loader shard=False, and every rank all samples"
+_ALL = "give the loader ranks=hr.Ranks.none, and every rank all samples"
 
 
 def has_numbers(pipeline: Pipeline, world: int) -> bool:
@@ -93,7 +93,9 @@ def _check_uneven(pipeline: Pipeline, world: int) -> None:
     is_bounded = pipeline.order.most is not None and not has_numbers(pipeline, world)
     if is_bounded or _limits(pipeline):
         remedy = f"each of {world} ranks ends with its own data"
-        raise check.conflict("tail='uneven'", ".epoch() or .take(), which count the samples of all ranks,", remedy)
+        raise check.conflict(
+            "last_batch='uneven'", ".epoch() or .take(), which count the samples of all ranks,", remedy
+        )
 
 
 def _uncounted(stream: Stream, world: int) -> OptionError:
@@ -110,13 +112,13 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
     if pipeline.packing is not None:
         return OptionError(
             f"{what}: put .epoch(samples=N) after it, or .repeat() before it, by which some documents may repeat or "
-            "be skipped; stats() counts them. With tail='uneven' each document comes once, and each rank ends with "
-            f"its own rows. Or {_ALL}"
+            "be skipped; stats() counts them. With hr.Ranks(last_batch='uneven') each document comes once, and each "
+            f"rank ends with its own rows. Or {_ALL}"
         )
     if pipeline.source.answers_keys and not pipeline.source.is_compressed:
         exact = "by filtering by keys of an index (.filter(f, field='__key__')), or "
     return OptionError(
-        f"{what}. Each sample comes once {exact}by tail='uneven', with which each rank ends with its own data "
+        f"{what}. Each sample comes once {exact}by last_batch='uneven', with which each rank ends with its own data "
         "(for evaluation, and torch's Join). "
         "All ranks make as many steps by .epoch(samples=N) after all filters, or by .repeat(): some samples may repeat "
         f"or be skipped, which stats() counts. Or {_ALL}"
@@ -176,7 +178,7 @@ def why_not_merged(stream: Stream, world: int, *, has_order: bool) -> str:
 
 
 def counted_share(
-    begin: State, ranks: Ranks, size: int, planned: int, pipeline: Pipeline, tail: Tail
+    begin: State, ranks: RankShare, size: int, planned: int, pipeline: Pipeline, tail: Tail
 ) -> tuple[State, Steps | None]:
     """Return (start state, this rank's samples): all ranks get equally many batches.
 
@@ -231,7 +233,7 @@ def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeter
         log.warning(
             "epoch %d: of %d samples that rank %d of %d received, %d were repeated, and %d of its part of the data "
             "were not read: .epoch(samples=%d) has ranks make as many steps, whatever is left on the others. "
-            "tail='uneven' gives each sample once; so does an index, where there is no filter",
+            "last_batch='uneven' gives each sample once; so does an index, where there is no filter",
             plan.number,
             came,
             plan.rank,
@@ -244,7 +246,7 @@ def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeter
     meters.unread += unread
 
 
-def part_of(count: int, ranks: Ranks) -> int:
+def part_of(count: int, ranks: RankShare) -> int:
     """Return this rank's number of samples in a step of `count` samples."""
     low, high = share(count, ranks.rank, ranks.world)
     return high - low
@@ -277,11 +279,11 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
     if shared is not None and any(shared.last):
         raise OptionError(
             f"{call}: {shared.end} sequences are no whole steps of {shared.size}, and each of {shared.world} ranks has "
-            f"rows of its own: have .epoch(samples={shared.end // shared.size * shared.size}), or tail='drop'"
+            f"rows of its own: have .epoch(samples={shared.end // shared.size * shared.size}), or last_batch='drop'"
         )
 
 
-def own_rows(begin: State, size: int, ranks: Ranks) -> State:
+def own_rows(begin: State, size: int, ranks: RankShare) -> State:
     """Reduce a state of all ranks to this rank's rows, or raise StateMismatchError."""
     if begin.progress is None:
         return begin
@@ -293,7 +295,7 @@ def own_rows(begin: State, size: int, ranks: Ranks) -> State:
         raise StateMismatchError(f"lanes of the state are not those of these ranks: {error}", field="step") from error
 
 
-def check_rows(begin: State, size: int, ranks: Ranks) -> None:
+def check_rows(begin: State, size: int, ranks: RankShare) -> None:
     """Raise StateMismatchError if a state of this rank has another number of rows."""
     if begin.progress is None:
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import re
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch.utils.data import default_convert
@@ -16,33 +16,69 @@ from headrace._util import file_limits as descriptors
 from headrace._util.file_limits import memory_bytes
 from headrace._util.functions import as_it_is, name_of
 from headrace.errors import LateOptionError, OptionError
-from headrace.options import Balance, FetchOptions, Settings, exclusion, quarantine_file, skip_policy
+from headrace.options import Economic, Exclude, Fetch, Ranks, Settings, Skip
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
-from headrace.types import Tail
 
 if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
 
-_FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of fetch_concurrency="auto"
+_FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of Fetch(concurrency="auto")
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
 _TOGETHER = 64  # batches per message
-_WORKERS = "has workers of the loader's"
 _FOR_OURS: dict[str, tuple[tuple[str, ...], str]] = {  # name: values if unset, and why others have no such option
     "fetch": ((), "does its own reading"),
-    "fetch_concurrency": (("auto",), "does its own reading"),
-    "on_error": (("raise",), "fails by whole batches"),
+    "errors": ((), "fails by whole batches"),
     "workers": (("process", "thread"), "is loaded by torch's kind of workers"),
-    **dict.fromkeys(
-        ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude", "balance"),
-        ((), "has a sampler, which sets the samples of each rank"),
-    ),
+    "ranks": ((), "has a sampler, which sets the samples of each rank"),
+    "exclude": ((), "has a sampler, which sets the samples of each rank"),
 }
-_FOR_TORCH = {  # name: why others have no such option
-    **dict.fromkeys(("economic", "num_batch_workers", "num_workers_batches"), "is always loaded like that"),
-    "snapshot_every_n_steps": "has states without snapshots",
+_RENAMED = {
+    **{name: f"ranks=hr.Ranks({name}=…)" for name in ("rank", "world_size", "global_batch_size", "balance")},
+    "device_mesh": "ranks=hr.Ranks(mesh=…)",
+    "data_dims": "ranks=hr.Ranks(dims=…)",
+    "tail": "ranks=hr.Ranks(last_batch=…)",
+    "shard": "ranks=hr.Ranks.none, if every rank gets all samples",
+    "on_error": "errors=hr.Skip(), or errors=hr.Skip(when=…)",
+    "max_skips": "errors=hr.Skip(max_in_epoch=…, max_in_row=…)",
+    "quarantine": "errors=hr.Skip(log=…)",
+    "fetch_concurrency": "fetch=hr.Fetch(concurrency=…)",
 }
+_RFC_NAMES = "num_batch_workers", "num_workers_batches"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+
+
+def check_names(others: Mapping[str, object]) -> None:
+    """Refuse keyword arguments other than those of the RFC and of torchdata.
+
+    Raises:
+        OptionError: an option has another name by now.
+        TypeError: a name is unknown, as by Python.
+    """
+    for name in others:
+        if name in _RENAMED:
+            raise check.invalid(name, others[name], f"given as {_RENAMED[name]}")
+        if name not in (*_RFC_NAMES, "snapshot_every_n_steps"):
+            raise TypeError(f"DataLoader.__init__() got an unexpected keyword argument {name!r}")
+
+
+def economy(economic: bool | Economic, others: Mapping[str, Any]) -> bool | Economic:
+    """Return the economic mode, with the RFC's names as options of it."""
+    if economic is not True and economic is not False:
+        _check_class("economic", economic, Economic)
+    given = {name: value for name in _RFC_NAMES if (value := others.get(name)) is not None}
+    if not given:
+        return economic
+    if economic is False:
+        raise check.lacking(", ".join(f"{name}={value!r}" for name, value in given.items()), "economic=True")
+    if economic is not True or len(given) > 1:
+        raise check.conflict(" and ".join(f"{name}=" for name in given), f"economic={economic!r}", "give only one")
+    return Economic(num_batch_workers=next(iter(given.values())))
+
+
+def _check_class(name: str, value: object, option: type) -> None:
+    if value is not None and not isinstance(value, option):
+        raise check.invalid(name, value, f"hr.{option.__name__}(…)")
 
 
 def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: object) -> None:
@@ -79,8 +115,6 @@ def check_torch(loader: Any) -> None:
                 "hr.from_iterable(data) make one of it"
             )
     check.whole_or_none("snapshot_every_n_steps", loader.snapshot_every_n_steps)
-    skip_policy(loader.on_error, loader.max_skips)
-    quarantine_file(loader.quarantine, loader.on_error)
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
         raise check.conflict("multiprocessing_context", "workers='thread'")
     _check_economic(loader, kind)
@@ -88,17 +122,21 @@ def check_torch(loader: Any) -> None:
 
 def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefetch_factor: int | None) -> None:
     """Refuse arguments that are for torch's data sets only."""
-    given = {"multiprocessing_context": multiprocessing_context, **{name: getattr(loader, name) for name in _FOR_TORCH}}
-    for name, value in given.items():
-        if value is not None and value is not False:
-            raise OptionError(f"{name}={value!r} is for torch's data sets: {kind} {_FOR_TORCH.get(name, _WORKERS)}")
+    for name, value, why in (
+        ("multiprocessing_context", multiprocessing_context, "has workers of the loader's"),
+        ("economic", loader.economic, "is always loaded like that"),
+        ("snapshot_every_n_steps", loader.snapshot_every_n_steps, "has states without snapshots"),
+    ):
+        if value:
+            raise OptionError(f"{name}={value!r} is for torch's data sets: {kind} {why}")
+    for name, option in {"ranks": Ranks, "errors": Skip, "fetch": Fetch}.items():
+        _check_class(name, getattr(loader, name), option)
     if prefetch_factor is not None and prefetch_factor < 0:
         raise ValueError("prefetch_factor option should be non-negative")
 
 
 def _check_economic(loader: Any, kind: str) -> None:
-    names = ("num_batch_workers", "num_workers_batches", "seed")
-    given = {name: value for name in names if (value := getattr(loader, name)) is not None}
+    given = {} if loader.seed is None else {"seed": loader.seed}
     if loader.memory_budget != "auto":
         given["memory_budget"] = loader.memory_budget
         budget_bytes(loader.memory_budget)
@@ -113,11 +151,6 @@ def _check_economic(loader: Any, kind: str) -> None:
         raise check.lacking("economic=True", "workers, and num_workers is 0")
     if loader.multiprocessing_context is not None:
         raise check.conflict("economic=True", "multiprocessing_context", "its workers start from a clean process")
-    if loader.num_batch_workers is not None and loader.num_workers_batches is not None:
-        raise check.conflict("num_batch_workers", "num_workers_batches")
-    for name in ("num_batch_workers", "num_workers_batches"):
-        value = getattr(loader, name)
-        check.whole_or_none(name, value, 1)
 
 
 def resolve(loader: Any, pipeline: Pipeline) -> Settings:
@@ -151,8 +184,15 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     if pipeline.gives_many is not None and not loader.in_order:
         why = "a state could not record how many results of a sample were received; leave in_order out"
         raise check.conflict("in_order=False", f".{pipeline.gives_many}", why)
-    if pipeline.puts_together is not None and loader.quarantine is not None:
-        raise check.conflict("quarantine=", f".{pipeline.puts_together}", "which sample of a group failed is not known")
+    ranks, skips, fetch, exclude = loader.ranks or Ranks(), loader.errors, loader.fetch or Fetch(), loader.exclude
+    if exclude is not None and not isinstance(exclude, Exclude):
+        exclude = Exclude(files=[exclude])
+    if skips is not None:
+        skips.check_log()
+    if pipeline.puts_together is not None and skips is not None and skips.log is not None:
+        raise check.conflict(
+            "hr.Skip(log=)", f".{pipeline.puts_together}", "which sample of a group failed is not known"
+        )
     if pipeline.separate is not None and (loader.workers == "thread" or not loader.num_workers):
         raise check.lacking(f".{pipeline.separate} has is_separate_process=True, and it", "processes: give num_workers")
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
@@ -162,15 +202,15 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     has_several = loader.in_order and is_plain and (batch_size is None or is_known)
     most = _prefetch(loader.prefetch_factor, pipeline.prefetch)
     prefetch_factor, together = _ahead(loader, most, use_slots=use_slots, has_several=has_several)
-    tail = _tail(loader, drop_last)
-    if loader.global_batch_size is not None:
-        if pipeline.group is not None or batch_size != 1:
-            given = f".{pipeline.group.text}" if pipeline.group is not None else f"batch_size={batch_size}"
-            raise check.conflict(f"global_batch_size={loader.global_batch_size}", given)
-        check.whole("global_batch_size", loader.global_batch_size, 1)
+    if drop_last and ranks.last_batch not in (None, "drop"):
+        raise check.conflict("drop_last=True", f"hr.Ranks(last_batch={ranks.last_batch!r})")
+    tail = "drop" if drop_last else ranks.last_batch or "short"
+    if ranks.global_batch_size is not None and (pipeline.group is not None or batch_size != 1):
+        given = f".{pipeline.group.text}" if pipeline.group is not None else f"batch_size={batch_size}"
+        raise check.conflict(f"hr.Ranks(global_batch_size={ranks.global_batch_size})", given)
     return Settings(
         batch_size=batch_size or 1,
-        global_batch_size=loader.global_batch_size and int(loader.global_batch_size),
+        global_batch_size=ranks.global_batch_size and int(ranks.global_batch_size),
         is_single=batch_size is None,
         tail=tail,
         drop_last=tail == "drop",
@@ -182,14 +222,13 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
         seed=_seed(loader.seed),
         in_order=loader.in_order,
         timeout_s=loader.timeout,
-        fetch_concurrency=(reads := _concurrency(loader.fetch_concurrency, processes)),
-        first_reads=min(_FIRST_READS, reads) if loader.fetch_concurrency == "auto" else reads,
+        fetch_concurrency=(reads := _concurrency(fetch.concurrency, processes)),
+        first_reads=min(_FIRST_READS, reads) if fetch.concurrency == "auto" else reads,
         memory_budget=budget_bytes(loader.memory_budget),
-        fetch=loader.fetch or FetchOptions(),
-        skips=skip_policy(loader.on_error, loader.max_skips),
-        exclude=exclusion(loader.exclude),
-        balance=_balance(loader.balance),
-        quarantine=quarantine_file(loader.quarantine, loader.on_error),
+        fetch=fetch,
+        skips=skips,
+        exclude=exclude,
+        balance=ranks.balance,
         pin_memory=loader.pin_memory,
         device=loader.device,
         together=together,
@@ -223,30 +262,13 @@ def _seed(seed: SupportsIndex | None) -> int:
     return 0 if seed is None else operator.index(seed)
 
 
-def _tail(loader: Any, drop_last: bool) -> Tail:
-    tail: Tail | None = loader.tail
-    tails = get_args(Tail)
-    check.one_of("tail", tail, (None, *tails))
-    if drop_last and tail not in (None, "drop"):
-        raise check.conflict("drop_last=True", f"tail={tail!r}")
-    return "drop" if drop_last else tail or "short"
-
-
-def _balance(given: Any) -> Balance | None:
-    if given is None or given in ("tokens", "tokens^2") or callable(given):
-        balance: Balance | None = given
-        return balance
-    raise check.invalid("balance", given, "'tokens', 'tokens^2' or a function of sample numbers")
-
-
 def _concurrency(asked: Any, processes: int) -> int:
     """Return the maximum number of concurrent reads. Each may need a descriptor."""
-    count = _MOST_READS if asked == "auto" else asked
-    check.whole("fetch_concurrency", count, 1, ", or 'auto'")
+    count = _MOST_READS if asked == "auto" else int(asked)
     most = descriptors.reads_at_most(processes)
     if asked != "auto" and count > most:
         warnings.warn(
-            f"fetch_concurrency={asked}: no more than {most} reads are made at once, as this process can open "
+            f"hr.Fetch(concurrency={asked}): no more than {most} reads are made at once, as this process can open "
             f"{descriptors.free()} more files: {descriptors.ADVICE}",
             RuntimeWarning,
             stacklevel=2,

@@ -22,13 +22,13 @@ from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.trainer_callbacks import TrainerCalls
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
 from headrace.observe.stats import LoaderMeters, Stats
-from headrace.options import Settings
+from headrace.options import Ranks, Settings
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline
 from headrace.session.epoch_planner import EpochCursor, NextEpoch
 from headrace.session.rank_sharing import count_share
 from headrace.session.runtime import Runtime
-from headrace.torch_compat.ranks import Ranks
+from headrace.torch_compat.ranks import RankShare
 from headrace.workers.chains import may_use_torch
 
 log = logging.getLogger("headrace")
@@ -64,7 +64,7 @@ class Streaming:
         settings: Settings,
         *,
         workers: Any,
-        ranks: Callable[[], Ranks],
+        ranks: Callable[[], RankShare],
         name: str,
     ) -> None:
         self._settings, self._name = settings, name
@@ -88,16 +88,22 @@ class Streaming:
 
     @property
     def options(self) -> dict[str, object]:
-        names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch", "tail")
-        skips, planning, ranks = self._settings.skips, self._next.planning, self._next.ranks
-        options: dict[str, object] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
-        if skips is not None:
-            options["max_skips"] = skips.in_all, skips.in_a_row
-        if planning is not None:
-            options["order"] = planning.described()
-        if ranks is not None:
-            options |= {"rank": ranks.rank, "world_size": ranks.world}
-        return {name: getattr(self._settings, name) for name in names} | options
+        settings, planning, share = self._settings, self._next.planning, self._next.ranks
+        options: dict[str, object] = {
+            "prefetch_factor": settings.prefetch_factor,
+            "memory_budget": settings.memory_budget,
+            "seed": settings.seed,
+            "fetch": replace(settings.fetch, concurrency=settings.fetch_concurrency),
+            "ranks": Ranks(
+                rank=None if share is None else share.rank,
+                world_size=None if share is None else share.world,
+                global_batch_size=settings.global_batch_size,
+                last_batch=settings.tail,
+                balance=settings.balance,
+            ),
+            "errors": settings.skips,
+        }
+        return options if planning is None else options | {"order": planning.described()}
 
     def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
         """Return an iterator over the next epoch's batches. `caller` is the loop of an `async for`."""
@@ -116,13 +122,13 @@ class Streaming:
     def length(self) -> int:
         return self._next.length()
 
-    def check_even(self, tail: object) -> None:
-        """Raise OptionError if ranks' batches of a step may differ in size and `tail` is not set."""
-        if tail is None and self._current is not None and not self._current.is_even:
+    def check_even(self, ranks: Ranks | None) -> None:
+        """Raise OptionError if ranks' batches of a step may differ in size and `last_batch` is not set."""
+        if (ranks is None or ranks.last_batch is None) and self._current is not None and not self._current.is_even:
             raise OptionError(
                 f"{self._current.world} ranks have batches of different sizes at the end of an epoch, over which "
-                "accelerator.gather and gather_for_metrics break: use tail='drop', which skips that step, or "
-                "tail='pad', which fills it with samples that come twice; or tail='short', and gather such batches by "
+                "accelerator.gather and gather_for_metrics break: use hr.Ranks(last_batch='drop'), which skips that "
+                "step, or 'pad', which fills it with samples that come twice; or 'short', and gather such batches by "
                 "gather_for_metrics(…, use_gather_object=True), or pad_across_processes"
             )
 
@@ -277,7 +283,7 @@ class Streaming:
         """Return the builder of epochs. It is replaced if ranks or orders have changed."""
         stream, planning = self._next.stream, self._next.planning
         if self._builder is None or self._built_for[0] is not stream or self._built_for[1] is not planning:
-            runtime, ranks = self._runtime, self._next.ranks or Ranks()
+            runtime, ranks = self._runtime, self._next.ranks or RankShare()
             self._builder = EpochBuilder(
                 stream.pipeline(),
                 self._settings,

@@ -14,13 +14,13 @@ from headrace.errors import StorageError
 from headrace.fetch import Reader
 from headrace.fetch.meter import unwatched
 from headrace.fetch.stores.addresses import split
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Listed
 
 Options = Mapping[str, object] | None
 
 _READS = 64  # at once
-_QUICK = FetchOptions(attempts=2)  # unreadable objects are reported as missing
+_QUICK = Fetch(attempts=2)  # unreadable objects are reported as missing
 
 
 async def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
@@ -51,7 +51,7 @@ async def read_from(
     running = reader_here()
     if running is not None:
         return await unwatched(running.read(url, start, stop, version=version))
-    async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with Reader(Fetch(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         return await reader.read(url, start, stop, version=version)
 
 
@@ -73,7 +73,7 @@ async def found(url: str, count: int | None, storage_options: Options) -> bytes 
 
 async def listed(folder: str, levels: int | None, storage_options: Options) -> AsyncGenerator[Sequence[Listed], None]:
     """List the objects in a folder by address, page by page. Needs no loader."""
-    async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with Reader(Fetch(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         async for page in reader.listing(folder, levels=levels):
             yield page
 
@@ -99,7 +99,7 @@ def as_listed(folder: str) -> str:
 
 async def pinned(folder: str, storage_options: Options) -> str | None:
     """Return the folder at its current revision. None without revisions."""
-    async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with Reader(Fetch(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         return await reader.pinned(folder)
 
 
@@ -123,7 +123,7 @@ class OwnReaders:
         loop = asyncio.get_running_loop()
         if loop not in self._shared:
             self._shared[loop] = _SharedReader(
-                Reader(FetchOptions(), concurrency=_READS, storage_options=self._storage_options)
+                Reader(Fetch(), concurrency=_READS, storage_options=self._storage_options)
             )
         shared = self._shared[loop]
         shared.users += 1

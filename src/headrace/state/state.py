@@ -279,7 +279,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises:
         StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have ended
-            the epoch with `tail="uneven"`, and others have not.
+            the epoch with `last_batch="uneven"`, and others have not.
     """
     from headrace.order.row_states import RowProgress
 
@@ -346,8 +346,8 @@ def _some_have_ended(parts: Sequence[State]) -> StateMismatchError:
     ended = sorted(part.rank or 0 for part in parts if part.epoch > epoch)
     others = sorted(part.rank or 0 for part in parts if part.epoch == epoch)
     return StateMismatchError(
-        f"of epoch {epoch} the ranks {ended} have received all, and the ranks {others} have not: with tail='uneven' "
-        "ranks end after different numbers of steps, and such states cannot be merged.\n"
+        f"of epoch {epoch} the ranks {ended} have received all, and the ranks {others} have not: with "
+        "hr.Ranks(last_batch='uneven') ranks end after different numbers of steps, and such states cannot be merged.\n"
         "Merge the states of a step that gave every rank a batch, or of the end of the epoch on all ranks; "
         "or resume with as many ranks, each from its own state",
         field="epoch",

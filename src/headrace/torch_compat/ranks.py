@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from headrace._util import check
 from headrace.errors import OptionError, StateMismatchError
+from headrace.options import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 DATA_DIMS = {"dp", "dp_replicate", "dp_shard", "data", "ddp", "fsdp", "batch", "replicate", "shard"}
 REPLICA_DIMS = {"tp", "tensor", "model", "sp", "sequence", "cp", "context", "pp", "pipe", "pipeline"}
 
-_GIVE = "give rank= and world_size="
+_GIVE = "give ranks=hr.Ranks(rank=…, world_size=…)"
 _CHECKS_PER_S = 4000  # requests to a store by all ranks together
 _GRACE_S = 10.0
 _AGREED = "agreed"
@@ -36,7 +37,7 @@ _compared: WeakKeyDictionary[object, dict[str, itertools.count[int]]] = WeakKeyD
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankShare:
     """The share of every step that this process reads.
 
     Attributes:
@@ -86,42 +87,28 @@ class Ranks:
             raise
 
 
-def find_ranks(
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    device_mesh: DeviceMesh | None = None,
-    data_dims: Sequence[str] | None = None,
-    ranks: Literal["all", "local"] = "all",
-) -> Ranks:
+def find_ranks(ranks: Ranks) -> RankShare:
     """Return this process's share, from the first source that gives it.
 
-    Sources are, in order: the arguments; the data dimensions of the mesh; torch's default process group; RANK and
+    Sources are, in order: the option; the data dimensions of its mesh; torch's default process group; RANK and
     WORLD_SIZE, as torchrun sets them; Open MPI's variables; a task of Slurm's `srun`. Otherwise there is one share.
 
-    Args:
-        data_dims: Dimensions of the mesh whose members read different samples. None: those with usual names.
-        ranks: "local": plans are never compared, as not all ranks iterate.
-
     Raises:
-        OptionError: an argument or a variable cannot be used, or two sources disagree. The message names what to give.
+        OptionError: a mesh or a variable cannot be used, or two sources disagree. The message names what to give.
     """
-    check.one_of("ranks", ranks, ("all", "local"))
-    if data_dims is not None and device_mesh is None:
-        raise check.lacking(f"data_dims={data_dims!r}", "device_mesh=, the mesh with these dimensions")
-    comparing = _comparing() if ranks == "all" else 0
-    if rank is not None or world_size is not None:
-        number, world = _given(rank, world_size)
+    comparing = _comparing() if ranks.compare else 0
+    if ranks.rank is not None and ranks.world_size is not None:
+        number, world = int(ranks.rank), int(ranks.world_size)
         # With another world size than the group's, it is unknown which processes read.
-        return Ranks(number, world, is_torch=comparing == world > 1)
-    if device_mesh is not None:
-        number, world, members = _place_in(device_mesh, data_dims)
-        return Ranks(number, world, comparing > 1 and len(members) > 1, members)
+        return RankShare(number, world, is_torch=comparing == world > 1)
+    if ranks.mesh is not None:
+        number, world, members = _place_in(ranks.mesh, ranks.dims)
+        return RankShare(number, world, comparing > 1 and len(members) > 1, members)
     group = _of_group()
     if group is not None:
-        return Ranks(*group, is_torch=comparing > 1)
+        return RankShare(*group, is_torch=comparing > 1)
     # Before Slurm: Open MPI may start its daemons by srun, one per node, and Slurm's variables then describe these.
-    return Ranks(
+    return RankShare(
         *(
             _of_environment("RANK", "WORLD_SIZE")
             or _of_environment("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -142,15 +129,6 @@ def _comparing() -> int:
     return dist.get_world_size() if _get_default_store() is not None else 0  # the MPI backend has none
 
 
-def _given(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if rank is None or world_size is None:
-        raise check.lacking(f"rank={rank!r}, world_size={world_size!r}: each of them", "the other: give both or none")
-    number, world = check.whole("rank", rank), check.whole("world_size", world_size, 1)
-    if number >= world:
-        raise check.invalid("rank", number, f"less than world_size={world}")
-    return number, world
-
-
 def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
     """Return (data rank, number of data ranks, the mesh's ranks in the process group)."""
     sizes = list(mesh.mesh.shape)
@@ -159,7 +137,7 @@ def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, i
     members = tuple(sorted(mesh.mesh.flatten().tolist()))
     if place is None:
         raise OptionError(
-            f"this process is not among ranks {_listed(members)} of the device_mesh: give the mesh it is in, or {_GIVE}"
+            f"this process is not among ranks {_listed(members)} of the mesh: give the mesh it is in, or {_GIVE}"
         )
     rank, world = 0, 1
     for at, size, is_data in zip(place, sizes, are_data, strict=True):
@@ -172,7 +150,7 @@ def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence
     if not names:
         if data_dims is not None or len(sizes) > 1:
             raise OptionError(
-                f"the dimensions of the device_mesh, {sizes}, have no names by which data_dims= could select "
+                f"the dimensions of the mesh, {sizes}, have no names by which hr.Ranks(dims=…) could select "
                 f"those that are data parallel: make it with mesh_dim_names=, or {_GIVE}"
             )
         return [True]
@@ -181,13 +159,13 @@ def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence
         unknown = [name for name in names if shape[name] > 1 and name not in DATA_DIMS | REPLICA_DIMS]
         if unknown:
             raise OptionError(
-                f"do samples differ along {unknown} of the device_mesh {shape}? Name all dimensions along which they "
-                'do by data_dims=, as in data_dims=("dp_replicate", "dp_shard")'
+                f"do samples differ along {unknown} of the mesh {shape}? Name all dimensions along which they "
+                'do by dims=, as in hr.Ranks(mesh=mesh, dims=("dp_replicate", "dp_shard"))'
             )
         return [name in DATA_DIMS for name in names]
     wanted = {data_dims} if isinstance(data_dims, str) else set(data_dims)
     for name in sorted(wanted):
-        check.one_of("data_dims", name, names, f", the dimensions of the device_mesh {shape}")
+        check.one_of("Ranks: dims", name, names, f", the dimensions of the mesh {shape}")
     return [name in wanted for name in names]
 
 
@@ -295,7 +273,7 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
         absent = _listed([keys[key] for key in _absent(store, list(keys))])
         return (
             f"OptionError: {what} is compared among {len(members)} ranks, and these have not come to iterate within "
-            f'{timeout_s:g} s: {absent}; give ranks="local" to loaders that not all ranks iterate over'
+            f"{timeout_s:g} s: {absent}; give ranks=hr.Ranks(compare=False) to loaders that not all ranks iterate over"
         )
     answers = store.multi_get(list(keys)) if store.has_extended_api() else [store.get(key) for key in keys]
     digests, parts = defaultdict(list), defaultdict(list)
@@ -306,12 +284,12 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
     worlds = {world for _, world in parts}
     if len(worlds) > 1 or {rank for rank, _ in parts} != set(range(*worlds)):
         seen = _few([f"part {rank} of {world} by {_listed(parts[rank, world])}" for rank, world in sorted(parts)])
-        return f"OptionError: ranks do not read a whole: {seen}; give all the same device_mesh=, or {_GIVE}"
+        return f"OptionError: ranks do not read a whole: {seen}; give all the same mesh, or {_GIVE}"
     if len(digests) > 1:
         seen = _few([f"{digest:016x} on {_listed(digests[digest])}" for digest in digests])
         mend = (
             "give all the same data, seed, options and state, and have them iterate over their loaders in the same "
-            "order; ranks='local' is for loops that not all ranks run"
+            "order; hr.Ranks(compare=False) is for loops that not all ranks run"
         )
         return f"StateMismatchError: {what} is not the same on all ranks: {seen}; {mend}"
     return _AGREED

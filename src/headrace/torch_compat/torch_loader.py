@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from headrace.errors import OptionError
 
 if TYPE_CHECKING:
+    from headrace.options import Economic
     from headrace.workers.executor import Executor
 
 T_co = TypeVar("T_co", covariant=True)
@@ -23,9 +24,7 @@ class TorchLoader(DataLoader[T_co]):
     seed: int | None
     memory_budget: int | str
     workers: Literal["process", "thread"] | Executor
-    economic: bool
-    num_batch_workers: int | None
-    num_workers_batches: int | None
+    economic: bool | Economic
     snapshot_every_n_steps: int | None
     device: torch.device | str | int | None
 

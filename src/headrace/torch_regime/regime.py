@@ -50,7 +50,7 @@ class Torch:
             self._end.atexit = False
 
     def _economy_of(self, loader: TorchLoader[object]) -> Economy:
-        batch_workers = loader.num_batch_workers or loader.num_workers_batches
+        batch_workers = getattr(loader.economic, "num_batch_workers", None)
         check_benefit(loader.num_workers, batch_workers, loader.prefetch_factor, loader.batch_size)
         budget = budget_bytes(loader.memory_budget)
         self.options |= {"num_batch_workers": batch_workers or loader.prefetch_factor, "memory_budget": budget}

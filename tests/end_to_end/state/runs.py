@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.loops import saved
@@ -14,7 +14,7 @@ from end_to_end.state.sources import rows
 import headrace as hr
 
 EPOCHS = 2
-QUICK = hr.FetchOptions(attempts=1, backoff_s=0.0)
+QUICK = hr.Fetch(attempts=1, backoff_s=0.0)
 
 
 @dataclass
@@ -49,10 +49,9 @@ class Case:
     def loader(self, rng: random.Random, **more: Any) -> hr.DataLoader[Any]:
         settings = {
             "num_workers": rng.choice(self.workers),
-            "fetch_concurrency": rng.choice([1, 3, 64, "auto"]),
+            "fetch": replace(QUICK, concurrency=rng.choice([1, 3, 64, "auto"])),
             "prefetch_factor": rng.choice([None, 0, 1, 5]),
             "timeout": 30,
-            "fetch": QUICK,
         }
         return hr.DataLoader(self.data(), **{**settings, **self.options, **more})
 

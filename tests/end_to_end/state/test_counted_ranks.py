@@ -96,7 +96,10 @@ def test_ranks_refuse_an_epoch_that_may_end_sooner_on_one_of_them(written: Writt
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(written: Written, size: int) -> None:
-    assert sum(lengths(ran(2, lambda: counted(written, TAR, 60).take(10), global_batch_size=size)[0])) == 10
+    assert (
+        sum(lengths(ran(2, lambda: counted(written, TAR, 60).take(10), ranks=hr.Ranks(global_batch_size=size))[0]))
+        == 10
+    )
 
 
 @pytest.mark.slow
@@ -121,12 +124,12 @@ def test_ranks_skip_steps_and_only_merge_states_of_numbered_samples(written: Wri
 @pytest.mark.parametrize(("before", "size", "after"), [(10, 4, 3), (12, 5, 2), (6, 20, 1)])
 def test_ranks_make_as_many_steps_of_another_size(written: Written, before: int, size: int, after: int) -> None:
     data = lambda: counted(written, INDEXED, 63)
-    steps, states = ran(2, data, global_batch_size=before, most=3)
+    steps, states = ran(2, data, ranks=hr.Ranks(global_batch_size=before), most=3)
     got = lengths(steps)
-    steps, states = ran(after, data, merge_states(states), global_batch_size=size, most=2)
+    steps, states = ran(after, data, merge_states(states), ranks=hr.Ranks(global_batch_size=size), most=2)
     got += lengths(steps)
     assert got == [before] * 3 + [size] * 2
-    rest = lengths(ran(after, data, states, global_batch_size=size)[0])  # each from its own
+    rest = lengths(ran(after, data, states, ranks=hr.Ranks(global_batch_size=size))[0])  # each from its own
     assert sum(got) + sum(rest) == 63
     assert rest[:-2] == [size] * (len(rest) - 2)
 
@@ -162,7 +165,9 @@ def test_ranks_make_as_many_steps_after_a_short_batch_of_one(written: Written, f
         if rank:
             go_on.set()
         options: dict[str, Any] = {"num_workers": 3, "workers": "thread", "collate_fn": list if rank else late}
-        with hr.DataLoader(data(), batch_size=4, rank=rank, world_size=2, in_order=bool(rank), **options) as loader:
+        with hr.DataLoader(
+            data(), batch_size=4, ranks=hr.Ranks(rank=rank, world_size=2), in_order=bool(rank), **options
+        ) as loader:
             received.append(len(next(iter(loader))))
             states.append({**loader.state_dict()})
             go_on.set()
@@ -193,13 +198,22 @@ def test_state_of_an_ended_epoch_has_its_last_batch_size(written: Written, ranks
 def test_iterables_of_ranks_continue_in_the_next_epoch_with_another_batch_size(size: int) -> None:
     with ExitStack() as stack:
         endless = lambda: Counting(ranks_by="shard_info").epoch(samples=60)
-        ranks = [hr.DataLoader(endless(), global_batch_size=4, rank=r, world_size=2) for r in (0, 1)]
+        ranks = [
+            hr.DataLoader(
+                endless(),
+                ranks=hr.Ranks(global_batch_size=4, rank=r, world_size=2),
+            )
+            for r in (0, 1)
+        ]
         states = []
         for loader in map(stack.enter_context, ranks):
             assert sum(map(len, loader)) == 30
             states.append(loader.state_dict())
         for rank, state in enumerate(states):
-            again = hr.DataLoader(endless(), global_batch_size=size, rank=rank, world_size=2, ranks="local")
+            again = hr.DataLoader(
+                endless(),
+                ranks=hr.Ranks(global_batch_size=size, rank=rank, world_size=2, compare=False),
+            )
             stack.enter_context(again).load_state_dict(state)
             assert next(iter(again))[0] == 30
 
@@ -210,13 +224,13 @@ def test_ranks_agree_on_the_rest_when_each_has_read_another_number_of_samples(wr
         shards = sources.source(TAR, written)
         return (shards.shuffle("window", window=7) if shuffled else shards).map(Seen()).epoch(samples=40)
 
-    _, states = ran(2, data, global_batch_size=5, most=3)
+    _, states = ran(2, data, ranks=hr.Ranks(global_batch_size=5), most=3)
     assert states[0]["samples"] != states[1]["samples"]
     with ExitStack() as stack:
-        ranks = world(stack, 2, data, states, global_batch_size=5)
+        ranks = world(stack, 2, data, states, ranks=hr.Ranks(global_batch_size=5))
         plans = [loader._behind._next.plan() for loader in ranks.loaders]  # type: ignore[union-attr]
         assert plans[0].digest() == plans[1].digest()
-        fresh = world(stack, 2, data, global_batch_size=5).loaders[1]._behind._next.plan()  # type: ignore[union-attr]
+        fresh = world(stack, 2, data, ranks=hr.Ranks(global_batch_size=5)).loaders[1]._behind._next.plan()  # type: ignore[union-attr]
         assert fresh.digest() != plans[0].digest()
         assert sum(lengths(ranks.run())) == 25
 
@@ -228,47 +242,48 @@ def test_each_sample_is_emitted_once_when_ranks_with_uneven_tails_resume(written
             return filtered(written)
         return sources.source(TAR if kind == TAR else INDEXED, written).map(Seen())
 
-    def rest(states: Any, size: int, **options: Any) -> Counter[Any]:
+    def rest(states: Any, size: int, global_batch_size: int | None = None, **options: Any) -> Counter[Any]:
+        uneven = hr.Ranks(last_batch="uneven", global_batch_size=global_batch_size)
         with ExitStack() as stack:
-            loaders = world(stack, size, data, states, tail="uneven", **options).loaders
+            loaders = world(stack, size, data, states, ranks=uneven, **options).loaders
             return Counter(sample for loader in loaders for batch in loader for sample in sources.rows(batch))
 
-    steps, states = ran(3, data, batch_size=4, tail="uneven", most=1)
+    steps, states = ran(3, data, batch_size=4, ranks=hr.Ranks(last_batch="uneven"), most=1)
     got = samples(steps)
     expected = rest(None, 1, batch_size=8)
     assert max(expected.values()) == 1
     assert got + rest(states, 3, batch_size=4) == expected
     if kind != TAR:
-        assert got + rest(merge_states(states), 2, global_batch_size=6) == expected
+        assert got + rest(merge_states(states), 2, 6) == expected
     with pytest.raises(hr.StateMismatchError):
-        ran(2, data, states[1], batch_size=4, tail="uneven")
+        ran(2, data, states[1], batch_size=4, ranks=hr.Ranks(last_batch="uneven"))
 
 
 def test_ranks_are_named_when_only_some_have_ended_an_uneven_epoch(places: Places) -> None:
     written = places.write([22])
     data = lambda: sources.source(MAP, written).map(Seen())
     with ExitStack() as stack:
-        ranks = world(stack, 3, data, batch_size=7, tail="uneven")
+        ranks = world(stack, 3, data, batch_size=7, ranks=hr.Ranks(last_batch="uneven"))
         iterators = [iter(loader) for loader in ranks.loaders]
         batches = [[next(iterator, None) for iterator in iterators] for _ in range(2)]
         assert [batch is None for batch in batches[1]] == [True, True, False]
         states = ranks.states()
-        expected = r"epoch 0 the ranks \[0, 1\] have received all, and the ranks \[2\] have not: with tail='uneven'"
+        expected = r"epoch 0 the ranks \[0, 1\] have received all, and the ranks \[2\] have not: with hr"
         with pytest.raises(hr.StateMismatchError, match=expected) as caught:
             merge_states(states)
         assert caught.value.field == "epoch"
         assert [next(iterator, None) for iterator in iterators] == [None] * 3
         merge_states(ranks.states())
     with ExitStack() as stack:
-        loaders = world(stack, 3, data, states, batch_size=7, tail="uneven").loaders
+        loaders = world(stack, 3, data, states, batch_size=7, ranks=hr.Ranks(last_batch="uneven")).loaders
         assert [len(list(loader)) for loader in loaders] == [1, 1, 0]
 
 
 def test_state_of_uneven_last_steps_is_refused_with_another_tail(places: Places) -> None:
     written = places.write([22])
     data = lambda: sources.source(MAP, written).map(Seen())
-    _, states = ran(3, data, batch_size=7, tail="uneven", most=1)
-    with pytest.raises(hr.StateMismatchError, match="tail='uneven'"):
+    _, states = ran(3, data, batch_size=7, ranks=hr.Ranks(last_batch="uneven"), most=1)
+    with pytest.raises(hr.StateMismatchError, match="last_batch='uneven'"):
         ran(3, data, states, batch_size=7, in_order=False)
 
 
@@ -292,10 +307,10 @@ def test_one_rank_resumes_when_several_have_made_an_index(unindexed: Written, sh
 
     def epochs(world_size: int, count: int, state: Any = None) -> list[Any]:
         with ExitStack() as stack:
-            ranks = world(stack, world_size, data, state, global_batch_size=6)
+            ranks = world(stack, world_size, data, state, ranks=hr.Ranks(global_batch_size=6))
             return [batch for _ in range(count) for batch in whole(ranks.run())]
 
-    steps, states = ran(3, data, global_batch_size=6, most=4)
+    steps, states = ran(3, data, ranks=hr.Ranks(global_batch_size=6), most=4)
     got = whole(steps) + epochs(1, 2, states[1])
     assert got == epochs(3, 2)
     assert sorted(number for batch in got for _, number, *_ in batch) == sorted([*range(sum(COUNTS))] * 2)
@@ -313,8 +328,8 @@ def test_several_ranks_refuse_a_state_of_one_that_has_read_without_an_index(unin
         loader.set_epoch(1)
         assert len(next(iter(loader))["n"]) == 6
     indexed = lambda: hr.stream(unindexed.urls[TAR], index="build").shuffle().map(Seen())
-    got, (state,) = ran(1, indexed, global_batch_size=6, most=2)
-    got += ran(2, indexed, state, global_batch_size=6)[0]
+    got, (state,) = ran(1, indexed, ranks=hr.Ranks(global_batch_size=6), most=2)
+    got += ran(2, indexed, state, ranks=hr.Ranks(global_batch_size=6))[0]
     assert set(samples(got).values()) == {1}
     assert sum(samples(got).values()) == sum(COUNTS)
 
@@ -322,7 +337,7 @@ def test_several_ranks_refuse_a_state_of_one_that_has_read_without_an_index(unin
 def test_state_of_other_data_is_refused_and_makes_no_index(unindexed: Written, places: Places) -> None:
     other = places.write([5, 5])
     with ExitStack() as stack:
-        state = world(stack, 2, lambda: sources.source(TAR, unindexed), global_batch_size=6).states()[0]
+        state = world(stack, 2, lambda: sources.source(TAR, unindexed), ranks=hr.Ranks(global_batch_size=6)).states()[0]
         alone = world(stack, 1, lambda: sources.source(TAR, other), batch_size=6).loaders[0]
         with pytest.raises(hr.StateMismatchError, match="the data are others"):
             alone.load_state_dict(state)

@@ -40,8 +40,8 @@ def run(number: int, places: Places) -> int:
     kind = rng.choice([INDEXED, INDEXED, KEYS, MAP])
     order = rng.choice([name for name in ORDERS if kind == INDEXED or name in ("in order", "shuffled", "twice")])
     tail, size = rng.choice(["short", "drop", "pad", "carry"]), rng.choice([8, 12, 24])
-    told = f"elastic {number}: {kind} {written.counts} {order}, tail={tail}, global batches of {size}"
-    options: dict[str, Any] = {"global_batch_size": size, "tail": tail, "num_workers": 0}
+    told = f"elastic {number}: {kind} {written.counts} {order}, last_batch={tail}, global batches of {size}"
+    options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=size, last_batch=tail), "num_workers": 0}
     return elastic_run(told, rng, lambda: made(kind, written, order), 8, **options)
 
 
@@ -74,7 +74,7 @@ def test_each_sample_is_emitted_once_when_the_batch_size_changes(places: Places)
     got, state = list[Rows](), None
     for count, size, most in ((3, 12, 2), (2, 10, 3), (1, 7, 2), (5, 20, None)):
         steps, (state, *_) = ran(
-            count, lambda: made(INDEXED, written, "window 40"), state, global_batch_size=size, most=most
+            count, lambda: made(INDEXED, written, "window 40"), state, ranks=hr.Ranks(global_batch_size=size), most=most
         )
         got += whole(steps)
     assert sorted(sample[1] for batch in got for sample in batch) == list(range(108))
@@ -108,12 +108,15 @@ def test_ranks_resume_from_their_own_states_when_batches_come_in_any_order(place
 def test_merged_states_resume_on_any_ranks(places: Places, before: int, after: int, in_order: bool) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
-    expected = samples(ran(1, data, global_batch_size=12)[0])
-    steps, states = ran(before, data, global_batch_size=12, in_order=False, most=4)
+    expected = samples(ran(1, data, ranks=hr.Ranks(global_batch_size=12))[0])
+    steps, states = ran(before, data, ranks=hr.Ranks(global_batch_size=12), in_order=False, most=4)
     got = samples(steps)
     random.Random(4).shuffle(states)
     merged = json.loads(json.dumps(merge_states(states)))
-    steps, states = ran(after, data, merged, global_batch_size=12, in_order=in_order, most=2)
+    steps, states = ran(after, data, merged, ranks=hr.Ranks(global_batch_size=12), in_order=in_order, most=2)
     got += samples(steps)
     assert not any("since" in state for state in states)
-    assert got + samples(ran(1, data, merge_states(states), global_batch_size=5, in_order=in_order)[0]) == expected
+    assert (
+        got + samples(ran(1, data, merge_states(states), ranks=hr.Ranks(global_batch_size=5), in_order=in_order)[0])
+        == expected
+    )

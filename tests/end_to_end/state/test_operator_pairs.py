@@ -270,19 +270,22 @@ SKIPPED: dict[str, tuple[Callable[[Any], Any], list[Any], int]] = {
 def test_failed_samples_of_inputs_are_skipped_in_their_places(combined: str, workers: int) -> None:
     make, expected, skipped = SKIPPED[combined]
     data = make(hr.from_map(NUMBERS).map(fails).filter(odd))
-    options: dict[str, Any] = {"batch_size": None, "on_error": "skip", "num_workers": workers}
+    options: dict[str, Any] = {"batch_size": None, "errors": hr.Skip(), "num_workers": workers}
     assert resumed_anywhere(lambda: hr.DataLoader(data, **options), plain, most=2) == [expected]
     with hr.DataLoader(data, **options) as loader:
         assert len(list(loader)) == len(expected)
         assert loader.stats().skipped == skipped
-    with hr.DataLoader(data, **options, max_skips=1) as loader, pytest.raises(ValueError, match="failed") as caught:
+    with (
+        hr.DataLoader(data, **options, errors=hr.Skip(max_in_epoch=1, max_in_row=None)) as loader,
+        pytest.raises(ValueError, match="failed") as caught,
+    ):
         list(loader)
     assert any("1 samples of this epoch were skipped before it" in note for note in caught.value.__notes__)
 
 
 def test_error_of_a_batch_of_an_input_is_raised_as_its_other_samples_would_be_skipped_too() -> None:
     data = hr.from_map(NUMBERS).map(fails).batch(2).repeat(2)
-    with hr.DataLoader(data, on_error="skip") as loader, pytest.raises(ValueError, match="sample 5 failed"):
+    with hr.DataLoader(data, errors=hr.Skip()) as loader, pytest.raises(ValueError, match="sample 5 failed"):
         list(loader)
 
 

@@ -21,9 +21,10 @@ from end_to_end.state.sources import Seen
 def main(settings, urls, index):
     dist.init_process_group("gloo")
 
-    def loader_of(**options):
+    def loader_of(concurrency="auto", **options):
         data = hr.stream(urls, index=index).shuffle("window", window=40).map(Seen(with_torch=True))
-        return hr.DataLoader(data, global_batch_size=12, fetch=hr.FetchOptions(range_bytes=4096), timeout=50, **options)
+        fetch, ranks = hr.Fetch(range_bytes=4096, concurrency=concurrency), hr.Ranks(global_batch_size=12)
+        return hr.DataLoader(data, ranks=ranks, fetch=fetch, timeout=50, **options)
 
     def digests(batch, with_torch):  # without workers, torch's own random numbers are the trainer's
         columns = [batch[name].numpy() for name in sorted(batch) if with_torch or name != "torch"]
@@ -31,7 +32,7 @@ def main(settings, urls, index):
 
     found = {}
     for workers, concurrency in settings:
-        with loader_of(num_workers=workers, fetch_concurrency=concurrency) as loader:
+        with loader_of(concurrency, num_workers=workers) as loader:
             found[f"{workers} {concurrency}"] = [[digests(batch, workers > 0) for batch in loader] for _ in range(2)]
     if dist.get_world_size() > 1:
         with loader_of(seed=int(dist.get_rank() == 1)) as loader:

@@ -202,11 +202,11 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float) -
         bad = frozenset(n for n in range(sum(counts)) if rng.random() < 0.1) if rng.random() < 0.4 else frozenset()
         options: dict[str, Any] = {"in_order": rng.random() < 0.7, "seed": rng.choice([None, 5])}
         if rng.random() < 0.3:
-            options["tail"] = rng.choice(["drop", "pad", "carry"])
+            options["ranks"] = hr.Ranks(last_batch=rng.choice(["drop", "pad", "carry"]))
         if bad:
-            options |= rng.choice([{"on_error": "skip", "max_skips": None}, {"on_error": "raise"}])
+            options |= rng.choice([{"errors": hr.Skip(max_in_row=None)}, {"errors": None}])
         size = rng.choice([1, 2, 4, 7])
-        is_grouped = options.get("tail") in (None, "drop") and rng.random() < 0.2
+        is_grouped = options.get("ranks", hr.Ranks()).last_batch in (None, "drop") and rng.random() < 0.2
         if not sum(counts):
             continue
         written = places.write(counts, bad)
@@ -239,11 +239,11 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float) -
                 is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8 and several is None,
             )
             which, operators = f"{which}, {many}", [*operators, gives_many]
-        is_timed = options.get("on_error") != "raise" and of_time.random() < timed
+        is_timed = options.get("errors", True) is not None and of_time.random() < timed
         knows_lengths = kind == sources.SEPARATE  # and would pack by those
         if is_timed:
             wait_s = of_time.choice([1e-5, 1e-3, 60])
-            options, is_grouped = {**options, "in_order": True, "tail": None}, False
+            options, is_grouped = {**options, "in_order": True, "ranks": hr.Ranks(last_batch=None)}, False
             which = f"{which}, in time {wait_s}"
             operators = [*operators, partial(_timed, size, wait_s)]
         elif (
@@ -264,14 +264,16 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float) -
             options["batch_size"] = size
         told = f"case {number}: {inputs or kind} {counts}, {how}, {what}, {which}; {options}, "
         told += f"grouped={is_grouped}, bad={set(bad)}"
-        errors = frozenset({"ValueError", "ChecksumError"} if options.get("on_error") == "raise" else ())
+        errors = frozenset({"ValueError", "ChecksumError"} if options.get("errors", True) is None else ())
         case = Case(told, partial(_made, made, operators), options, keeps_random, workers, errors, is_timed)
         try:
             data = case.data()
         except hr.OptionError:
             continue  # these do not go together
         pipeline = (data if isinstance(data, hr.Stream) else hr.Stream(data)).pipeline()
-        if options.get("tail") in ("pad", "carry") and not (pipeline.keeps_count and pipeline.has_numbers):
+        if options.get("ranks", hr.Ranks()).last_batch in ("pad", "carry") and not (
+            pipeline.keeps_count and pipeline.has_numbers
+        ):
             continue  # it is not known where the epoch ends
         if pipeline.gives_many is not None and not options["in_order"]:
             continue  # refused, as a slice after a filter is

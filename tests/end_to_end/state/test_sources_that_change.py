@@ -98,7 +98,7 @@ def test_data_set_with_a_state_resumes_after_any_batch(which: str, options: dict
 
 
 def test_padding_has_the_positions_and_random_numbers_of_the_begin_also_after_a_resume() -> None:
-    options: dict[str, Any] = {"batch_size": 4, "tail": "pad", "fetch": QUICK}
+    options: dict[str, Any] = {"batch_size": 4, "ranks": hr.Ranks(last_batch="pad"), "fetch": QUICK}
     data = sources.Keyed(Written([10])).shuffle().map(Seen())
     for whole in resumed_anywhere(lambda: hr.DataLoader(data, **options), rows, epochs=2):
         samples = flat(whole)
@@ -125,7 +125,7 @@ class Shards:
 
     def loader(self, seed: int, window: int = 40, **options: Any) -> hr.DataLoader[Any]:
         data = hr.stream(self.urls, index=None).shuffle(window=window).map(number_of)
-        options = {"batch_size": 4, "on_error": "skip", **options}
+        options = {"batch_size": 4, "errors": hr.Skip(), **options}
         return hr.DataLoader(data, seed=seed, timeout=30, fetch=QUICK, **options)
 
 
@@ -178,7 +178,7 @@ def test_state_out_of_order_is_refused_or_exact_after_a_shard_changed(
 ) -> None:
     shards, before, after = Shards(tmp_path), *is_cut_off
     data = hr.stream(shards.urls, index=None)
-    options: dict[str, Any] = {"batch_size": 4, "on_error": "skip", "in_order": False, "timeout": 30, "fetch": QUICK}
+    options: dict[str, Any] = {"batch_size": 4, "errors": hr.Skip(), "in_order": False, "timeout": 30, "fetch": QUICK}
     shards.cut_off(before)
     hold, received, states = Held(held), list[int](), list[tuple[list[int], State]]()
     with hr.DataLoader(data.map(hold), num_workers=2, workers="thread", prefetch_factor=4, **options) as loader:
@@ -219,7 +219,7 @@ def test_state_of_a_window_is_refused_when_its_shard_is_truncated_before_the_use
         rest_of(shards.loader(0, 7, batch_size=1), state)
     assert caught.value.field == "mark"
     with pytest.raises(hr.errors.FormatError, match="is truncated"):
-        rest_of(shards.loader(0, 7, batch_size=1, on_error="raise"), state)
+        rest_of(shards.loader(0, 7, batch_size=1, errors=None), state)
     shards.cut_off(False, shard)
     assert len(rest_of(shards.loader(0, 7, batch_size=1), state)) == 90 - 18
 
@@ -231,7 +231,7 @@ def test_truncation_before_the_used_samples_of_a_shard_is_an_error(tmp_path: Pat
     shard, had, state = stopped_in_a_shard(shards, batches, window)
     shards.cut_off(True, shard)
     with pytest.raises(hr.errors.FormatError, match="is truncated"):
-        rest_of(shards.loader(0, window, batch_size=1, on_error="raise"), state)
+        rest_of(shards.loader(0, window, batch_size=1, errors=None), state)
     loader = shards.loader(0, window, batch_size=1)
     others = {number for number in range(90) if number // 30 != shard}
     assert set(flat(lists(rest_of(loader, state)))) == others

@@ -283,7 +283,7 @@ def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() 
     chance, states = random.Random(3), []
     for rank in range(8):
         data = Numbers(10**7).shuffle()
-        with hr.DataLoader(data, batch_size=512, rank=rank, world_size=8, in_order=False) as loader:
+        with hr.DataLoader(data, batch_size=512, ranks=hr.Ranks(rank=rank, world_size=8), in_order=False) as loader:
             loader.peek()
             plan = loader._behind._next.plan()  # type: ignore[union-attr]
             gaps = [(512 * k, 512 * (k + 1)) for k in range(400, 464) if chance.random() < 0.5]
@@ -357,7 +357,13 @@ def test_peek_does_not_consume_the_end_of_an_epoch() -> None:
 
 def test_global_batch_of_a_state_is_forgotten_when_another_state_is_loaded() -> None:
     states = [
-        state_after(numbers_in(batch_size=size, rank=0, world_size=world, ranks="local"), 1)
+        state_after(
+            numbers_in(
+                batch_size=size,
+                ranks=hr.Ranks(rank=0, world_size=world, compare=False),
+            ),
+            1,
+        )
         for size, world in ((4, 2), (2, 1))
     ]
     with numbers_in() as loader:
@@ -413,7 +419,8 @@ def test_epoch_repeats_a_filtered_bounded_part_of_an_endless_mixture() -> None:
     data = hr.mix({"a": Numbers(30), "b": Numbers(50)}, weights={"a": 1, "b": 2}, until="forever")
     for rank in range(2):
         with numbers_in(
-            data.take(60).filter(is_odd).epoch(samples=70), rank=rank, world_size=2, ranks="local"
+            data.take(60).filter(is_odd).epoch(samples=70),
+            ranks=hr.Ranks(rank=rank, world_size=2, compare=False),
         ) as loader:
             assert sum(map(len, loader)) == 35
 

@@ -100,7 +100,8 @@ def test_order_operator_combines_with_others() -> None:
     assert delivered(data) == [4, 7, 5, 4, 7, 5]
     assert len(data) == 6
     assert repr(data).endswith(".slice(4, 9, 1).in_turn(2).take(3).repeat(2).map(float)")
-    assert sorted(n for rank in (0, 1) for n in delivered(data, rank=rank, world_size=2)) == [4, 4, 5, 5, 7, 7]
+    ranks = [hr.Ranks(rank=rank, world_size=2) for rank in (0, 1)]
+    assert sorted(n for one in ranks for n in delivered(data, ranks=one)) == [4, 4, 5, 5, 7, 7]
 
 
 def test_order_operator_draws_another_order_in_each_pass_and_epoch() -> None:

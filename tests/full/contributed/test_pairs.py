@@ -73,5 +73,5 @@ def test_shuffled_pairs_resume_from_every_state(workers: int) -> None:
 
 
 def test_ranks_share_pairs() -> None:
-    parts = [given(pairs().shuffle(), rank=rank, world_size=2) for rank in range(2)]
+    parts = [given(pairs().shuffle(), ranks=hr.Ranks(rank=rank, world_size=2)) for rank in range(2)]
     assert sorted(pair[0] for part in parts for batch in part for pair in batch) == list(range(20))

@@ -64,7 +64,7 @@ def texts(loader: Any) -> list[str]:
 @pytest.mark.parametrize("collate", [None, list])
 def test_loader_gives_the_same_batches_with_workers_that_copy(collate: Any) -> None:
     data = Made(numbered, 120).shuffle().map(labelled).filter(kept)
-    options: dict[str, Any] = {"batch_size": 8, "on_error": "skip", "seed": 3, "collate_fn": collate}
+    options: dict[str, Any] = {"batch_size": 8, "errors": hr.Skip(), "seed": 3, "collate_fn": collate}
     with hr.DataLoader(data, num_workers=0, **options) as loader:
         wanted = [texts(loader), texts(loader)]
     with hr.DataLoader(data, num_workers=2, workers=PipeExecutor(), **options) as loader:

@@ -80,7 +80,7 @@ def test_damage_in_a_block_is_that_of_its_rows_alone() -> None:
     data[second + 9] ^= 1
     memory.put("memory://rowg/damaged.rowg", bytes(data))
     stream = hr.stream("memory://rowg/damaged.rowg")
-    samples = given(stream, batch_size=None, on_error="skip", num_workers=1, collate_fn=None)
+    samples = given(stream, batch_size=None, errors=hr.Skip(), num_workers=1, collate_fn=None)
     assert [int(sample["n"]) for sample in samples] == [*range(10), *range(20, 30)]
     with pytest.raises(hr.DecodeError, match=r"sample '10' of memory://rowg/damaged.rowg.*checksum"):
         list(stream)

@@ -116,7 +116,11 @@ def test_validation_loader_is_ours_when_the_trainer_validates(regime: str) -> No
 
 @BOTH
 def test_loader_made_anew_keeps_our_options_when_overfitting(regime: str) -> None:
-    ours = {"seed": 5, "fetch_concurrency": 3, "memory_budget": "64MiB"} if regime == "headrace" else {"economic": True}
+    ours = (
+        {"seed": 5, "fetch": hr.Fetch(concurrency=3), "memory_budget": "64MiB"}
+        if regime == "headrace"
+        else {"economic": True}
+    )
     loader = hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=1, **ours)  # type: ignore[arg-type]
     model, runner = Model(), trainer(overfit_batches=2)
     runner.fit(model, loader)

@@ -33,12 +33,12 @@ def main(count, dispatches):
             next(iter(prepare(accelerator, loader)))
     except hr.OptionError as error:
         seen["refused"] = str(error)
-    with hr.DataLoader(Keys(count), batch_size=4, tail="short") as loader:
+    with hr.DataLoader(Keys(count), batch_size=4, ranks=hr.Ranks(last_batch="short")) as loader:
         for batch in prepare(accelerator, loader):
             seen["short"].append(batch.tolist())
             gathered = accelerator.gather_for_metrics([batch.tolist()], use_gather_object=True)
             seen["objects"] += itertools.chain(*gathered)
-    with hr.DataLoader(Keys(count), batch_size=4, tail="drop") as loader:
+    with hr.DataLoader(Keys(count), batch_size=4, ranks=hr.Ranks(last_batch="drop")) as loader:
         for batch in prepare(accelerator, loader):
             seen["drop"] += accelerator.gather_for_metrics(batch).tolist()
     with hr.DataLoader(TensorDataset(torch.arange(count)), batch_size=4) as loader:
@@ -95,7 +95,7 @@ def test_accelerate_gathers_each_sample_once_when_the_last_step_is_short(
     assert sorted(flat(flat(rank["short"]) for rank in seen)) == list(range(count))
     assert len({len(rank["short"]) for rank in seen}) == 1
     for rank in seen:
-        assert "tail='drop'" in rank["refused"]
+        assert "last_batch='drop'" in rank["refused"]
         assert sorted(rank["objects"]) == list(range(count))
         assert sorted(rank["drop"]) == list(range(count - count % (4 * world)))
         assert rank["torch"] == list(range(count)), "as Accelerate was configured"

@@ -25,7 +25,8 @@ class Loader(BaseDataLoader):
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
         data = data_of(config.regime)
-        options = {"rank": dp_rank, "world_size": dp_world_size, "ranks": "local"} if dp_world_size > 1 else {}
+        ranks = hr.Ranks(rank=dp_rank, world_size=dp_world_size, compare=False)
+        options = {"ranks": ranks} if dp_world_size > 1 else {}
         if config.is_filtered:
             data = data.filter(always).epoch(samples=COUNT)
         self.batches: Any = hr.DataLoader(data, batch_size=local_batch_size, num_workers=config.num_workers, **options)

@@ -94,7 +94,7 @@ class Cell:
     def ranks(self) -> None:
         data = self.data(self.kind.index).shuffle(seed=2)
         for world in (2, 3):
-            ranks = [self.seen(data, rank=rank, world_size=world) for rank in range(world)]
+            ranks = [self.seen(data, ranks=hr.Ranks(rank=rank, world_size=world)) for rank in range(world)]
             assert len(set(map(len, ranks))) == 1, "as many steps on all"
             assert sorted(number for batches in ranks for batch in batches for number in batch) == ALL
 

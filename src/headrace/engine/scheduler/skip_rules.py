@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.delivery.messages import RaisedError
 from headrace.errors import OptionError, StageError, printable
-from headrace.options import SkipPolicy
+from headrace.options import Skip
 from headrace.workers.failures import ErrorPacker, Origin, PackedError, Scope
 
 _LOGGED = 10  # samples per epoch
@@ -37,7 +37,7 @@ class Skips:
 
     def __init__(
         self,
-        policy: SkipPolicy,
+        policy: Skip,
         epoch: int,
         meters: SkipMeters,
         unpack: Callable[[PackedError], BaseException],
@@ -110,12 +110,14 @@ class Skips:
         if isinstance(error, OptionError):  # such as an invalid address: not the fault of a sample
             return RaisedError(packed)
         is_known = hash(packed.blob) in self._known  # one read failed for several samples
-        for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
+        for made, most in (
+            () if is_known else ((self._in_all, policy.max_in_epoch), (self._in_a_row, policy.max_in_row))
+        ):
             if most is not None and made >= most:
                 return RaisedError(packed, self._describe())
-        if policy.decide is not None:
+        if policy.when is not None:
             try:
-                answer = policy.decide(error)
+                answer = policy.when(error)
                 is_left_out = isinstance(answer, bool | np.bool_) and bool(answer)
             except BaseException as own:  # no exception may end the loop
                 return RaisedError(self._pack(own))
@@ -134,7 +136,7 @@ class Skips:
         row = f", {self._in_a_row} of them right before it" if self._in_a_row else ""
         return (
             f"{self._in_all} samples of this epoch were skipped before it{row}: "
-            f"max_skips={(policy.in_all, policy.in_a_row)} (in all, in a row)"
+            f"hr.Skip(max_in_epoch={policy.max_in_epoch}, max_in_row={policy.max_in_row})"
         )
 
     def _count(self, position: int, error: BaseException, origin: Origin, *, is_known: bool) -> None:

@@ -13,7 +13,7 @@ from headrace.fetch.policy.limits import Semaphore
 from headrace.fetch.policy.range_request import DeadlineTimer, RangeRequest
 from headrace.fetch.policy.retry import RetryPolicy
 from headrace.fetch.stores.addresses import host_of, is_local, panic_in
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Store
 
 _MANY_HOSTS = 512
@@ -33,7 +33,7 @@ class Attempts:
 
     def __init__(
         self,
-        options: FetchOptions,
+        options: Fetch,
         concurrency: int,
         meter: Meter,
         clock: Callable[[], float],

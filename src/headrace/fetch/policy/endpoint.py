@@ -12,7 +12,7 @@ from headrace.fetch.policy.limits import ConcurrencyLimit, Semaphore
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.policy.retry import RetryBudget
 from headrace.fetch.stores.addresses import panic_in
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer, Store
 
 ReadFailure = StorageError | OSError
@@ -34,7 +34,7 @@ class Endpoint:
         self,
         everyone: Semaphore,
         bound: int,
-        options: FetchOptions,
+        options: Fetch,
         meter: Meter,
         clock: Callable[[], float],
         *,

@@ -13,7 +13,7 @@ from headrace._util.context import Charges
 from headrace._util.reads import ReportedVersion, Span
 from headrace.errors import BadResponseError, ObjectChangedError, ShortReadError, StorageError
 from headrace.fetch.meter import Meter
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer, Buffer, Fills
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Watched:
         body = self.body
         return self.position if body is None else self.position + body.received + getattr(body, "skipped", 0)
 
-    def time_s(self, options: FetchOptions) -> float:
+    def time_s(self, options: Fetch) -> float:
         raise NotImplementedError
 
     def interrupt(self, why: str) -> None:
@@ -79,7 +79,7 @@ class Watched:
         why, self.stopped_by = self.stopped_by, None
         return why if why is not None and self._task.uncancel() <= self._cancelling else None
 
-    def judge(self, now: float, options: FetchOptions) -> str | None:
+    def judge(self, now: float, options: Fetch) -> str | None:
         reached = self.reached
         waits_for = self.waits_for
         if waits_for is not None:
@@ -105,7 +105,7 @@ class Watched:
 
 
 class DeadlineTimer:
-    def __init__(self, options: FetchOptions, clock: Callable[[], float]) -> None:
+    def __init__(self, options: Fetch, clock: Callable[[], float]) -> None:
         self._options, self._clock = options, clock
         self._watched: dict[Watched, None] = {}
         self._hosts: dict[Endpoint, None] = {}
@@ -233,7 +233,7 @@ class RangeRequest(Watched):
         # RFC 9110 §13.1.1: a weak validator never matches; the answer's ETag is compared in `accept` all the same.
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
-    def time_s(self, options: FetchOptions) -> float:
+    def time_s(self, options: Fetch) -> float:
         """Time limit in seconds. A read longer than `range_bytes` gets proportionally more."""
         wanted = (self.reached if self.asked_stop is None else self.asked_stop) - (self.start or 0)
         skipped = self.skipped + getattr(self.body, "skipped", 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.errors import AccessDeniedError, BadResponseError, ObjectChangedError, ObjectMissingError, StorageError
 from headrace.fetch.policy.limits import WaitingLine
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 _FINAL = (ObjectMissingError, AccessDeniedError, ObjectChangedError)
 _PASSING_STATUS = (408, 425, 429)
@@ -31,7 +31,7 @@ class RetryPolicy:
     backoff_cap_s: float
 
     @classmethod
-    def of(cls, options: FetchOptions) -> RetryPolicy:
+    def of(cls, options: Fetch) -> RetryPolicy:
         return cls(options.attempts, options.backoff_s, options.backoff_cap_s)
 
     def requests_for(self, error: BaseException) -> int:

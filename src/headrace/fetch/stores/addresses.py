@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from headrace._util import check
 from headrace.errors import OptionError, StorageError, masked
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Store
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Stores:
             `ssl_context` and `client_options`.
     """
 
-    def __init__(self, options: FetchOptions, storage_options: Mapping[str, Any] | None) -> None:
+    def __init__(self, options: Fetch, storage_options: Mapping[str, Any] | None) -> None:
         self._options = options
         self._storage_options = dict(storage_options or {})
         self._opened: dict[str, Store] = {}
@@ -231,7 +231,7 @@ class Stores:
         if scheme == "pipe":
             if not self._options.allow_pipe:
                 command = "pipe: addresses run a shell command, and that"
-                raise check.lacking(command, "fetch=FetchOptions(allow_pipe=True)")
+                raise check.lacking(command, "fetch=hr.Fetch(allow_pipe=True)")
             from headrace.fetch.stores.pipe import PipeStore
 
             return PipeStore()

@@ -35,7 +35,7 @@ from headrace.errors import (
 from headrace.fetch.stores.addresses import panic_in
 from headrace.fetch.stores.key_ranges import list_in_ranges, without_folders
 from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer, Buffer, Listed
 
 # Bodies up to this size come in one piece, longer ones in pieces of at least this size. A partial piece is lost when
@@ -63,7 +63,7 @@ _GOT_RANGE = re.compile(r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)")
 _SYSTEM_MESSAGE = re.compile(r'message: "([^"]{1,200})"')
 
 
-def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, Any], *, attempts: int = 1) -> Any:
+def open_remote(root: str, options: Fetch, storage_options: Mapping[str, Any], *, attempts: int = 1) -> Any:
     """Open obstore's store for `root`.
 
     The reader makes the attempts, so obstore makes none unless `attempts` is more than 1. Timeouts are the reader's.
@@ -129,7 +129,7 @@ def _is_clouds_own(root: str, config: Mapping[str, Any]) -> bool:
 
 
 async def list_remote(
-    root: str, options: FetchOptions, storage_options: Mapping[str, Any], prefix: str
+    root: str, options: Fetch, storage_options: Mapping[str, Any], prefix: str
 ) -> AsyncIterator[list[Listed]]:
     """List the objects of the bucket `root` in the folder `prefix`. obstore retries pages.
 
@@ -175,7 +175,7 @@ class RemoteStore:
         storage_options: obstore's settings for the kind of store, with `client_options` and `credential_provider`.
     """
 
-    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
+    def __init__(self, root: str, options: Fetch, storage_options: Mapping[str, object]) -> None:
         self._root, self._options, self._storage_options = root, options, storage_options
         self._store = open_remote(root, options, storage_options)
         self.gives_ends = root.startswith(_GIVE_ENDS)
@@ -266,7 +266,7 @@ class RemoteWebStore:
     that obstore would change, get their own store. The latest few are kept.
     """
 
-    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
+    def __init__(self, root: str, options: Fetch, storage_options: Mapping[str, object]) -> None:
         self._root = root
         self._open = partial(RemoteStore, options=options, storage_options=storage_options)
         self._plain = self._open(root)

@@ -17,7 +17,7 @@ from headrace.errors import AccessDeniedError, OptionError, StorageError, masked
 from headrace.fetch.stores.object_stores import list_remote, open_remote, translated
 from headrace.fetch.web.client import Web
 from headrace.fetch.web.http1 import target_of
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 from headrace.types import Answer, Listed
 
 _VALID = timedelta(hours=1)
@@ -40,7 +40,7 @@ class S3Store:
     def __init__(
         self,
         root: str,
-        options: FetchOptions,
+        options: Fetch,
         storage_options: Mapping[str, object],
         web: Web,
         *,
@@ -114,7 +114,7 @@ class _Signer:
     """Addresses of one bucket, signed by the credentials at the time of creation."""
 
     def __init__(
-        self, root: str, options: FetchOptions, storage_options: Mapping[str, object], clock: Callable[[], float]
+        self, root: str, options: Fetch, storage_options: Mapping[str, object], clock: Callable[[], float]
     ) -> None:
         self._clock = clock
         self._store = open_remote(root, options, storage_options)

@@ -14,12 +14,12 @@ import anyio.to_thread
 
 from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked_text
 from headrace.fetch.stores.addresses import CLOUD_SCHEMES, WEB_SCHEMES, for_obstore, panic_in, registered, split
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 _COPY_BYTES = 2**20
 _ATTEMPTS = 3
 # The timeouts are for answers, and an upload is answered when all has been sent.
-_PATIENT = FetchOptions(stall_timeout_s=600, first_byte_timeout_s=600)
+_PATIENT = Fetch(stall_timeout_s=600, first_byte_timeout_s=600)
 
 
 def check_writable(url: str) -> None:

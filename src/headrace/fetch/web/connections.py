@@ -20,7 +20,7 @@ from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutErro
 from headrace.fetch.threads import Threads
 from headrace.fetch.web.connection import Connection, EndedError, in_words
 from headrace.fetch.web.http1 import Head, WebOrigin
-from headrace.options import FetchOptions
+from headrace.options import Fetch
 
 _KEPT_S = 30.0
 _THREADS = 16  # image data sets may have one host per image
@@ -161,7 +161,7 @@ class Connections:
 
     def __init__(
         self,
-        options: FetchOptions,
+        options: Fetch,
         tls: ssl.SSLContext | None = None,
         *,
         is_public: Callable[[str], bool] = is_public,
@@ -258,7 +258,7 @@ class Connections:
         except OSError as error:
             reason = in_words(error)
             if error.errno in DESCRIPTORS_SHORT:
-                reason += "; raise the limit (`ulimit -n`), or lower fetch_concurrency"
+                reason += "; raise the limit (`ulimit -n`), or lower hr.Fetch(concurrency=)"
             raise StorageError(f"no connection: {reason}", url=name) from error
 
     async def _new(self, origin: WebOrigin, name: str, *, public_only: bool) -> Connection:

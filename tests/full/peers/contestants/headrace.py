@@ -26,8 +26,7 @@ class Shards(Contestant):
             batch_size=setting.batch_size,
             num_workers=setting.num_workers,
             seed=SEED,
-            rank=setting.rank,
-            world_size=setting.world,
+            ranks=hr.Ranks(rank=setting.rank, world_size=setting.world),
         )
         self.is_resumed = False
 
