@@ -145,7 +145,7 @@ def resumes(session: nox.Session) -> None:
     install(session, "tests", ".[test]")
     count = int(os.environ.get("HEADRACE_RESUMES", "9000"))
     options = ("--timeout=0", *session.posargs)
-    plans = tuple(f"tests/unit/{name}.py" for name in ("test_plan_resumes", "test_packed_rows"))
+    plans = tuple(f"tests/unit/{name}.py" for name in ("test_plan_steps", "test_packed_rows"))
     session.run("pytest", *options, *plans, env={"HEADRACE_RESUMES": str(count)})
     real = ("tests/end_to_end/state", "tests/end_to_end/test_pack_lanes.py", "tests/process/test_resume_after_kill.py")
     env = {"HEADRACE_RESUMES": str(max(1, count // 9)), "HEADRACE_KILLS": "50"}

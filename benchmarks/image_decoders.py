@@ -1,6 +1,6 @@
 """CPU time of ways from a JPEG in memory to pixels, and how far their pixels are from a scaling of all the image's own.
 
-    headrace            headrace.formats.images, with simplejpeg and torch's scaling
+    headrace            headrace.formats.media, with simplejpeg and torch's scaling
     headrace, Pillow    the same as where simplejpeg is not installed
     Pillow              what the benchmarks' contestants do: decode, by 1/2, 1/4 or 1/8 where that is enough; resize
     Pillow, gap         `reducing_gap=`: first by whole factors, then the rest
@@ -28,8 +28,8 @@ from data import DATA, ensure
 from numpy.typing import NDArray
 from PIL import Image
 
-from headrace.formats.images import ImageDecoder, by_pillow, by_torch, pillow_image, scaled
 from headrace.formats.limits import DEFAULTS
+from headrace.formats.media import ImageDecoder, by_pillow, by_torch, pillow_image, scaled
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int] | None

@@ -26,7 +26,7 @@ from contestants import Batches
 from data import DATA
 from workloads import Work, tar_samples
 
-from headrace.formats.images import ImageDecoder
+from headrace.formats.media import ImageDecoder
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "apply-2p": {"processes": 2},

@@ -74,7 +74,7 @@ def first_batch(kind: str, place: str, listing: str) -> None:
 
 def write_manifest(count: int, place: str) -> None:
     from headrace.indexes.cache_path import names_path
-    from headrace.sources.discovery.entries import EntriesBuilder, save_entries
+    from headrace.sources.entries import EntriesBuilder, save_entries
     from headrace.types import Listed
 
     began, folder = time.monotonic(), f"many://{count}-sorted/"

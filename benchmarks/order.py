@@ -22,8 +22,11 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.order import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows, permutation
-from headrace.order.windows import lane_turns
+from headrace.order import permutation
+from headrace.order.cursor import Cursor
+from headrace.order.orders import Order, ShardOrder, ShuffledOrder
+from headrace.order.steps import Steps
+from headrace.order.windows import Windows, lane_turns
 
 PIECE = 2**20
 WINDOWS = Windows.of(131_072, 512)

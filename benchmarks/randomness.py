@@ -22,10 +22,9 @@ import tables
 import torch
 
 import headrace as hr
-from headrace.workers.messages import TaskMessage
 from headrace.workers.sample_chunks import ListPart
 from headrace.workers.task_runner import TaskRunner
-from headrace.workers.tasks import Chain, Finish, Step, Task
+from headrace.workers.tasks import Chain, Finish, Step, Task, TaskMessage
 
 SAMPLES = 2_000
 

@@ -31,7 +31,7 @@ from torchcodec.decoders import VideoDecoder
 import headrace as hr
 from headrace.fetch import Reader
 from headrace.formats.limits import DEFAULTS
-from headrace.indexes.videos import Videos
+from headrace.sources.clips import Videos
 
 FOLDER = data.DATA / "videos"
 NAMES = [f"{n}.mp4" for n in range(4)]

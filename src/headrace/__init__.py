@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.errors import OptionError as OptionError
     from headrace.errors import StateMismatchError as StateMismatchError
     from headrace.errors import StorageError as StorageError
-    from headrace.formats.arrow.format import Arrow as Arrow
+    from headrace.formats.arrow import Arrow as Arrow
     from headrace.formats.delimited import Csv as Csv
     from headrace.formats.limits import Limits as Limits
     from headrace.formats.litdata.format import LitData as LitData
@@ -70,7 +70,7 @@ _NAMES = {
     "headrace.dataset.compact": "Packed packed",
     "headrace.dataset.stream": "Stream",
     "headrace.errors": "DecodeError HeadraceError OptionError StateMismatchError StorageError",
-    "headrace.formats.arrow.format": "Arrow",
+    "headrace.formats.arrow": "Arrow",
     "headrace.formats.delimited": "Csv",
     "headrace.formats.limits": "Limits",
     "headrace.formats.litdata.format": "LitData",
@@ -93,7 +93,7 @@ _NAMES = {
 }
 """Public names by the module that defines them."""
 
-__all__, _imported = lazy_names.of(__name__, _NAMES)
+__all__, _imported = lazy_names(__name__, _NAMES)
 
 
 def _version() -> str:

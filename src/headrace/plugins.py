@@ -39,5 +39,5 @@ _NAMES = {
     "headrace.types": "Answer Batcher Store",
     "headrace.workers.executor": "Executor Loss Worker",
 }
-__all__, __getattr__ = lazy_names.of(__name__, _NAMES)
+__all__, __getattr__ = lazy_names(__name__, _NAMES)
 __dir__ = __all__.copy

@@ -16,29 +16,12 @@ from torch.utils import _pytree
 __all__ = ["catalogue", "chunk", "entry", "folder", "framed", "item", "of_tables", "put"]
 
 TENSORS = {
-    torch.float32: 1,
-    torch.float64: 3,
-    torch.complex64: 5,
-    torch.float16: 9,
-    torch.bfloat16: 10,
-    torch.uint8: 11,
-    torch.int8: 12,
-    torch.int16: 14,
-    torch.int32: 16,
-    torch.int64: 18,
-    torch.bool: 19,
-}
+    torch.float32: 1, torch.float64: 3, torch.complex64: 5, torch.float16: 9, torch.bfloat16: 10, torch.uint8: 11,
+    torch.int8: 12, torch.int16: 14, torch.int32: 16, torch.int64: 18, torch.bool: 19,
+}  # fmt: skip
 ARRAYS = {
-    "int8": 0,
-    "int16": 1,
-    "int32": 2,
-    "int64": 3,
-    "uint8": 4,
-    "float16": 8,
-    "float32": 9,
-    "float64": 10,
-    "bool": 13,
-}
+    "int8": 0, "int16": 1, "int32": 2, "int64": 3, "uint8": 4, "float16": 8, "float32": 9, "float64": 10, "bool": 13,
+}  # fmt: skip
 FRAME_ITEMS = 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -86,3 +87,33 @@ def is_even(number: int) -> bool:
 
 def is_odd(number: int) -> bool:
     return bool(number % 2)
+
+
+def streamed(samples: Sequence[Any], ranks_by: Any = None) -> Iterated:
+    """Samples that an asynchronous generator yields in turn."""
+
+    async def give() -> AsyncIterator[Any]:
+        for sample in samples:
+            yield sample
+
+    return Iterated(give, ranks_by)
+
+
+async def later(sample: Any) -> Any:
+    """A step on the event loop that changes nothing."""
+    return sample
+
+
+async def is_kept_later(_: Any) -> bool:
+    return True
+
+
+def twice(sample: Any) -> list[Any]:
+    return [sample, sample]
+
+
+def spin(seconds: float) -> None:
+    """Use CPU time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass

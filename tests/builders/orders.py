@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from headrace.order import Order, ShardOrder, ShuffledOrder, Windows
+from headrace.order.orders import Order, ShardOrder, ShuffledOrder
+from headrace.order.windows import Windows
 
 
 def order_of(sizes: Sequence[int], by: str, key: Sequence[int], windows: Windows) -> Order:

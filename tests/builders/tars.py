@@ -80,3 +80,8 @@ def number_of(sample: dict[str, Any]) -> int:
 
 def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:
     return {"__key__": key, "__url__": url, **fields}
+
+
+def numbers_of(samples: Sequence[Any]) -> list[int]:
+    """The numbers of numbered samples, or numbers as they are."""
+    return [sample if isinstance(sample, int) else int(sample["__key__"]) for sample in samples]

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 from builders import videos
+from builders.arrays import npy, saved
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 from PIL import Image
 from unit.decoding import SMOOTH, picture
 
 import headrace as hr
-from headrace.formats import decoders, plain
-from headrace.formats.decoders import MessageDecoder
-from headrace.formats.images import EXTENSIONS, SPECS, ImageDecoder
-from headrace.formats.sounds import decode_audio, decode_audio_by_torchcodec
-from headrace.formats.tensors import loaded_tensors
+from headrace.formats import decoders
+from headrace.formats.decoders import IMAGE_EXTENSIONS, IMAGE_SPECS, MessageDecoder, decode_pt
+from headrace.formats.media import ImageDecoder, decode_audio, decode_audio_by_torchcodec
 from headrace.testing import DecoderContract
 
 soundfile = pytest.importorskip("soundfile")
@@ -38,54 +37,44 @@ class TestInt(OurContract):
     extension = "cls"
     examples = [(b"0", 0), (b"-17\n", -17), (b"+3", 3)]
     damaged = [b"", b"1.5", b"1_0", b"\xff"]
-    by = staticmethod(plain.decode_int)
+    by = staticmethod(decoders.decode_int)
 
 
 class TestText(OurContract):
     extension = "txt"
     examples = [(b"", ""), ("grüße\n".encode(), "grüße\n")]
     damaged = [b"\xff", "ü".encode()[:1]]
-    by = staticmethod(plain.decode_text)
+    by = staticmethod(decoders.decode_text)
 
 
 class TestJson(OurContract):
     extension = "json"
     examples = [(b"null", None), (b'{"a": [1, 2.5, "x", true]}', {"a": [1, 2.5, "x", True]})]
     damaged = [b"", b"{", b"{} {}", b"[" * 200_000]
-    by = staticmethod(plain.decode_json)
-
-
-def saved_array(array: Any) -> bytes:
-    np.save(out := io.BytesIO(), array)
-    return out.getvalue()
-
-
-def saved_arrays(**arrays: Any) -> bytes:
-    np.savez(out := io.BytesIO(), **arrays)
-    return out.getvalue()
+    by = staticmethod(decoders.decode_json)
 
 
 class TestNpy(OurContract):
     extension = "npy"
     values = [np.arange(6, dtype=np.int16).reshape(2, 3), np.zeros((0, 4), np.float32), np.array(2.5)]
-    examples = [(saved_array(value), value) for value in values]
-    damaged = [b"", saved_array(values[0])[:-1], saved_array(np.array([print], object))]
-    by = staticmethod(plain.NpyDecoder())
+    examples = [(npy(value), value) for value in values]
+    damaged = [b"", npy(values[0])[:-1], npy(np.array([print], object))]
+    by = staticmethod(decoders.NpyDecoder())
 
 
 class TestNpz(OurContract):
     extension = "npz"
     value = {"x": np.arange(3), "y": np.ones((2, 2), np.float32)}
-    examples = [(saved_arrays(**value), value)]
-    damaged = [b"", saved_arrays(**value)[:-30], saved_arrays(x=np.array([print], object))]
-    by = staticmethod(plain.decode_npz)
+    examples = [(saved(np.savez, **value), value)]
+    damaged = [b"", saved(np.savez, **value)[:-30], saved(np.savez, x=np.array([print], object))]
+    by = staticmethod(decoders.decode_npz)
 
 
 class TestMsgpack(OurContract):
     extension = called = "msgpack"
     examples = [(msgpack.packb(value), value) for value in (None, {"a": [1, b"\0", "ü"], 3: 1.5})]
     damaged = [b"", b"\xdd\xff\xff\xff\xff", b"\x01\x02", b"\x91" * 5000]
-    by = staticmethod(plain.decode_msgpack)
+    by = staticmethod(decoders.decode_msgpack)
 
 
 def saved_tensors(value: Any) -> bytes:
@@ -103,7 +92,7 @@ class TestTensors(OurContract):
     values = [torch.arange(4), {"t": torch.ones(2, 3, dtype=torch.bfloat16), "n": [1, "x"]}]
     examples = [(saved_tensors(value), value) for value in values]
     damaged = [b"", saved_tensors(values[0])[:200], saved_tensors(Trap()), pickle.dumps(Trap())]
-    by = staticmethod(loaded_tensors)
+    by = staticmethod(decode_pt)
 
 
 def sound(kind: str) -> tuple[bytes, object]:
@@ -175,7 +164,7 @@ class TestPickle(OurContract):
     values = [None, {"a": [1, (2.5, "x")], "v": np.arange(3)}]
     examples = [(pickle.dumps(value), value) for value in values]
     damaged = [b"", b"(", pickle.dumps(values[1])[:-3], pickle.dumps(1) + b"more", b"cno_such_module\nname\n."]
-    by = staticmethod(plain.decode_pickle)
+    by = staticmethod(decoders.decode_pickle)
 
 
 class TestPickleByName(TestPickle):
@@ -236,8 +225,8 @@ def test_every_decoder_is_here() -> None:
     for name in decoders.NAMES:
         covered = name in called or {"int": "cls", "text": "txt"}.get(name, name) in extensions
         assert covered or name == "bytes", f"{name!r} keeps no contract"
-    assert extensions & EXTENSIONS
-    assert set(SPECS) <= called
+    assert extensions & IMAGE_EXTENSIONS
+    assert set(IMAGE_SPECS) <= called
 
 
 def _cases() -> Sequence[type[DecoderContract]]:

@@ -22,7 +22,8 @@ from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores, gives_ends
 from headrace.options import Fetch
-from headrace.testing import FaultServer, StoreContract
+from headrace.testing import FaultServer
+from headrace.testing.stores import StoreContract
 from headrace.types import Listed, Lists, Store
 
 pytestmark = pytest.mark.may_leave(

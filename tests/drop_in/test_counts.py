@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from builders.numbers import spin
 from drop_in.acting import Made
 from drop_in.reading import read_all
 from drop_in.stateful_data import Stream
@@ -26,12 +27,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "economic": {"num_workers": 2, "economic": True},
 }
 WAY = pytest.mark.parametrize("way", WAYS)
-
-
-def spin(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
 
 
 class Numbers(Made):
@@ -69,18 +64,27 @@ def test_bytes_from_workers_are_counted(size: int) -> None:
     assert 8 * 8 * size <= nbytes <= 8 * 8 * size + 4096
 
 
+def fail_at_4(samples: list[torch.Tensor]) -> Any:
+    if int(samples[0][0]) == 4:
+        raise ValueError("bad")
+    return samples
+
+
+COUNTED: dict[str, tuple[Callable[[], Any], dict[str, Any], int, int]] = {  # data, options, batches, samples
+    "unbatched": (lambda: Numbers(10), {"batch_size": None}, 10, 10),
+    "iterable": (lambda: Stream(10), {"batch_size": 5}, 2, 10),
+    "error in place of a batch": (lambda: Numbers(12), {"batch_size": 4, "collate_fn": fail_at_4}, 3, 8),
+}
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    ("data", "batch_size", "batches"),
-    [(lambda: Numbers(10), None, 10), (lambda: Stream(10), 5, 2)],
-    ids=["unbatched", "iterable"],
-)
-def test_samples_of_unbatched_and_iterable_data_are_counted(
-    data: Any, batch_size: int | None, batches: int, num_workers: int
-) -> None:
-    with hr.DataLoader(data(), batch_size, num_workers=num_workers) as loader:
-        list(loader)
-        assert (loader.stats().deliver.batches, loader.stats().deliver.samples) == (batches, 10)
+@pytest.mark.parametrize("kind", COUNTED)
+def test_samples_of_all_kinds_are_counted(kind: str, num_workers: int) -> None:
+    make, options, batches, samples = COUNTED[kind]
+    with hr.DataLoader(make(), num_workers=num_workers, **options) as loader:
+        assert len(read_all(iter(loader))) == batches
+        assert loader.stats().deliver.samples == samples
+        assert "error" in kind or loader.stats().deliver.batches == batches
 
 
 @pytest.fixture(scope="module")
@@ -179,15 +183,3 @@ def test_deaths_are_counted() -> None:
         del iterator
         assert loader.stats().work.deaths == 1
         assert "1 workers ended and were replaced" in loader.report()
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_error_in_the_place_of_a_batch_has_no_samples(num_workers: int) -> None:
-    def fail(samples: list[torch.Tensor]) -> Any:
-        if int(samples[0][0]) == 4:
-            raise ValueError("bad")
-        return samples
-
-    with hr.DataLoader(Numbers(12), batch_size=4, num_workers=num_workers, collate_fn=fail) as loader:
-        assert [type(one) for one in read_all(iter(loader))] == [list, ValueError, list]
-        assert loader.stats().deliver.samples == 8

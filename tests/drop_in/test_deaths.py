@@ -58,9 +58,7 @@ def recorded_deaths() -> Iterator[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", list(ENDINGS))
-def test_no_sample_is_lost_and_a_warning_tells_of_it_when_a_worker_dies(
-    ending: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_worker_death_loses_no_sample_and_warns(ending: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     act, _ = ENDINGS[ending]
     loader = hr.DataLoader(Acting(once(act, tmp_path / "died"), at=(9,)), batch_size=4, num_workers=2)
     with recorded_deaths() as deaths:
@@ -106,9 +104,7 @@ def test_fresh_worker_is_seeded_and_initialised_as_the_dead_one_was(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["sample", "collate"])
 @pytest.mark.parametrize("ending", list(ENDINGS))
-def test_sample_or_batch_that_kills_three_workers_is_named_and_iteration_goes_on(
-    ending: str, place: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_or_batch_killing_workers_is_named(ending: str, place: str, capfd: pytest.CaptureFixture[str]) -> None:
     act, code = ENDINGS[ending]
 
     def collate(samples: list[int]) -> list[int]:
@@ -131,9 +127,7 @@ def test_sample_or_batch_that_kills_three_workers_is_named_and_iteration_goes_on
 
 
 @pytest.mark.parametrize("ending", [*ENDINGS, "SystemExit"])
-def test_death_is_an_error_at_once_and_the_other_stream_goes_on_when_the_data_set_is_iterable(
-    ending: str, tmp_path: Path
-) -> None:
+def test_death_ends_only_its_own_part_of_an_iterable_data_set(ending: str, tmp_path: Path) -> None:
     act, code = {**ENDINGS, "SystemExit": (raising(lambda: SystemExit(3)), 3)}[ending]
     iterator = iter(hr.DataLoader(ActingStream(once(act, tmp_path / "died")), batch_size=2, num_workers=2))
     assert next(iterator).tolist() == [0, 1]
@@ -219,9 +213,7 @@ def test_deaths_of_an_earlier_epoch_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [range(16), Stream(16)], ids=["by index", "iterable"])
 @pytest.mark.parametrize(("context", "killed"), [(None, "worker"), ("fork", "worker"), (None, "fork server")])
-def test_later_epochs_have_workers_when_they_or_the_fork_server_died_between_two(
-    data: Any, context: str | None, killed: str
-) -> None:
+def test_later_epochs_have_workers_after_deaths_between_two(data: Any, context: str | None, killed: str) -> None:
     loader = hr.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True, multiprocessing_context=context)
     for _ in range(3):
         iterator = iter(loader)

@@ -38,9 +38,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("dataset", "options", "told"), REFUSED, ids=lambda value: "" if isinstance(value, list) else None
 )
-def test_constructor_names_what_cannot_be_used_when_an_option_of_ours_is(
-    dataset: Any, options: dict[str, Any], told: str
-) -> None:
+def test_constructor_names_options_that_exclude_each_other(dataset: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(hr.OptionError, match=told):
         hr.DataLoader(dataset, **options)
 
@@ -56,9 +54,7 @@ def test_constructor_names_what_cannot_be_used_when_an_option_of_ours_is(
         ({"timeout": 1}, ValueError),
     ],
 )
-def test_constructor_refuses_what_torch_refuses_at_the_first_use(
-    options: dict[str, Any], error: type[Exception]
-) -> None:
+def test_constructor_refuses_what_torch_refuses_later(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=next(iter(options))) as caught:
         hr.DataLoader(NUMBERS, **options)
     assert error is TypeError or isinstance(caught.value, AssertionError), "code catches ours as torch's"
@@ -71,9 +67,7 @@ def test_constructor_refuses_what_torch_refuses_at_the_first_use(
         ({"num_workers": 1}, "prefetch_factor", 0, "prefetch_factor must be greater than 0"),
     ],
 )
-def test_iter_refuses_an_option_that_was_set_later_as_torch_does(
-    options: dict[str, Any], name: str, value: int, text: str
-) -> None:
+def test_iter_refuses_later_set_options_as_torch(options: dict[str, Any], name: str, value: int, text: str) -> None:
     loader = hr.DataLoader(NUMBERS, **options)
     setattr(loader, name, value)
     with pytest.raises(AssertionError, match=text):
@@ -100,9 +94,7 @@ def test_numbers_that_can_bring_nothing_are_warned_about(options: dict[str, Any]
 
 
 @pytest.mark.parametrize(("options", "expected"), [({"num_workers_batches": 2}, 2), ({}, 3)], ids=["RFC", "default"])
-def test_batch_workers_may_be_named_as_in_the_rfc_and_are_as_many_as_batches_when_they_are_not(
-    options: dict[str, Any], expected: int
-) -> None:
+def test_batch_workers_have_the_rfcs_name_and_a_default(options: dict[str, Any], expected: int) -> None:
     with hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3, **options) as loader:
         assert loader.options["num_batch_workers"] == expected
 
@@ -126,9 +118,7 @@ def test_batch_comes_without_waiting_once_it_is_ready(economic: bool) -> None:
     [{}, {"num_workers": 2}, {"num_workers": 2, "economic": True}, {"num_workers": 2, "workers": "thread"}],
     ids=["no workers", "workers", "economic", "threads"],
 )
-def test_batches_go_through_the_mover_whoever_makes_them(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_all_workers_go_through_the_mover(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
 
     class Noting(StillMover):

@@ -91,9 +91,7 @@ def locked(sample):
 
 @pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
-def test_module_that_starts_a_thread_is_imported_by_each_worker_and_no_other_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_import_only_modules_that_start_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TEST_IMPORTS", str(tmp_path / "imports"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))

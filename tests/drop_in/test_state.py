@@ -200,9 +200,7 @@ def test_iterator_has_its_own_state_and_the_loader_that_of_the_newest(make: Make
 @pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
-def test_state_after_an_earlier_batch_is_there_for_the_last_three(
-    make: Make, kind: Callable[[int], Any], num_workers: int
-) -> None:
+def test_states_of_the_last_three_batches_are_known(make: Make, kind: Callable[[int], Any], num_workers: int) -> None:
     loader, *others = (make(kind(40), num_workers=num_workers) for _ in range(5))
     batches = list(others.pop())
     iterator = iter(loader)
@@ -224,9 +222,7 @@ def test_state_after_a_number_of_batches_is_not_at_the_end_when_a_wrapper_is(mak
         assert list(resumed(other, state)) == batches[len(batches) - left :]
 
 
-def test_data_set_without_state_is_read_again_and_that_is_logged_once(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_data_set_without_state_is_read_again_with_one_log_line(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     loader = make(Stream(), num_workers=2)
     _, state, _ = begun(loader)
     with caplog.at_level(logging.WARNING, "headrace"):

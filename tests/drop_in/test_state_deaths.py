@@ -62,9 +62,7 @@ def test_state_is_there_when_a_worker_has_died_in_the_epoch(number: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("is_asked_before", [False, True])
-def test_state_after_an_epoch_is_what_goes_on_when_a_persistent_worker_has_died(
-    is_asked_before: bool, every: int
-) -> None:
+def test_state_after_an_epoch_is_exact_when_a_persistent_worker_died(is_asked_before: bool, every: int) -> None:
     options: dict[str, Any] = {"persistent_workers": True, "snapshot_every_n_steps": every}
     loader = two_workers(Counted(), **options)
     list(loader)
@@ -83,9 +81,7 @@ def test_state_after_an_epoch_is_there_when_a_persistent_worker_had_nothing_to_d
 
 
 @pytest.mark.parametrize(("kind", "begins_another"), [(Counted, False), (Counted, True), (EpochStream, True)])
-def test_state_after_close_is_refused_when_what_copies_carry_on_was_never_told(
-    kind: Callable[[], Any], begins_another: bool
-) -> None:
+def test_state_after_close_is_refused_if_copies_were_not_asked(kind: Callable[[], Any], begins_another: bool) -> None:
     loader = two_workers(kind(), persistent_workers=True)
     list(loader)
     if begins_another:

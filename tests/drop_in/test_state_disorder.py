@@ -156,9 +156,7 @@ class HeldStream(Stream):
 
 
 @pytest.mark.parametrize(("kind", "count", "taken"), [(Held, 200, 150), (HeldStream, 12, 2)])
-def test_nothing_is_lost_or_doubled_and_the_state_is_short_when_samples_come_out_of_order(
-    kind: Any, count: int, taken: int
-) -> None:
+def test_unordered_samples_come_once_and_their_state_is_short(kind: Any, count: int, taken: int) -> None:
     gate, closing = os.pipe()
     dataset = kind(gate, count)
     head, state, iterator = begun(threads_on(dataset, batch_size=None, in_order=False), taken)

@@ -27,7 +27,7 @@ KINDS: dict[str, Callable[[Any], hr.DataLoader[Any]]] = {
 @pytest.mark.parametrize("is_finished", [False, True])
 @pytest.mark.parametrize("had_one", [False, True])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_state_is_refused_by_name_when_only_one_of_the_loaders_has_a_generator(
+def test_state_is_refused_by_another_use_of_generators(
     kind: Callable[[Any], hr.DataLoader[Any]], had_one: bool, is_finished: bool
 ) -> None:
     with kind(torch.Generator() if had_one else None) as saved:
@@ -90,9 +90,7 @@ class SamplerOfDrawnPlaces(EpochSampler):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("received", [1, 3])
-def test_global_generator_is_left_alone_when_the_iterator_of_a_sampler_draws_what_its_state_has(
-    received: int, batch_size: int | None, num_workers: int
-) -> None:
+def test_resumed_sampler_keeps_the_global_generator(received: int, batch_size: int | None, num_workers: int) -> None:
     def make() -> hr.DataLoader[Any]:
         return loader_of(Numbers(), batch_size, sampler=SamplerOfDrawnPlaces(23), num_workers=num_workers)
 

@@ -73,9 +73,7 @@ def test_seed_that_the_user_sets_before_each_epoch_counts_after_a_resume(num_wor
 @pytest.mark.slow
 @pytest.mark.parametrize("is_told_by_the_loader", [False, True])
 @WORKERS
-def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one(
-    num_workers: int, is_told_by_the_loader: bool
-) -> None:
+def test_epoch_set_after_a_state_was_requested_is_the_next_one(num_workers: int, is_told_by_the_loader: bool) -> None:
     def make() -> tuple[Any, hr.DataLoader[Any]]:
         sampler: Any = DistributedSampler(Numbers(), num_replicas=1, rank=0)
         return sampler, loader_of(Numbers(), 3, sampler=sampler, num_workers=num_workers)

@@ -45,7 +45,7 @@ def refused(state: dict[str, Any], loader: hr.DataLoader[Any], **options: Any) -
 @pytest.mark.parametrize("sampler", [lambda: None, lambda: EpochSampler(60)], ids=["torch's", "stateful"])
 @pytest.mark.parametrize("kind", [Numbers, Counted])
 @WORKERS
-def test_samples_come_once_and_in_order_when_the_batch_size_changes_twice(
+def test_samples_come_once_when_batch_sizes_change(
     num_workers: int, kind: Any, sampler: Callable[[], Any], sizes: tuple[int, ...]
 ) -> None:
     def make(size: int) -> hr.DataLoader[Any]:
@@ -164,9 +164,7 @@ def test_force_takes_another_batch_size_in_economic_mode() -> None:
 )
 @pytest.mark.parametrize("is_changed_back", [False, True])
 @pytest.mark.parametrize("kind", [Numbers, Counted, Stream, EpochStream])
-def test_samples_come_once_when_an_option_that_makes_none_of_them_changes(
-    kind: Any, changed: dict[str, Any], is_changed_back: bool
-) -> None:
+def test_samples_come_once_when_options_change(kind: Any, changed: dict[str, Any], is_changed_back: bool) -> None:
     saved, loaded = (changed, {}) if is_changed_back else ({}, changed)
     got, state, _ = begun(loader_of(kind(), 2, num_workers=2, **saved), 4)
     other = resumed(loader_of(kind(), 2, num_workers=2, **loaded), state)

@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 from drop_in.acting import Acting, raising
-from drop_in.stateful_data import (
-    Counted,
-    EpochSampler,
-    EpochStream,
-    Numbers,
-    Stream,
-    begun,
-    loader_of,
-    resumed,
-)
+from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, Stream, begun, loader_of, resumed
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import headrace as hr
@@ -119,9 +110,7 @@ def test_state_serves_other_ranks() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("is_told_by_the_loader", [False, True])
-def test_state_is_refused_when_the_sampler_was_told_another_epoch_since(
-    num_workers: int, is_told_by_the_loader: bool
-) -> None:
+def test_state_is_refused_when_the_sampler_has_another_epoch(num_workers: int, is_told_by_the_loader: bool) -> None:
     def make() -> tuple[Any, hr.DataLoader[Any]]:
         sampler = divided()
         return sampler, loader_of(Numbers(), 2, sampler=sampler, num_workers=num_workers)

@@ -25,9 +25,7 @@ def test_objects_of_local_classes_are_of_the_trainers_class_when_workers_are_for
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"economic": True}, {"workers": "thread"}])
 @pytest.mark.parametrize("taken", [0, 1, 4])
-def test_loader_of_persistent_workers_goes_on_with_others_when_its_iterator_was_closed(
-    options: dict[str, Any], taken: int
-) -> None:
+def test_persistent_workers_are_replaced_after_their_iterator_was_closed(options: dict[str, Any], taken: int) -> None:
     loader = hr.DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True, **options)
     for _ in range(2):
         iterator: Any = iter(loader)
@@ -108,9 +106,7 @@ print(next(iterator).tolist(), *(worker.pid for worker in iterator._workers))
 @pytest.mark.parametrize(
     ("persistent", "ending"), [(False, ""), (True, ""), (False, "raise ZeroDivisionError('of the trainer')")]
 )
-def test_interpreter_exits_well_and_workers_with_it_when_an_iterator_is_live(
-    loader_class: type[Any], persistent: bool, ending: str
-) -> None:
+def test_live_iterator_does_not_hold_up_the_exit(loader_class: type[Any], persistent: bool, ending: str) -> None:
     code = IMPORTS[loader_class] + LIVE.format(persistent=persistent, ending=ending)
     returncode, out, err = run_script(code, preamble=PREAMBLE)
     assert (returncode, err.rstrip().endswith("ZeroDivisionError: of the trainer")) == (bool(ending), bool(ending)), err

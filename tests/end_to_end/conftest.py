@@ -5,11 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Leaves
-from end_to_end.economic import Loader, Make
 
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
@@ -52,17 +50,3 @@ def server() -> Iterator[FaultServer]:
     """A web server without faults, unless an object is added with some."""
     with FaultServer() as running:
         yield running
-
-
-@pytest.fixture
-def economic() -> Iterator[Make]:
-    """Makes loaders in economic mode, which are closed after the test."""
-    made: list[Loader] = []
-
-    def make(data: Any, **options: Any) -> Loader:
-        made.append(Loader(data, **{"num_workers": 2, **options}))
-        return made[-1]
-
-    yield make
-    while made:
-        made.pop().economy.close()

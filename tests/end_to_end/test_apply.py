@@ -25,10 +25,6 @@ async def in_pairs_later(samples: AsyncIterator[int]) -> AsyncIterator[tuple[int
         yield sample, await anext(samples, -1)
 
 
-def squared(number: int) -> int:
-    return number * number
-
-
 def never() -> hr.AsyncIterableDataset:
     async def one_sample() -> AsyncIterator[int]:
         hr.shard_info()
@@ -42,10 +38,6 @@ def process_of(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
-def drawn(pair: Any) -> Any:
-    return pair, float(hr.rng().random())
-
-
 def alone(data: Any, **options: Any) -> list[Any]:
     return given(data, None, **options)
 
@@ -54,9 +46,9 @@ def alone(data: Any, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_function_gets_all_samples_in_their_order(fn: Any, workers: int) -> None:
-    numbers = hr.from_map(range(9)).shuffle().map(squared)
+    numbers = hr.from_map(range(9)).shuffle().map(lambda number: number * number)
     samples = alone(numbers, collate_fn=None)
-    data = numbers.apply(fn).map(drawn)
+    data = numbers.apply(fn).map(lambda pair: (pair, float(hr.rng().random())))
     got = alone(data, num_workers=workers)
     assert [list(pair) for pair, _ in got] == [[*samples[k : k + 2], -1][:2] for k in range(0, 9, 2)]
     assert got == alone(data)

@@ -202,9 +202,7 @@ GROUPED = {
         ([({"n": 0}, {"n": 0}), ({"n": 0, "y": 1}, {"n": 0})], "1 of the batch", "'0.y'", "0 of the batch"),
     ],
 )
-def test_field_that_some_samples_of_a_batch_lack_is_an_error(
-    samples: list[Any], has: str, field: str, lacks: str, group: str
-) -> None:
+def test_missing_field_of_a_batch_is_an_error(samples: list[Any], has: str, field: str, lacks: str, group: str) -> None:
     with GROUPED[group]([samples[0], samples[0], *samples]) as loader:
         batches = iter(loader)
         next(batches)
@@ -238,9 +236,7 @@ COROUTINES: dict[str, Callable[[Callable[[int], int]], Any]] = {
 @WORKERS
 @pytest.mark.parametrize("error", [UsersError, StopAsyncIteration, asyncio.CancelledError, StopIteration])
 @pytest.mark.parametrize("place", COROUTINES)
-def test_any_exception_of_a_coroutine_is_an_error_in_its_place(
-    place: str, error: type[BaseException], num_workers: int
-) -> None:
+def test_error_of_a_coroutine_is_in_its_place(place: str, error: type[BaseException], num_workers: int) -> None:
     for way in (run, run_later):
         got = way(COROUTINES[place](raising(error)), num_workers=num_workers)
         assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
@@ -276,7 +272,7 @@ def no_generator() -> Any:
         *((lambda urls=urls: hr.stream(urls), "OptionError", "names no object") for urls in ([], "", "{,}")),
     ],
 )
-def test_data_that_cannot_be_opened_are_one_error(
+def test_data_that_cannot_be_opened_is_one_error(
     make: Callable[[], Any], error: str, text: str, errors: hr.Skip | None
 ) -> None:
     try:

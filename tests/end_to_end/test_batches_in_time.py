@@ -13,20 +13,15 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import flat, lists, loaded
-from builders.numbers import Iterated, Made
+from builders.numbers import Made, streamed
 
 import headrace as hr
 
 LONG_S = 3600.0  # a test that waited for it would not end
 
 
-async def ten() -> AsyncIterator[int]:
-    for number in range(10):
-        yield number
-
-
 def first_ten() -> hr.AsyncIterableDataset:
-    return Iterated(ten, ranks_by="position")
+    return streamed(range(10), "position")
 
 
 class Messages(hr.AsyncIterableDataset):

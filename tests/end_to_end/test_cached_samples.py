@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 from builders.loops import loaded
+from builders.numbers import later
 from builders.tars import index_file, index_of_archive, numbered_samples, tar
 
 import headrace as hr
 from headrace.errors import OptionError
 from headrace.fetch.stores import memory
 from headrace.sample_cache import lookup as keeping
-from headrace.sample_cache.location import place_of
+from headrace.sample_cache.file import place_of
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -66,10 +67,6 @@ def given(stream: Any, **options: Any) -> list[Any]:
     return [sample for batch in loaded(stream, **{"batch_size": 3, "collate_fn": list, **options}) for sample in batch]
 
 
-async def later(n: int) -> int:
-    return n
-
-
 STEPS: dict[str, Callable[[Any], Any]] = {
     "map": lambda data: data.map(str),
     "filter": lambda data: data.filter(lambda n: n % 3 > 0),
@@ -80,9 +77,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-def test_second_epoch_makes_nothing_and_gives_the_same(
-    step: str, counted: Counted, workers: int, place: Path | None
-) -> None:
+def test_second_epoch_makes_no_sample_again(step: str, counted: Counted, workers: int, place: Path | None) -> None:
     data = hr.from_map(range(COUNT)).shuffle()
     expected = sorted(map(float, given(STEPS[step](data))))
     stream = STEPS[step](data.map(later).map(counted)).cache(place).map(float)
@@ -131,9 +126,7 @@ def test_ranks_share_cached_samples(counted: Counted, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_change_of_a_function_or_of_the_data_has_samples_made_again(
-    counted: Counted, tmp_path: Path, workers: int
-) -> None:
+def test_changed_function_or_data_makes_samples_again(counted: Counted, tmp_path: Path, workers: int) -> None:
     some = list(range(COUNT))
     for samples, shift, made in ((some, 1, COUNT), (some, 2, COUNT), (some, 1, 0), (some[::-1], 1, COUNT)):
         for expected in (made, 0):
@@ -194,9 +187,7 @@ def test_samples_without_room_are_made_again(counted: Counted, workers: int, pla
     ("place", "options", "text"),
     [(None, {"max_bytes": 100}, "no room for a table of 20 samples"), ("file", {}, "cannot be used")],
 )
-def test_cache_that_cannot_be_used_is_warned_of_once(
-    place: str | None, options: dict[str, Any], text: str, tmp_path: Path
-) -> None:
+def test_unusable_cache_is_warned_of(place: str | None, options: dict[str, Any], text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     stream = hr.from_map(range(COUNT)).map(str).cache(place and tmp_path / place, **options)
     with warnings.catch_warnings(record=True) as caught:
@@ -295,7 +286,7 @@ def test_streams_that_cannot_be_cached_are_refused(stream: Callable[[], Any], wh
         lambda data: hr.mix({"a": data.shuffle(), "b": range(9)}),
     ],
 )
-def test_batches_and_combined_streams_give_the_same_when_their_samples_are_cached(
+def test_combined_streams_of_cached_samples_are_the_same(
     combine: Callable[[Any], Any], counted: Counted, place: Path | None
 ) -> None:
     data = combine(hr.from_map(range(COUNT)).map(counted))
@@ -352,16 +343,12 @@ def test_workers_share_memory_that_is_freed_with_the_stream() -> None:
                     sizes.append(descriptor.stat().st_size)
         return max(sizes)
 
-    stream = hr.from_map(range(COUNT)).map(_large).cache()
+    stream = hr.from_map(range(COUNT)).map(lambda n: np.full(10_000, n, np.int64)).cache()
     assert len(given(stream, num_workers=2)) == COUNT
     assert COUNT * 80_000 < memory_files() < COUNT * 80_000 + 20_000
     del stream
     gc.collect()
     assert memory_files() < COUNT * 80_000
-
-
-def _large(n: int) -> Any:
-    return np.full(10_000, n, np.int64)
 
 
 def test_cache_is_part_of_the_description(tmp_path: Path) -> None:

@@ -63,9 +63,7 @@ def image(index: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "data set"])
-def test_nothing_leaks_when_a_loader_ends_during_copies_to_a_device(
-    is_stream: bool, is_closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_during_copies_leaks_nothing(is_stream: bool, is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.delivery.device.mover_to", lambda device: Mover(FakeBackend()))
     data = hr.from_map(range(640)).map(image) if is_stream else [image(k) for k in range(640)]
     loader = hr.DataLoader(data, batch_size=32, num_workers=2, device="cuda")

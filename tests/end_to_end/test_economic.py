@@ -6,15 +6,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders.loops import outcomes_of
-from end_to_end.economic import KINDS, AnyKey, Dice, Faulty, Function, Images, Loader, Make, Squares, as_list, flat
+from builders.loops import flat, outcomes_of
+from drop_in.acting import Acting, Made, raising
 from process.waiting import wait_until
 from torch.utils.data import Subset, get_worker_info
 from torch.utils.data.dataloader import default_collate
@@ -29,22 +30,49 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.usefixtures("warm_server"),
 ]
+KINDS = pytest.mark.parametrize("kind", ["process", "thread"])
+Make = Callable[..., hr.DataLoader[Any]]
+
+
+@pytest.fixture
+def economic() -> Iterator[Make]:
+    """Makes loaders in economic mode, which are closed after the test."""
+    with ExitStack() as made:
+
+        def make(data: Any, *, kind: str = "process", **options: Any) -> hr.DataLoader[Any]:
+            settings = {"num_workers": 2, "prefetch_factor": 2, "memory_budget": 2**28, **options}
+            return made.enter_context(hr.DataLoader(data, economic=True, workers=kind, **settings))
+
+        yield make
+
+
+def runtime_of(loader: Any) -> Any:
+    return loader._behind._economy.runtime
+
+
+def image(k: int) -> tuple[torch.Tensor, int]:
+    """A sample that is large enough for slabs."""
+    return torch.full((3, 100, 100), float(k)), k
+
+
+def squared(k: int) -> int:
+    return k * k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 @pytest.mark.parametrize(
     "options",
     [
         {"batch_size": 4},
         {"batch_size": 4, "drop_last": True},
-        {"batch_size": 5, "shuffle": True, "collate_fn": as_list},
+        {"batch_size": 5, "shuffle": True, "collate_fn": list},
         {"batch_size": None},
         {"batch_size": 4, "sampler": torch.tensor([3, 1, 1, 7, 2])},
     ],
 )
 def test_batches_are_torchs_in_the_samplers_order(economic: Make, kind: str, options: dict[str, Any]) -> None:
-    for data in (Squares(), Function(lambda k: k if k % 4 else k + 0.5)):  # of one form, and of several
+    for data in (Made(squared, 23), Made(lambda k: k if k % 4 else k + 0.5)):  # of one form, and of several
         torch.manual_seed(7)
         wanted = list(torch.utils.data.DataLoader(data, **options))
         torch.manual_seed(7)
@@ -52,27 +80,27 @@ def test_batches_are_torchs_in_the_samplers_order(economic: Make, kind: str, opt
         assert same(got, wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_samples_are_written_into_slots_when_they_are_of_one_form(economic: Make, kind: str) -> None:
-    loader = economic(Images(), kind=kind, batch_size=6)
+    loader = economic(Made(image, 40), kind=kind, batch_size=6)
     seen = 0
     for number, (images, labels) in enumerate(loader):
-        wanted = default_collate([Images()[k] for k in range(6 * number, min(40, 6 * number + 6))])
+        wanted = default_collate([image(k) for k in range(6 * number, min(40, 6 * number + 6))])
         assert images.equal(wanted[0])
         assert labels.equal(wanted[1])
         seen += len(labels)
     assert seen == 40
-    stats = loader.economy.runtime.stats(0)
+    stats = runtime_of(loader).stats(0)
     assert "collate" not in stats.work.busy_s
-    assert stats.shared_bytes == loader.economy.runtime._slabs.nbytes  # nothing of it was input
+    assert stats.shared_bytes == runtime_of(loader)._slabs.nbytes  # nothing of it was input
 
 
 def test_error_of_collate_replaces_its_batch_and_later_batches_follow(economic: Make) -> None:
-    iterator = iter(economic(Function(lambda k: torch.ones(3 if k == 5 else 2)), batch_size=4))
+    iterator = iter(economic(Made(lambda k: torch.ones(3 if k == 5 else 2)), batch_size=4))
     assert next(iterator).shape == (4, 2)
     with pytest.raises(RuntimeError, match=r"(?s)^Caught RuntimeError in DataLoader worker process \d.*stack expects"):
         next(iterator)
-    assert [len(batch) for batch in iterator] == [4, 4]
+    assert [len(batch) for batch in iterator] == [4, 4, 4]
 
     def collate(samples: list[int]) -> list[int]:
         if 5 in samples:
@@ -85,10 +113,11 @@ def test_error_of_collate_replaces_its_batch_and_later_batches_follow(economic: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collate", [None, as_list])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("collate", [None, list])
+@KINDS
 def test_an_error_is_torchs_and_iteration_goes_on(economic: Make, kind: str, collate: Any) -> None:
-    iterator = iter(economic(Faulty(), kind=kind, batch_size=3, collate_fn=collate))
+    data = Acting(raising(lambda: ValueError("no sample 5")))
+    iterator = iter(economic(data, kind=kind, batch_size=3, collate_fn=collate))
     assert list(next(iterator)) == [0, 1, 2]
     with pytest.raises(ValueError) as caught:
         next(iterator)
@@ -99,35 +128,40 @@ def test_an_error_is_torchs_and_iteration_goes_on(economic: Make, kind: str, col
     assert "key 5" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
     assert str(caught.value.__cause__) == "no sample 5"
-    assert [list(batch) for batch in iterator] == [[6, 7, 8], [9, 10, 11]]
+    assert [list(batch) for batch in iterator] == [[6, 7, 8], [9, 10, 11], [12, 13, 14], [15, 16, 17], [18, 19]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collate", [None, as_list])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("collate", [None, list])
+@KINDS
 def test_batches_are_as_long_as_the_batch_sampler_says(economic: Make, kind: str, collate: Any) -> None:
     plan = [[3, 1], [0], [5, 4, 2, 8, 9, 7, 11], [6], list(range(20)), [1, 1, 1]]
-    loader = economic(Images(), kind=kind, batch_sampler=plan, collate_fn=collate)
+    loader = economic(Made(image, 40), kind=kind, batch_sampler=plan, collate_fn=collate)
     got = list(loader)
     if collate is None:
         assert [labels.tolist() for _, labels in got] == plan
         assert all(images[:, 2, 9, 9].tolist() == labels.tolist() for images, labels in got)
-        assert "collate" not in loader.economy.runtime.stats(0).work.busy_s
+        assert "collate" not in runtime_of(loader).stats(0).work.busy_s
     else:
         assert [[label for _, label in batch] for batch in got] == plan
-    assert [len(b) for b in economic(Squares(), batch_sampler=[[], [1], [], [], [2, 3], []], collate_fn=as_list)] == [
+    assert [len(b) for b in economic(Made(squared), batch_sampler=[[], [1], [], [], [2, 3], []], collate_fn=list)] == [
         *(0, 1, 0, 0, 2, 0)
     ]
+
+
+class AnyKey(Made):
+    def __getitem__(self, key: Any) -> tuple[str, float]:
+        return repr(key), hr.rng().random()
 
 
 KEYS = ["a", "ä", 3, -4, 2**70, (1, "b"), None, b"c", 1.5, frozenset({"x"}), np.int64(9), torch.tensor(8)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_keys_are_of_any_type_and_random_numbers_go_by_them(economic: Make, kind: str) -> None:
     def drawn(keys: list[Any], **options: Any) -> dict[str, float]:
         torch.manual_seed(1)
-        return dict(flat(economic(AnyKey(), kind=kind, sampler=keys, collate_fn=as_list, **options)))
+        return dict(flat(economic(AnyKey(repr), kind=kind, sampler=keys, collate_fn=list, **options)))
 
     first = drawn(KEYS, batch_size=5)
     assert list(first) == [repr(key) for key in KEYS]
@@ -138,14 +172,14 @@ def test_keys_are_of_any_type_and_random_numbers_go_by_them(economic: Make, kind
 def test_random_numbers_of_collate_do_not_depend_on_workers(economic: Make) -> None:
     def drawn(**options: Any) -> list[Any]:
         torch.manual_seed(3)
-        return list(economic(Dice(), batch_size=6, collate_fn=lambda samples: torch.rand(3).tolist(), **options))
+        return list(economic(Made(int, 24), batch_size=6, collate_fn=lambda samples: torch.rand(3).tolist(), **options))
 
     first = drawn(num_workers=1)
     assert drawn(num_workers=4) == drawn(num_batch_workers=1) == first
     assert len({tuple(batch) for batch in first}) == 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_workers_answer_as_torchs_do(economic: Make, kind: str) -> None:
     def tell(_: int) -> Any:
         info = get_worker_info()
@@ -158,14 +192,14 @@ def test_workers_answer_as_torchs_do(economic: Make, kind: str) -> None:
             info.dataset.begun = number
             assert torch.get_num_threads() == 1
 
-    data = Function(tell, 30)
+    data = Made(tell, 30)
     data.begun = None  # type: ignore[attr-defined]
     torch.manual_seed(5)
     base = torch.empty((), dtype=torch.int64).random_().item()
     torch.manual_seed(5)
-    got = flat(economic(data, kind=kind, batch_size=3, worker_init_fn=begin, collate_fn=as_list))
+    got = flat(economic(data, kind=kind, batch_size=3, worker_init_fn=begin, collate_fn=list))
     for number, count, seed, begun, name, pid in got:
-        assert (count, seed, name) == (2, base + number, "Function")
+        assert (count, seed, name) == (2, base + number, "Made")
         assert begun == (number if kind == "process" else None)
         assert (pid == os.getpid()) == (kind == "thread")
     assert get_worker_info() is None
@@ -174,7 +208,7 @@ def test_workers_answer_as_torchs_do(economic: Make, kind: str) -> None:
         raise ValueError("not today")
 
     with pytest.raises(ValueError, match=r"(?s)Caught ValueError in DataLoader worker.*not today"):
-        next(iter(economic(Squares(), kind=kind, worker_init_fn=fail)))
+        next(iter(economic(Made(squared), kind=kind, worker_init_fn=fail)))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -185,42 +219,42 @@ def test_data_set_is_sent_again_without_persistent_workers(economic: Make, tmp_p
         with begun.open("a") as file:
             file.write(f"{number} ")
 
-    data = Function(lambda k: k, 3)
+    data = Made(int, 3)
     loader = economic(data, batch_size=3, persistent_workers=persistent, worker_init_fn=begin, num_workers=1)
     assert [b.tolist() for b in loader] == [[0, 1, 2]]
-    data.function = lambda k: torch.full((2,), k)
+    data.make = lambda k: torch.full((2,), k)
     assert [b.tolist() for b in loader] == ([[0, 1, 2]] if persistent else [[[0, 0], [1, 1], [2, 2]]])
     assert begun.read_text().split() == ["0"] * (1 if persistent else 2)
 
 
-class Many(Squares):
+class Many(Made):
     def __init__(self, count: int, lacks: int = 0) -> None:
-        super().__init__(count)
+        super().__init__(int, count)
         self.lacks = lacks
 
     def __getitems__(self, keys: list[int]) -> list[tuple[int, int]]:
         return [(k, len(keys)) for k in keys[self.lacks :]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_getitems_of_the_data_set_is_used(economic: Make, kind: str) -> None:
-    got = list(economic(Many(24), kind=kind, batch_size=12, collate_fn=as_list))
+    got = list(economic(Many(24), kind=kind, batch_size=12, collate_fn=list))
     assert [k for batch in got for k, _ in batch] == list(range(24))
     assert {count for batch in got for _, count in batch} <= {3, 6}
-    assert flat(economic(Subset(Squares(), [3, 4]), kind=kind, collate_fn=as_list)) == [9, 16]
+    assert flat(economic(Subset(Made(squared), [3, 4]), kind=kind, collate_fn=list)) == [9, 16]
     with pytest.raises(ValueError, match="__getitems__ gave 1 samples for 2 keys"):
         next(iter(economic(Many(8, lacks=1), kind=kind, batch_size=8)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_batches_arrive_in_any_order(economic: Make, kind: str) -> None:
-    got = [batch.tolist() for batch in economic(Squares(), kind=kind, batch_size=4, in_order=False)]
+    got = [batch.tolist() for batch in economic(Made(squared, 23), kind=kind, batch_size=4, in_order=False)]
     assert sorted(got) == [[k * k for k in range(a, min(a + 4, 23))] for a in range(0, 23, 4)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["sample", "collate"])
-@pytest.mark.parametrize("collate", [None, as_list])
+@pytest.mark.parametrize("collate", [None, list])
 def test_nothing_is_lost_when_a_worker_dies(economic: Make, tmp_path: Path, collate: Any, where: str) -> None:
     marks = [tmp_path / f"died{k}" for k in range(2)]
 
@@ -238,7 +272,7 @@ def test_nothing_is_lost_when_a_worker_dies(economic: Make, tmp_path: Path, coll
         die_once(where == "collate" and 9 in samples)
         return collate(samples)
 
-    loader = economic(Function(sample, 40), batch_size=4, collate_fn=collate and collated)
+    loader = economic(Made(sample, 40), batch_size=4, collate_fn=collate and collated)
     assert [int(n) for batch in loader for n in batch] == list(range(40))
     assert all(mark.exists() for mark in marks) == (where == "sample" or collate is not None)
 
@@ -249,7 +283,7 @@ def test_a_sample_that_ends_three_workers_is_named(economic: Make) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return k
 
-    iterator = iter(economic(Function(sample, 12), batch_size=4))
+    iterator = iter(economic(Made(sample, 12), batch_size=4))
     assert next(iterator).tolist() == [0, 1, 2, 3]
     with pytest.raises(
         hr.errors.WorkerDiedError, match=r"^DataLoader worker \(pid\(s\) \d+\) exited unexpectedly.*key 6"
@@ -259,11 +293,11 @@ def test_a_sample_that_ends_three_workers_is_named(economic: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("collate", [None, as_list])
+@KINDS
+@pytest.mark.parametrize("collate", [None, list])
 def test_early_break_releases_all_memory(economic: Make, kind: str, collate: Any) -> None:
-    loader = economic(Images(), kind=kind, batch_size=4, collate_fn=collate)
-    runtime = loader.economy.runtime
+    loader = economic(Made(image, 40), kind=kind, batch_size=4, collate_fn=collate)
+    runtime = runtime_of(loader)
     for _run in range(3):
         for number, _ in enumerate(loader):
             if number == 2:
@@ -297,7 +331,7 @@ def test_engine_has_keys_where_two_batches_are_received_before_one_is_given(pref
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 4])
-@pytest.mark.parametrize("collate", [None, as_list])
+@pytest.mark.parametrize("collate", [None, list])
 def test_memory_is_bounded_by_batches(economic: Make, tmp_path: Path, num_workers: int, collate: Any) -> None:
     log = tmp_path / "made"
     log.touch()
@@ -308,8 +342,8 @@ def test_memory_is_bounded_by_batches(economic: Make, tmp_path: Path, num_worker
         return torch.full((50_000,), float(k))
 
     options = {"batch_size": 4, "num_workers": num_workers, "prefetch_factor": 3}
-    loader = economic(Function(sample, 48), collate_fn=collate, **options)
-    slabs, arena = loader.economy.runtime._slabs, loader.economy.runtime._arena
+    loader = economic(Made(sample, 48), collate_fn=collate, **options)
+    slabs, arena = runtime_of(loader)._slabs, runtime_of(loader)._arena
     most = most_inputs = 0
     for number, _ in enumerate(loader):
         most = max(most, len(slabs.segments))
@@ -336,7 +370,7 @@ def test_the_sampler_is_drawn_in_the_callers_thread_one_batch_for_each_next(econ
                 drawn.append(k)
                 yield k
 
-    iterator = iter(economic(Squares(20), sampler=Counting(), batch_size=2, prefetch_factor=3))
+    iterator = iter(economic(Made(squared), sampler=Counting(), batch_size=2, prefetch_factor=3))
     assert len(drawn) == 6
     for number in range(1, 5):
         next(iterator)
@@ -354,17 +388,17 @@ def test_collations_at_once_are_as_many_as_asked_for(economic: Make, tmp_path: P
         return samples, is_alone
 
     options = {"batch_size": 3, "num_workers": 3, "prefetch_factor": 4, "num_batch_workers": 1}
-    got = list(economic(Squares(60), collate_fn=collate, **options))
+    got = list(economic(Made(squared, 60), collate_fn=collate, **options))
     assert all(is_alone for _, is_alone in got)
     assert [k for samples, _ in got for k in samples] == [k * k for k in range(60)]
 
 
 def test_several_iterators_of_a_loader_work_at_once_and_outlive_it(economic: Make) -> None:
-    loader = economic(Images(), batch_size=4)
+    loader = economic(Made(image, 40), batch_size=4)
     pairs = [(a[1].tolist(), b[1].tolist()) for a, b in zip(loader, loader, strict=True)]
     assert all(a == b for a, b in pairs)
     assert len(pairs) == 10
-    iterator = iter(Loader(Squares(), batch_size=4, num_workers=1))
+    iterator = iter(hr.DataLoader(Made(squared, 23), batch_size=4, num_workers=1, economic=True))
     assert len(list(iterator)) == 6
 
 

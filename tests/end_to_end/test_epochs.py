@@ -11,7 +11,7 @@ import torch
 from builders.loops import flat, lists, loaded, state_after
 from builders.numbers import Numbers, is_even
 from builders.tars import number_of, put_shards
-from end_to_end.economic import Squares
+from drop_in.acting import Made
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, random_split
 
 import headrace as hr
@@ -224,23 +224,15 @@ class Ten(IterableDataset[int]):
         return iter(range(10))
 
 
-class Plain:
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, k: int) -> int:
-        return k
-
-
 TORCHS: list[tuple[Any, dict[str, Any]]] = [
-    (Squares(), {}),
-    (Squares(), {"shuffle": True}),
-    (Squares(), {"batch_size": None}),
-    (Squares(), {"sampler": [3, 1, 4]}),
-    (Squares(), {"batch_sampler": BatchSampler(RandomSampler(range(20)), 3, drop_last=False)}),
+    (Made(int), {}),
+    (Made(int), {"shuffle": True}),
+    (Made(int), {"batch_size": None}),
+    (Made(int), {"sampler": [3, 1, 4]}),
+    (Made(int), {"batch_sampler": BatchSampler(RandomSampler(range(20)), 3, drop_last=False)}),
     (Ten(), {}),
     (list(range(9)), {}),
-    (Plain(), {"num_workers": 1, "economic": True}),
+    (Made(int), {"num_workers": 1, "economic": True}),
 ]
 
 

@@ -216,9 +216,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
 
 
 @pytest.mark.parametrize(("match", "use"), REFUSED)
-def test_exclude_or_quarantine_that_makes_no_sense_is_refused(
-    match: str, use: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_meaningless_exclude_or_quarantine_is_refused(match: str, use: Callable[[Path], Any], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(hr.OptionError, match=match):
         use(tmp_path)

@@ -14,13 +14,13 @@ from builders.numbers import Made
 import headrace as hr
 
 
-def mutable(key: int) -> dict[str, Any]:
-    return {"n": key, "list": [key], "array": np.full(2, key)}
-
-
 def counted(count: int) -> Made:
     """Samples that can be changed in place. `asked` has the requested ones."""
-    return Made(mutable, count)
+    return Made(numbered, count)
+
+
+def numbered(key: int) -> dict[str, Any]:
+    return {"n": key, "list": [key], "array": np.full(2, key)}
 
 
 def changed(sample: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from headrace.cli import main
 from headrace.errors import OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.delimited import Csv
-from headrace.formats.json_lines import JsonLines
+from headrace.formats.lines import JsonLines
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -78,9 +78,7 @@ def test_line_is_got_by_one_request_for_its_bytes_and_checked(server: FaultServe
         data[44]
 
 
-def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(
-    server: FaultServer, tmp_path: Path, indexed: Any
-) -> None:
+def test_record_is_read_by_one_request_and_has_its_columns(server: FaultServer, tmp_path: Path, indexed: Any) -> None:
     url, data = indexed("a.csv", b'name,n\r\n"A, ""b""\n",1\r\n\r\nc,2\r\n')
     assert [data[k]["name"] for k in (1, 0)] == ["c", 'A, "b"\n']
     assert data.keys() == ["2", "5"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.loops import given_later, loaded, rest_of, state_after
-from builders.numbers import Counting, Numbers
+from builders.numbers import Counting, Numbers, is_kept_later
 from builders.tars import put_shards
 
 import headrace as hr
@@ -36,14 +36,6 @@ def drawn(number: int) -> tuple[int, float, float]:
     return number, float(hr.rng().random()), float(number)
 
 
-def is_seventh(number: int) -> bool:
-    return number % 7 == 0
-
-
-def twice(number: int) -> list[int]:
-    return [number] * (number % 3)
-
-
 def fails_at_some(number: int) -> int:
     if number % 10 in (3, 4):
         raise ValueError(number)
@@ -60,8 +52,8 @@ def all_of(data: Any, **options: Any) -> list[Any]:
 
 DATA: dict[str, Callable[[], Any]] = {
     "by number": lambda: Numbers(COUNT).map(drawn),
-    "filtered": lambda: Numbers(COUNT).filter(is_seventh).map(drawn),
-    "many of one": lambda: Numbers(COUNT).flat_map(twice).map(drawn),
+    "filtered": lambda: Numbers(COUNT).filter(lambda number: number % 7 == 0).map(drawn),
+    "many of one": lambda: Numbers(COUNT).flat_map(lambda number: [number] * (number % 3)).map(drawn),
     "shuffled": lambda: Numbers(COUNT).shuffle(seed=2).map(drawn),
     "put together": lambda: Numbers(COUNT).batch(4).unbatch().map(int).map(drawn),
 }
@@ -196,14 +188,6 @@ def test_arrays_of_numbers_and_texts_are_packed_as_data_where_allowed(value: Any
 FEW, MANY = 250, 2000
 
 
-def is_kept(_: Any) -> bool:
-    return True
-
-
-async def is_kept_by_the_loop(_: Any) -> bool:
-    return True
-
-
 def shards(count: int, each: int | None = None) -> hr.Stream:
     size = each or count
     return hr.stream(put_shards(f"one-by-one-{count}-{size}", [size] * (count // size), 10))
@@ -214,8 +198,8 @@ KINDS: dict[str, Any] = {
     "batches of one": lambda n: (shards(n), {"batch_size": 1}),
     "batches of three": lambda n: (shards(n), {"batch_size": 3}),
     "shuffled": lambda n: (shards(n).shuffle(seed=1), {}),
-    "filtered": lambda n: (shards(n).filter(is_kept), {}),
-    "filtered by the loop": lambda n: (shards(n).filter(is_kept_by_the_loop), {}),
+    "filtered": lambda n: (shards(n).filter(lambda _: True), {}),
+    "filtered by the loop": lambda n: (shards(n).filter(is_kept_later), {}),
     "skipping": lambda n: (shards(n), {"errors": hr.Skip()}),
     "in any order": lambda n: (shards(n), {"in_order": False}),
     "many shards": lambda n: (shards(n, 50), {}),

@@ -159,9 +159,7 @@ def test_a_small_memory_budget_is_enough(order: Any) -> None:
         assert loader.stats().fetch.input_bytes == loader.stats().fetch.claimed_bytes == 0
 
 
-def test_fields_that_are_not_read_leave_windows_as_they_are(
-    urls: list[str], index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_fields_do_not_change_windows(urls: list[str], index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.pipeline.epoch_orders.WINDOW_BYTES", 3000)  # the bytes of a few whole samples
 
     data = hr.stream(urls, index=index).shuffle(seed=8)

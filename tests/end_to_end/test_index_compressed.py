@@ -26,7 +26,7 @@ from headrace.fetch import Reader
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.indexes.build_shard import build_shard
+from headrace.indexes.building import build_shard
 from headrace.sources import bodies
 from headrace.testing import FaultServer
 from headrace.testing.decoders import same

@@ -77,9 +77,7 @@ def test_flipped_samples_are_skipped_where_errors_are(urls: list[str]) -> None:
 
 
 @IN_ORDERS
-def test_a_flipped_bit_is_not_seen_without_checksums_or_in_a_field_that_is_not_read(
-    urls: list[str], order: Order
-) -> None:
+def test_flipped_bit_is_unseen_without_checksums_or_in_an_unread_field(urls: list[str], order: Order) -> None:
     index, unchecked = put_index(urls), put_index(urls, crc=False)
     flip(urls, BAD)
     for chosen in (
@@ -106,9 +104,7 @@ def serve(server: FaultServer, *faults: str) -> tuple[str, str]:
 @pytest.mark.slow
 @IN_ORDERS
 @pytest.mark.parametrize("cached", [False, True])
-def test_bytes_that_were_wrong_once_are_asked_for_once_more(
-    server: FaultServer, order: Order, cached: bool, tmp_path: Any
-) -> None:
+def test_wrong_bytes_are_requested_once_more(server: FaultServer, order: Order, cached: bool, tmp_path: Any) -> None:
     url, index = serve(server, "zeros:n=4000,first=1")
     data = order(hr.stream(url, index=index)).map(number_of)
     # the fault is that of each range's first request: ranges must not be joined to others the first time only

@@ -24,7 +24,7 @@ from headrace.cli import main as command
 from headrace.fetch.stores import memory
 from headrace.formats.index.file import Entry, pack_directory
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.tar.format import TAR
+from headrace.formats.tar.scanner import TAR
 from headrace.indexes.cache_path import cache_path, cached
 from headrace.testing import FaultServer
 
@@ -77,9 +77,7 @@ def test_one_request_opens_an_index_and_one_gets_a_sample(server: FaultServer, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_global_shuffle_makes_one_request_a_sample(
-    server: FaultServer, served: Any, workers: int, warm_server: None
-) -> None:
+def test_global_shuffle_requests_each_sample(server: FaultServer, served: Any, workers: int, warm_server: None) -> None:
     urls, index = served(size=30_000)
     data = hr.stream(urls, index=index).shuffle("global", seed=1).to_tuple("cls")
     with hr.DataLoader(data, batch_size=5, num_workers=workers) as loader:
@@ -276,9 +274,7 @@ def test_wrong_use_is_refused(urls: list[str], use: Callable[[hr.Stream], Any], 
         use(hr.stream(urls, index=put_file(index_of(urls))))
 
 
-def test_the_command_never_overwrites_a_shard_or_continues_an_index_of_another_format(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_keeps_shards_and_indexes_of_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard, good, bad, output = (tmp_path / name for name in ("x.tar", "good", "bad", "index.hri"))
     shard.write_bytes(whole := tar(numbered_samples(0, 3)))
     assert command(["index", str(shard), "--output", str(shard)]) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import first_of, loaded, outcomes_of, rest_of, resumed_anywhere, state_after
-from builders.numbers import Numbers
+from builders.numbers import Numbers, twice
 
 import headrace as hr
 
@@ -86,10 +86,6 @@ STREAMS: dict[str, Callable[[], hr.Stream]] = {
     "counted": lambda: source().filter(odd_number).enumerate().filter(sum).skip(1).map(sum).map(noted),
     "taken, on the loop": lambda: source().flat_map(awaited).take(9).flat_map(twice_later).map(draws),
 }
-
-
-def twice(sample: Any) -> list[Any]:
-    return [sample, sample]
 
 
 async def twice_later(sample: Any) -> list[Any]:

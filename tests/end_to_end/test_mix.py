@@ -202,7 +202,7 @@ CHANGED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "saved", "changed"), CHANGED)
-def test_state_is_refused_when_the_weights_or_options_differ(
+def test_state_of_other_weights_is_refused(
     web: hr.Stream, code: hr.Stream, field: str, saved: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     streams = {"web": web.shuffle(), "code": code.shuffle()}

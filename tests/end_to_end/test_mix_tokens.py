@@ -136,10 +136,6 @@ def test_samples_that_cannot_be_mixed_by_tokens_are_refused(make: Callable[[], A
 SHARE = 0.7  # of web
 
 
-def numbers_of(batch: Any) -> list[int]:
-    return [int(row[0]) for row in batch["input_ids"]]
-
-
 def tokens_of(numbers: list[int]) -> list[int]:
     counts = [0, 0]
     for number in numbers:
@@ -160,7 +156,7 @@ WAYS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_padded_and_bucketed_documents_have_their_shares_of_tokens(way: str, workers: int) -> None:
     with hr.DataLoader(WAYS[way](known()), batch_size=None, num_workers=workers) as loader:
-        numbers = [number for batch in loader for number in numbers_of(batch)]
+        numbers = [int(row[0]) for batch in loader for row in batch["input_ids"]]
     assert len(numbers) == 600
     web, books = tokens_of(numbers)
     assert abs(web - SHARE * (web + books)) < 200  # half of the longest document, of each

@@ -13,7 +13,7 @@ import tiktoken
 import tokenizers
 import torch
 from builders.loops import iterated_later, loaded
-from builders.numbers import Made, is_odd
+from builders.numbers import Made, is_odd, later
 from torch.utils.data import default_collate
 
 import headrace as hr
@@ -283,7 +283,7 @@ def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int
     [
         (lambda data: data.batch(4), 2),
         (lambda data: data.batch(4).filter(lambda batch: True), 2),
-        (lambda data: data.padded_batch(4).map(as_it_came), 2),
+        (lambda data: data.padded_batch(4).map(later), 2),
         (lambda data: data.bucket(int, [4], batch_size=4), 2),
         (lambda data: data.batch(4).unbatch().bucket(int, [4], batch_size=4).filter(lambda batch: True), 2),
         (lambda data: data.batch(4).unbatch().batch(2).collate(sum), 5),
@@ -292,7 +292,3 @@ def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int
 )
 def test_drop_last_of_the_loader_drops_short_batches_of_the_stream(make: Any, full: int) -> None:
     assert len(loaded(make(numbers()), drop_last=True)) == full
-
-
-async def as_it_came(batch: Any) -> Any:
-    return batch

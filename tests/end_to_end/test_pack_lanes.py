@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.loops import first_of, flat, iterated_later, loaded, outcomes_of, rest_of, saved, state_after
-from builders.numbers import Made
+from builders.numbers import Made, later
 from builders.ranks import Rows, ran, whole
 from end_to_end.state.sources import rows
 from unit.test_packed_rows import by_hand
@@ -38,10 +38,6 @@ def is_kept(document: dict[str, Any]) -> bool:
 
 def several(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [document] * (document["number"] % 4 % 3)
-
-
-async def later(document: dict[str, Any]) -> dict[str, Any]:
-    return document
 
 
 def with_bad_ones(document: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from moto_s3 import client_of
 import headrace as hr
 from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.formats.registry import sniffed
-from headrace.sources.discovery.entries import Entries, EntriesBuilder
+from headrace.sources.entries import Entries, EntriesBuilder
 from headrace.testing import FaultServer
 from headrace.types import Listed
 
@@ -133,9 +133,7 @@ def test_tables_beside_shards_with_their_names_are_skipped(put: Any, train: str)
 @pytest.mark.parametrize(("ending", "pack"), [
     ("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstandard.compress)
 ])  # fmt: skip
-def test_compressed_objects_without_a_suffix_are_refused_with_a_remedy(
-    put: Any, name: str, ending: str, pack: Callable[[bytes], bytes]
-) -> None:
+def test_compressed_objects_need_a_suffix(put: Any, name: str, ending: str, pack: Callable[[bytes], bytes]) -> None:
     put(f"packed/{name}", pack(b'{"n": 1}\n' * 9))
     for place in (f"packed/{name}", "packed/part-*", "packed/", "packed"):
         with pytest.raises(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from builders import loops
 from builders.loops import outcomes_of, rest_of, resumed_anywhere, state_after
-from builders.numbers import is_odd
+from builders.numbers import is_odd, later
 from builders.tars import tar
 from unit.batchers import Buckets, Budget
 
@@ -60,10 +60,6 @@ def weight(n: Any) -> int:
 def broken_at_7(n: int) -> int:
     if n == 7:
         raise ValueError("sample 7 is damaged")
-    return n
-
-
-async def later(n: Any) -> Any:
     return n
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import flat, lists, loaded, rest_of, state_after
-from builders.numbers import Numbers
+from builders.numbers import Numbers, streamed
 from builders.ranks import as_rank
-from builders.tars import number_of, numbered_samples, put_index, put_shards, tar
+from builders.tars import number_of, numbered_samples, numbers_of, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
 
 COUNTS = (9, 0, 14, 1, 30, 6, 2)
-TOTAL = sum(COUNTS)
+TOTAL, FIFTY = sum(COUNTS), range(50)
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,8 @@ def batches_of(data: Any, rank: int, world: int, epochs: int = 1, **options: Any
     ranks = as_rank(rank, world, options.pop("ranks", None))
     options = {"batch_size": 4} | options if ranks.global_batch_size is None else options
     options = {"memory_budget": "8MiB"} | options  # tiny samples without end are read ahead up to it
-    with hr.DataLoader(data, ranks=ranks, collate_fn=_numbers, **options) as loader:
+    with hr.DataLoader(data, ranks=ranks, collate_fn=numbers_of, **options) as loader:
         return [batch for _ in range(epochs) for batch in loader]
-
-
-def _numbers(samples: list[Any]) -> list[int]:
-    return [sample if isinstance(sample, int) else int(sample["__key__"]) for sample in samples]
 
 
 def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
@@ -121,17 +117,9 @@ def test_ranks_read_shards_of_their_own_where_samples_are_not_counted() -> None:
         batches_of(data, 0, 8)
 
 
-class Counting(hr.AsyncIterableDataset):
-    ranks_by = "position"
-
-    async def aiter(self) -> Any:
-        for n in range(50):
-            yield n
-
-
 def test_ranks_share_an_iterator_with_an_epoch_of_a_given_size() -> None:
-    assert [len(step) for step in steps_of(Counting().epoch(samples=24), 2)] == [8, 8, 8]
-    assert len(loaded(Counting(), batch_size=25, ranks=hr.Ranks.none)) == 2
+    assert [len(step) for step in steps_of(streamed(FIFTY, "position").epoch(samples=24), 2)] == [8, 8, 8]
+    assert len(loaded(streamed(FIFTY, "position"), batch_size=25, ranks=hr.Ranks.none)) == 2
 
 
 def test_global_batch_of_a_state_is_kept_in_later_epochs_and_after_a_second_resume() -> None:
@@ -206,8 +194,11 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("give one of them", lambda: Numbers(70), {"ranks": hr.Ranks(last_batch="pad"), "drop_last": True}),
     ("states without snapshots", lambda: Numbers(70), {"snapshot_every_n_steps": 2}),
     (r"filter\(is_even\) changes .*epoch\(samples=N\)", lambda: Numbers(70).filter(is_even), TWO),
-    (r"epoch\(samples=N\)", Counting, TWO),
-    *(("last_batch=", lambda: Counting(), {"ranks": hr.Ranks(last_batch=tail)}) for tail in ("pad", "carry")),
+    (r"epoch\(samples=N\)", lambda: streamed(FIFTY, "position"), TWO),
+    *(
+        ("last_batch=", lambda: streamed(FIFTY, "position"), {"ranks": hr.Ranks(last_batch=tail)})
+        for tail in ("pad", "carry")
+    ),
     *(
         ("last_batch=", lambda: Numbers(TOTAL).filter(bool), {"ranks": hr.Ranks(last_batch=tail)})
         for tail in ("pad", "carry")
@@ -245,12 +236,12 @@ def test_a_missing_shard_shifts_no_sample_of_others() -> None:
     for rank in range(2):
         own = [step[len(step) // 2 :] if rank else step[: len(step) // 2] for step in expected]
         ranks = hr.Ranks(global_batch_size=6, rank=rank, world_size=2)
-        with hr.DataLoader(data, ranks=ranks, collate_fn=_numbers, errors=hr.Skip()) as loader:
+        with hr.DataLoader(data, ranks=ranks, collate_fn=numbers_of, errors=hr.Skip()) as loader:
             assert list(loader) == [kept for step in own if (kept := [n for n in step if n not in lost])]
             assert loader.stats().skipped == sum(number in lost for number in flat(own))
 
 
-class Parts(Counting):
+class Parts(hr.AsyncIterableDataset):
     """Each rank's part has another length."""
 
     ranks_by = "shard_info"
@@ -278,8 +269,11 @@ UNEVEN: dict[str, tuple[Callable[[], Any], Iterable[int]]] = {
     "compressed shards": (lambda: hr.stream(packed_urls(COUNTS), index=None).shuffle(window=8), range(TOTAL)),
     "fewer shards than ranks": (lambda: hr.stream(packed_urls([9]), index=None), range(9)),
     "iterable": (Parts, range(50)),
-    "iterable by position": (Counting, range(50)),
-    "filtered iterable by position": (lambda: Counting().filter(lambda n: n % 7 == 0), range(0, 50, 7)),
+    "iterable by position": (lambda: streamed(FIFTY, "position"), range(50)),
+    "filtered iterable by position": (
+        lambda: streamed(FIFTY, "position").filter(lambda n: n % 7 == 0),
+        range(0, 50, 7),
+    ),
 }
 
 
@@ -302,7 +296,7 @@ def test_ranks_repeat_filtered_samples_without_end(urls: list[str], index: str) 
         found: set[int] = set()
         for rank in range(2):
             with hr.DataLoader(
-                data.repeat(), 5, ranks=hr.Ranks(rank=rank, world_size=2), collate_fn=_numbers
+                data.repeat(), 5, ranks=hr.Ranks(rank=rank, world_size=2), collate_fn=numbers_of
             ) as loader:
                 batches = list(itertools.islice(loader, 20))
             assert [len(batch) for batch in batches] == [5] * 20
@@ -324,7 +318,7 @@ SHARED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("case", SHARED)
 def test_repeated_and_unread_samples_are_counted(case: str, caplog: pytest.LogCaptureFixture) -> None:
     found, repeated, unread = Counter[int](), 0, 0
-    options: dict[str, Any] = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, "memory_budget": "8MiB"}
+    options: dict[str, Any] = {"batch_size": 2, "collate_fn": numbers_of, "num_workers": 0, "memory_budget": "8MiB"}
     for rank in range(3):
         caplog.clear()
         with hr.DataLoader(SHARED[case](), ranks=hr.Ranks(rank=rank, world_size=3), **options) as loader:
@@ -347,7 +341,7 @@ def lines_in(folder: Path, counts: Sequence[int]) -> hr.Stream:
             file.writelines(f'{{"n": {number}}}\n' for number in range(first, first + count))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        data = hr.stream(urls, index="build").map(_number)
+        data = hr.stream(urls, index="build").map(lambda sample: int(sample["n"]))
         assert len(data) == sum(counts)  # the index is made now
         return data
 
@@ -355,10 +349,6 @@ def lines_in(folder: Path, counts: Sequence[int]) -> hr.Stream:
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> hr.Stream:
     return lines_in(tmp_path_factory.mktemp("lines"), COUNTS)
-
-
-def _number(sample: Any) -> int:
-    return int(sample["n"])
 
 
 EXACT: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Iterable[int]]] = {
@@ -381,7 +371,7 @@ def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(li
     for world in (2, 5):
         found, steps = Counter[int](), set[int]()
         for rank in range(world):
-            options: dict[str, Any] = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, **given}
+            options: dict[str, Any] = {"batch_size": 2, "collate_fn": numbers_of, "num_workers": 0, **given}
             options["ranks"] = as_rank(rank, world, given.get("ranks"))
             with hr.DataLoader(of(lines), **options) as loader:
                 batches = iter(loader)
@@ -398,7 +388,7 @@ def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(li
 
 
 def test_states_of_shares_by_counts_are_refused_by_other_ranks_and_steps(lines: hr.Stream) -> None:
-    state = state_after(hr.DataLoader(lines, 4, ranks=hr.Ranks(rank=0, world_size=2), collate_fn=_numbers), 1)
+    state = state_after(hr.DataLoader(lines, 4, ranks=hr.Ranks(rank=0, world_size=2), collate_fn=numbers_of), 1)
     for field, options in (
         ("world", {"batch_size": 4, "ranks": hr.Ranks(rank=1, world_size=2)}),
         ("world", {"batch_size": 4, "ranks": hr.Ranks(rank=0, world_size=3)}),

@@ -197,9 +197,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "match"), REFUSED)
-def test_ranks_are_refused_when_it_is_not_known_how_they_divide_an_iterable(
-    make: Callable[[], Any], match: str
-) -> None:
+def test_ranks_refuse_an_iterable_of_unknown_division(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(hr.OptionError, match=match):
         ranks(make(), 2)
 

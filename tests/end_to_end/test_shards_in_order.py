@@ -72,9 +72,7 @@ USES: dict[str, tuple[Callable[[Halves], hr.Stream], Sequence[int]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_combined_shards_are_exact_on_one_rank_and_on_two(
-    kind: str, use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_combined_shards_are_exact(kind: str, use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     urls, (combined, expected) = shards(tmp_path, kind), USES[use]
     for index, world in ((None, 1), (None, 2), ("build", 2)):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{index}{world}"))
@@ -94,9 +92,7 @@ def each_once(data: hr.Stream, world: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shards_without_an_index_are_exact_on_two_ranks(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unindexed_shards_are_exact_on_two_ranks(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = hr.stream(shards(tmp_path, kind), index=None)
     for order in (data, data.shuffle(window=5), data.take(TOTAL)):
         assert each_once(order.map(number_of), 2) == Counter(range(TOTAL))
@@ -105,7 +101,7 @@ def test_shards_without_an_index_are_exact_on_two_ranks(
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "frames.jsonl.zst", "tar"])
-def test_a_global_shuffle_makes_the_index_that_it_needs(
+def test_global_shuffle_makes_an_index(
     kind: str, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = hr.stream(shards(tmp_path, kind), index=None).shuffle("global").map(number_of)

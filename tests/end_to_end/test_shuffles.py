@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.numbers import Iterated, Numbers
-from builders.tars import put_index, put_shards
+from builders.numbers import Numbers, streamed
+from builders.tars import numbers_of, put_index, put_shards
 
 import headrace as hr
 
@@ -28,28 +28,16 @@ def index(urls: list[str]) -> str:
     return put_index(urls, "shuffles")
 
 
-def counting() -> hr.AsyncIterableDataset:
-    async def numbers() -> AsyncIterator[int]:
-        for n in range(TOTAL):
-            yield n
-
-    return Iterated(numbers)
-
-
 def epochs_of(data: hr.Stream, count: int = 1, **options: Any) -> list[list[int]]:
-    with hr.DataLoader(data, batch_size=4, collate_fn=_numbers, **options) as loader:
+    with hr.DataLoader(data, batch_size=4, collate_fn=numbers_of, **options) as loader:
         return [list(itertools.chain.from_iterable(loader)) for _ in range(count)]
-
-
-def _numbers(samples: list[Any]) -> list[int]:
-    return [sample if isinstance(sample, int) else int(sample["__key__"]) for sample in samples]
 
 
 SOURCES: dict[str, Callable[[list[str], str], Any]] = {
     "indexed": lambda urls, index: hr.stream(urls, index=index),
     "unindexed": lambda urls, index: hr.stream(urls, index=None),
     "keys": lambda urls, index: Numbers(TOTAL),
-    "iterator": lambda urls, index: counting(),
+    "iterator": lambda urls, index: streamed(range(TOTAL)),
 }
 WAYS = [
     *(("indexed", by) for by in ("shards", "within", "window", "global", "auto")),
@@ -93,9 +81,9 @@ def test_samples_that_are_shuffled_within_stay_in_their_shards(urls: list[str], 
 
 
 def test_samples_leave_a_buffer_no_sooner_than_they_have_come() -> None:
-    (order,) = epochs_of(counting().shuffle(buffer=5))
+    (order,) = epochs_of(streamed(range(TOTAL)).shuffle(buffer=5))
     assert all(number <= place + 5 for place, number in enumerate(order))
-    (order,) = epochs_of(counting().shuffle(buffer=1000))
+    (order,) = epochs_of(streamed(range(TOTAL)).shuffle(buffer=1000))
     assert sorted(order) == list(range(TOTAL))
 
 

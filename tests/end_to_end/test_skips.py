@@ -9,14 +9,14 @@ import logging
 import os
 import signal
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from builders.loops import outcomes_later, outcomes_of, words
-from builders.numbers import Iterated, Made
+from builders.numbers import Made, streamed
 from builders.tars import numbered_samples, put_shards, tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -93,17 +93,12 @@ async def stumble_later(sample: dict[str, Any]) -> dict[str, Any]:
     return stumble_at(*BAD)(sample)
 
 
-async def iterated() -> AsyncIterator[dict[str, Any]]:
-    for key in range(22):
-        yield sample_of(key)
-
-
 STAGES: dict[str, Callable[[], Any]] = {
     "fetch": lambda: numbers(22, BAD),
     "map": lambda: numbers(22).map(stumble_at(*BAD)),
     "async map": lambda: numbers(22).map(lambda sample: sample).map(stumble_later),
     "filter": lambda: numbers(22).filter(lambda sample: bool(stumble_at(*BAD)(sample))),
-    "step of an iterator": lambda: Iterated(iterated).map(stumble_later),
+    "step of an iterator": lambda: streamed([sample_of(key) for key in range(22)]).map(stumble_later),
 }
 
 
@@ -412,7 +407,7 @@ def test_options_have_the_policy_and_its_limits() -> None:
 
 @pytest.mark.slow
 def test_ranks_that_go_on_from_one_state_do_not_count_the_others_skips_again() -> None:
-    data = hr.from_map(range(400)).map(_bad_sevenths).filter(_any).epoch(samples=400)
+    data = hr.from_map(range(400)).map(_bad_sevenths).filter(lambda number: number >= 0).epoch(samples=400)
     state: dict[str, Any] = {}
     for _ in range(4):
         loaders = [
@@ -437,7 +432,3 @@ def _bad_sevenths(number: int) -> int:
     if number % 7 == 3:
         raise BadError(f"number {number}")
     return number
-
-
-def _any(number: int) -> bool:
-    return number >= 0

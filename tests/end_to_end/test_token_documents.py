@@ -70,12 +70,7 @@ def test_windows_are_those_of_each_document(
 ) -> None:
     if is_open and len(documents[-1]) > 1:
         documents = [*documents[:-1], documents[-1][:-1]]  # the last document continues in another file
-    given = put(kind, documents) | {
-        "window": window,
-        "stride": stride,
-        "tail": tail,
-        "documents": "separate",
-    }
+    given = put(kind, documents) | {"window": window, "stride": stride, "tail": tail, "documents": "separate"}
     wanted = cut(documents, window, stride, tail)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.formats.pinned_object.PIECE_BYTES", piece)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import given_later, loaded
-from builders.numbers import Made
+from builders.numbers import Made, later
 
 import headrace as hr
 
@@ -151,10 +151,6 @@ def fails(sample: Any) -> Any:
 
 async def fails_later(sample: Any) -> Any:
     return fails(sample)
-
-
-async def later(sample: Any) -> Any:
-    return sample
 
 
 def branched(data: hr.Stream) -> hr.Stream:

@@ -11,18 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from builders.numbers import Made
+from builders.numbers import Made, spin
 
 import headrace as hr
 
 pytestmark = pytest.mark.usefixtures("ready_fork_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-
-
-def spin(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
 
 
 def tensor(key: int) -> torch.Tensor:

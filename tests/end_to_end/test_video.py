@@ -16,7 +16,7 @@ import headrace as hr
 from headrace.cli import main
 from headrace.errors import FormatError, ObjectChangedError, OptionError, StateMismatchError
 from headrace.fetch.stores import memory
-from headrace.formats.images import scaled
+from headrace.formats.media import scaled
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -142,7 +142,7 @@ def test_only_the_bytes_that_clips_take_are_read_and_tables_once(server: FaultSe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["build", "command"])
-def test_tables_of_an_index_are_not_read_again(
+def test_indexed_tables_are_kept(
     server: FaultServer, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = str(tmp_path / "videos.hri")
@@ -188,7 +188,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: list(hr.stream(put_videos()[0])), r"hr.video\(\)"),
     (lambda: hr.video([("a.mp4", [])], decoder="pyav"), "clip 0, .*: one time or more"),
     (lambda: hr.video([("a.mp4", ["x"])], decoder="pyav"), "times are numbers"),
-    (lambda: hr.video([("a.mp4", [0]), "b.mp4"], decoder="pyav"), "clip 1, 'b.mp4'"),
+    (lambda: hr.video([("a.mp4", [0]), "b.mp4"], decoder="pyav"), "clip 1='b.mp4'"),
     (lambda: hr.video(["a.mp4"], decoder="pyav"), TWO_GIVEN),
     (lambda: hr.video([("a.mp4", [0])], CLIPS, decoder="pyav"), TWO_GIVEN),
 ]

@@ -1,15 +1,10 @@
-"""Every example runs as a script, ends by itself and prints its results; shared code is tested by itself."""
+"""Every example runs as a script, ends by itself and prints its results."""
 
-import io
 import os
 import re
 import subprocess
 import sys
-import tarfile
-import urllib.error
-import urllib.request
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -43,39 +38,3 @@ def test_example_prints_its_results(name: str, tmp_path: Path) -> None:
     assert re.search(SHOWS[name], done.stdout), done.stdout + done.stderr
     assert not re.search(r"Traceback|headrace.*Warning", done.stderr), done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_shards_hold_every_digit_once(digits: ModuleType) -> None:
-    shards, keys = digits.make_shards(), []
-    for data in shards.values():
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            names = tar.getnames()
-        assert names[1::2] == [name.replace("png", "cls") for name in names[::2]]
-        keys += [name.removesuffix(".png") for name in names[::2]]
-    assert len(shards) == 9
-    assert keys == [f"{key:06}" for key in range(1797)]
-
-
-@pytest.mark.parametrize(("asked", "status", "expected", "span"), [
-    (None, 200, slice(None), None),
-    ("bytes=0-0", 206, slice(0, 1), "bytes 0-0/10"),
-    ("bytes=3-5", 206, slice(3, 6), "bytes 3-5/10"),
-    ("bytes=8-99", 206, slice(8, None), "bytes 8-9/10"),
-    ("bytes=7-", 206, slice(7, None), "bytes 7-9/10"),
-    ("bytes=-4", 206, slice(6, None), "bytes 6-9/10"),
-    ("bytes=-99", 206, slice(None), "bytes 0-9/10"),
-    ("bytes=10-", 416, slice(0, 0), "bytes */10"),
-    ("bytes=-0", 416, slice(0, 0), "bytes */10"),
-])  # fmt: skip
-def test_web_server_answers_ranges(
-    digits: ModuleType, asked: str | None, status: int, expected: slice, span: str | None
-) -> None:
-    data = b"0123456789"
-    with digits.http_server({"a": data}) as address:
-        headers = {"Connection": "close"} | ({"Range": asked} if asked else {})
-        try:
-            answer = urllib.request.urlopen(urllib.request.Request(f"{address}/a", headers=headers))
-        except urllib.error.HTTPError as error:
-            answer = error
-        with answer:
-            assert (answer.status, answer.read(), answer.headers["Content-Range"]) == (status, data[expected], span)

@@ -20,7 +20,7 @@ import pytest
 
 from headrace.errors import OptionError
 from headrace.testing import FaultServer
-from headrace.testing.fault_server import FAULTS
+from headrace.testing.fault_server.faults import FAULTS
 
 BODY = random.Random(1).randbytes(3000)
 PART = BODY[1000:2000]

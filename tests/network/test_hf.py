@@ -95,9 +95,7 @@ def read(hub: Hub, *paths: str, clock: Clock | None = None, step_s: float = 0.0,
     return asyncio.run(run())
 
 
-def test_hub_is_asked_once_for_some_minutes_and_other_origins_get_neither_token_nor_headers(
-    hub: Hub, storage: FaultServer
-) -> None:
+def test_hub_is_asked_once_and_other_origins_get_no_secrets(hub: Hub, storage: FaultServer) -> None:
     assert read(hub, *[FILE] * 5, token=TOKEN, step_s=120.0) == [BODY[100:200]] * 5
     assert hub.asked == ["/datasets/me/set/resolve/main/train/a%20b.bin"] * 2
     assert [request.target for request in storage.log] == [f"/blob?Signature=s{n}" for n in (1, 1, 1, 2, 2)]

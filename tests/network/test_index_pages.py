@@ -171,7 +171,7 @@ def test_page_that_is_no_index_is_an_error_that_says_so(body: bytes, why: str) -
 
 @pytest.mark.slow
 def test_folders_that_go_in_a_circle_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.sources.discovery.listing._ATTEMPTS", 1)
+    monkeypatch.setattr("headrace.sources.entries._ATTEMPTS", 1)
     with FaultServer() as server:
         for depth in range(1, 70):
             server.add("a/" * depth, b"<title>Index of /</title><a href='a/'>a</a>")

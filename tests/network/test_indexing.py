@@ -31,12 +31,7 @@ from headrace.fetch.stores import memory
 from headrace.fetch.stores.writing import write_object
 from headrace.formats.index.file import Directory, check_block, read_directory
 from headrace.formats.index.shard import ShardIndex
-from headrace.indexes.building import (
-    BuildProgress,
-    build_file,
-    build_index,
-    build_shard,
-)
+from headrace.indexes.building import BuildProgress, build_file, build_index, build_shard
 from headrace.indexes.cache_path import beside, cache_path
 from headrace.options import Fetch
 from headrace.testing import FaultServer
@@ -453,9 +448,7 @@ def test_index_beside_a_shard_keeps_the_query_behind_it() -> None:
 
 
 @pytest.mark.slow
-def test_cached_index_is_one_for_all_signatures_and_another_for_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_index_depends_on_folders_not_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signed = [cache_path([f"https://host/a.tar?X-Amz-Signature={n}"]) for n in range(2)]
     assert signed[0] == signed[1]
     assert signed[0].is_relative_to(tmp_path / "cache")

@@ -76,7 +76,7 @@ PASSING = [
 @pytest.mark.parametrize("data", [BODY, SMALL], ids=["long", "short"])
 @pytest.mark.parametrize("start", [1000, -5000, -300_000])
 @pytest.mark.parametrize(("fault", "retries"), PASSING, ids=[fault for fault, _ in PASSING])
-async def test_range_or_end_is_byte_exact_after_a_passing_fault(
+async def test_read_is_exact_after_a_passing_fault(
     server: FaultServer, fault: str, retries: int, start: int, data: bytes
 ) -> None:
     if fault == "ignore_range" and start < 0:
@@ -161,7 +161,7 @@ LASTING = [
 
 
 @pytest.mark.parametrize(("fault", "error", "attempts", "status"), LASTING, ids=[row[0] for row in LASTING])
-async def test_lasting_fault_is_the_one_right_error(
+async def test_lasting_fault_is_its_error(
     server: FaultServer, fault: str, error: type[StorageError], attempts: int, status: int | None
 ) -> None:
     name = f"lasting-{fault}"

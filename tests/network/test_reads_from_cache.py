@@ -106,9 +106,7 @@ def test_data_set_that_no_loader_has_open_makes_room_for_the_next_one(tmp_path: 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", ["objects", "shards"])
-def test_later_epochs_read_from_the_store_what_has_no_room_and_nothing_else(
-    tmp_path: Path, kind: str, shuffle: bool
-) -> None:
+def test_later_epochs_read_only_uncached_objects_from_the_store(tmp_path: Path, kind: str, shuffle: bool) -> None:
     size, count = 8192 - 512, 96  # in the cache each takes two blocks, or a shard of eight as many as nine headers add
     with FaultServer() as server:
         if kind == "objects":

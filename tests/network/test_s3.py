@@ -9,12 +9,7 @@ import pytest
 from moto_s3 import client_of
 from network.bodies import OBSTORE_KEEPS, numbered
 
-from headrace.errors import (
-    AccessDeniedError,
-    ObjectMissingError,
-    OptionError,
-    StorageError,
-)
+from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError
 from headrace.fetch import Reader
 from headrace.options import Fetch
 from headrace.testing import FaultServer
@@ -22,10 +17,7 @@ from headrace.testing import FaultServer
 BODY = numbered(700_000)
 CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
 
-pytestmark = [
-    pytest.mark.asyncio,
-    OBSTORE_KEEPS,
-]
+pytestmark = [pytest.mark.asyncio, OBSTORE_KEEPS]
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +26,13 @@ def s3() -> Iterator[Any]:
         yield client
 
 
-def reader_of(client: Any) -> Reader:
-    return Reader(concurrency=4, storage_options={**CREDENTIALS, "endpoint": client.meta.endpoint_url})
-
-
 def reader_at(server: FaultServer, options: Fetch | None = None, **settings: Any) -> Reader:
     given = settings or {"access_key_id": "a", "secret_access_key": "b"}
     return Reader(options, concurrency=1, storage_options={**given, "region": "us-east-1", "endpoint": server.url})
 
 
 async def test_missing_key_and_bucket_are_errors_that_say_which(s3: Any) -> None:
-    async with reader_of(s3) as reader:
+    async with Reader(concurrency=4, storage_options={**CREDENTIALS, "endpoint": s3.meta.endpoint_url}) as reader:
         with pytest.raises(ObjectMissingError, match=r"NoSuchKey.*s3://shelf/none\.tar"):
             await reader.read("s3://shelf/none.tar")
         with pytest.raises(ObjectMissingError, match="NoSuchBucket"):

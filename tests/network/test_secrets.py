@@ -134,9 +134,7 @@ def test_refused_option_or_address_tells_no_secret(url: str, options: dict[str, 
         ("gs://shelf/away", {"base_url": "{url}", "headers": {"X-Goog-Token": SECRET}, "skip_signature": True}, True),
     ],
 )
-def test_redirect_takes_no_secret_to_another_origin(
-    url: str, options: dict[str, Any], is_refused: bool, server: FaultServer
-) -> None:
+def test_redirect_takes_no_secret(url: str, options: dict[str, Any], is_refused: bool, server: FaultServer) -> None:
     async def run() -> None:
         here = {name: server.url if value == "{url}" else value for name, value in options.items()}
         async with Reader(Fetch(attempts=1), concurrency=1, storage_options=here) as reader:

@@ -51,7 +51,7 @@ def read(url: str, **options: Any) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("by_obstore", [False, True])
 @pytest.mark.parametrize("options", ALLOWED, ids=str)
-def test_every_spelling_of_a_setting_of_the_client_is_understood(
+def test_spellings_of_a_client_setting_are_known(
     options: dict[str, Any], by_obstore: bool, server: FaultServer
 ) -> None:
     if by_obstore:
@@ -121,9 +121,7 @@ def opened(root: str, storage_options: Mapping[str, Any]) -> Panics:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["opening", "asking", "body"])
-def test_panic_in_a_store_is_an_error_of_that_read_and_ends_nothing_else(
-    where: str, monkeypatch: pytest.MonkeyPatch, server: FaultServer
-) -> None:
+def test_panic_of_a_store_is_one_error(where: str, monkeypatch: pytest.MonkeyPatch, server: FaultServer) -> None:
     monkeypatch.setitem(registry._registered, "panics", opened)
 
     stream = hr.stream("panics://me:secret@shelf/x.tar", storage_options={"where": where}, index=None)

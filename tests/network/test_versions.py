@@ -36,7 +36,7 @@ def outcomes() -> list[tuple[Sequence[str], Sequence[str], type[StorageError] | 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("before", "after", "error"), outcomes())
-async def test_range_goes_on_behind_a_lost_connection_with_the_same_version_alone(
+async def test_range_continues_with_the_same_version(
     before: Sequence[str], after: Sequence[str], error: type[StorageError] | None
 ) -> None:
     whole = part(BODY, 0, len(BODY), *before)
@@ -68,7 +68,7 @@ async def test_answer_without_a_version_is_asked_for_once_more(slips: int) -> No
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("before", "after", "error"), outcomes())
-async def test_parts_of_a_long_range_are_of_one_version(
+async def test_range_has_one_version(
     before: Sequence[str], after: Sequence[str], error: type[StorageError] | None
 ) -> None:
     size = 80 * 512

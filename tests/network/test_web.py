@@ -31,9 +31,8 @@ from headrace.errors import (
     StorageError,
     ThrottledError,
 )
-from headrace.fetch.web.body import Body
 from headrace.fetch.web.client import Web, proxy_for
-from headrace.fetch.web.connection import Connection
+from headrace.fetch.web.connection import Body, Connection
 from headrace.fetch.web.connections import Connections, is_public
 from headrace.fetch.web.http1 import target_of
 from headrace.options import Fetch
@@ -120,7 +119,7 @@ GONE = "416 Range Not Satisfiable"
         ([ok(b"no", status=GONE), ok(b"")], 0, 9, (0, 0, 0)),
     ],
 )
-async def test_answer_is_what_was_asked_for(
+async def test_answer_is_exact(
     answers: list[Reply | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...]
 ) -> None:
     got, body, _ = await asked(*answers, start=start, stop=stop)
@@ -155,9 +154,7 @@ async def test_answer_is_what_was_asked_for(
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nhello\r\n", None, "chunk"),
     ],
 )
-async def test_answer_that_is_not_what_was_asked_for_is_refused(
-    answer: bytes | Reply, start: int | None, words: str
-) -> None:
+async def test_answer_to_another_request_is_refused(answer: bytes | Reply, start: int | None, words: str) -> None:
     stop = None if start is None else start + 10
     with pytest.raises(BadResponseError, match=words) as caught:
         await asked(answer, start=start, stop=stop)
@@ -182,9 +179,7 @@ async def test_answer_that_is_not_what_was_asked_for_is_refused(
         ("304 Not Modified", b"", StorageError, None),
     ],
 )
-async def test_status_is_the_error_that_it_means(
-    status: str, body: bytes, kind: type[StorageError], after: str | None
-) -> None:
+async def test_status_is_its_error(status: str, body: bytes, kind: type[StorageError], after: str | None) -> None:
     fields = () if after is None else (f"Retry-After: {after}",)
     with pytest.raises(StorageError) as caught:
         await asked(ok(body, *fields, status=status))
@@ -275,10 +270,7 @@ async def test_what_follows_an_answer_never_reaches_the_next(extra: bytes, stop:
 
 
 async def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() -> None:
-    async with (
-        serving(ok(BODY), Reply(b"", "end"), ok(BODY), Reply(b"", "reset"), ok(BODY)) as script,
-        client() as web,
-    ):
+    async with serving(ok(BODY), Reply(b"", "end"), ok(BODY), Reply(b"", "reset"), ok(BODY)) as script, client() as web:
         for _ in range(3):
             assert await body_of(await web.get(script.url)) == BODY
         assert (len(script.requests), script.connections) == (5, 3)
@@ -362,9 +354,7 @@ async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
     st.lists(st.integers(1, 800), max_size=8),
     st.lists(st.integers(0, 300), max_size=8),
 )
-def test_body_is_the_same_however_it_comes_and_is_read(
-    data: bytes, is_chunked: bool, boundaries: list[int], reads: list[int]
-) -> None:
+def test_body_is_the_same_in_any_pieces(data: bytes, is_chunked: bool, boundaries: list[int], reads: list[int]) -> None:
     wire = (
         chunked(*([data[:100], data[100:]] if len(data) > 100 else [data] if data else [])) if is_chunked else ok(data)
     )

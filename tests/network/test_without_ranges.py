@@ -19,7 +19,7 @@ import headrace as hr
 from headrace._util.reads import Span
 from headrace.errors import BadResponseError, ObjectChangedError
 from headrace.fetch import Reader
-from headrace.fetch.rest import Rest
+from headrace.fetch.web.connection import Rest
 from headrace.options import Fetch
 from headrace.testing import FaultServer
 
@@ -71,9 +71,7 @@ def pythons(tmp_path: Path) -> Iterator[PythonsServer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_stream_from_pythons_server_gives_every_sample_in_every_epoch_by_one_request_a_shard(
-    pythons: PythonsServer, num_workers: int
-) -> None:
+def test_each_epoch_makes_one_request_a_shard(pythons: PythonsServer, num_workers: int) -> None:
     data = hr.stream(pythons.url).to_tuple("__key__", "bin")
     options = {"fetch": SMALL, "batch_size": 7, "num_workers": num_workers}
     with hr.DataLoader(data, collate_fn=lambda batch: list(zip(*batch, strict=True)), **options) as loader:

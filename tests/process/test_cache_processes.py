@@ -157,9 +157,7 @@ def run(script: str, folder: Path, command: Sequence[str] = ()) -> str:
 
 
 @pytest.mark.parametrize(("script", "told"), [(FULL, "No space left on device"), (READ_ONLY, "Read-only file system")])
-def test_disk_that_takes_no_more_ends_writing_and_loses_nothing(
-    script: str, told: str, tmp_path: Path, small_disk: list[str]
-) -> None:
+def test_full_disk_only_ends_writing(script: str, told: str, tmp_path: Path, small_disk: list[str]) -> None:
     assert told in run(script, tmp_path, [*small_disk, str(tmp_path)])
 
 

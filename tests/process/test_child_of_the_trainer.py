@@ -11,7 +11,7 @@ import pytest
 from process.waiting import output_of
 
 import headrace as hr
-from headrace.workers.forkserver import interpreter_flags as boot
+from headrace.workers.forkserver import client as boot
 
 # The fork server is started first, by the loader; then the trainer changes what its children inherit.
 SIDE_BY_SIDE = """
@@ -122,9 +122,7 @@ def test_workers_are_started_by_the_interpreter_that_multiprocessing_was_told_of
     assert (tmp_path / "started").exists()
 
 
-def test_interpreter_is_that_beside_the_library_when_a_host_program_embeds_python(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_embedded_python_starts_workers_by_its_own_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ours = sys.executable
     multiprocessing.set_executable(ours)
     for host in ("/opt/host/program", "", None):

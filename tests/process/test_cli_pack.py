@@ -100,9 +100,7 @@ def test_what_cannot_be_packed_is_said(folder: Path, rows: bytes, why: str, caps
     assert not list((folder / "out").glob("*.tar"))
 
 
-def test_a_number_that_the_column_of_the_first_rows_would_round_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_that_its_column_would_round_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cli.pack._ROWS_BYTES", 1)  # each row is written by itself
     shard = _ParquetShard(folder / "rows.parquet", _PackJournal(folder / "journal", ""))
     shard.add({"x": np.float32(0.1)}, 0)
@@ -209,7 +207,7 @@ def test_index_takes_patterns_and_folders(folder: Path, capsys: pytest.CaptureFi
 
 
 def test_arrays_are_packed_as_such() -> None:
-    from headrace.cli.members import members_of
+    from headrace.cli.pack import members_of
 
     members = members_of({"a": np.arange(3), "b": b"x", "cls": 4, "f": np.float32(0.5)}, 0)
     (sample,) = hr.from_map([members]).decode()

@@ -80,4 +80,4 @@ def test_hash_of_text_is_the_same_in_all_workers(
     assert len(hashes) == 1
     assert (ours in hashes) == is_known
     assert found == seeds
-    assert len(servers) == 2, "the first has ended, and a module that starts a thread has the second begin again"
+    assert len(servers) == 3, "the first has ended, and the second forks no more after a module that starts a thread"

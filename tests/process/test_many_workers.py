@@ -72,9 +72,7 @@ def test_loop_goes_on_while_the_fork_server_reads_nothing(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("regime", ["torch", "economic", "ours"])
-def test_loader_works_when_workers_are_many_and_the_environment_is_large(
-    regime: str, fork_server: ForkServer, large_environment: None
-) -> None:
+def test_many_workers_have_a_large_environment(regime: str, fork_server: ForkServer, large_environment: None) -> None:
     data: Any = length("HEADRACE_TEST_3")
     options: dict[str, Any] = {"economic": True} if regime == "economic" else {}
     if regime == "ours":
@@ -103,9 +101,7 @@ def state_of(fork_server: ForkServer) -> str:
 
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("sent", [1, 2, 3, 4, 5, 7, 8, 11])
-def test_fork_server_serves_others_when_a_connection_stays_or_ends_inside_a_message(
-    fork_server: ForkServer, sent: int, is_open: bool
-) -> None:
+def test_unfinished_message_holds_up_no_other_connection(fork_server: ForkServer, sent: int, is_open: bool) -> None:
     with fork_server.connect() as connection:
         connection.sendall(struct.pack("<Q", 200)[:sent] + b"{}"[: max(0, sent - 8)])
         if not is_open:
@@ -126,10 +122,10 @@ def test_fork_server_serves_others_while_nobody_reads_what_it_tells(fork_server:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_fork_server_that_begins_again_keeps_what_it_was_told_meanwhile(
+def test_fork_server_that_restarts_keeps_its_orders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_environment: None
 ) -> None:
-    """Orders to fork follow the order to import a module. A module that starts a thread makes the server restart."""
+    """Orders to fork follow the order to import a module, and all are repeated."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "module_with_a_thread.py").write_text(
         "import threading\n"

@@ -82,9 +82,7 @@ def test_each_block_is_opened_once_by_two_workers(files: list[str], tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [["n"], ["n", "text"]])
-def test_a_worker_opens_a_block_once_for_all_windows_that_have_rows_of_it(
-    files: list[str], tmp_path: Path, columns: list[str]
-) -> None:
+def test_worker_opens_a_block_once_for_all_its_windows(files: list[str], tmp_path: Path, columns: list[str]) -> None:
     """Windows of 50 rows and groups of 60: nearly each group is in two or three."""
     data = hr.stream(files, format=Counted(tmp_path)).select(*columns).shuffle("window", window=50, seed=1)
     with hr.DataLoader(data, batch_size=BATCH, collate_fn=list, num_workers=1) as loader:

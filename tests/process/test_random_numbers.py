@@ -64,10 +64,6 @@ def len_of(number: int) -> int:
     return len(str(number))
 
 
-def listed(number: int) -> list[int]:
-    return [number]
-
-
 def in_field(number: int) -> dict[str, Any]:
     return {"__key__": str(number), "data": b""}
 
@@ -136,7 +132,7 @@ def test_global_generators_stay_as_they_are_when_a_step_says_so(random: bool, ex
 
     assert seen(Numbers(TOTAL).map(len_of, random=random)) == expected
     assert seen(Numbers(TOTAL).filter(len_of, random=random)) == expected
-    assert seen(Numbers(TOTAL).flat_map(listed, random=random)) == expected
+    assert seen(Numbers(TOTAL).flat_map(lambda number: [number], random=random)) == expected
 
 
 def test_rng_gives_the_same_in_threads_and_processes() -> None:

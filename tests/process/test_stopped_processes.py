@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 import headrace as hr
 from headrace.workers.forkserver.client import ForkServer
-from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch, is_stopped
+from headrace.workers.forkserver.fd_socket import PATIENCE, Watch, is_stopped
 
 COUNT = 24
 
@@ -61,9 +61,7 @@ async def async_numbers(loader: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("context", "is_async"), [(None, False), ("fork", False), (None, True)])
-def test_batches_of_a_stopped_worker_are_made_by_another_and_a_warning_says_so(
-    context: str | None, is_async: bool, tmp_path: Path
-) -> None:
+def test_stopped_worker_is_replaced_with_a_warning(context: str | None, is_async: bool, tmp_path: Path) -> None:
     data = StopsOnce(tmp_path / "stopped")
     loader = hr.DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=context)
     with pytest.warns(RuntimeWarning, match="killed by SIGKILL; it was stopped while it was waited for"):
@@ -78,9 +76,7 @@ def test_stopped_worker_of_an_iterable_data_set_is_an_error_that_says_so() -> No
 
 
 @pytest.mark.parametrize("regime", ["economic", "stream"])
-def test_samples_of_a_stopped_worker_are_made_by_another(
-    regime: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_worker_replaces_a_stopped_one(regime: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data: Any = StopsOnce(tmp_path / "stopped")
     if regime == "stream":
         data = hr.from_map(range(COUNT)).map(data.__getitem__)
@@ -94,9 +90,7 @@ def test_samples_of_a_stopped_worker_are_made_by_another(
 @pytest.mark.parametrize("regime", ["economic", "stream"])
 @pytest.mark.parametrize("when", ["before the first start", "between two epochs", "with a loader beside it"])
 @pytest.mark.usefixtures("own_fork_server")
-def test_another_fork_server_starts_the_workers_when_one_is_stopped(
-    regime: str, when: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_fork_server_replaces_a_stopped_one(regime: str, when: str, caplog: pytest.LogCaptureFixture) -> None:
     data: Any = range(COUNT) if regime != "stream" else hr.from_map(range(COUNT))
     options = {"economic": True} if regime == "economic" else {}
 
@@ -124,7 +118,7 @@ def test_nothing_is_killed_when_the_whole_job_is_stopped_and_goes_on() -> None:
     """As by Ctrl-Z and `fg`: the trainer looks at nobody while it is stopped itself."""
     with trainer(
         """
-        from headrace.workers.forkserver.stopped_workers import PATIENCE
+        from headrace.workers.forkserver.fd_socket import PATIENCE
         PATIENCE.each_s = 0.05
         flag = __file__ + ".go"
         def slow(x):
@@ -152,9 +146,7 @@ def test_nothing_is_killed_when_the_whole_job_is_stopped_and_goes_on() -> None:
         assert running.finish() == (0, "", "")
 
 
-def test_timeout_of_the_loader_comes_as_it_did_while_a_worker_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_of_the_loader_holds_while_a_worker_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PATIENCE, "each_s", 0.5)
     loader = hr.DataLoader(StopsOnce(tmp_path / "stopped", at=0), batch_size=4, num_workers=1, timeout=1)
     iterator = iter(loader)
@@ -183,7 +175,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: is_stopped(process.pid), "it is stopped")
 
 
-def test_process_is_given_up_when_it_was_stopped_at_so_many_looks_in_a_row(
+def test_process_stopped_for_long_is_given_up(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PATIENCE, "each_s", 0.0)
@@ -198,9 +190,7 @@ def test_process_is_given_up_when_it_was_stopped_at_so_many_looks_in_a_row(
     assert [watch.look([sleeper.pid]) for _ in range(PATIENCE.looks)] == [[]] * (PATIENCE.looks - 1) + [[sleeper.pid]]
 
 
-def test_looks_are_apart_so_that_a_pause_of_this_process_counts_once(
-    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pause_of_this_process_is_one_look(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch()
     stop(sleeper)
     monkeypatch.setattr(PATIENCE, "each_s", 1000.0)

@@ -152,7 +152,7 @@ def test_fork_server_imports_nothing_when_it_was_let_go_of_before_it_began() -> 
     script = """
         import os, socket, subprocess, sys
 
-        code = "import sys; from headrace.workers.forkserver.server import main; main({}, {}, {})"
+        code = "import sys; from headrace.workers.forkserver.server import main; main({}, {}, {}, True)"
         code += "; print('torch' in sys.modules)"
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()

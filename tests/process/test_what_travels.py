@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from builders.numbers import Made, Numbers
+from builders.numbers import Made, Numbers, later
 from drop_in import acting
 from process.waiting import output_of
 
@@ -258,10 +258,6 @@ def next_error(iterator: Any) -> str:
     return "\n".join([f"{type(raised.value).__name__}: {raised.value}", *getattr(raised.value, "__notes__", ())])
 
 
-async def following(x: Any) -> Any:
-    return x
-
-
 def with_lock(x: int) -> Any:
     return threading.Lock() if x == 5 else x
 
@@ -276,7 +272,7 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[str, ...]]]
     ),
     "batch": (lambda: Numbers(12).map(with_lock), {}, ("CollateError",)),
     "samples": (
-        lambda: Numbers(12).map(with_lock).filter(lambda x: True).map(following),
+        lambda: Numbers(12).map(with_lock).filter(lambda x: True).map(later),
         {},
         ("with_lock", "type lock"),
     ),
@@ -302,9 +298,7 @@ def test_result_that_cannot_be_pickled_is_an_error_at_its_place_that_names_stage
 # Around them: environment, folder, modules that are imported for them.
 
 
-def test_workers_find_environment_path_and_folder_as_they_are_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_have_the_current_environment_path_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_in_workers(abs)  # the fork server stands, and has an older environment
     monkeypatch.setenv("HEADRACE_TEST_SETTING", "set since")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -221,9 +221,7 @@ ENDS = [SystemExit, KeyboardInterrupt, UsersEnd, asyncio.CancelledError, Generat
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
 @pytest.mark.parametrize("where", ["map", "filter", "collate"])
 @pytest.mark.parametrize("kind", ENDS)
-def test_base_exception_of_a_function_keeps_its_type_and_ends_nobody(
-    kind: type[BaseException], where: str, options: dict[str, Any]
-) -> None:
+def test_base_exception_of_a_function_is_itself(kind: type[BaseException], where: str, options: dict[str, Any]) -> None:
     def collate(samples: list[int]) -> list[int]:
         return [step(x) for x in samples] if where == "collate" else samples
 

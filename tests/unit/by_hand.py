@@ -17,11 +17,10 @@ from typing import Any, Self
 from simulation.loop import SimulatedLoop
 
 from headrace._util.shared_memory import Arena, Claim, Segment
-from headrace.delivery.arrival import Arrived, BatchOpener
-from headrace.delivery.messages import ChunkDelivery, Delivery
+from headrace.delivery.channel import ChunkDelivery, Delivery
 from headrace.delivery.progress import Progress, ProgressSnapshot
-from headrace.delivery.slabs import Slabs, Views
-from headrace.engine.scheduler.budget import Budget
+from headrace.delivery.slabs import Arrived, BatchOpener, Slabs, Views
+from headrace.engine.scheduler.dispatch import Budget
 from headrace.engine.scheduler.epoch_run import Epoch
 from headrace.engine.scheduler.epoch_spec import (
     BatchSpec,
@@ -50,11 +49,10 @@ from headrace.types import Ranges
 from headrace.workers.chains import KnownChain, SharedChain
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import Failure
-from headrace.workers.messages import DEATHS, Message, PlaceMessage, TaskMessage
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart, PackedPart, Part
 from headrace.workers.task_runner import TaskRunner, open_part
-from headrace.workers.tasks import Chain, Reply, Step
+from headrace.workers.tasks import DEATHS, Chain, Message, PlaceMessage, Reply, Step, TaskMessage
 
 
 def copies(n: int) -> list[int]:

@@ -23,7 +23,7 @@ from headrace._util.reads import Check, Span, Version
 from headrace._util.shared_memory import Arena, Lease
 from headrace.errors import StorageError
 from headrace.formats.index.shard import ShardIndex
-from headrace.readers.indexed_members import Members
+from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
 from headrace.torch_compat.serialize import pack_error
 from headrace.types import Ints

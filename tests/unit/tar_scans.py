@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 from contextlib import suppress
 
-from headrace._util.sample_ranges import Rows
+from builders.rows import listed
+
 from headrace.errors import FormatError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.scanner import TarScanner
@@ -20,14 +21,6 @@ class OneByOne(TarScanner):
     """The general way alone."""
 
     longest_run = 0
-
-
-def listed(rows: Rows) -> Found:
-    members = [
-        (rows.fields[field], offset, size)
-        for field, offset, size in zip(rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
-    ]
-    return [(key, members[rows.starts[k] : rows.starts[k + 1]]) for k, key in enumerate(rows.keys.tolist())]
 
 
 def scan(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.arrays import npy, saved
 from builders.stored import put, ranges
+from builders.zips import zipped
 
 import headrace as hr
 from headrace.formats.limits import Limits
@@ -23,18 +23,13 @@ VALUES: dict[str, Any] = {
 }
 
 
-def packed(save: Any, *values: Any, **named: Any) -> bytes:
-    save(out := io.BytesIO(), *values, **named)
-    return out.getvalue()
-
-
 def put_npz(**values: Any) -> str:
-    return put(packed(np.savez, **values), "0.npz")
+    return put(saved(np.savez, **values), "0.npz")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_rows_of_an_archive_are_those_that_were_written(save: Any) -> None:
-    data = hr.arrays(put(packed(save, **VALUES), "0.npz"))
+def test_rows_of_an_archive_equal_its_arrays(save: Any) -> None:
+    data = hr.arrays(put(saved(save, **VALUES), "0.npz"))
     assert len(data) == COUNT
     for k, row in enumerate(data):
         for name, values in VALUES.items():
@@ -46,7 +41,7 @@ def test_rows_of_an_archive_are_those_that_were_written(save: Any) -> None:
 
 
 def test_rows_of_a_single_array_are_called_value() -> None:
-    places = [put(packed(np.save, VALUES["images"][a:b]), "0.npy") for a, b in ((0, 25), (25, 25), (25, 60))]
+    places = [put(npy(VALUES["images"][a:b]), "0.npy") for a, b in ((0, 25), (25, 25), (25, 60))]
     data = hr.arrays(places)
     assert len(data) == COUNT
     assert all((row["value"] == VALUES["images"][k]).all() for k, row in enumerate(data))
@@ -91,41 +86,35 @@ def test_state_does_not_fit_other_arrays(is_shuffled: bool) -> None:
 
 
 @pytest.mark.process
-def test_one_row_of_what_is_stored_is_read_by_its_range() -> None:
+def test_one_row_of_a_stored_array_is_read_by_its_range() -> None:
     values = np.zeros((500, 100_000), np.uint8)
     with FaultServer() as server:
-        data = hr.arrays(server.add("a.npz", packed(np.savez, x=values, y=np.arange(500))))
+        data = hr.arrays(server.add("a.npz", saved(np.savez, x=values, y=np.arange(500))))
         assert data[400]["y"] == 400
         assert sum(stop - start for start, stop in ranges(server)) < 500_000
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_damage_is_an_error_that_names_the_file(save: Any) -> None:
-    whole = packed(save, x=VALUES["images"], y=VALUES["labels"])
+    whole = saved(save, x=VALUES["images"], y=VALUES["labels"])
     for k in range(12):
         place = put(whole[: len(whole) * k // 12], "0.npz")
         with pytest.raises(hr.errors.FormatError, match=place):
             list(hr.arrays(place))
 
 
-def zipped(name: str, data: bytes) -> bytes:
-    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
-        archive.writestr(name, data)
-    return out.getvalue()
-
-
-COMPRESSED = packed(np.savez_compressed, x=VALUES["images"])
+COMPRESSED = saved(np.savez_compressed, x=VALUES["images"])
 
 
 @pytest.mark.parametrize(("ending", "data", "why"), [
-    ("npy", packed(np.save, VALUES["images"])[:-1], " is damaged: its header"),
-    ("npy", packed(np.save, VALUES["by_column"]), " is damaged: .*by columns"),
-    ("npy", packed(np.save, np.array(3)), " is damaged: .*single number"),
-    ("npy", packed(np.save, np.array([{}], object), allow_pickle=True), " is damaged: .*Python objects"),
+    ("npy", npy(VALUES["images"])[:-1], " is damaged: its header"),
+    ("npy", npy(VALUES["by_column"]), " is damaged: .*by columns"),
+    ("npy", npy(np.array(3)), " is damaged: .*single number"),
+    ("npy", npy(np.array([{}], object)), " is damaged: .*Python objects"),
     ("npy", b"x" * 300, " is damaged: .*does not begin as an .npy file"),
     ("npy", b"", " is damaged: .*does not begin as an .npy file"),
-    ("npz", zipped("a.txt", b"text"), "has no arrays"),
-    ("npz", zipped("a.npy", packed(np.save, np.arange(5)) + b"more"), "the array 'a' cannot be read: its header"),
+    ("npz", zipped({"a.txt": b"text"}), "has no arrays"),
+    ("npz", zipped({"a.npy": npy(np.arange(5)) + b"more"}), "the array 'a' cannot be read: its header"),
     ("npz", COMPRESSED[:9000] + b"\xff\0\xff" + COMPRESSED[9003:], ": the array 'x' is damaged"),
 ])  # fmt: skip
 def test_unreadable_array_is_an_error_with_the_reason(ending: str, data: bytes, why: str) -> None:
@@ -134,8 +123,8 @@ def test_unreadable_array_is_an_error_with_the_reason(ending: str, data: bytes, 
         list(hr.arrays(place))
 
 
-def test_limits_hold() -> None:
-    place = put(packed(np.savez_compressed, x=np.zeros((1000, 1000))), "0.npz")
+def test_data_over_a_limit_is_a_limit_error() -> None:
+    place = put(saved(np.savez_compressed, x=np.zeros((1000, 1000))), "0.npz")
     with pytest.raises(hr.errors.LimitError, match="a part of 'x' has 8000000 bytes, over the limit of 1000000"):
         len(hr.arrays(place, limits=Limits(member_bytes=10**6)))
     with pytest.raises(hr.errors.LimitError, match="over the limit"):

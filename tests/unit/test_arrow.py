@@ -18,7 +18,7 @@ from unit.arrow_columns import ARRAYS, plain
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError
-from headrace.formats.arrow.layout import blocks_of
+from headrace.formats.arrow import blocks_of
 from headrace.formats.arrow_values import TableRows
 from headrace.formats.limits import Limits
 from headrace.testing import FaultServer
@@ -85,7 +85,7 @@ def test_files_of_hugging_face_datasets_are_read(tmp_path: Any) -> None:
     assert data.select("image")[3]["image"] == b"\x89PNG"
 
 
-def test_dictionaries_that_change_in_a_stream_are_those_of_each_batch() -> None:
+def test_each_batch_of_a_stream_uses_its_own_dictionary() -> None:
     for emit_deltas in (False, True):
         out, schema = io.BytesIO(), pa.schema({"d": pa.dictionary(pa.int8(), pa.string()), "n": pa.int64()})
         options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=emit_deltas)
@@ -176,7 +176,7 @@ def test_columns_that_do_not_fit_are_an_error(options: Any, why: str) -> None:
         list(hr.stream(urls, format=hr.Arrow(**options)))
 
 
-def test_rows_before_a_damaged_batch_are_given() -> None:
+def test_rows_before_a_damaged_batch_are_emitted() -> None:
     data = bytearray(of_table(TABLE.select(["text"]), rows=30))
     at = data.rindex(b"text 30text 31")  # before it that fills up the batch before
     data[at : at + 4] = b"\xff\xff\xff\xff"  # no text
@@ -238,7 +238,7 @@ def columns(draw: st.DrawFn) -> pa.Array:
 
 @pytest.mark.slow
 @given(columns(), columns(), st.data())
-def test_values_field_by_field_are_those_of_each_row(first: pa.Array, second: pa.Array, data: st.DataObject) -> None:
+def test_values_by_column_equal_values_by_row(first: pa.Array, second: pa.Array, data: st.DataObject) -> None:
     features = data.draw(
         st.sampled_from([{}, {"a": [{"text": None}], "b": {"_type": "Sequence", "feature": {"n": None}}}])
     )
@@ -252,7 +252,7 @@ def test_values_field_by_field_are_those_of_each_row(first: pa.Array, second: pa
     assert repr(samples) == repr([rows.row(number) for number in numbers])
 
 
-def test_text_that_is_none_is_an_error_of_its_row_alone() -> None:
+def test_invalid_text_fails_its_row_only() -> None:
     damaged = pa.Array.from_buffers(
         pa.string(),
         10,

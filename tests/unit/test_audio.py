@@ -63,7 +63,7 @@ def test_audio_is_channels_by_time_with_its_rate(kind: str, subtype: str | None,
     ("WAV", "FLOAT", 0), ("WAV", "PCM_16", 0), ("FLAC", None, 0), ("AIFF", None, 0), ("OGG", None, 1e-5),
     ("MP3", None, 1e-4),
 ])  # fmt: skip
-def test_audio_by_torchcodec_is_that_of_soundfile(kind: str, subtype: str | None, most: float) -> None:
+def test_torchcodec_and_soundfile_decode_alike(kind: str, subtype: str | None, most: float) -> None:
     videos.torchcodec()
     data = tone(kind, subtype)
     sound, wanted = decoded("audio:torchcodec", data), decoded("audio", data)
@@ -76,7 +76,7 @@ def test_audio_by_torchcodec_is_that_of_soundfile(kind: str, subtype: str | None
 
 
 @pytest.mark.parametrize("container", ["mp4", "adts", "webm"])
-def test_audio_that_soundfile_does_not_know_is_decoded_by_torchcodec(container: str) -> None:
+def test_torchcodec_decodes_containers_unknown_to_soundfile(container: str) -> None:
     videos.torchcodec()
     data = packed_tone(container)
     sound = decoded("audio:torchcodec", data)
@@ -88,14 +88,14 @@ def test_audio_that_soundfile_does_not_know_is_decoded_by_torchcodec(container: 
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "AIFF", "MP3", "mp4"])
-def test_audio_that_is_cut_off_is_an_error_by_torchcodec_too(kind: str) -> None:
+def test_torchcodec_reports_truncated_audio(kind: str) -> None:
     videos.torchcodec()
     whole = packed_tone("mp4") if kind == "mp4" else tone(kind, times=20)
     decoded("audio:torchcodec", whole)
     assert "does not decode as audio:torchcodec" in failure("audio:torchcodec", whole[: len(whole) * 2 // 3])
 
 
-def test_missing_torchcodec_is_an_error_that_names_its_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_missing_torchcodec_names_its_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     error = failure("audio:torchcodec", tone("WAV"))
     for words in ("torchcodec does not load", "FFmpeg's shared libraries", "'audio' is by soundfile"):

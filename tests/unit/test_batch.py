@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headrace._util.shared_memory import Arena, Lease
 from headrace.engine.scheduler.batch_work import BatchState, OpenBatch, PrioritySemaphore
-from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.dispatch import Budget, Dispatch
 from headrace.engine.scheduler.position_map import BatchBoundaries, EvenBoundaries, GivenBoundaries
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart
@@ -139,7 +138,7 @@ def dispatch_of(works: OneAnswer, arena: Arena, budget: int = 100) -> Dispatch:
 
 
 @pytest.mark.asyncio
-async def test_task_is_abandoned_where_its_result_has_no_place(works: OneAnswer, arena: Arena) -> None:
+async def test_task_whose_result_has_no_location_is_abandoned(works: OneAnswer, arena: Arena) -> None:
     async def nowhere(reply: Reply) -> None:
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace._util.shared_memory import Segment
-from headrace.torch_regime.workers.batch_memory import BatchMemory
+from headrace.torch_regime.workers.pool import BatchMemory
 
 WORKERS, LIMIT = 4, 8
 
@@ -56,7 +56,7 @@ def test_segments_are_limited_to_batches_in_use(places: BatchMemory) -> None:
     assert len(places.segments) == LIMIT + 2
 
 
-def test_segments_that_workers_may_be_creating_count(places: BatchMemory) -> None:
+def test_segments_being_created_count_towards_the_limit(places: BatchMemory) -> None:
     given = [places.free_for(k % WORKERS) for k in range(LIMIT + 1)]
     assert given == [None] * (LIMIT + 1)
     for _ in given[1:]:

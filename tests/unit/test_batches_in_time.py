@@ -96,7 +96,7 @@ def test_no_batch_is_emitted_before_a_request_without_look_ahead() -> None:
         assert driven.receive() == [0]
 
 
-def test_rest_is_emitted_at_the_end_without_waiting() -> None:
+def test_last_batch_is_emitted_at_once() -> None:
     with timed(samples=4, look_ahead=9) as driven:
         driven.give(4)
         assert driven.receive() == [0, 1, 2]
@@ -122,7 +122,7 @@ ACTIONS = st.lists(st.sampled_from(["give", "give", "give", "take", 0.25, 0.5, 1
 
 @settings(max_examples=80, derandomize=True, deadline=None)
 @given(actions=ACTIONS, depth=st.integers(1, 3), look_ahead=st.integers(1, 9))
-def test_batches_are_those_of_a_plain_program(actions: list[Any], depth: int, look_ahead: int) -> None:
+def test_timed_batches_equal_a_plain_program(actions: list[Any], depth: int, look_ahead: int) -> None:
     with timed(depth=depth, look_ahead=look_ahead, samples=30) as driven:
         plain = _Plain(depth)
         for action in actions:

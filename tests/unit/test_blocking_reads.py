@@ -78,7 +78,7 @@ async def test_cancelled_calls_and_calls_of_closed_threads_do_not_run(threads: T
 
 
 @pytest.mark.process
-def test_stuck_call_does_not_delay_the_end_of_the_program() -> None:
+def test_blocked_call_does_not_delay_program_exit() -> None:
     code = """
 import asyncio, threading
 from headrace.fetch.threads import Threads
@@ -93,7 +93,7 @@ asyncio.run(main())
 
 
 @on_a_loop
-async def test_long_range_is_read_into_memory_in_any_pieces(file: Path) -> None:
+async def test_long_range_is_read_in_pieces_of_any_size(file: Path) -> None:
     store = LocalStore()
     for sizes in ([len(LONG)], [1, 300_000, 700_000, len(LONG)], [100]):
         answer = await store.get(str(file), 5, 1_000_005)

@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from headrace._util.shared_memory import Arena, Lease
-from headrace.engine.scheduler.budget import RAMP_BYTES, Budget
-from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.dispatch import RAMP_BYTES, Budget, Dispatch
 from headrace.workers.tasks import Finish, Reply, Task
 
 MiB = 2**20
@@ -59,7 +58,7 @@ async def test_bytes_are_admitted_up_to_the_limit() -> None:
     assert house.let_in == [0, 1, 2, 3, 4]
 
 
-async def test_results_have_room_while_reads_ahead_wait() -> None:
+async def test_results_are_admitted_while_read_ahead_waits() -> None:
     house = House(4 * RAMP_BYTES)
     asked = [house.ask(k, RAMP_BYTES) for k in range(2)]
     await settled()
@@ -105,7 +104,7 @@ async def test_an_urgent_request_is_admitted_over_the_limit_and_before_others() 
     await waits
 
 
-async def test_an_early_request_waits_and_delays_no_other() -> None:
+async def test_early_request_waits_without_delaying_others() -> None:
     house = House(100)
     is_early = True
     early = house.ask("early", 1, (0,), is_early=lambda: is_early)

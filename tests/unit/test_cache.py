@@ -95,7 +95,7 @@ def blocks(folder: Path) -> int:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("size", [0, 1, 100_000])
 @pytest.mark.parametrize(("start", "stop", "etag"), [(None, None, None), (7, None, '"a"'), (7, 10**6, 'W/"ü\udce9"')])
-async def test_another_process_gets_what_was_put(
+async def test_another_process_reads_stored_entries(
     tmp_path: Path, kind: Any, size: int, start: int | None, stop: int | None, etag: str | None
 ) -> None:
     data = random.Random(size).randbytes(size)
@@ -113,7 +113,7 @@ async def test_another_process_gets_what_was_put(
     assert (second.hits, second.misses, second.written) == (1, 1, 0)
 
 
-async def test_memory_may_be_used_again_when_put_returns(cache: Cache) -> None:
+async def test_put_copies_the_memory_it_is_given(cache: Cache) -> None:
     memory = bytearray(b"before")
     await put(cache, URL, memoryview(memory))
     memory[:] = b"after!"
@@ -121,7 +121,7 @@ async def test_memory_may_be_used_again_when_put_returns(cache: Cache) -> None:
     assert await begin(cache) == (b"before", False)
 
 
-async def test_only_the_demanded_version_is_given(cache: Cache) -> None:
+async def test_only_the_requested_version_is_returned(cache: Cache) -> None:
     await keep(cache, URL, b"old", etag='"1"')
     assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, True, False]
     await keep(cache, URL, b"new", etag='"2"')
@@ -188,7 +188,7 @@ async def settled(awaitable: Awaitable[Any]) -> Any:
 
 
 @pytest.mark.parametrize("harm", ["writable", "pipe", "other user"])
-async def test_entry_that_others_may_have_written_is_not_used(cache: Cache, tmp_path: Path, harm: str) -> None:
+async def test_entry_writable_by_others_is_not_used(cache: Cache, tmp_path: Path, harm: str) -> None:
     await keep(cache, URL, b"abc")
     assert await has(cache, URL)
     (entry,) = entries(tmp_path)
@@ -206,7 +206,7 @@ async def test_entry_that_others_may_have_written_is_not_used(cache: Cache, tmp_
     assert entry.is_fifo() is (harm == "pipe")
 
 
-async def test_link_in_the_place_of_the_tally_is_not_written_to(tmp_path: Path) -> None:
+async def test_symbolic_link_instead_of_the_tally_is_not_written(tmp_path: Path) -> None:
     thesis = tmp_path / "thesis"
     thesis.write_text("of years")
     (tmp_path / "b").mkdir()
@@ -255,7 +255,7 @@ async def test_least_recently_used_entries_are_removed_at_the_limit(opened: Open
     assert (cache.written, cache.dropped) == (101, 0)
 
 
-async def test_entries_of_one_age_are_not_all_removed(opened: Opens, tmp_path: Path) -> None:
+async def test_entries_of_equal_age_are_not_all_removed(opened: Opens, tmp_path: Path) -> None:
     """As when the folder was copied."""
     cache = opened(LIMIT)
     for number in range(100):
@@ -277,7 +277,7 @@ async def test_entry_over_the_limit_is_not_stored_and_removes_nothing(opened: Op
     assert (cache.written, cache.dropped) == (2, 1)
 
 
-async def test_use_is_noted_once_a_minute(opened: Opens, tmp_path: Path) -> None:
+async def test_access_time_is_updated_once_a_minute(opened: Opens, tmp_path: Path) -> None:
     now = time.time() + 1000
     cache = opened(clock=lambda: now)
     await keep(cache, URL, b"abc")
@@ -289,7 +289,7 @@ async def test_use_is_noted_once_a_minute(opened: Opens, tmp_path: Path) -> None
         assert (path.stat().st_mtime != before) is noted
 
 
-async def test_only_our_own_abandoned_files_are_removed(opened: Opens, tmp_path: Path) -> None:
+async def test_only_abandoned_cache_files_are_removed(opened: Opens, tmp_path: Path) -> None:
     (tmp_path / "ab").mkdir()
     paths = [tmp_path / name for name in ("ab/old.part", "ab/new.part", "ab/thesis.txt", "thesis.range", "thesis.part")]
     for path in paths:
@@ -336,7 +336,7 @@ def stuck_disk(folder: Path) -> Iterator[Callable[[], object]]:
             os.close(reader)
 
 
-async def test_slow_disk_delays_no_read_and_takes_little_memory(cache: Cache, tmp_path: Path) -> None:
+async def test_slow_disk_neither_delays_reads_nor_fills_memory(cache: Cache, tmp_path: Path) -> None:
     await keep(cache, URL, b"abc")
     data = bytes(40 * 2**20)
     with stuck_disk(tmp_path) as release:
@@ -352,7 +352,9 @@ async def test_slow_disk_delays_no_read_and_takes_little_memory(cache: Cache, tm
     assert (cache.written, cache.dropped) == (3, 2)
 
 
-async def test_close_waits_little_for_the_disk(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_waits_a_limited_time_for_the_disk(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache_module, "_CLOSING_S", 0.01)
     with stuck_disk(tmp_path) as release:
         for _ in range(3):
@@ -368,7 +370,7 @@ async def test_close_waits_little_for_the_disk(cache: Cache, tmp_path: Path, mon
     assert not await has(cache, URL)
 
 
-async def test_cancelled_get_leaves_the_cache_in_order(cache: Cache) -> None:
+async def test_cancelled_get_leaves_the_cache_usable(cache: Cache) -> None:
     await keep(cache, URL, b"abc")
     reads = [asyncio.ensure_future(cache.get(URL, None, None)) for _ in range(10)]
     await asyncio.sleep(0)
@@ -504,36 +506,6 @@ async def epoch(cache: Cache, numbers: Iterable[int]) -> int:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["fixed", "shuffled"])
-@pytest.mark.parametrize("room", [10, 50, 90])
-async def test_as_much_of_each_epoch_is_found_as_fits(opened: Opens, order: str, room: int) -> None:
-    draws, numbers = random.Random(0), list(range(100))
-    for _ in range(3):  # and so it stays in the next run
-        cache = opened(room * BLOCK, data_set="one")
-        for _ in range(2):
-            draws.shuffle(numbers) if order == "shuffled" else None
-            found = await epoch(cache, numbers)
-        assert found == room
-        await cache.aclose()
-
-
-async def test_unused_data_set_makes_room_for_the_next_one(opened: Opens, tmp_path: Path) -> None:
-    first = opened(LIMIT, data_set="first")
-    assert await epoch(first, range(100)) == 0
-    second = opened(LIMIT, data_set="second")
-    assert await epoch(second, range(100, 150)) == 0
-    assert (second.written, second.dropped) == (0, 50), "all that is there is in use"
-    await second.aclose()
-    await first.aclose()
-    third = opened(LIMIT, data_set="third")
-    assert await epoch(third, range(100, 150)) == 0
-    assert await epoch(third, range(100, 150)) == 50
-    await third.aclose()
-    assert 40 <= await epoch(opened(LIMIT, data_set="first"), range(100)) <= 50
-    assert blocks(tmp_path) <= 100
-
-
 async def test_common_entries_of_two_data_sets_are_stored_once(opened: Opens, tmp_path: Path) -> None:
     first = opened(LIMIT, data_set="first")
     await epoch(first, range(60))
@@ -569,19 +541,7 @@ async def test_full_folder_is_scanned_once_a_minute(opened: Opens) -> None:
     assert (second.written, second.dropped) == (1, 2)
 
 
-async def test_one_reads_what_several_want_and_the_others_get_it(pair: tuple[Cache, Cache]) -> None:
-    one, other = pair
-    assert await begin(one) == (None, True)
-    waiting = [asyncio.ensure_future(begin(cache)) for cache in (one, other, other)]
-    assert await begin(other, f"{URL}/2") == (None, True), "it waits for this one alone"
-    other.end(f"{URL}/2", None, None)
-    assert not any(wait.done() for wait in waiting)
-    await put(one, URL, b"abc")
-    one.end(URL, None, None)
-    assert await asyncio.gather(*waiting) == [(b"abc", False)] * 3
-
-
-async def test_another_one_reads_when_the_first_one_has_failed(opened: Opens) -> None:
+async def test_another_reader_fetches_after_the_first_failed(opened: Opens) -> None:
     caches = [opened(data_set="one") for _ in range(3)]
     assert await begin(caches[0]) == (None, True)
     waiting = {asyncio.ensure_future(begin(cache)): cache for cache in caches[1:]}
@@ -595,14 +555,14 @@ async def test_another_one_reads_when_the_first_one_has_failed(opened: Opens) ->
     assert await second == (b"abc", False)
 
 
-async def test_wait_for_another_reader_is_limited(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_another_reader_times_out(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_OTHERS_S", 0.01)
     one, other = pair
     assert [await begin(cache) for cache in (one, other, one)] == [(None, True), (None, False), (None, False)]
     one.end(URL, None, None)
 
 
-async def test_cancelled_reads_keep_nobody_waiting(pair: tuple[Cache, Cache]) -> None:
+async def test_cancelled_read_releases_waiting_readers(pair: tuple[Cache, Cache]) -> None:
     one, other = pair
     urls = [f"{URL}/{n}" for n in range(10)]
     for turns in range(8):
@@ -619,7 +579,7 @@ async def test_cancelled_reads_keep_nobody_waiting(pair: tuple[Cache, Cache]) ->
             other.end(url, None, None)
 
 
-async def test_nobody_waits_for_what_will_not_be_stored(opened: Opens) -> None:
+async def test_objects_that_are_not_cached_are_fetched_without_waiting(opened: Opens) -> None:
     pair = [opened(LIMIT, data_set="one") for _ in range(2)]
     for cache in pair:
         await epoch(cache, range(101))
@@ -641,7 +601,7 @@ asyncio.run(run())
 
 
 @pytest.mark.process
-def test_killed_reader_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_reader_releases_waiting_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_OTHERS_S", 3600.0)
     command = [sys.executable, "-c", HOLDER, str(tmp_path), URL]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:

@@ -91,9 +91,7 @@ def test_folder_that_others_can_write_is_not_used_with_one_warning(home: Path, p
     assert len({str(one.message) for one in warned}) == len(warned) == 1 + folder.exists()
 
 
-def test_user_without_a_home_has_a_folder_as_long_as_the_process_lives(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_without_a_home_uses_a_temporary_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace._util.sample_ranges import Rows
 from headrace.formats.opening import MemberRows
-from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.serialize import unpack_error
 from headrace.torch_compat.spec import Mismatch, Spec
 from headrace.workers.chain_runner import Maker
 from headrace.workers.failures import Failure
-from headrace.workers.messages import TaskMessage
+from headrace.workers.sample_chunks import SentObjects, SentPart, SentRows
 from headrace.workers.task_inputs import Inputs
-from headrace.workers.tasks import Chain, Finish, Step
-from headrace.workers.wire_chunks import SentObjects, SentPart, SentRows
+from headrace.workers.tasks import Chain, Finish, Step, TaskMessage
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

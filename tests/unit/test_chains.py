@@ -8,8 +8,7 @@ import pytest
 
 from headrace.errors import LoaderClosedError
 from headrace.workers.chains import Chains, KnownChain, PackedChain, SharedChain
-from headrace.workers.messages import Message, SpecMessage
-from headrace.workers.tasks import Chain, Step
+from headrace.workers.tasks import Chain, Message, SpecMessage, Step
 
 
 class Link:
@@ -67,7 +66,7 @@ def test_changed_chain_is_packed_again() -> None:
             assert link.specs == form
 
 
-def test_chain_of_threads_is_not_kept() -> None:
+def test_chain_of_thread_workers_is_not_kept_alive() -> None:
     chain = times([2])
     known = KnownChain(chain)
     assert known.load() is chain

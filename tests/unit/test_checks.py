@@ -13,7 +13,7 @@ from headrace._util.context import running_charge
 from headrace._util.reads import crc32c_of
 from headrace.errors import BadResponseError, ChecksumError, LoaderClosedError, ObjectChangedError, ShortReadError
 from headrace.fetch import Reader
-from headrace.fetch.policy.range_request import RangeRequest
+from headrace.fetch.range_request import RangeRequest
 from headrace.options import Fetch
 from headrace.types import Answer
 
@@ -69,7 +69,7 @@ SHIFTED = BODY[:100] + FLIPPED
 @on_a_loop
 @pytest.mark.parametrize("into", [False, True])
 @pytest.mark.parametrize(("bodies", "requests"), [([BODY], 1), ([SHIFTED, BODY], 2), ([SHIFTED, SHIFTED], 2)])
-async def test_bytes_that_fail_their_check_are_read_again(bodies: list[bytes], requests: int, into: bool) -> None:
+async def test_bytes_that_fail_their_checksum_are_read_again(bodies: list[bytes], requests: int, into: bool) -> None:
     store, target = Bodies(*bodies), bytearray(50)
     is_error = bodies[-1] is SHIFTED
     error = pytest.raises(ChecksumError, match="bytes 100 to 150; 2 attempts")
@@ -89,12 +89,12 @@ async def test_bytes_that_fail_their_check_are_read_again(bodies: list[bytes], r
     (bytes(32), 0x8A9136AA),
     (bytes([0xFF]) * 32, 0x62A8AB43),
 ])  # fmt: skip
-def test_crc32c_is_that_of_rfc_3720(data: bytes, value: int) -> None:
+def test_crc32c_equals_the_examples_of_rfc_3720(data: bytes, value: int) -> None:
     assert crc32c_of(memoryview(data)) == value
 
 
 @on_a_loop
-async def test_what_was_read_is_kept_and_checked_again(tmp_path: Path) -> None:
+async def test_cached_bytes_are_checked_again(tmp_path: Path) -> None:
     async with reader_of(Bodies(BODY, BODY), cache_dir=tmp_path) as reader:
         assert await reader.read("http://h/x", 0, 50) == BODY[:50]
         target = bytearray(70)
@@ -145,7 +145,7 @@ def test_answer_of_another_version_is_refused(etag: str | None, second: Answer, 
         request.accept(second)
 
 
-def test_length_that_no_answer_has_is_known_at_the_end() -> None:
+def test_unknown_length_is_known_at_the_end_of_the_body() -> None:
     request = RangeRequest("x", 0, 8)
     request.accept(answer(0, None, None))
     with pytest.raises(BadResponseError, match="the size"):
@@ -156,7 +156,7 @@ def test_length_that_no_answer_has_is_known_at_the_end() -> None:
 
 @on_a_loop
 @pytest.mark.parametrize(("given", "asked"), [(50, [(0, 50)]), (49, [(0, 50), (49, 50)])])
-async def test_only_bytes_that_are_missing_are_asked_for_again(given: int, asked: list[tuple[int, int]]) -> None:
+async def test_retry_requests_only_missing_bytes(given: int, asked: list[tuple[int, int]]) -> None:
     class Cut(Bodies):
         """The first body fills `given` bytes and then raises."""
 

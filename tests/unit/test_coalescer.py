@@ -165,7 +165,7 @@ async def test_long_read_is_of_one_version_or_an_error(before: str | None, after
 
 
 @pytest.mark.parametrize("count", range(9))
-async def test_cancelled_read_disturbs_no_other_and_the_last_one_ends_the_request(count: int) -> None:
+async def test_request_ends_with_its_last_reader(count: int) -> None:
     shelf = Shelf()
     async with reader_of(shelf) as reader:
         for doomed in ([0], [1], [0, 1], [0, 1, 2]):

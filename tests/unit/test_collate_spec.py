@@ -152,7 +152,9 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=4).f
 @pytest.mark.slow
 @settings(max_examples=600)
 @given(make=samples_of(), chunks=CHUNKS, has_holes=st.booleans(), extra=st.integers(0, 3), copy=st.booleans())
-def test_slots_give_what_torch_collates(make: Draw, chunks: Chunks, has_holes: bool, extra: int, copy: bool) -> None:
+def test_batches_from_slots_equal_torchs_collation(
+    make: Draw, chunks: Chunks, has_holes: bool, extra: int, copy: bool
+) -> None:
     chunks = [(count, missing * has_holes) for count, missing in chunks]
     samples = [make(number) for number in range(sum(count for count, _ in chunks))]
     if Spec.of(samples[0]) is None:
@@ -165,7 +167,7 @@ def test_slots_give_what_torch_collates(make: Draw, chunks: Chunks, has_holes: b
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(first=samples_of(), second=samples_of())
-def test_sample_of_another_form_is_noticed_or_collated_as_torch_does(first: Draw, second: Draw) -> None:
+def test_sample_of_another_form_is_detected_or_collated_as_by_torch(first: Draw, second: Draw) -> None:
     samples = [first(0), second(1)]
     if Spec.of(samples[0]) is None:
         return

@@ -1,38 +1,14 @@
 """Columns of many samples in slots. `full/fuzz/columns.py` compares them with samples one by one."""
 
-import io
-
 import numpy as np
 import pytest
-from builders.rows import rows_of
+from builders.arrays import npy
+from builders.bodies import laid_out
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.formats.columns import ColumnDecoder
-from headrace.formats.decoders import decoder
-from headrace.torch_compat.slots import Slots
-from headrace.torch_compat.spec import Spec
-from headrace.workers.task_inputs import LeasedBodies
-
-
-def npy(array):
-    body = io.BytesIO()
-    np.save(body, array)
-    return body.getvalue()
-
-
-def laid_out(samples, cuts=()):
-    data, plain = bytearray(b"some bytes before"), []
-    for k, sample in enumerate(samples):
-        members = []
-        for name, body in sample.items():
-            members.append((name, len(data), len(body)))
-            data += body + b"padding"
-        plain.append((b"%04d" % k, members))
-    ends = sorted({cut for cut in cuts if 0 < cut < len(data)} | {len(data)})
-    first = [0, *ends[:-1]]
-    views = [memoryview(bytes(data[a:b])) for a, b in zip(first, ends, strict=True)]
-    return rows_of(plain), LeasedBodies(views, first)
+from headrace.formats.decoders import ColumnDecoder, decoder
+from headrace.torch_compat.spec import Slots, Spec
 
 
 @pytest.mark.parametrize("dtype", ["f4", "u1", "i8", "?", "c8"])
@@ -50,7 +26,7 @@ def test_columns_fill_slots_for_samples_of_one_form(dtype, cuts):
     assert classes[2:].tolist() == [7**k for k in range(20)]
 
 
-def test_columns_are_none_when_a_field_that_is_not_taken_could_fail_to_decode():
+def test_no_columns_if_an_unused_field_could_fail_to_decode():
     rows, bodies = laid_out([{"cls": b"7", "npy": b"no array"}] * 3)
     assert ColumnDecoder(decoder(), ("cls;npy",))(rows, bodies) is None
     assert ColumnDecoder(decoder(), ("cls;jpg",))(rows, bodies) is not None
@@ -61,7 +37,7 @@ def test_columns_are_none_when_a_field_that_is_not_taken_could_fail_to_decode():
     st.lists(st.integers(1, 400), max_size=8),
     st.integers(0, 40),
 )
-def test_bodies_gathered_are_those_taken_one_by_one(members, cuts, length):
+def test_gathered_bodies_equal_single_bodies(members, cuts, length):
     rows, bodies = laid_out([{"bin": body} for body in members], cuts)
     chosen = rows.offset[rows.size >= length]
     gathered = bodies.gather(chosen, length)

@@ -11,13 +11,14 @@ import random
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import lz4.frame
 import numpy as np
 import pytest
 import zstandard
 from builders.memory import peak_of
+from builders.seekable import seekable, skippable, table_of
 
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import Decompressor, Frames, kind_of, seek_table, seek_table_bytes, unpack_frame
@@ -122,10 +123,6 @@ def test_padding_is_skipped_where_the_format_has_it(kind: str, between: bytes, a
     assert unpack(kind, pack(kind, b"one") + between + pack(kind, b"two") + after) == b"onetwo"
 
 
-def skippable(body: bytes, number: int = 0) -> bytes:
-    return bytes([0x50 + number]) + b"\x2a\x4d\x18" + struct.pack("<I", len(body)) + body
-
-
 @pytest.mark.parametrize("kind", ["zstd", "lz4"])
 def test_skippable_frames_are_passed_over_when_they_lie_anywhere(kind: str) -> None:
     packed = skippable(b"") + pack(kind, b"one") + skippable(bytes(70_000), 15) + pack(kind, b"two") + skippable(b"x")
@@ -167,7 +164,7 @@ def test_data_of_another_kind_is_an_error_that_names_it(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PACKS)
-def test_truncation_is_found_when_at_any_byte_but_between_frames(kind: str) -> None:
+def test_truncation_within_a_frame_is_detected_at_any_byte(kind: str) -> None:
     one, two = pack(kind, mixed(400)), pack(kind, b"second")
     data = mixed(400) + b"second"
     for cut in range(len(one) + len(two)):
@@ -182,7 +179,7 @@ def test_truncation_is_found_when_at_any_byte_but_between_frames(kind: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKS)
-def test_data_before_the_cut_is_given(kind: str) -> None:
+def test_data_before_a_truncation_is_emitted(kind: str) -> None:
     data = mixed(3_000_000)
     packed = pack(kind, data)
     out, _ = damage(kind, packed[: len(packed) * 3 // 4])
@@ -203,7 +200,7 @@ def test_no_flipped_bit_gives_other_bytes_silently(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PACKS)
-def test_frames_before_a_damaged_one_are_given_and_the_error_is_permanent(kind: str) -> None:
+def test_frames_before_damage_are_emitted_and_the_error_is_permanent(kind: str) -> None:
     good, bad = pack(kind, b"first"), bytearray(pack(kind, mixed(500)))
     bad[-6] ^= 0x10
     archive = Decompressor(kind, URL)
@@ -323,22 +320,6 @@ def test_missing_library_is_refused_with_the_extra(kind: str, module: str, monke
 
 
 # The seekable format
-
-
-def table_of(sizes: Sequence[tuple[int, ...]], descriptor: int) -> bytes:
-    body = b"".join(struct.pack(f"<{len(entry)}I", *entry) for entry in sizes)
-    return skippable(body + struct.pack("<IBI", len(sizes), descriptor, 0x8F92EAB1), 14)
-
-
-def seekable(parts: Sequence[bytes], checksums: bool = True, own: bool = False) -> bytes:
-    """Frames and their table; `own`: the frames have checksums themselves too."""
-    frames = [zstandard.ZstdCompressor(write_checksum=own).compress(part) for part in parts]
-    sizes: list[tuple[int, ...]] = [(len(frame), len(part)) for frame, part in zip(frames, parts, strict=True)]
-    if checksums:
-        with_own = [zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts]
-        sums = [int.from_bytes(frame[-4:], "little") for frame in with_own]
-        sizes = [(*size, one) for size, one in zip(sizes, sums, strict=True)]
-    return b"".join(frames) + table_of(sizes, 0x80 if checksums else 0)
 
 
 def table(data: bytes, limits: Limits = ROOM) -> Frames:

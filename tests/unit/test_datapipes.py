@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterDataPipe
 
-from headrace.torch_compat.datapipes import seeded
+from headrace.torch_compat.worker_info import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from simulation.loop import simulate
 
-from headrace.fetch.policy.range_request import DeadlineTimer, Watched
+from headrace.fetch.range_request import DeadlineTimer, Watched
 from headrace.options import Fetch
 
 OPTIONS = Fetch(
@@ -57,7 +57,7 @@ def test_first_broken_limit_ends_the_read(steps: list[tuple[float, int]], why: s
 
 
 @pytest.mark.parametrize(("progress", "ends_at"), [(float("inf"), None), (-1.0, 100.0)])
-def test_wait_for_a_turn_counts_only_without_progress(progress: float, ends_at: float | None) -> None:
+def test_waiting_for_a_turn_counts_only_without_progress(progress: float, ends_at: float | None) -> None:
     def steps(read: Read) -> list[tuple[float, int]]:
         read.waits_for = SimpleNamespace(succeeded_at=progress)  # type: ignore[assignment]
         return [(500.0, 0)]
@@ -67,7 +67,7 @@ def test_wait_for_a_turn_counts_only_without_progress(progress: float, ends_at: 
     assert seconds == pytest.approx(ends_at or 500.0, abs=1.1)
 
 
-def test_cancellation_is_not_taken_for_a_limit() -> None:
+def test_cancellation_is_not_reported_as_a_time_limit() -> None:
     async def run() -> None:
         task = asyncio.ensure_future(watched(lambda _: [(50.0, 0)]))
         await asyncio.sleep(9.0)
@@ -78,7 +78,7 @@ def test_cancellation_is_not_taken_for_a_limit() -> None:
     simulate(run())
 
 
-def test_blocked_loop_has_time_to_read_after_it() -> None:
+def test_time_the_loop_was_blocked_does_not_count() -> None:
     async def run() -> None:
         clock_ahead = 0.0
         loop = asyncio.get_running_loop()

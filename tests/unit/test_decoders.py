@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import pickle
 import zlib
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.arrays import saved
 from unit.decoding import WHERE, decoded, failure, picture
 
 from headrace.errors import OptionError
@@ -29,7 +29,7 @@ from headrace.formats.limits import Limits
     ("json.gz", gzip.compress(b"[1]", mtime=0), [1]),
     ("a.txt.gz", gzip.compress(b"a", mtime=0) + gzip.compress(b"b", mtime=0), "ab"),
 ])  # fmt: skip
-def test_decoder_goes_by_the_last_part_of_the_field(field: str, data: bytes, value: object, as_buffer: Any) -> None:
+def test_last_part_of_a_field_selects_the_decoder(field: str, data: bytes, value: object, as_buffer: Any) -> None:
     assert decoded(field, as_buffer(data)) == value
 
 
@@ -37,12 +37,12 @@ def test_decoder_goes_by_the_last_part_of_the_field(field: str, data: bytes, val
     "pth", "pt", "pkl", "pickle", "pyd", "pyc", "joblib", "jpg", "seg.png", "unknown", "", "json5", "gz", "bin.gz",
     "pkl.gz", "tar.gz", "jpg.gz", "json.gz.gz", "wav", "msgpack",
 ])  # fmt: skip
-def test_decoder_leaves_bytes_of_unknown_extensions_alone(field: str) -> None:
+def test_bytes_of_unknown_extensions_are_not_decoded(field: str) -> None:
     data = gzip.compress(pickle.dumps(print)) if field.endswith("gz") else pickle.dumps(print)
     assert decoded(field, data) is data
 
 
-def test_decoder_gives_a_new_sample_and_leaves_what_is_not_a_field() -> None:
+def test_decoder_returns_a_new_sample_and_keeps_reserved_names() -> None:
     sample = {"__key__": b"7", "__url__": "u", "__x__.json": b"{}", "cls": b"1", "json": {"not": "bytes"}}
     assert decoder()(sample) == {**sample, "cls": 1}
     assert sample["cls"] == b"1"
@@ -107,7 +107,7 @@ def test_decoder_by_field_goes_before_the_extension() -> None:
     assert "it is a str, not bytes" in str(failure("bin", "text", bin="int"))
 
 
-def test_what_names_our_own_decoders() -> None:
+def test_what_names_built_in_decoders() -> None:
     decode = decoder("rgb8", own=len, raw="bytes", size=(2, 2), **{"a.bin": "npy", "b.gz": "int"})
     for _ in range(2):
         assert [decode.what(f) for f in ("cls", "x.npy", "a.bin", "jpg")] == ["int", "npy", "npy", "rgb8"]
@@ -137,9 +137,13 @@ def test_decoder_refuses_options_it_cannot_use(args: tuple[Any, ...], options: d
 
 def test_decoder_survives_pickling_when_it_was_used() -> None:
     decode = decoder("rgb8", size=(4, 5), bin=json.loads)
-    out = io.BytesIO()
-    np.savez(out, a=np.arange(3))
-    sample = {**WHERE, "npz": out.getvalue(), "png": picture("PNG"), "bin": b"[1]", "cls.gz": gzip.compress(b"4")}
+    sample = {
+        **WHERE,
+        "npz": saved(np.savez, a=np.arange(3)),
+        "png": picture("PNG"),
+        "bin": b"[1]",
+        "cls.gz": gzip.compress(b"4"),
+    }
     first = decode(sample)
     second = pickle.loads(pickle.dumps(decode))(sample)
     assert (second["bin"], second["cls.gz"]) == ([1], 4)

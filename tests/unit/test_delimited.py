@@ -26,7 +26,7 @@ def read(data: bytes | str, form: Csv = CSV, limits: Limits = DEFAULTS) -> list[
     return rows(hr.stream(place, format=form, limits=limits, index=None))
 
 
-def test_rows_are_those_that_arrow_wrote() -> None:
+def test_rows_written_by_arrow_are_read() -> None:
     columns = {"n": [1, -2, 3], "text": ['a "b"', "c,\nd", ""], "f": [0.5, 1e300, -0.0]}
     arrow_csv.write_csv(pa.table(columns), out := io.BytesIO())
     expected = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -88,7 +88,7 @@ def test_types_convert_values() -> None:
     (b"<!DOCTYPE html>\n", hr.errors.FormatError, "an HTML page"),
     (b",".join(b"%d" % n for n in range(WIDE)) + b"\n", hr.errors.FormatError, "100000 columns, over the limit"),
 ])  # fmt: skip
-def test_damage_is_an_error_that_names_its_place(data: bytes, kind: type[Exception], says: str) -> None:
+def test_damage_is_an_error_with_its_location(data: bytes, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says) as caught:
         read(data)
     assert type(caught.value) is kind

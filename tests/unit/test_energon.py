@@ -40,7 +40,7 @@ def test_split_is_chosen_by_its_name() -> None:
     assert "split: 'val'; there are 'train'" in hr.energon(place, split="val").describe()
 
 
-def test_counts_need_no_indexes_and_one_sample_needs_its_shard_only() -> None:
+def test_one_sample_reads_only_its_own_shard() -> None:
     files = {name: data for name, data in FILES.items() if name not in ("shard_000.tar", "shard_000.tar.idx")}
     data = hr.energon(put(files))
     assert len(data) == 9
@@ -65,7 +65,7 @@ def test_older_folders_and_patterns_are_read() -> None:
     (b"sample_loader: loader.py:load\npart_filter: loader.py:parts\n", "loader.py:load is not run"),
     (b"field_map:\n  image: jpg\n  caption: txt\n", "field_map (image=jpg, caption=txt) is not applied"),
 ])  # fmt: skip
-def test_description_names_what_dataset_yaml_asks_for(rest: bytes, text: str) -> None:
+def test_description_names_ignored_settings_of_dataset_yaml(rest: bytes, text: str) -> None:
     head = b"sample_type:\n  __module__: megatron.energon\n  __class__: CaptioningSample\n"
     described = hr.energon(put({**ONE, ".nv-meta/dataset.yaml": head + rest})).describe()
     assert "not as CaptioningSample" in described
@@ -142,7 +142,7 @@ def test_damaged_index_is_an_error_that_names_it(places: list[int], why: str) ->
         list(hr.energon(with_index(places)))
 
 
-def test_index_that_splits_a_sample_is_an_error() -> None:
+def test_index_that_splits_a_sample_is_refused() -> None:
     """Each half has members of one sample alone."""
     places = [*PLACES[:2], PLACES[1] + 1024, *PLACES[2:]]
     info = json.dumps({"shard_counts": {"shard_000.tar": 5}}).encode()
@@ -166,7 +166,7 @@ def test_members_of_no_sample_are_skipped() -> None:
     assert numbers(hr.stream(f"{place}/0.tar", format="energon")) == [0, 1, 2]
 
 
-def test_limits_hold() -> None:
+def test_data_over_a_limit_is_a_limit_error() -> None:
     with pytest.raises(hr.errors.LimitError, match="over the limit of 1000"):
         list(hr.energon(put(ONE), limits=Limits(member_bytes=1000)))
     with pytest.raises(hr.errors.LimitError, match=r"tar\.idx: all of it has 40 bytes"):

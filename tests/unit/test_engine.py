@@ -12,11 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.batchers import KINDS
-from unit.by_hand import APART, FLAT, LAST, SOME, Broken, Run, Setup, copies, run, some
+from unit.by_hand import APART, FLAT, LAST, SOME, Broken, Setup, copies, run, some
 
 from headrace.delivery.progress import ProgressSnapshot
 from headrace.engine.scheduler.epoch_spec import GroupStage, LimitStage, WorkStage
-from headrace.workers.messages import TaskMessage
 from headrace.workers.tasks import Chain, Finish, Step
 
 SEEDS = st.integers(0, 2**32)
@@ -141,7 +140,7 @@ def resumed(plan: Setup, received: ProgressSnapshot) -> Setup:
 @pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS, rate=st.sampled_from([0.05, 0.3, 1.0]))
-def test_failed_tasks_repeat_and_reorder_nothing(plan: Setup, seed: int, rate: float) -> None:
+def test_failed_tasks_neither_repeat_nor_reorder_samples(plan: Setup, seed: int, rate: float) -> None:
     chance = random.Random(seed)
     result = run(plan, seed, fails=lambda task: chance.random() < rate)
     assert bool(result.failed) >= (None in result.batches)
@@ -222,22 +221,3 @@ def test_short_last_batch_is_dropped_without_repeating_samples() -> None:
     chains = {1: Chain((Step("map(text)", "map", text),), collate=list)}
     plan = Setup(samples=range(6), chains=chains, batch_size=4, drop_last=True, is_spread=True)
     assert [run(plan, seed).batches for seed in range(5)] == [[["0", "1", "2", "3"]]] * 5
-
-
-def test_each_kind_of_task_was_tried() -> None:
-    kinds = set()
-
-    def seen(task: TaskMessage) -> bool:
-        kinds.add(task.finish)
-        return False
-
-    chains = {LAST: COLLATES, 2: Chain((FLAT,)), 3: COLLATES_GROUP}
-    plan = Setup(
-        samples=range(20),
-        chains=chains,
-        stages=(WorkStage(2, True), GroupStage(3, KINDS["even 3"].begin, "even 3")),
-    )
-    for kind in (plan, replace(plan, is_spread=True), replace(plan, batch_size=1, together=64)):
-        run(kind, 1, fails=seen)
-    assert run(Setup(samples=(), chains={LAST: COLLATES}), 0) == Run()
-    assert kinds == {Finish.SAMPLES, Finish.GROUP, Finish.BATCH, Finish.COLLATE, Finish.EACH}

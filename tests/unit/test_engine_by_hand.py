@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -25,8 +24,7 @@ from headrace.options import Skip
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.executor import Loss
 from headrace.workers.failures import Failure
-from headrace.workers.messages import DEATHS
-from headrace.workers.tasks import Chain, Step
+from headrace.workers.tasks import DEATHS, Chain, Step
 
 Draw = Callable[[Any], Any]
 
@@ -439,30 +437,3 @@ def test_slab_of_a_failed_batch_is_free_after_its_last_task() -> None:
         for worker in others:
             driven.settle(partial(worker.answer, 0))
         assert driven.running.done()
-
-
-@pytest.mark.parametrize("is_skipped", [False, True])
-@pytest.mark.parametrize("use_slots", [False, True])
-@pytest.mark.parametrize("is_spread", [False, True])
-def test_sample_that_ends_three_workers_fails_in_its_place(is_skipped: bool, use_slots: bool, is_spread: bool) -> None:
-    some, nothing = frozenset([2, 5]), frozenset[int]()
-    policy = Skip(max_in_row=None) if is_skipped else None
-    world = World(broken=frozenset([9]), deadly=some, unread=nothing, changed=nothing, policy=policy)
-    steps = [Step("map(touch)", "map", world.touch)] + [Step("map(form)", "map", world.form)] * use_slots
-    setup = Setup(
-        samples=range(12),
-        sizes=[5, 7],
-        chains={LAST: Chain(tuple(steps), default_collate if use_slots else list, skips=is_skipped)},
-        use_slots=use_slots,
-        is_spread=is_spread,
-        shares_objects=False,
-        skips=None if policy is None else skips_of(policy),
-    )
-    machine = EngineMachine()
-    machine.begin((setup, world), seed=0, ending="complete", step=0)
-    machine.teardown()
-    died = Bad(WorkerDiedError)
-    assert machine.driven is not None
-    assert machine.driven.meters.deaths == DEATHS * len(some)
-    left = {0: [0, 1, 3], 1: [4, 6, 7], 2: [8, 10, 11]}
-    assert machine.came == (left if is_skipped else {0: died, 1: died, 2: Bad(Broken, 9)})

@@ -20,9 +20,8 @@ from headrace.errors import (
     StorageError,
     ThrottledError,
 )
-from headrace.fetch.policy.endpoint import Hedges
-from headrace.fetch.policy.limits import ConcurrencyLimit, RateLimiter, RateMeter, Semaphore
-from headrace.fetch.policy.retry import RetryBudget, RetryPolicy
+from headrace.fetch.attempts import RetryPolicy
+from headrace.fetch.hosts import ConcurrencyLimit, Hedges, RateLimiter, RateMeter, RetryBudget, Semaphore
 from headrace.options import Fetch
 
 URL = "s3://bucket/key"
@@ -113,14 +112,14 @@ def test_delay_needs_twenty_answers_and_is_a_millisecond_at_least(answer_s: floa
     assert hedges.delay_s == delay_s
 
 
-def test_late_is_what_is_later_than_95_of_100() -> None:
+def test_hedge_delay_is_the_95th_percentile() -> None:
     hedges, rng = Hedges(0.05), random.Random(1)
     for _ in range(1000):
         hedges.learn(rng.uniform(0.1, 0.2))
     assert hedges.delay_s == pytest.approx(0.195, abs=0.003)
 
 
-def test_late_follows_a_host_that_changes() -> None:
+def test_hedge_delay_follows_a_host_that_changes() -> None:
     hedges = Hedges(0.05)
     for seconds in (0.01, 0.5):
         for _ in range(300):
@@ -138,7 +137,7 @@ def test_second_requests_stay_within_their_share(share: float) -> None:
     assert made >= share * 2000 - 5
 
 
-def test_share_that_was_not_used_is_not_saved_up() -> None:
+def test_unused_hedges_do_not_accumulate() -> None:
     hedges = Hedges(0.05)
     for _ in range(10_000):
         hedges.learn(0.01)
@@ -148,7 +147,7 @@ def test_share_that_was_not_used_is_not_saved_up() -> None:
 # Limits of requests at once, and of their rate.
 
 
-def test_semaphore_admits_returning_visitors_first() -> None:
+def test_semaphore_admits_retries_first() -> None:
     async def run() -> list[str]:
         gate, order = Semaphore(1), []
 
@@ -171,7 +170,7 @@ def test_semaphore_admits_returning_visitors_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_cancelled_visitors_leave_the_semaphore_free(seed: int) -> None:
+def test_cancelled_waiters_leave_the_semaphore_free(seed: int) -> None:
     async def run() -> None:
         gate = Semaphore(2)
 
@@ -195,7 +194,7 @@ def test_cancelled_visitors_leave_the_semaphore_free(seed: int) -> None:
     simulate(run(), seed)
 
 
-def test_limit_falls_once_a_round_and_climbs_by_one_a_round() -> None:
+def test_concurrency_falls_once_and_rises_by_one_per_round_trip() -> None:
     now = 0.0
     level = ConcurrencyLimit(100, lambda: now)
     level.inside = 100

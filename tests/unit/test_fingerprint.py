@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import headrace as hr
-from headrace.sample_cache.fingerprint import NotKnownError, ValueDigest
+from headrace.sample_cache.lookup import NotKnownError, ValueDigest
 from headrace.torch_compat import serialize
 
 
@@ -93,7 +93,7 @@ def test_fingerprint_depends_on_the_source_alone(what: str) -> None:
     assert digest(serialize.copied(function)) == digest(function)
 
 
-def test_fingerprint_sees_a_global_that_changes_later() -> None:
+def test_fingerprint_includes_later_changes_of_globals() -> None:
     function = made("K = [1]\ndef f(x): return x + K[0]")
     before = digest(function)
     function.__globals__["K"].append(2)
@@ -118,7 +118,7 @@ def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = f"""
 import importlib
 from types import ModuleType
-from headrace.sample_cache.fingerprint import ValueDigest
+from headrace.sample_cache.lookup import ValueDigest
 print(len({{*"abc"}}), *{{*"abcdefgh"}})
 for number, source in enumerate({sources!r}):
     module = ModuleType("script")
@@ -140,7 +140,7 @@ def test_functions_that_refer_to_themselves_have_fingerprints() -> None:
     assert digest(one) != digest(other)
 
 
-def test_own_module_counts_by_what_is_used_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_includes_only_used_names_of_own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_helpers.py").write_text("K = 1\nOTHER = 1\ndef helper(x): return x + K\n")
     monkeypatch.syspath_prepend(tmp_path)
     import own_helpers  # type: ignore[import-not-found]
@@ -171,7 +171,7 @@ def test_import_in_a_function_is_refused(import_it: str, tmp_path: Path, monkeyp
 def test_own_module_may_have_the_name_of_a_python_module(tmp_path: Path) -> None:
     script, printed = tmp_path / "script.py", set[str]()
     script.write_text(
-        "import chunk\nfrom headrace.sample_cache.fingerprint import ValueDigest\ndef f(x): return chunk.helper(x)\n"
+        "import chunk\nfrom headrace.sample_cache.lookup import ValueDigest\ndef f(x): return chunk.helper(x)\n"
         "print(ValueDigest().of(f).hex())"
     )
     for number in (1, 2):
@@ -188,7 +188,7 @@ def test_own_module_may_have_the_name_of_a_python_module(tmp_path: Path) -> None
     (made("K = 1\ndef f(x): return x + eval('K')"), "as texts"),
     (made("K = 1\ndef f(x): return x + __import__('script').K"), "as texts"),
 ])  # fmt: skip
-def test_function_whose_results_depend_on_the_unknowable_is_refused(function: object, why: str | None) -> None:
+def test_function_with_unknown_dependencies_is_refused(function: object, why: str | None) -> None:
     with pytest.raises(NotKnownError, match=why):
         digest(function)
 

@@ -40,7 +40,7 @@ def found(begin: Any, measures: Sequence[int], numbers: Sequence[int] | None = N
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES)
-def test_groups_are_those_of_a_plain_program(kind: str, measures: list[int]) -> None:
+def test_groups_equal_a_plain_program(kind: str, measures: list[int]) -> None:
     wanted = list(KINDS[kind].groups(list(enumerate(measures))))
     assert [list(group.numbers) for group in found(KINDS[kind].begin, measures)] == wanted
 
@@ -63,7 +63,7 @@ def test_later_groups_do_not_depend_on_earlier_samples(kind: str, measures: list
 
 
 @given(measures=MEASURES, size=st.sampled_from([None, 1, 3]), drop_last=st.booleans())
-def test_lasting_batcher_is_offered_each_sample_once(measures: list[int], size: int | None, drop_last: bool) -> None:
+def test_reusable_batcher_is_offered_each_sample_once(measures: list[int], size: int | None, drop_last: bool) -> None:
     offered = list[int]()
 
     class Lasting(BucketBatcher):
@@ -106,7 +106,7 @@ def test_origins_of_groups_that_cannot_be_repeated_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("named", [[2], [0, 0], [-1]])
-def test_samples_that_a_batcher_was_not_offered_are_an_error(named: list[int]) -> None:
+def test_batcher_that_names_unknown_samples_is_an_error(named: list[int]) -> None:
     class Wrong(Nine):
         def offer(self, measure: int) -> Sequence[int]:
             super().offer(measure)

@@ -63,7 +63,7 @@ def test_rows_are_those_that_were_written(layout: str, settings: Mapping[str, An
         assert row["flat"].dtype == np.int32
 
 
-def test_types_are_those_that_tensors_can_have() -> None:
+def test_datasets_are_read_with_their_types() -> None:
     values = {
         "big": np.arange(5, dtype=">f4"),
         "half": np.arange(5, dtype=np.float16),
@@ -142,7 +142,7 @@ def test_files_follow_one_another() -> None:
 
 
 @pytest.mark.process
-def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
+def test_window_shuffle_reads_each_chunk_once() -> None:
     with h5py.File(out := io.BytesIO(), "w") as file:
         file.create_dataset("x", data=RNG.integers(0, 255, (4000, 500)).astype(np.uint8), chunks=(100, 500))
         file["y"] = np.arange(4000)
@@ -161,7 +161,7 @@ def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
     ("s", {"data": 3}, "no datasets with rows"),
     ("e", {"shape": (3,), "dtype": "u1", "external": [("elsewhere.bin", 0, 3)]}, "'/e' .* other files"),
 ])  # fmt: skip
-def test_dataset_that_is_not_read_is_named(name: str, options: dict[str, Any], why: str) -> None:
+def test_unsupported_dataset_is_refused_by_name(name: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(hr.errors.FormatError, match=why):
         len(hr.hdf5(put_dataset(name, **options)))
 
@@ -183,7 +183,7 @@ def test_damage_is_an_error_that_names_the_file() -> None:
 
 
 @pytest.mark.slow
-def test_limits_hold() -> None:
+def test_data_over_a_limit_is_a_limit_error() -> None:
     place = put(two)
     with pytest.raises(hr.errors.LimitError, match="'/images'"):
         len(hr.hdf5(place, limits=Limits(member_bytes=29)))

@@ -93,7 +93,7 @@ def test_data_that_is_no_head_is_refused_before_it_ends(data: bytes) -> None:
 
 
 @given(st.lists(st.integers(0, len(USUAL) + 10), max_size=6))
-def test_head_is_the_same_for_any_cuts(boundaries: list[int]) -> None:
+def test_head_does_not_depend_on_how_data_is_split(boundaries: list[int]) -> None:
     assert head_of(USUAL + b"0123456789", tuple(sorted(boundaries))) == head_of(USUAL)
 
 
@@ -125,7 +125,7 @@ def unchunked(data: bytes, boundaries: list[int], room: int) -> tuple[bytes, int
     st.lists(st.integers(0, 3000), max_size=12),
     st.integers(1, 500),
 )
-def test_chunks_give_the_same_for_any_cuts(
+def test_chunks_do_not_depend_on_how_data_is_split(
     pieces: list[bytes], extension: bytes, trailers: bytes, boundaries: list[int], room: int
 ) -> None:
     coded = b"".join(b"%X%b\r\n%b\r\n" % (len(p), extension, p) for p in pieces) + b"0\r\n" + trailers + b"\r\n"
@@ -210,7 +210,7 @@ def test_retry_after_never_raises(value: str) -> None:
     ("http://host/a b/ü%20{}", ("http", "host", 80), "host", "/a%20b/%C3%BC%20{}"),
     ("http://bücher.example/", ("http", "xn--bcher-kva.example", 80), "xn--bcher-kva.example", "/"),
 ])  # fmt: skip
-def test_address_is_sent_as_it_stands(url: str, origin: tuple[str, str, int], authority: str, path: str) -> None:
+def test_address_is_sent_unchanged(url: str, origin: tuple[str, str, int], authority: str, path: str) -> None:
     target = target_of(url)
     assert (target.origin[:3], target.origin.authority, target.path) == (origin, authority, path)
     assert target.authorization == ("Basic dXNlcjpwQHNz" if "user" in url else None)
@@ -226,7 +226,7 @@ def test_invalid_address_is_refused(url: str) -> None:
         target_of(url)
 
 
-def test_users_headers_replace_ours() -> None:
+def test_user_headers_replace_default_headers() -> None:
     assert request("/a", {"Host": "h", "User-Agent": "headrace"}, {"user-agent": "mine", "X-Key": "k\xe9y"}) == (
         b"GET /a HTTP/1.1\r\nHost: h\r\nuser-agent: mine\r\nX-Key: k\xe9y\r\n\r\n"
     )

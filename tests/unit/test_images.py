@@ -16,8 +16,8 @@ from builders.memory import peak_of
 from PIL import Image, features
 from unit.decoding import SMOOTH, decoded, failure, mean_difference, picture, saved
 
-from headrace.formats.images import pillow_image, shrinkage, simplejpeg_pixels
 from headrace.formats.limits import Limits
+from headrace.formats.media import pillow_image, shrinkage, simplejpeg_pixels
 
 MOST = Limits()
 KINDS = {"JPEG": "jpg", "PNG": "png", "PPM": "ppm", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif"}
@@ -90,9 +90,7 @@ def run_without(library: str, program: str, data: bytes = b"") -> subprocess.Com
 
 @pytest.mark.process
 def test_jpegs_decode_without_simplejpeg_and_name_pillow_where_it_is_missing() -> None:
-    decode = (
-        "from headrace.formats.images import ImageDecoder\nresult = ImageDecoder('rgb8')(sys.stdin.buffer.read())\n"
-    )
+    decode = "from headrace.formats.media import ImageDecoder\nresult = ImageDecoder('rgb8')(sys.stdin.buffer.read())\n"
     data = picture("JPEG")
     run = run_without("simplejpeg", f"{decode}sys.stdout.buffer.write(result.tobytes())", data)
     assert mean_difference(np.frombuffer(run.stdout, np.uint8).reshape(36, 48, 3), decoded("jpg", data, "rgb8")) < 0.2

@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
-from headrace.formats.index import named_arrays
+from headrace.formats.index import shard as named_arrays
 from headrace.formats.index.file import HEAD, MAGIC, Entry, check_block, pack_directory, read_directory, read_head
-from headrace.formats.index.named_arrays import pack_arrays, smallest, unpack_arrays
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index.shard import ShardIndex, pack_arrays, smallest, unpack_arrays
 from headrace.indexes.building import Journal, index_of_one, write_index
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"
@@ -228,7 +227,7 @@ def test_unpack_arrays_reads_what_it_does_not_know_when_it_is_newer() -> None:
 # Index files
 
 
-def test_index_file_gives_each_shard() -> None:
+def test_index_file_returns_each_shard() -> None:
     journal, out = io.BytesIO(), io.BytesIO()
     other = replace(SMALL, etag=None, size=-1)
     for url, one in {"s3://b/x/0.tar": SMALL, "s3://b/x/1.tar": other}.items():
@@ -253,7 +252,7 @@ def test_index_file_gives_each_shard() -> None:
     assert directory[2] == replace(entries[2], start=directory.block(2)[0])
 
 
-def test_index_file_of_version_1_reads_the_same_for_ever() -> None:
+def test_golden_index_file_of_version_1_is_read() -> None:
     data = base64.b64decode(GOLDEN.read_text())
     directory = read_directory(data)
     assert list(directory.names) == ["https://host/data/train-0.tar", "https://host/data/train-1.tar.zst"]
@@ -306,7 +305,7 @@ def test_other_files_and_versions_are_refused(read: Callable[[Any, str], object]
     assert "abc" not in str(caught.value)
 
 
-def test_find_gives_the_shard_of_another_address() -> None:
+def test_find_matches_shards_at_other_addresses() -> None:
     names = ["s3://b/x/train/0.tar", "s3://b/x/val/0.tar", "s3://b/x/val/1.tar", "s3://b/y/val/1.tar", "0.tar"]
     directory = read_directory(pack_directory([Entry(name=name, samples=1) for name in names]))
     asked = {
@@ -329,7 +328,7 @@ def test_find_gives_the_shard_of_another_address() -> None:
 
 
 @given(st.lists(st.text(max_size=8), max_size=8))
-def test_directory_gives_all_names(names: list[str]) -> None:
+def test_directory_lists_all_names(names: list[str]) -> None:
     directory = read_directory(pack_directory([Entry(name=name, samples=0) for name in names]))
     assert list(directory.names) == names
     for at, name in enumerate(names):
@@ -374,16 +373,6 @@ def test_journal_ends_when_a_record_is_no_index_of_one_shard(record: bytes) -> N
     journal = Journal(io.BytesIO(journal_of(ONE) + record))
     assert [entry.name for entry in journal] == [ONE.name]
     assert journal.end == len(journal_of(ONE))
-
-
-def test_journal_that_is_cut_at_its_end_can_be_appended_to() -> None:
-    file = io.BytesIO(journal_of(ONE, TWO)[:-1])
-    journal = Journal(file)
-    assert len(list(journal)) == 1
-    file.truncate(journal.end)
-    file.seek(0, io.SEEK_END)
-    file.write(journal_of(TWO))
-    assert [entry.name for entry in journal] == [ONE.name, TWO.name]
 
 
 def test_write_index_refuses_when_the_journal_has_changed() -> None:

@@ -9,8 +9,8 @@ from builders.stored import put
 
 import headrace as hr
 from headrace.formats.format import Block
-from headrace.formats.json_lines import JSON_LINES, JsonLineScanner
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.lines import JSON_LINES, JsonLineScanner
 
 
 def scan(data: bytes, piece: int, limits: Limits = DEFAULTS) -> tuple[list[tuple[bytes, int, int]], Any]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.formats import json_lines
-from headrace.formats.json_lines import loads, loads_many
+from headrace.formats import lines
+from headrace.formats.lines import loads, loads_many
 
 NUMBERS = [
     "-0", "-0.0", "1e400", "-1e999", "1e-400", "NaN", "Infinity", "-Infinity", "18446744073709551615", "9" * 19,
@@ -42,12 +42,12 @@ def check(texts: list[bytes]) -> None:
 @pytest.fixture(params=["with orjson", "without"], autouse=True)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr(json_lines, "_orjson", lambda: None)
-    elif json_lines._orjson() is None:
+        monkeypatch.setattr(lines, "_orjson", lambda: None)
+    elif lines._orjson() is None:
         pytest.skip("orjson is not installed")
 
 
-def test_odd_texts_are_what_json_makes_of_them() -> None:
+def test_unusual_texts_parse_as_by_json() -> None:
     check([text.encode() for text in [*NUMBERS, *OTHERS]])
     for number in NUMBERS:
         check([f'{pad}[{number}, {{{pad}"a": {number}}}]'.encode() for pad in ("", " ", "  ", "   ", "    ")])
@@ -55,7 +55,7 @@ def test_odd_texts_are_what_json_makes_of_them() -> None:
         check([b"[1]", text, b"[2]"])
 
 
-def test_values_come_for_all_that_nothing_is_odd_about() -> None:
+def test_usual_texts_are_parsed_together() -> None:
     texts = [json.dumps({"n": n, "float": 1 / (n + 1), "text": "grüße\u2028" * n}).encode() for n in range(100)]
     values = loads_many(texts)
     assert [None if value is None else json.dumps(value) for value in values] in (
@@ -63,7 +63,7 @@ def test_values_come_for_all_that_nothing_is_odd_about() -> None:
     )  # fmt: skip
 
 
-def test_what_is_nested_too_deep_is_a_value_error() -> None:
+def test_deep_nesting_is_a_value_error() -> None:
     value: Any = loads(b'[{"a":' * 450 + b"1" + b"}]" * 450)
     for _ in range(450):
         value = value[0]["a"]
@@ -85,5 +85,5 @@ pieces = st.one_of(
 
 @pytest.mark.slow
 @given(st.lists(st.lists(pieces, max_size=4).map(b"".join), min_size=1, max_size=4))
-def test_any_texts_are_what_json_makes_of_them(texts: list[bytes]) -> None:
+def test_any_texts_parse_as_by_json(texts: list[bytes]) -> None:
     check(texts)

@@ -81,7 +81,7 @@ def test_folder_names_that_sort_before_a_slash_are_listed_in_ranges() -> None:
 @pytest.mark.parametrize(
     "name", ["photo-{:010d}.jpg", "{:x}", "class-{0:.1}/photo-{0}.jpg", "2024/{:06d}/a", "é{:05d}"]
 )
-def test_many_keys_are_listed_by_several_at_once(name: str) -> None:
+def test_many_keys_are_listed_concurrently(name: str) -> None:
     keys = sorted({name.format(k if "." not in name[:12] else str(k)) for k in range(20_000)})
     bucket = Bucket(keys, 20)
     assert sorted(bucket.listed()) == keys
@@ -98,7 +98,7 @@ def test_few_keys_and_empty_objects_are_listed_without_more_requests() -> None:
 
 
 @pytest.mark.parametrize(("factor", "requests"), [(1, 21), (7919, 20)], ids=["ordered", "without order"])
-def test_store_without_order_or_start_keys_is_listed_in_one_go(factor: int, requests: int) -> None:
+def test_store_without_order_is_listed_sequentially(factor: int, requests: int) -> None:
     bucket = Bucket([f"{k * factor % 2000:04d}" for k in range(2000)], 100, knows_after=False)
     assert bucket.listed() == bucket.keys
     assert bucket.most == 1
@@ -112,7 +112,7 @@ def test_keys_that_are_out_of_order_later_are_an_error() -> None:
         Bucket(keys, 10).listed()
 
 
-def test_error_of_a_part_ends_the_listing_and_what_is_under_way() -> None:
+def test_error_ends_the_listing_and_its_requests() -> None:
     class Failing(Bucket):
         async def pages(self, after: str | None) -> AsyncGenerator[list[Listed], None]:
             async for page in super().pages(after):
@@ -126,7 +126,7 @@ def test_error_of_a_part_ends_the_listing_and_what_is_under_way() -> None:
     assert bucket.at_once == 0
 
 
-def test_points_lie_behind_a_page() -> None:
+def test_split_points_follow_the_page() -> None:
     points = points_behind("a/photo-0100.jpg", "a/photo-0199.jpg")
     assert {"a/photo-02", "a/photo-09", "a/photo-1", "a/photo-9"} <= set(points)
     assert min(points) > "a/photo-0199.jpg"

@@ -46,7 +46,7 @@ def read(files: dict[str, bytes], form: LitData = LITDATA) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("level", [None, "chunk", "batch", "sample"])
-def test_samples_are_what_was_written(level: str | None) -> None:
+def test_samples_equal_the_written_ones(level: str | None) -> None:
     samples = [
         {
             "int": n - 2**62,
@@ -75,7 +75,7 @@ def test_samples_are_what_was_written(level: str | None) -> None:
     (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
     ({3: "x"}, {"3": "x"}),
 ])  # fmt: skip
-def test_items_that_are_no_dicts_of_names_have_fields_too(item: Any, sample: dict[str, Any]) -> None:
+def test_items_without_names_get_numbered_fields(item: Any, sample: dict[str, Any]) -> None:
     assert read(litdata.folder([[item]])) == [sample]
 
 
@@ -311,7 +311,7 @@ def test_columns_and_where_are_those_of_parquet() -> None:
     assert "text" not in next(iter(some))
 
 
-def test_several_folders_come_one_after_the_other() -> None:
+def test_several_folders_are_read_in_turn() -> None:
     first = put(litdata.of_tables({"deep/a.parquet": TABLES["deep/a.parquet"]}))
     other = put(litdata.of_tables({"b.parquet": TABLES["b.parquet"]}))
     assert numbers(hr.stream([first, other])) == [*range(10, 15), *range(10)]

@@ -68,11 +68,11 @@ def test_secret_in_any_part_of_an_address_is_hidden(url: str) -> None:
 
 
 @pytest.mark.parametrize(("url", "shown"), SHOWN.items())
-def test_what_is_no_secret_is_shown(url: str, shown: str) -> None:
+def test_text_without_secrets_is_unchanged(url: str, shown: str) -> None:
     assert masked(url) == shown
     assert masked(shown) == shown
 
 
-def test_odd_addresses_are_masked_in_a_moment() -> None:
+def test_long_addresses_are_masked_quickly() -> None:
     for odd in ("?", "%25", "&token=", "::", "@/", "://@", ";a=", "#%3F"):
         masked("https://host/" + odd * 10_000)

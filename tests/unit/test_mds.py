@@ -18,8 +18,7 @@ import headrace as hr
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.mds.encodings import columns_of, described, sample_of
-from headrace.formats.mds.format import MDS
+from headrace.formats.mds import MDS, columns_of, described, sample_of
 from headrace.testing.decoders import same
 
 LOW = Limits(member_bytes=2000, header_bytes=600, pixels=100, unpacked_free_bytes=4000, unpacked_ratio=2)
@@ -56,13 +55,13 @@ VALUES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("encoding", VALUES)
-def test_value_is_what_was_written(encoding: str) -> None:
+def test_values_equal_the_written_ones(encoding: str) -> None:
     samples = [{"a": "é" * n, "x": value, "z": n} for n, value in enumerate(VALUES[encoding])]
     data = mds.shard({"a": "str", "x": encoding, "z": "int"}, samples)
     assert same(samples_of(data, indexed(data)), samples)
 
 
-def test_images_stay_bytes_but_for_those_without_a_format() -> None:
+def test_images_stay_bytes_unless_they_are_raw() -> None:
     columns = {"j": "jpeg", "q": "png", "r": "pil", "l": "list[png]", "a": "jpeg_array", "p": "list[pil]"}
     jpegs = [mds.encoded("jpeg", one) for one in PICTURES]
     sample = {"j": PICTURES[0], "q": PICTURES[0], "r": PICTURES[1], "l": PICTURES, "a": jpegs, "p": PICTURES}
@@ -113,7 +112,7 @@ def test_sample_whose_sizes_do_not_fit_is_an_error(data: bytes) -> None:
 WHOLE = mds.shard({"x": "int", "s": "str"}, [{"x": n, "s": "a" * n} for n in range(5)])
 
 
-def test_shard_alone_gives_its_columns_in_one_read() -> None:
+def test_single_shard_is_indexed_by_one_read() -> None:
     reads = OneObject(WHOLE)
     index = asyncio.run(MDS.index(reads, ShardEntry(URL), LOW))
     assert (reads.reads, len(index.rows), index.size, index.etag) == (1, 5, len(WHOLE), "v1")
@@ -122,7 +121,7 @@ def test_shard_alone_gives_its_columns_in_one_read() -> None:
 
 
 def test_long_table_is_read_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.formats.mds.format._FIRST_BYTES", 10)
+    monkeypatch.setattr("headrace.formats.mds._FIRST_BYTES", 10)
     assert samples_of(WHOLE, indexed(WHOLE))[4]["x"] == 4
 
 
@@ -196,7 +195,7 @@ def test_compressed_shard_of_another_size_or_over_the_limit_is_refused_before_it
     ("index.json", "", ""),
     ("https://h/d/index.json?sig=1", "https://h/d/", "?sig=1"),
 ])  # fmt: skip
-def test_catalogue_gives_addresses_beside_it_with_its_query(url: str, first: str, rest: str) -> None:
+def test_addresses_of_shards_keep_the_query_of_the_catalogue(url: str, first: str, rest: str) -> None:
     entries = MDS.listed(url, mds.folder({"x": "int"}, [[{"x": 1}]] * 2)["index.json"], LOW)
     assert [entry.url for entry in entries] == [f"{first}shard.0000{k}.mds{rest}" for k in range(2)]
 

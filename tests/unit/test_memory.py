@@ -154,7 +154,7 @@ def test_a_segment_cannot_shrink_under_a_reader() -> None:
     segment.close()
 
 
-def test_lack_of_memory_is_an_error_that_the_arena_survives(arena: SmallArena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arena_survives_a_memory_error(arena: SmallArena, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -13,14 +13,11 @@ from headrace._util.pickled import packed_once
 from headrace.cli.settings import say
 from headrace.errors import FormatError, WorkerDiedError
 from headrace.formats.tar.scanner import TarScanner
-from headrace.torch_compat.errors import pack_worker_error, unpack_error
-from headrace.torch_compat.serialize import pack_error
-from headrace.workers.error_notes import note_origin
+from headrace.torch_compat.serialize import pack_error, pack_worker_error, unpack_error
+from headrace.workers.chain_runner import note_origin
 from headrace.workers.failures import NOWHERE, Failure, Origin, PackedError, Scope
-from headrace.workers.messages import PlaceMessage, TaskMessage, died, exit_text
-from headrace.workers.sample_chunks import ListPart
-from headrace.workers.tasks import Finish, Reply, Step, Task
-from headrace.workers.wire_chunks import SentApart, SentObjects, SentPickle, SentRows
+from headrace.workers.sample_chunks import ListPart, SentApart, SentObjects, SentPickle, SentRows
+from headrace.workers.tasks import Finish, PlaceMessage, Reply, Step, Task, TaskMessage, died, exit_text
 
 
 @pytest.mark.parametrize("kind", [TaskMessage, PlaceMessage, Reply, SentRows, SentPickle, SentApart, SentObjects])

@@ -18,8 +18,8 @@ from builders.videos import URL, One, clip, table
 import headrace as hr
 from headrace.errors import DecodeError, FormatError, LimitError, OptionError
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.mp4.boxes import box
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
+from headrace.formats.mp4.tables import box
 
 
 @pytest.fixture(params=["pyav", "torchcodec"])
@@ -35,7 +35,7 @@ def late(name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", videos.HOW)
-def test_table_has_the_packets_that_ffmpeg_finds(name: str) -> None:
+def test_table_equals_the_packets_of_ffmpeg(name: str) -> None:
     data = videos.named(name)
     with av.open(io.BytesIO(data)) as container:
         video: Any = container.streams.video[0]
@@ -51,7 +51,7 @@ def test_table_has_the_packets_that_ffmpeg_finds(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", videos.HOW)
-def test_any_clip_has_the_pixels_of_the_whole_file(name: str, decoder: str) -> None:
+def test_clips_equal_frames_of_the_whole_file(name: str, decoder: str) -> None:
     data = videos.named(name)
     found = table(data)
     times, whole = videos.decoded(data) if decoder == "pyav" else videos.by_torchcodec(data)
@@ -212,7 +212,7 @@ def test_field_that_is_no_video_is_a_decode_error() -> None:
         hr.VideoFrames(0)
 
 
-def test_video_that_is_to_be_shown_turned_is_turned_or_refused(decoder: str) -> None:
+def test_rotated_video_is_rotated_or_refused(decoder: str) -> None:
     data = videos.named("h264-plain")
     at = data.index(b"tkhd") + 4 + 40
     turned = data[:at] + struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30) + data[at + 36 :]

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError
-from headrace.formats.index.named_arrays import pack_arrays
+from headrace.formats.index.shard import pack_arrays
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.mp4.boxes import box
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
+from headrace.formats.mp4.tables import box
 
 KEY, OTHER = 0x02000000, 0x01010000
 SCALE = 15360
@@ -138,9 +138,7 @@ runs_of = st.lists(
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(runs_of, hows, st.sampled_from([0, 0, 5000])), min_size=1, max_size=4), st.integers(0, 2**31))
-def test_table_has_the_frames_that_were_put_into_fragments(
-    parts: list[tuple[list[list[Frame]], How, int]], start: int
-) -> None:
+def test_table_equals_the_frames_of_all_fragments(parts: list[tuple[list[list[Frame]], How, int]], start: int) -> None:
     data, places, times = init(), list[int](), list[tuple[int, Frame]]()
     parts[0][0][0][0] = Frame(9, DURATION, KEY, 0)
     begin = 0
@@ -294,7 +292,7 @@ class InTurns(videos.One):
         return await super().read(start, length)
 
 
-def test_fragments_that_a_list_names_are_read_many_at_once() -> None:
+def test_listed_fragments_are_read_concurrently() -> None:
     data, begins = long_file(100, 30_000)
     wanted = table(data).size.tolist()
     found = {}
@@ -313,7 +311,7 @@ def test_fragments_that_a_list_names_are_read_many_at_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["fewer", "elsewhere", "huge", "damaged"])
-def test_wrong_list_of_fragments_hides_none(wrong: str) -> None:
+def test_wrong_list_of_fragments_loses_none(wrong: str) -> None:
     data, begins = long_file(60, 30_000)
     listed = {
         "fewer": begins[::7],

@@ -79,7 +79,7 @@ def test_batch_is_rebuilt_as_torch_pins_it(batch: Any) -> None:
     assert vars(ours) == vars(torchs) if hasattr(torchs, "__dict__") else True
 
 
-def test_containers_of_the_user_stay_as_they_were() -> None:
+def test_original_containers_are_unchanged() -> None:
     inner = [Leaf(1)]
     batch = {"a": inner, "b": Leaf(2)}
     rebuilt(batch, lambda value: isinstance(value, Leaf), Leaf.pin_memory)
@@ -87,7 +87,7 @@ def test_containers_of_the_user_stay_as_they_were() -> None:
     assert batch["a"] is inner
 
 
-def test_type_error_of_a_change_is_raised_and_not_taken_for_the_containers() -> None:
+def test_type_error_of_the_function_is_raised() -> None:
     def fail(_: Any) -> None:
         raise TypeError("of the leaf")
 

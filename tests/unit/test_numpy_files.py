@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.arrays import saved
 from builders.memory import peak_of
+from builders.zips import zipped
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from unit.decoding import WHERE, decoded, failure
 
 from headrace.errors import DecodeError
-from headrace.formats.decoders import decoder
+from headrace.formats.decoders import NpyDecoder, decoder
 from headrace.formats.limits import Limits
-from headrace.formats.plain import NpyDecoder
 
 
 def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
@@ -27,21 +28,13 @@ def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
 
 
 def npz(members: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
-    with zipfile.ZipFile(out := io.BytesIO(), "w", kind) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return out.getvalue()
+    return zipped(members, kind)
 
 
 def with_size(data: bytes, size: int) -> bytes:
     """An archive whose directory states another size of its first member."""
     central = data.index(b"PK\x01\x02")
     return data[: central + 24] + struct.pack("<I", size) + data[central + 28 :]
-
-
-def written(save: Any, *arrays: Any, **named: Any) -> bytes:
-    save(out := io.BytesIO(), *arrays, **named)
-    return out.getvalue()
 
 
 DTYPES = st.one_of(
@@ -52,7 +45,9 @@ DTYPES = st.one_of(
 
 
 @given(st.data(), st.sampled_from([(1, 0), (2, 0)]), st.booleans())
-def test_npy_gives_what_was_written_and_owns_it(data: st.DataObject, version: tuple[int, int], by_column: bool) -> None:
+def test_npy_equals_the_saved_array_and_owns_its_memory(
+    data: st.DataObject, version: tuple[int, int], by_column: bool
+) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
     dtype = data.draw(DTYPES)
     array = np.ndarray(shape, dtype, bytes(range(1, 128)) * (64 * dtype.itemsize // 127 + 1))
@@ -119,7 +114,7 @@ def test_npy_is_refused_when_it_has_no_header_and_none_is_remembered() -> None:
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz_gives_its_arrays_by_name(save: Any) -> None:
-    got = decoded("npz", memoryview(written(save, a=np.arange(3), b=np.eye(2))))
+    got = decoded("npz", memoryview(saved(save, a=np.arange(3), b=np.eye(2))))
     assert list(got) == ["a", "b"]
     assert np.array_equal(got["a"], np.arange(3))
     assert np.array_equal(got["b"], np.eye(2))
@@ -160,15 +155,15 @@ OBJECTS, NINE = np.array([{}], object), {"a.npy": npy(np.arange(9))}
 
 
 @pytest.mark.parametrize(("field", "why", "data"), [
-    ("npy", "never unpickled", written(np.save, OBJECTS)),
-    ("npz", "never unpickled", written(np.savez, a=OBJECTS)),
+    ("npy", "never unpickled", saved(np.save, OBJECTS)),
+    ("npz", "never unpickled", saved(np.savez, a=OBJECTS)),
     ("npz", "does not begin", b"the rest of arrays" + npz({})),
-    ("npz", "over the limit of 200 times", written(np.savez_compressed, a=np.zeros(2**26 + 1, np.uint8))),
+    ("npz", "over the limit of 200 times", saved(np.savez_compressed, a=np.zeros(2**26 + 1, np.uint8))),
     *(("npy", "version 1 or 2", npy(3)[:6] + version + npy(3)[8:]) for version in (b"\x04\0", b"\x01\x01", b"\0\0")),
     ("npz", "1000000", with_size(npz(NINE), 10**6)),
     # Python's zipfile unpacks these without a bound
     *(("npz", "packed in a way", npz(NINE, kind)) for kind in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)),
     *(("npz", f"{n!r} is no array", npz({n: b"1"})) for n in ("script.py", "a.pkl", "a.npy/", "a", "a.NPY")),
 ])  # fmt: skip
-def test_what_numpy_does_not_write_is_refused_and_runs_nothing(field: str, why: str, data: bytes) -> None:
+def test_foreign_archives_are_refused_and_run_no_code(field: str, why: str, data: bytes) -> None:
     assert why in str(failure(field, data))

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.formats.format import Block, Format
+from headrace.formats.format import Block, Format, RowsOfBlock
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.opening import BLOCK, ROW, BlockRows, MemberRows, Opener, SharedBlock, is_kept
-from headrace.formats.rows_of_block import RowsOfBlock
 
 
 class _Squares(RowsOfBlock):
@@ -98,7 +97,7 @@ BLOCKS = st.lists(st.binary(max_size=12), min_size=1, max_size=3)
 
 
 @given(BLOCKS, st.data())
-def test_rows_that_are_opened_together_are_those_that_are_opened_one_by_one(blocks: list[bytes], data: st.DataObject):
+def test_rows_opened_together_equal_rows_opened_singly(blocks: list[bytes], data: st.DataObject):
     places = [(k, row) for k, block in enumerate(blocks) for row in range(max(1, len(block)))] + [(len(blocks), 0)]
     rows = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=20))
     start = data.draw(st.integers(0, len(rows) - 1))
@@ -123,9 +122,7 @@ class _Lines(Format):
 
 
 @given(st.lists(st.sampled_from([b"a", b"bb", b"a", b"bad", b"__n__", b"end"]), min_size=1, max_size=8), st.data())
-def test_samples_that_are_opened_together_are_those_that_are_opened_one_by_one(
-    bodies: list[bytes], data: st.DataObject
-) -> None:
+def test_samples_opened_together_equal_samples_opened_singly(bodies: list[bytes], data: st.DataObject) -> None:
     opener, keys = Opener(_Lines(), DEFAULTS), [str(k) for k in range(len(bodies))]
     samples = MemberRows(keys, ["memory://a"] * len(keys), "line", lambda start, stop: bodies[start:stop])
     start = data.draw(st.integers(0, len(bodies) - 1))

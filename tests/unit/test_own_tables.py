@@ -46,7 +46,7 @@ def opened(rows: Rows) -> int:
     table([5], [5], [0, 1], 3, [0, 0, 0]),
     table([], [], [0], 0),
 ])  # fmt: skip
-def test_table_that_can_be_is_taken(rows: Rows) -> None:
+def test_valid_table_is_accepted(rows: Rows) -> None:
     assert opened(rows) == len(rows)
 
 
@@ -64,6 +64,6 @@ def test_table_that_can_be_is_taken(rows: Rows) -> None:
     table([0], [5], [0, 1], 2, [0, -1]),
     table([0], [5], [0, 1], 3, [0, 0]),
 ])  # fmt: skip
-def test_table_that_no_shard_has_is_refused_by_name(rows: Rows) -> None:
+def test_impossible_table_is_refused_by_name(rows: Rows) -> None:
     with pytest.raises(hr.errors.FormatError, match=r"'own' .* memory://own/0.own as no shard can be"):
         opened(rows)

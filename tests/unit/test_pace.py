@@ -19,7 +19,7 @@ def sizes(pace: Pace, count: int) -> list[int]:
     return got
 
 
-def test_tasks_grow_from_one_sample_to_as_many_as_may_be() -> None:
+def test_tasks_grow_from_one_sample_to_the_limit() -> None:
     assert sizes(Pace(64), 10) == [1, 1, 2, 4, 8, 16, 32, 64, 64, 64]
     assert sizes(Pace(5), 6) == [1, 1, 2, 4, 5, 5]
 
@@ -32,7 +32,7 @@ def test_tasks_grow_from_one_sample_to_as_many_as_may_be() -> None:
     ([(1, 1e-3, 10)], [20], [5]),
     ([(1, 4e-3, 10), (1, 0.0, 10), (1, 20e-3, 10)], [5, 10, 1], [1, 2, 1]),  # more counts at once, less gradually
 ])  # fmt: skip
-def test_task_has_as_many_samples_as_are_worth_its_time_and_bytes(
+def test_size_of_a_task_follows_time_and_bytes_of_samples(
     learned: list[tuple[int, float, int]], most: list[int], most_awaited: list[int]
 ) -> None:
     for is_awaited, expected in ((False, most), (True, most_awaited)):
@@ -54,7 +54,7 @@ def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:
     sample_s=st.floats(1e-9, 10.0),
     is_adaptive=st.booleans(),
 )
-def test_a_task_has_some_samples_of_one_batch(
+def test_a_task_has_samples_of_one_batch(
     workers: int, depth: int, batch_size: int, sample_s: float, is_adaptive: bool
 ) -> None:
     batches, learned = spec(workers, depth, is_adaptive=is_adaptive), Learned(use_slots=True)
@@ -72,7 +72,7 @@ def test_heavy_samples_are_divided_among_the_workers() -> None:
     assert spec(2, 8, is_adaptive=True).chunk(512, learned.sample_s) == 128
 
 
-def test_slow_samples_that_are_put_together_are_not_made_many_at_once() -> None:
+def test_slow_samples_of_groups_are_made_in_small_tasks() -> None:
     groups = BatchSpec(
         chain=1,
         batch_size=1,

@@ -76,7 +76,7 @@ def test_slice_is_packed_and_equals_the_slice_of_the_list(elements: list[Any], p
 
 @pytest.mark.slow
 @given(st.lists(anything, min_size=1))
-def test_packed_answers_as_a_list(elements: list[Any]) -> None:
+def test_packed_behaves_as_a_list(elements: list[Any]) -> None:
     got = packed(elements)
     for element in elements:
         assert element in got
@@ -126,7 +126,7 @@ def test_repr_shows_the_first_elements_and_how_many_there_are() -> None:
     assert repr(packed(map(str, range(1000)))) == "packed(['0', '1', '2', and 997 more])"
 
 
-def test_packed_travels_as_two_arrays_and_a_small_pickle() -> None:
+def test_packed_is_sent_as_two_arrays_and_a_small_pickle() -> None:
     got = packed(f"train/{n:08}.jpg" for n in range(50_000))
     _, size, memory = carried(got)
     assert size < 500
@@ -145,7 +145,7 @@ def test_copies_are_equal_in_any_form() -> None:
         assert pickle.loads(pickle.dumps(got, protocol)) == got
 
 
-def test_instances_arrays_and_subclasses_come_back_as_such() -> None:
+def test_instances_arrays_and_subclasses_keep_their_types() -> None:
     elements = [Sample("a.jpg", 1), Word("a"), {"box": np.arange(4)}, len, random.Random, dataclasses.replace]
     got = packed(elements)
     assert got[:2] == elements[:2]
@@ -161,7 +161,7 @@ def test_classes_are_stored_once_and_not_in_every_element() -> None:
 
 
 @pytest.mark.process
-def test_elements_of_the_users_script_travel_by_value(tmp_path: Path) -> None:
+def test_elements_of_the_script_are_sent_by_value(tmp_path: Path) -> None:
     """A worker has no `__main__` of the user's: the class goes along, once, and so do functions without a name."""
     script = tmp_path / "script.py"
     script.write_text(

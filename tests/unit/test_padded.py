@@ -21,7 +21,7 @@ DTYPES = ("int64", "float32", "uint8", "int16", "bool", "bfloat16")
 
 
 @given(shapes=SHAPES, dtype=st.sampled_from(DTYPES), pad=st.sampled_from([0, 1]))
-def test_each_array_is_there_and_all_else_is_padding(shapes: list[tuple[int, ...]], dtype: str, pad: int) -> None:
+def test_padded_batch_has_each_array_and_padding(shapes: list[tuple[int, ...]], dtype: str, pad: int) -> None:
     made = [torch.arange(1, 1 + int(np.prod(shape))).reshape(shape).to(getattr(torch, dtype)) for shape in shapes]
     arrays: list[Any] = made if dtype == "bfloat16" else [array.numpy() for array in made]
     for values in (made, arrays):
@@ -68,7 +68,7 @@ class Pair(NamedTuple):
     [np.float32(1), np.float32(2)],
     [["a", "b"], ["c", "d"]],
 ])  # fmt: skip
-def test_what_is_as_long_is_collated_as_by_default(samples: list[Any]) -> None:
+def test_values_of_equal_length_are_collated_as_by_default(samples: list[Any]) -> None:
     made, expected = PaddedCollate()(samples), default_collate(samples)
     assert type(made) is type(expected)
     if isinstance(samples[0], Pair):  # lists of numbers are arrays here
@@ -117,13 +117,13 @@ def test_fields_have_padding_of_their_own() -> None:
     (0, [np.zeros(1, ">i4"), np.zeros(2, ">i4")], "byte order"),
     (0, [{"ids": [1]}, {"n": 1}], r"sample 1 .* 'n'"),
 ])  # fmt: skip
-def test_what_cannot_be_padded_is_an_error_with_its_reason(pad: Any, samples: list[Any], match: str) -> None:
+def test_values_that_cannot_be_padded_are_an_error_with_the_reason(pad: Any, samples: list[Any], match: str) -> None:
     with pytest.raises((ValueError, CollateError), match=match):
         PaddedCollate(pad)(samples)
 
 
 @pytest.mark.parametrize("samples", [[[2**63], [1, 2]], [[2**63 + 1, 1]], [[2**63], [2**63, 2**63]], [[2**64], [-1]]])
-def test_whole_numbers_that_int64_cannot_hold_are_no_floats(samples: list[Any]) -> None:
+def test_integers_beyond_int64_do_not_become_floats(samples: list[Any]) -> None:
     with pytest.raises(OverflowError, match=r"a list has the whole number \d+, which int64 cannot"):
         PaddedCollate()(samples)
     arrays: Any = PaddedCollate()([np.array(one, np.uint64) for one in ([2**63 + 1], [1, 2])])
@@ -131,7 +131,7 @@ def test_whole_numbers_that_int64_cannot_hold_are_no_floats(samples: list[Any]) 
     assert PaddedCollate()([[2.0**70], [float("inf"), 1]]).shape == (2, 2)  # type: ignore[attr-defined]
 
 
-def test_arrays_tensors_and_lists_of_a_field_go_together() -> None:
+def test_arrays_tensors_and_lists_of_a_field_are_padded_together() -> None:
     some: list[Any] = [torch.tensor([1, 2]), np.array([3]), [4, 5, 6]]
     expected = [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
     for order in ([0, 1, 2], [2, 1, 0], [1, 2], [0, 2]):

@@ -24,9 +24,9 @@ import headrace as hr
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.arrow_values import getter
 from headrace.formats.limits import Limits
+from headrace.formats.parquet.footer import ThriftReader
 from headrace.formats.parquet.format import ChunkFile, Parquet
-from headrace.formats.parquet.page_headers import delta_numbers
-from headrace.formats.parquet.thrift import ThriftReader
+from headrace.formats.parquet.pages import delta_numbers
 from headrace.testing import FaultServer
 
 
@@ -50,13 +50,13 @@ def test_values_are_those_that_pyarrow_reads(options: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAYS)
-def test_values_of_a_part_of_an_array_are_its_own(name: str) -> None:
+def test_values_of_a_slice_equal_those_of_the_array(name: str) -> None:
     whole = pa.concat_arrays([ARRAYS[name]] * 2)
     part = whole.slice(3, 4)
     assert [plain(getter(part)(k)) for k in range(4)] == part.to_pylist()
 
 
-def test_times_that_count_nanoseconds_are_those_of_numpy() -> None:
+def test_nanosecond_times_are_numpy_values() -> None:
     table = pa.table({"t": pa.array([1, None], pa.timestamp("ns")), "d": pa.array([-1, 5], pa.duration("ns"))})
     first, second = read(of_table(table))
     assert first == {"t": np.datetime64(1, "ns"), "d": np.timedelta64(-1, "ns")}
@@ -109,7 +109,7 @@ def test_every_codec_is_read(codec: str) -> None:
     assert read(of_table(table, compression=codec, row_group_size=200)) == table.to_pylist()
 
 
-def test_images_that_datasets_knows_are_their_bytes() -> None:
+def test_images_of_datasets_are_bytes() -> None:
     features = {
         "image": {"_type": "Image"},
         "more": {"feature": {"_type": "Audio"}, "_type": "List"},
@@ -197,7 +197,7 @@ def test_unknown_codec_is_an_error_of_the_file() -> None:
         list(hr.stream(put(damaged)))
 
 
-def test_pyarrow_is_given_no_bytes_that_were_not_read() -> None:
+def test_pyarrow_reads_only_fetched_bytes() -> None:
     column = pq.ParquetFile(pa.BufferReader(WHOLE)).metadata.row_group(0).column(0)
     start = column.dictionary_page_offset
     chunks = {start: WHOLE[start : start + column.total_compressed_size]}
@@ -244,7 +244,7 @@ def test_counts_that_ask_for_memory_are_a_limit_error() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "data_page_version": "2.0"}])
-def test_row_is_got_by_its_pages(options: dict[str, Any]) -> None:
+def test_one_row_is_read_by_its_pages(options: dict[str, Any]) -> None:
     table = pages_table(4000)
     data = of_table(table, row_group_size=2500, write_page_index=True, data_page_size=4096, **options)
     with FaultServer() as server:
@@ -259,7 +259,7 @@ def test_row_is_got_by_its_pages(options: dict[str, Any]) -> None:
         assert nbytes < len(data) * (0.4 if options else 0.75), "but for the dictionary of a column it is some pages"
 
 
-def test_row_is_got_all_the_same_where_the_index_of_pages_is_damaged() -> None:
+def test_one_row_is_read_despite_a_damaged_page_index() -> None:
     table = pages_table(1500).select(["text"])
     data = bytearray(of_table(table, write_page_index=True, data_page_size=4096, use_dictionary=False))
     chunk = pq.ParquetFile(pa.BufferReader(bytes(data))).metadata.row_group(0).column(0)
@@ -297,7 +297,7 @@ def beginnings(table: pa.Table, **options: Any) -> str:
 @pytest.mark.parametrize(("codec", "version"), [
     ("none", "1.0"), ("none", "2.0"), ("snappy", "2.0"), ("gzip", "1.0"), ("brotli", "2.0"), ("zstd", "1.0"),
 ])  # fmt: skip
-def test_what_values_begin_with_is_counted(codec: str, version: str) -> None:
+def test_delta_encoded_values_are_counted_exactly(codec: str, version: str) -> None:
     table = pa.table(COLUMNS)
     low = Limits(unpacked_free_bytes=500_000, unpacked_ratio=1)  # pages and values could take more, and take less
     url = beginnings(table, compression=codec, data_page_version=version)
@@ -305,7 +305,7 @@ def test_what_values_begin_with_is_counted(codec: str, version: str) -> None:
     assert [{name: one[name] for name in COLUMNS} for one in got] == table.to_pylist()
 
 
-def test_few_bytes_that_stand_for_very_many_are_a_limit_error() -> None:
+def test_delta_encoded_bomb_is_a_limit_error() -> None:
     table = pa.table({"text": ["x" * 100_000 + f"{k:04}" for k in range(1500)]})
     url = beginnings(table, data_page_size=2**30, compression="none")
     with pytest.raises(LimitError, match=r"column 'text': its values take .* bytes or more once they are decoded"):
@@ -313,7 +313,7 @@ def test_few_bytes_that_stand_for_very_many_are_a_limit_error() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_long_values_that_are_repeated_are_held_once(codec: str) -> None:
+def test_repeated_long_values_are_held_once(codec: str) -> None:
     """A dictionary for the first pages, and plain ones after these."""
     texts = ["x" * 60_000] * 1200 + [f"another text {k}" for k in range(1500)]
     body = of_table(pa.table({"text": texts}), dictionary_pagesize_limit=62_000, compression=codec, data_page_size=4096)

@@ -13,7 +13,7 @@ from unit.parquet_reads import put
 
 import headrace as hr
 from headrace.errors import DecodeError, FormatError
-from headrace.formats.parquet.thrift import ThriftReader
+from headrace.formats.parquet.footer import ThriftReader
 
 ROWS = [{"n": k, "text": f"text {k}"} for k in range(20)]
 WHOLE = of_table(
@@ -65,7 +65,7 @@ def test_changed_byte_is_an_error_after_whole_rows_or_changes_none() -> None:
             assert url in str(error), at
 
 
-def test_page_that_is_damaged_names_its_row_and_its_column() -> None:
+def test_error_of_a_damaged_page_names_row_and_column() -> None:
     at = CHUNKS[3].data_page_offset + CHUNKS[3].total_compressed_size - 1
     url, got, error = read(WHOLE[:at] + bytes([WHOLE[at] ^ 1]) + WHOLE[at + 1 :])
     assert got == ROWS[:10]
@@ -99,7 +99,7 @@ def test_column_at_a_wrong_offset_is_an_error_that_names_it(which: int, new: int
 
 
 @pytest.mark.slow
-def test_ten_thousand_columns_are_read_by_those_that_are_chosen() -> None:
+def test_chosen_columns_of_ten_thousand_are_read() -> None:
     wide = of_table(pa.table({f"c{k}": [k] for k in range(10_000)}), compression="none", write_statistics=False)
     data = hr.stream(put(wide), format=hr.Parquet(columns=["c9999", "c7"], where=[("c5000", "=", 5000)]))
     assert [(one["c7"], one["c9999"]) for one in data] == [(7, 9999)]

@@ -23,10 +23,9 @@ from unit.parquet_reads import URL, indexed, put, rows_of
 import headrace as hr
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.parquet.footer import ColumnChunk
+from headrace.formats.parquet.footer import ColumnChunk, ThriftReader
 from headrace.formats.parquet.format import Parquet
-from headrace.formats.parquet.page_index import PageBounds, PageIndex, page_bounds
-from headrace.formats.parquet.thrift import ThriftReader
+from headrace.formats.parquet.pages import PageBounds, PageIndex, page_bounds
 from headrace.formats.parquet.where import asked_of, pages_left
 from headrace.testing import FaultServer
 
@@ -73,7 +72,7 @@ def predicates(draw: st.DrawFn, names: Sequence[str]) -> list[list[tuple[str, st
 @pytest.mark.parametrize("is_paged", [False, pytest.param(True, marks=pytest.mark.slow)])
 @settings(max_examples=150)
 @given(st.data())
-def test_rows_are_those_that_pyarrow_filters(is_paged: bool, data: st.DataObject) -> None:
+def test_rows_equal_those_filtered_by_pyarrow(is_paged: bool, data: st.DataObject) -> None:
     table, names = data.draw(tables(is_paged=is_paged))
     where: Any = data.draw(predicates(names))
     where = where if data.draw(st.booleans()) else where[0]
@@ -117,7 +116,7 @@ def body() -> bytes:
 
 
 @pytest.mark.process
-def test_pages_that_cannot_hold_are_not_read(body: bytes) -> None:
+def test_excluded_pages_are_not_read(body: bytes) -> None:
     with FaultServer() as server:
         data = hr.stream(server.add("0.parquet", body), format=hr.Parquet(columns=["text", "structs"], where=SOME))
         wanted = [(one["text"], one["structs"]) for one in TABLE.take(KEPT).to_pylist()]
@@ -128,7 +127,7 @@ def test_pages_that_cannot_hold_are_not_read(body: bytes) -> None:
         assert nbytes < 0.17 * len(body), "of 12,000 rows the 1,600 of pages that may have some"
 
 
-def test_index_of_pages_that_the_end_holds_takes_no_request_and_else_one(body: bytes) -> None:
+def test_page_index_needs_at_most_one_request(body: bytes) -> None:
     for data, requests in ((of_table(TABLE.select(["n", "list"]), use_dictionary=False, **OPTIONS), 1), (body, 2)):
         reads = OneObject(data)
         shard = anyio.run(Parquet(where=SOME).index, reads, ShardEntry(URL), DEFAULTS)
@@ -143,7 +142,7 @@ LEFT = [1, *range(690, 720), 1201]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [None, "window", "global"])
-def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_resumed(by: Any) -> None:
+def test_filtered_rows_can_be_shuffled_divided_and_resumed(by: Any) -> None:
     url = put(FEW, row_group_size=700, write_page_index=True, data_page_size=200, write_batch_size=20)
     data = hr.stream(url, format=hr.Parquet(where=WHERE))
     data = data if by is None else data.shuffle(by, seed=1)
@@ -186,7 +185,7 @@ def moved(index: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("field", [4, 6])
-def test_index_of_pages_that_is_damaged_leaves_nothing_out(body: bytes, field: int) -> None:
+def test_damaged_page_index_excludes_no_rows(body: bytes, field: int) -> None:
     data = with_index(body, 0, field, lambda index: b"\xff" * len(index))
     where = [("n", ">=", 1000), ("n", "<", 1010)]
     assert [one["n"] for one in rows_of(Parquet(columns=["n"], where=where), data)] == list(range(1000, 1010))
@@ -197,7 +196,7 @@ def test_index_of_pages_that_is_damaged_leaves_nothing_out(body: bytes, field: i
 
 
 @pytest.mark.parametrize("column", [0, 1, 2])
-def test_index_of_pages_that_moves_rows_is_an_error_and_no_other_rows(body: bytes, column: int) -> None:
+def test_page_index_that_moves_rows_is_an_error(body: bytes, column: int) -> None:
     where = [("n", ">=", 600), ("n", "<", 1200)]
     form = Parquet(columns=["n", TABLE.column_names[column]], where=where)
     assert [one["n"] for one in rows_of(form, body)] == list(range(600, 1200))
@@ -205,7 +204,7 @@ def test_index_of_pages_that_moves_rows_is_an_error_and_no_other_rows(body: byte
         rows_of(form, with_index(body, column, 4, moved))
 
 
-def test_bounds_that_are_cut_off_leave_out_no_row_that_is_kept() -> None:
+def test_truncated_bounds_exclude_no_matching_rows() -> None:
     data = of_table(pa.table({"text": ["x"]}), write_statistics=False)
 
     def left(op: str, value: Any, low: bytes | None, high: bytes | None) -> bool:
@@ -224,7 +223,7 @@ def test_bounds_that_are_cut_off_leave_out_no_row_that_is_kept() -> None:
     assert left("=", long, b"", b"\xff")
 
 
-def test_page_that_has_no_highest_value_may_have_any() -> None:
+def test_page_without_a_maximum_may_have_any_value() -> None:
     chunk = ColumnChunk(0, 4, 4, 10, 10, (0, 0), (0, 0), (None, None, None))
     index = PageIndex((4, 8), (8, 14), (0, 2))
     packed = b"\x19\x22\x02\x02" + b"\x19\x28\x00\x01a" + b"\x19\x28\x00\x01b" + b"\x15\x02\x00"
@@ -239,7 +238,7 @@ def test_page_that_has_no_highest_value_may_have_any() -> None:
         page_bounds(missing, chunk._replace(statistics=(None, None, 4)), index)
 
 
-def test_groups_that_are_kept_as_a_whole_are_not_looked_at(body: bytes) -> None:
+def test_page_index_of_whole_groups_is_not_read(body: bytes) -> None:
     form = Parquet(where=[("n", ">=", 100)])
     shard = indexed(form, body)
     assert len(shard.rows) == 12_000

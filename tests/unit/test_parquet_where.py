@@ -41,9 +41,7 @@ from headrace.testing import FaultServer
     ("int", ("in", np.array([1, -5])), [1, -5]),
     ("int", ("==", np.int32(1)), [1]),
 ])  # fmt: skip
-def test_values_of_another_type_are_compared_as_numbers_are(
-    name: str, term: tuple[str, Any], wanted: list[Any]
-) -> None:
+def test_values_of_other_types_are_compared_as_numbers(name: str, term: tuple[str, Any], wanted: list[Any]) -> None:
     kind, values = KINDS[name]
     body = of_table(pa.table({name: pa.array(values, kind)}), row_group_size=1)
     assert [one[name] for one in rows_of(Parquet(where=[(name, *term)]), body)] == wanted
@@ -73,7 +71,7 @@ LARGE = 10**400  # no float is as large
 
 @pytest.mark.parametrize("name", ["int", "uint64", "float", "single"])
 @pytest.mark.parametrize("statistics", [True, False])
-def test_numbers_larger_than_any_are_above_all_or_below(name: str, statistics: bool) -> None:
+def test_numbers_beyond_any_float_are_compared(name: str, statistics: bool) -> None:
     kind, values = KINDS[name]
     plain = [value for value in values if value is not None and math.isfinite(value)]
     body = of_table(pa.table({name: pa.array(plain, kind)}), row_group_size=1, write_statistics=statistics)
@@ -162,7 +160,7 @@ def test_excluded_rows_are_not_read() -> None:
         assert nbytes < 1000, "the columns of one group of rows"
 
 
-def test_folders_are_compared_as_what_they_are_compared_with() -> None:
+def test_folder_values_take_the_type_they_are_compared_with() -> None:
     folders = ("year=2025/day=2025-03-01/is=true", "year=0999/day=1999-01-01/is=False")
     urls = [put(pa.table({"n": [k]}), f"{folder}/0.parquet") for k, folder in enumerate(folders)]
 
@@ -201,7 +199,7 @@ def test_predicate_that_fits_no_column_is_an_error_that_names_it(where: Any, why
     [("n", "=", Decimal("sNaN"))],
     [("n", ">", True)], [[]], [[("n", ">", 3)], ("n", ">", 3)], [(3, "=", 3)],
 ])  # fmt: skip
-def test_what_is_no_predicate_is_refused(where: Any) -> None:
+def test_invalid_predicate_is_refused(where: Any) -> None:
     with pytest.raises(OptionError, match="where="):
         hr.Parquet(where=where)
 
@@ -212,7 +210,7 @@ def test_predicate_is_the_same_in_every_process() -> None:
     assert first.row_filter(["memory://a"]) == second.row_filter(["memory://a"])
 
 
-def test_name_of_a_long_predicate_is_short_and_its_own() -> None:
+def test_name_of_a_long_predicate_is_short_and_unique() -> None:
     def name(where: list[Any]) -> str:
         return Parquet(where=where).row_filter(["memory://a"]).text  # type: ignore[union-attr]
 

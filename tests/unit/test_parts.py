@@ -19,11 +19,10 @@ from headrace._util.sample_ranges import BlockNumbers, Rows, member_pieces, span
 from headrace._util.shared_memory import Arena, Lease
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
-from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart
+from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart, SentKeys, SentObjects, offset_in
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.task_runner import open_part
 from headrace.workers.tasks import Finish, Task
-from headrace.workers.wire_chunks import SentKeys, SentObjects, offset_in
 
 
 class SmallArena(Arena):
@@ -80,7 +79,7 @@ SAMPLES = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=3), min_siz
     gap=st.sampled_from([1, 5, 40]),
     data=st.data(),
 )
-def test_every_sample_is_found_whatever_is_cut_taken_and_put_together(
+def test_samples_survive_any_cuts_and_joins_of_parts(
     shards: list[list[list[int]]], range_bytes: int, gap: int, data: st.DataObject
 ) -> None:
     with contextlib.closing(SmallArena()) as arena:
@@ -130,7 +129,7 @@ def test_spans_of_adjacent_members_are_those_of_each(members: list[tuple[int, in
     assert list(spans_of(rows, sorted(starts))) == spans_of_each(rows, sorted(starts))
 
 
-def test_samples_are_known_by_their_offsets_in_their_shards(arena: Arena) -> None:
+def test_parts_know_the_offsets_of_their_samples(arena: Arena) -> None:
     shards = [Shard(arena, base, "memory://a", [[10, 3], [20], [5]], 64, 7) for base in (0, 500)]
     begins = [int(shards[0].rows.offset[k]) for k in shards[0].rows.starts[:-1]]
     whole = RawPart.concat([shard.part() for shard in shards])
@@ -259,7 +258,7 @@ def test_cut_takes_consecutive_rows_of_any_blocks(blocks: list[int], in_order: b
     assert repr(cut) == repr(rows.take(np.arange(start, stop))) == repr(pickle.loads(pickle.dumps(cut)))
 
 
-def test_blocks_that_were_read_keep_their_numbers_and_counts_wherever_their_rows_go() -> None:
+def test_blocks_keep_their_numbers_and_counts() -> None:
     first, second = in_blocks([0, 0, 1, 2, 2, 2]).as_read(), in_blocks([0, 0]).as_read()
     assert first.reads is not None
     assert second.reads is not None
@@ -272,7 +271,7 @@ def test_blocks_that_were_read_keep_their_numbers_and_counts_wherever_their_rows
         assert again.wanted.tolist() == [wanted.get(number, 0) for number in again.reads.tolist()]
 
 
-def test_a_block_that_is_read_again_has_its_number_again_where_the_same_is_read_of_it() -> None:
+def test_a_block_read_again_has_the_same_number() -> None:
     numbers, other = BlockNumbers(), BlockNumbers()
     facts = object(), object(), object()
     rows = replace(in_blocks([0, 0, 1, 2]), about=facts)

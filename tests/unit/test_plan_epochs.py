@@ -41,14 +41,14 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_epochs_are_counted_as_they_are_ordered(name: str) -> None:
+def test_count_of_an_epoch_equals_that_of_its_order(name: str) -> None:
     planning = planning_of(PIPELINES[name])
     count = planning.count()
     assert type(count) is int
     assert count == planning.order(0).count == planning.order(4).count
 
 
-def test_sampler_is_not_asked_when_an_epoch_is_counted() -> None:
+def test_counting_an_epoch_does_not_iterate_the_sampler() -> None:
     class Sampler(list[int]):
         def __iter__(self) -> Iterator[int]:
             raise AssertionError("the sampler was asked")
@@ -65,7 +65,7 @@ CARRIED = ("plain", "take", "repeat", "repeat, take", "endless, take", "epoch", 
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_samples_before_an_epoch_are_the_last_ones_of_the_epoch_before(name: str) -> None:
+def test_negative_positions_are_the_end_of_the_previous_epoch(name: str) -> None:
     planning = planning_of(PIPELINES[name])
     count = planning.count()
     before = [planning.numbers(planning.order(epoch), np.arange(count)).tolist() for epoch in (3, 4)]
@@ -87,7 +87,7 @@ def test_samples_that_are_carried_come_first_when_epochs_are_no_whole_passes(str
     assert len(wanted) - len(received) == 4 * count % 4
 
 
-def test_the_data_are_others_when_single_files_have_other_names(tmp_path: Path) -> None:
+def test_names_of_files_are_part_of_the_fingerprint(tmp_path: Path) -> None:
     urls = [str(tmp_path / f"{k}.txt") for k in range(3)]
     names = urls, urls[::-1], [*urls[:2], str(tmp_path / "x.txt")]
     data = {planning_of(hr.files(some)).fingerprint for some in names}

@@ -1,25 +1,30 @@
-"""Steps and cursors: what is left of an epoch, in steps for any number of ranks, and after the states of all ranks."""
+"""Steps and cursors: the rest of an epoch for any number of ranks, and every sample once after any resume."""
 
 from __future__ import annotations
 
 import base64
 import itertools
 import json
+import os
+import random
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from builders.memory import peak_of
+from builders.orders import order_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from unit import order_reference as reference
 
 from headrace.errors import OptionError
-from headrace.order import Cursor, Steps
+from headrace.order import Order, ShardOrder, Windows
 from headrace.order.balance import dealt
-from headrace.order.cursor import among_left, compressed, expanded, pack_ranges, united, unpack_ranges
+from headrace.order.cursor import Cursor, among_left, compressed, expanded, pack_ranges, united, unpack_ranges
+from headrace.order.steps import Steps
 from headrace.state.state import State, merged
 from headrace.types import Tail
 
@@ -90,7 +95,7 @@ def test_steps_count_samples_that_are_left_repeated_or_dropped(epoch: Epoch) -> 
 
 
 @given(epoch=epochs(tails=("carry",)))
-def test_the_next_epoch_begins_with_what_was_carried(epoch: Epoch) -> None:
+def test_the_next_epoch_begins_with_carried_samples(epoch: Epoch) -> None:
     steps = epoch.steps()
     left = steps.after(steps.steps)
     begun = Cursor(0, compressed(left.coming(0, steps.left_out) - epoch.end))
@@ -119,7 +124,7 @@ def test_samples_done_by_a_rank_are_not_repeated(epoch: Epoch, data: st.DataObje
 
 
 @given(epoch=epochs(), data=st.data())
-def test_after_some_steps_the_rest_comes_as_it_would_have(epoch: Epoch, data: st.DataObject) -> None:
+def test_steps_after_a_cursor_equal_the_uninterrupted_ones(epoch: Epoch, data: st.DataObject) -> None:
     steps = epoch.steps()
     taken = data.draw(st.integers(0, steps.steps))
     later = epoch._replace(begin=steps.after(taken))
@@ -153,7 +158,7 @@ def test_endless_steps_continue_at_large_positions() -> None:
 
 
 @given(work=st.lists(st.floats(0, 1e9), min_size=1, max_size=60), world=st.integers(1, 9))
-def test_each_rank_gets_as_many_as_it_is_to(work: list[float], world: int) -> None:
+def test_each_rank_is_dealt_its_number_of_samples(work: list[float], world: int) -> None:
     cuts = [rank * len(work) // world for rank in range(world + 1)]
     sizes = np.diff(cuts).tolist()
     ranks = dealt(np.array(work), sizes)
@@ -180,7 +185,7 @@ def test_packed_documents_are_dealt_evenly(world: int, power: int) -> None:
         assert loads.max() <= in_turn.max()
 
 
-def test_what_is_larger_than_all_others_is_alone_with_the_least() -> None:
+def test_largest_work_is_dealt_with_the_least() -> None:
     assert dealt(np.array([1.0, 100.0, 1.0, 2.0]), [2, 2]).tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
 
 
@@ -260,7 +265,7 @@ def test_holes_come_first_and_then_the_rest(cursor: Cursor, data: st.DataObject)
 
 
 @given(cursor=cursors(), numbers=st.sets(st.integers(0, 70), max_size=60))
-def test_without_what_was_delivered_all_others_come_once(cursor: Cursor, numbers: set[int]) -> None:
+def test_delivered_samples_are_removed_from_a_cursor(cursor: Cursor, numbers: set[int]) -> None:
     whole = coming(cursor)
     delivered = np.array([whole[k] for k in numbers], np.int64)
     left = cursor.without(np.random.default_rng(0).permutation(delivered))
@@ -279,7 +284,7 @@ def test_united_ranges_hold_the_same_numbers(ranges: list[tuple[int, int]]) -> N
 
 
 @given(gone=st.sets(st.integers(0, 60), max_size=40), start=st.integers(0, 50), count=st.integers(0, 50))
-def test_ranges_among_what_is_left_name_the_right_numbers(gone: set[int], start: int, count: int) -> None:
+def test_ranges_among_remaining_numbers_are_translated(gone: set[int], start: int, count: int) -> None:
     ranges = united((n, n + 1) for n in gone)
     left = [n for n in range(200) if n not in gone]
     found = [n for a, b in among_left(start, start + count, ranges) for n in range(a, b)]
@@ -313,7 +318,7 @@ def states(draw: st.DrawFn) -> list[State]:
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(parts=states())
-def test_merged_states_leave_what_no_rank_has_received(parts: list[State]) -> None:
+def test_merged_states_leave_samples_no_rank_received(parts: list[State]) -> None:
     received = set()
     for part in parts:
         for start, stop in part.done:
@@ -350,7 +355,7 @@ def test_merging_begins_where_it_differs_when_an_epoch_has_holes() -> None:
     assert np.array_equal(left.coming(0, len(coming)), coming)
 
 
-def test_one_rank_of_several_knows_nothing_of_the_others() -> None:
+def test_state_of_one_rank_covers_that_rank_only() -> None:
     part = State(cursor=Cursor.at(), done=((0, 8),), end=40, step=8, rank=1, world=2)
     assert merged([part]).coming(0, 12).tolist() == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19]
 
@@ -362,3 +367,146 @@ def test_range_far_ahead_is_removed_without_a_list_of_earlier_positions(first: i
     left = Cursor.at().without(far)
     assert left.position == first + 10
     assert left.holes.tolist() == [[0, first + 5]]
+
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "500"))
+WORLDS = (1, 1, 2, 3, 5, 8, 12, 96, 100, 256, 1000, 1024)
+STATE_BYTES_MOST = 40_000
+
+
+def saved(cursor: Cursor) -> str:
+    return json.dumps([cursor.position, pack_ranges(cursor.holes)])
+
+
+def loaded(text: str) -> Cursor:
+    position, holes = json.loads(text)
+    return Cursor(position, unpack_ranges(holes))
+
+
+class Data:
+    """A random data set and a random order of it; which samples have come."""
+
+    def __init__(self, chance: random.Random) -> None:
+        count = chance.choice([1, 3, 20, 200])
+        most = chance.choice([1, 50, 400])
+        kind = chance.choice(["uneven", "zipf", "same"])
+        self.sizes = np.array(
+            [{"uneven": chance.randint(0, most), "zipf": 4 * most // (k + 1), "same": most}[kind] for k in range(count)]
+        )
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.by = chance.choice(["none", "shards", "within", "windows", "windows", "windows", "global"])
+        self.windows = Windows.of(chance.choice([1, 64, 2048, 16_384]), chance.choice([1, 8, 64]))
+        self.key = chance.randrange(1000), chance.randrange(10)
+        self.came = np.zeros(int(self.sizes.sum()), int)
+
+    def order(self) -> Order:
+        return order_of(self.sizes.tolist(), self.by, self.key, self.windows)
+
+    def samples(self, order: Order, positions: np.ndarray) -> np.ndarray:
+        shards, rows = order.locate(positions.ravel())
+        return (self.starts[shards] + rows).reshape(positions.shape)
+
+    def told(self) -> dict[str, Any]:
+        return {"sizes": self.sizes.tolist(), "by": self.by, "windows": self.windows, "key": self.key}
+
+
+def short_steps(order: Order, begin: Cursor, size: int, world: int, rank: int = 0) -> Steps:
+    return Steps(begin, order.count, size, "short", rank, world, order.lanes)
+
+
+def test_every_sample_comes_once_and_steps_are_the_same_when_runs_are_resumed_elsewhere() -> None:
+    chance = random.Random(11)
+    resumes = 0
+    while resumes < RESUMES // 2:
+        data = Data(chance)
+        if not len(data.came):
+            continue
+        sizes = [chance.choice([1, 7, 64, 100, 1024, 4096])]
+        if chance.random() < 0.3:  # another global batch after each resume
+            sizes += [chance.choice([2, 48, 1000]), chance.choice([1, 333])]
+        uninterrupted = full_steps(data, sizes[0])
+        cursor, number = Cursor.at(), 0
+        while cursor.position < data.order().count:
+            order, size = data.order(), chance.choice(sizes)
+            world = chance.choice([w for w in WORLDS if w <= size])
+            try:
+                steps = short_steps(order, cursor, size, world)
+            except OptionError:  # fewer samples are left than ranks
+                world = 1
+                steps = short_steps(order, cursor, size, world)
+            taken = chance.randint(1, steps.steps)
+            full, *last = [data.samples(order, step) for step in steps_of_all_ranks(order, cursor, size, world, taken)]
+            for step in (full, *last):
+                data.came[step] += 1
+            if len(sizes) == 1:
+                assert np.array_equal(full, uninterrupted[number : number + len(full)]), data.told()
+                number += len(full)
+            cursor = loaded(saved(steps.after(taken)))
+            assert len(saved(cursor)) < 100
+            resumes += 1
+        assert (data.came == 1).all(), data.told()
+
+
+@pytest.mark.slow
+def test_every_sample_comes_once_when_ranks_were_not_equally_far() -> None:
+    chance = random.Random(12)
+    resumes = longest = 0
+    while resumes < RESUMES // 2:
+        data = Data(chance)
+        count = len(data.came)
+        cursor = Cursor.at()
+        while count - cursor.position + cursor.hole_count > 0:
+            order = data.order()
+            left = count - cursor.position + cursor.hole_count
+            world = chance.choice([w for w in WORLDS if w <= left])
+            size = min(left, world * chance.choice([1, 4, 32]))
+            ranks = [short_steps(order, cursor, size, world, rank) for rank in range(world)]
+            reached = chance.randint(1, ranks[0].steps)
+            delivered = [unequal(chance, steps, reached) for steps in ranks]
+            for positions in delivered:
+                data.came[data.samples(order, positions)] += 1
+            cursor = loaded(saved(cursor.without(np.concatenate(delivered))))
+            longest = max(longest, len(saved(cursor)))
+            assert cursor.hole_count <= left
+            resumes += 1
+        assert (data.came == 1).all(), data.told()
+    assert longest <= STATE_BYTES_MOST
+
+
+@pytest.mark.slow
+def test_a_state_stays_small_when_a_thousand_ranks_were_not_equally_far() -> None:
+    chance = random.Random(13)
+    order = ShardOrder(np.full(1000, 1000), "windows", (1, 2), Windows.of(131_072, 512))
+    ranks = [short_steps(order, Cursor.at(), 32 * 1024, 1024, rank) for rank in range(1024)]
+    delivered = np.concatenate([unequal(chance, steps, 20) for steps in ranks])
+    cursor = Cursor.at().without(delivered)
+    assert cursor.hole_count + len(delivered) == cursor.position
+    assert len(saved(cursor)) <= STATE_BYTES_MOST
+
+
+def full_steps(data: Data, size: int) -> np.ndarray:
+    order = data.order()
+    steps = short_steps(order, Cursor.at(), size, 1)
+    return data.samples(order, steps.positions(0, steps.full * size)).reshape(steps.full, size)
+
+
+def steps_of_all_ranks(order: Order, begin: Cursor, size: int, world: int, taken: int) -> Iterator[np.ndarray]:
+    """The first steps, of the batches of all ranks: [steps, samples] of full ones, then each last one."""
+    ranks = [short_steps(order, begin, size, world, rank) for rank in range(world)]
+    full = min(taken, ranks[0].full)
+    yield np.hstack([rank.positions(0, full * rank.batch).reshape(full, rank.batch) for rank in ranks])
+    starts = [rank.full * rank.batch for rank in ranks]
+    for number in range(taken - full):
+        stops = [start + rank.sizes()[2][number] for start, rank in zip(starts, ranks, strict=True)]
+        yield np.concatenate([rank.positions(*part) for rank, *part in zip(ranks, starts, stops, strict=True)])
+        starts = stops
+
+
+def unequal(chance: random.Random, steps: Steps, reached: int) -> np.ndarray:
+    size, full, more = steps.sizes()
+    all_of_them = size * min(reached, full) + sum(more[: max(0, reached - full)])
+    count = all_of_them if chance.random() < 0.3 else chance.randint(max(0, all_of_them - 2 * size), all_of_them)
+    mine = steps.positions(0, all_of_them)
+    jumbled = mine[max(0, count - size) : count + size].copy()
+    np.random.default_rng(chance.randrange(2**32)).shuffle(jumbled)
+    return np.concatenate([mine[: max(0, count - size)], jumbled])[:count]

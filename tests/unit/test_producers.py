@@ -16,11 +16,9 @@ from simulation.loop import simulate
 
 from headrace._util.shared_memory import Claim
 from headrace.readers.by_key import AdaptiveConcurrency, Charge, ChunkSizes, Expectation, KeyFeed, KeyProducer
-from headrace.readers.from_iterator import IterProducer
-from headrace.readers.indexed_members import Reading, ReadingAhead
-from headrace.readers.sequential import Without
-from headrace.readers.shard_plan import ShuffleBuffer
-from headrace.readers.stateful_iterable import Resumable
+from headrace.readers.from_iterator import IterProducer, Resumable
+from headrace.readers.indexed_shards import Reading, ReadingAhead
+from headrace.readers.sequential import ShuffleBuffer, Without
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ranges
 from headrace.workers.failures import Failure, Scope
@@ -100,7 +98,7 @@ def ranges(draw: st.DrawFn, stop: int) -> Ranges:
 
 
 @given(st.data(), st.integers(0, 30), st.none() | st.integers(0, 30), st.integers(1, 7), st.integers(1, 5))
-def test_iterator_is_taken_from_without_what_is_done_and_its_marks_are_right_before(
+def test_iterator_skips_done_samples_and_marks_earlier_ones(
     data: st.DataObject, count: int, take: int | None, batch_size: int, chunk: int
 ) -> None:
     done, iterator, basin = data.draw(st.composite(ranges)(count)), Counting(count), Basin()
@@ -145,7 +143,7 @@ def test_error_of_an_iterator_follows_its_samples_and_is_of_no_sample() -> None:
     st.sampled_from(["one by one", "growing", "many", "many, then each again"]),
     st.integers(0, 1000),
 )
-def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
+def test_samples_keep_their_places_in_any_order_of_answers(
     count: int, failing: frozenset[int], batch_size: int, chunk: int, ends: bool, how: str, seed: int
 ) -> None:
     chance, got = random.Random(seed), list[int]()
@@ -187,7 +185,7 @@ def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
 
 
 @on_a_loop
-async def test_first_samples_do_not_wait_for_many_others_where_nobody_knows_how_many_a_batch_needs() -> None:
+async def test_first_samples_do_not_wait_for_later_ones() -> None:
     begun, all_begun, let_go = list[int](), asyncio.Event(), asyncio.Event()
 
     async def get(key: int) -> int:
@@ -217,7 +215,7 @@ async def test_first_samples_do_not_wait_for_many_others_where_nobody_knows_how_
 
 
 @on_a_loop
-async def test_keys_that_are_drawn_elsewhere_are_put_a_batch_at_a_time() -> None:
+async def test_drawn_keys_are_pushed_one_batch_at_a_time() -> None:
     basin, feed = Basin(), KeyFeed(ListPart)
     running = asyncio.ensure_future(feed.run(basin))  # type: ignore[arg-type]
     for keys in (["a", "b"], [], ["c"], None):
@@ -228,9 +226,7 @@ async def test_keys_that_are_drawn_elsewhere_are_put_a_batch_at_a_time() -> None
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 9), max_size=8), st.integers(0, 99))
-def test_buffer_lets_each_sample_leave_once_and_none_before_it_has_come(
-    size: int, counts: Sequence[int], key: int
-) -> None:
+def test_shuffle_buffer_emits_each_sample_once(size: int, counts: Sequence[int], key: int) -> None:
     buffer, waiting, left, came = ShuffleBuffer(size, key), list[int](), list[int](), 0
     for count in counts:
         known = [*waiting, *range(came, came + count)]
@@ -257,7 +253,7 @@ def test_flow_without_some_samples_renumbers_the_others(data: st.DataObject, cou
 
 
 @on_a_loop
-async def test_charge_asks_for_what_was_not_expected_and_for_nothing_once_its_claim_has_ended() -> None:
+async def test_charge_claims_only_unexpected_bytes() -> None:
     basin = Basin()
     charge = Charge(basin, await basin.turn(100, 0), 100, 0)  # type: ignore[arg-type]
     assert charge(60) is None
@@ -270,7 +266,7 @@ async def test_charge_asks_for_what_was_not_expected_and_for_nothing_once_its_cl
     assert basin.claimed == 0
 
 
-def test_samples_are_expected_to_be_as_large_as_those_before() -> None:
+def test_expected_size_follows_earlier_samples() -> None:
     expected = Expectation()
     first = expected.of(1)
     expected.learn(ListPart([0, 1]), charged=0)
@@ -310,7 +306,7 @@ async def test_iterable_resumes_at_its_position(has_ended: bool) -> None:
 
 
 @on_a_loop
-async def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order() -> None:
+async def test_readers_run_ahead_and_are_emitted_in_order() -> None:
     class Counted(ListPart):
         released = 0
 
@@ -385,7 +381,7 @@ def test_concurrency_grows_while_doubling_it_helps(
     assert growth.level == before
 
 
-def test_rounds_with_fewer_requests_do_not_count() -> None:
+def test_rounds_that_are_not_full_do_not_change_concurrency() -> None:
     growth = AdaptiveConcurrency(64, 1024)
     growth.begin(0.0)
     for number in range(10_000):

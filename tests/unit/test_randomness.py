@@ -104,7 +104,7 @@ def test_generators_of_one_sample_draw_unlike_numbers() -> None:
     assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 5 / len(drawn) ** 0.5
 
 
-def test_a_sample_draws_the_same_again() -> None:
+def test_a_repeated_sample_draws_the_same_numbers() -> None:
     def draws() -> list[float]:
         begin(KEY, 3)
         return [draw() for draw in FIRST.values()] + [random.gauss(), float(np.random.randn()), torch.randn(()).item()]  # noqa: NPY002
@@ -115,42 +115,7 @@ def test_a_sample_draws_the_same_again() -> None:
     assert draws() == first
 
 
-def test_global_generators_are_left_alone_when_rng_alone_is_set() -> None:
-    def states() -> list[bytes]:
-        numpys: Any = np.random.get_state()  # noqa: NPY002
-        return [repr(random.getstate()).encode(), numpys[1].tobytes(), torch.get_rng_state().numpy().tobytes()]
-
-    before = states()
-    begin_sample(KEY, 3)
-    hr.rng().random()
-    assert states() == before
-
-
-async def drawn_by_many(limit: int) -> list[tuple[float, ...]]:
-    gate = asyncio.Semaphore(limit)
-
-    async def draw() -> float:
-        return hr.rng().random()
-
-    async def sample(position: int) -> tuple[float, ...]:
-        async with gate:
-            running_sample.set(RunningSample(KEY, position))
-            first = await draw()
-            await asyncio.sleep(0)
-            return first, await draw(), await asyncio.create_task(draw()), await draw()
-
-    return list(await asyncio.gather(*map(sample, range(20))))
-
-
-def test_coroutines_draw_what_a_worker_draws_for_any_number_of_them_at_once() -> None:
-    alone, together = asyncio.run(drawn_by_many(1)), asyncio.run(drawn_by_many(20))
-    assert alone == together
-    assert len({number for numbers in alone for number in numbers}) == 80
-    begin_sample(KEY, 7)
-    assert alone[7] == tuple(hr.rng().random() for _ in range(4))
-
-
-def test_a_threads_sample_is_its_own_while_coroutines_run() -> None:
+def test_coroutines_do_not_change_a_threads_sample() -> None:
     async def other() -> float:
         running_sample.set(RunningSample(KEY, 1))
         return hr.rng().random()
@@ -187,7 +152,7 @@ def test_keys_have_one_number_when_they_are_equal_and_two_when_not(one: Any, oth
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_a_number_is_the_same_key_in_any_library(number: int) -> None:
+def test_number_keys_are_equal_in_any_library(number: int) -> None:
     assert key_number(number % 2**64) == number % 2**64
     for kind in (np.int64, np.array, torch.tensor):
         assert key_number(kind(number)) == key_number(number)

@@ -63,7 +63,7 @@ def test_requests_are_the_same_in_whatever_order_the_ranges_come(
 
 
 @given(RANGES, st.integers(0, 8), LONGEST)
-def test_requests_that_are_wanted_themselves_stay_as_they_are(ranges: Ranges, gap: int, longest: int) -> None:
+def test_coalesced_requests_are_stable(ranges: Ranges, gap: int, longest: int) -> None:
     bounds: dict[str, Any] = {"gap": gap, "waste": 1.0, "longest": longest}
     starts, stops, _ = requests_for(ranges, **bounds)
     again = requests_for(list(zip(starts, stops, strict=True)), **bounds)
@@ -141,7 +141,7 @@ def test_requests_hold_each_member_whole_and_keep_every_bound(
 
 
 @pytest.mark.parametrize("longest", [512, 10_000, 100_000])
-def test_what_is_wanted_completely_is_read_like_a_stream(longest: int) -> None:
+def test_complete_shards_are_read_as_streams(longest: int) -> None:
     rows = rows_of([(700, 0), (3, 0)] * 200)
     starts, stops, _ = member_requests(rows, gap=0, longest=longest)
     covered = int((stops - starts).sum())
@@ -165,7 +165,7 @@ APART = [(4000, 0), (4000, 6), (100, 9)]
     ([(700, 2)] * 400, 0, 1),  # extended headers: each has two more blocks before its header
     ([(0, 0), (0, 0), (0, 9)], MANY, 0),  # members without bytes
 ])  # fmt: skip
-def test_a_gap_parts_requests_where_it_is_too_wide(members: list[tuple[int, int]], gap: int, count: int) -> None:
+def test_wide_gaps_separate_requests(members: list[tuple[int, int]], gap: int, count: int) -> None:
     starts, stops, number = member_requests(rows_of(members), gap=gap, longest=MANY)
     assert len(starts) == len(stops) == count
     assert count or number.tolist() == [-1] * len(members)

@@ -55,7 +55,7 @@ class Here(Echo):
 
 
 @pytest.mark.parametrize(("store", "kept"), [(Here, 0), (Echo, 1)], ids=["local", "far"])
-def test_cache_keeps_nothing_when_a_registered_store_is_local(tmp_path: Path, store: type[Echo], kept: int) -> None:
+def test_local_registered_store_is_not_cached(tmp_path: Path, store: type[Echo], kept: int) -> None:
     async def read() -> None:
         async with Reader(hr.Fetch(cache_dir=tmp_path), concurrency=1) as reader:
             await reader.read("echo://place/a")
@@ -81,6 +81,6 @@ async def test_entry_point_names_a_store(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["s3", "https", "file", "hf", "pipe", "memory", "Shelf", "a", "1a", "a b", ""])
-def test_scheme_that_is_ours_or_none_is_refused(scheme: str) -> None:
+def test_built_in_or_invalid_scheme_is_refused(scheme: str) -> None:
     with pytest.raises(hr.OptionError, match="scheme="):
         hr.plugins.register_store(scheme, Echo)

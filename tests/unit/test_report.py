@@ -1,15 +1,71 @@
-"""The verdict and the table of a report, and the meters that they are made from."""
+"""The verdict and the table of a report, its meters, and what measuring costs."""
 
 from __future__ import annotations
 
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from headrace._util.shared_memory import bytes_in
+from headrace.fetch.meter import TimedFunction, WatchedIterator
 from headrace.observe import stats as stats_module
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, SkippedSample, Stats, WorkStats
+
+CALLS = 1000
+
+
+class Own:
+    """An awaitable of the user's."""
+
+    def __await__(self) -> Any:
+        yield from ()
+
+
+class Feed(AsyncIterator[Any]):
+    def __anext__(self) -> Any:
+        return Own()
+
+
+def calls_in(function: Callable[[], Any]) -> int:
+    calls = itertools.count()
+    before = sys.getprofile()
+    sys.setprofile(lambda _frame, event, _argument: next(calls) if event == "call" else None)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return next(calls)
+
+
+@pytest.mark.parametrize(("watches", "limit"), [("function", 1.3), ("iterator", 2.3)])
+def test_watching_adds_one_call_and_wraps_few_awaitables(watches: str, limit: float) -> None:
+    timed = TimedFunction("loop")
+    call = timed.watched(Own) if watches == "function" else WatchedIterator(Feed(), timed).__anext__
+    given: list[Any] = []
+    assert calls_in(lambda: given.extend([call() for _ in range(CALLS)])) < limit * CALLS
+    kept = [awaitable for awaitable in given if isinstance(awaitable, Own)]
+    assert timed.calls == CALLS
+    assert CALLS * 0.8 < len(kept) < CALLS
+
+
+@pytest.mark.parametrize(("value", "nbytes"), [
+    ([], 0),
+    ([1, 2.0, True, None, 1j], 0),
+    ([1, b"12", "345", bytearray(4)], 9),
+    ((1, [2, np.zeros(3, np.int64)]), 24),
+    ([{"a": b"12", "b": 1}, {"a": b"3", "b": [b"4"]}], 4),
+    (np.int64(1), 8),
+    ([np.bool_(True), True], 1),
+])  # fmt: skip
+def test_bytes_are_counted_in_all_when_some_values_have_none(value: Any, nbytes: int) -> None:
+    assert bytes_in(value) == nbytes
+    assert calls_in(lambda: bytes_in(list(range(CALLS)))) < 10, "numbers cost no call each"
 
 
 def stats(
@@ -99,7 +155,7 @@ def test_report_has_the_figures_with_units_and_the_verdict(figures: Stats, texts
     assert ("second requests" in text) == (figures.fetch.hedges > 0)
 
 
-def test_own_code_on_the_loop_is_the_limit_when_it_holds_it_most_of_the_time() -> None:
+def test_user_code_that_blocks_the_loop_is_the_limit() -> None:
     functions = {"Get.aget": Function("loop", 1000, 7.3), "map(f)": Function("loop", 9, 0.1)}
     fetch = FetchStats(reading_s=9.5, functions=functions)
     slow = replace(stats(busy_s={"map(g)": 2.0}), fetch=fetch)
@@ -177,7 +233,7 @@ def test_busy_share_is_counted_without_the_start_of_workers() -> None:
     assert figures.busy_share == pytest.approx(0.1 / (2 * (1.4 - 0.85)))
 
 
-def test_first_batches_are_counted_apart() -> None:
+def test_first_batches_are_counted_separately() -> None:
     meters = LoaderMeters()
     meters.count_next(8, 2.0, None)
     meters.count_next(8, 0.25, 1.0)

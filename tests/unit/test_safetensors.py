@@ -60,7 +60,7 @@ def test_files_of_the_library_are_read() -> None:
     assert same({name: sample[name] for name in ALL}, ALL)
 
 
-def test_rows_are_samples_where_they_are_asked_for() -> None:
+def test_rows_option_makes_each_row_a_sample() -> None:
     data = stream(packed(ALL), True)
     assert same(rows(data), [{name: tensor[k] for name, tensor in ALL.items()} for k in range(4)])
     assert len(data) == 4

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.sample_cache.file import SampleFile, table_end
-from headrace.sample_cache.location import FolderPlace, KeepingPlace, place_of
+from headrace.sample_cache.file import FolderPlace, KeepingPlace, SampleFile, place_of, table_end
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 COUNT = 8
@@ -33,7 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> KeepingPlace:
     return place_of(None if request.param == "memory" else tmp_path / "kept", None)
 
 
-def test_file_gives_what_was_added(place: KeepingPlace) -> None:
+def test_file_returns_added_pieces(place: KeepingPlace) -> None:
     file = place.open(ONE, COUNT)
     assert got(file, 3) is None
     assert file.add(3, b"first")
@@ -63,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 
 
 @given(data=st.data())
-def test_damage_anywhere_gives_what_was_added_or_nothing(whole: tuple[Path, bytes], data: st.DataObject) -> None:
+def test_damage_never_changes_a_piece(whole: tuple[Path, bytes], data: st.DataObject) -> None:
     path, written = whole
     changed = bytearray(written)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -85,7 +84,7 @@ def test_damage_anywhere_gives_what_was_added_or_nothing(whole: tuple[Path, byte
         assert got(file, number) == piece(number + 1)
 
 
-def test_damage_while_a_file_is_open_gives_nothing(tmp_path: Path) -> None:
+def test_truncated_open_file_returns_nothing(tmp_path: Path) -> None:
     file = place_of(tmp_path, None).open(ONE, COUNT)
     file.add(1, b"piece")
     (path,) = tmp_path.iterdir()
@@ -95,7 +94,7 @@ def test_damage_while_a_file_is_open_gives_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_what_has_no_room_is_not_kept(tmp_path: Path, is_folder: bool) -> None:
+def test_piece_without_room_is_not_kept(tmp_path: Path, is_folder: bool) -> None:
     place = place_of(tmp_path if is_folder else None, table_end(COUNT) + 10)
     file = place.open(ONE, COUNT)
     assert file.add(0, b"12345")
@@ -105,7 +104,7 @@ def test_what_has_no_room_is_not_kept(tmp_path: Path, is_folder: bool) -> None:
     assert file.nbytes == table_end(COUNT) + 10
 
 
-def test_files_that_nobody_has_open_make_room_the_one_used_longest_ago_first(tmp_path: Path) -> None:
+def test_least_recently_used_closed_files_make_room(tmp_path: Path) -> None:
     def left() -> set[str]:
         return {bytes.fromhex(path.stem).decode()[0] for path in tmp_path.iterdir()}
 
@@ -144,7 +143,7 @@ def test_unfinished_files_are_removed_after_an_hour(tmp_path: Path) -> None:
 ADDING = """
 import random, sys
 from pathlib import Path
-from headrace.sample_cache.location import place_of
+from headrace.sample_cache.file import place_of
 
 def piece(number):
     return random.Random(number).randbytes(200 + 13 * number)
@@ -166,7 +165,7 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_processes_fill_one_file_at_once_though_some_are_killed(tmp_path: Path) -> None:
+def test_processes_fill_one_file_despite_kills(tmp_path: Path) -> None:
     def begun(number: int, how: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         arguments = [sys.executable, "-c", ADDING, str(tmp_path), str(number), how]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from builders.arrays import npy
+from builders.bodies import laid_out
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.test_columns import laid_out
 
-from headrace.formats.columns import ColumnDecoder
-from headrace.formats.decoders import decoder
+from headrace.formats.decoders import ColumnDecoder, decoder
 from headrace.ops.select import ToTuple
 from headrace.torch_compat import serialize
 from headrace.torch_compat.padded import PaddedCollate
@@ -95,7 +94,7 @@ def chosen_of(data: Any, some: list[list[Any]]) -> tuple[list[tuple[SampleTable,
 
 
 @given(some=tables(), data=st.data())
-def test_samples_come_out_of_tables_as_they_went_in(some: list[list[Any]], data: Any) -> None:
+def test_samples_survive_tables_unchanged(some: list[list[Any]], data: Any) -> None:
     parts, expected = chosen_of(data, some)
     if not parts:
         return
@@ -110,7 +109,7 @@ def test_samples_come_out_of_tables_as_they_went_in(some: list[list[Any]], data:
 
 
 @given(some=tables(), data=st.data(), pad=st.sampled_from([0, 7, 0.5, {"a": 1}, {"0": 3}, {"x": 1}]))
-def test_samples_of_tables_are_padded_as_others_are(some: list[list[Any]], data: Any, pad: Any) -> None:
+def test_samples_of_tables_are_padded_as_single_samples(some: list[list[Any]], data: Any, pad: Any) -> None:
     parts, samples = chosen_of(data, some)
     if parts:
         collate = PaddedCollate(pad)
@@ -124,17 +123,13 @@ def test_samples_of_tables_are_padded_as_others_are(some: list[list[Any]], data:
     [torch.zeros(1, dtype=torch.complex64).conj()], [torch.nn.Parameter(torch.zeros(1), requires_grad=False)],
     [np.ma.masked_array([1])], [np.zeros(2**16)], ["x" * 2**16], [{(1, 2): 1}],
 ])  # fmt: skip
-def test_others_are_in_no_table(samples: list[Any]) -> None:
+def test_other_samples_form_no_table(samples: list[Any]) -> None:
     assert SampleTable.of(samples) is None
 
 
 @given(shape=SHAPES, dtype=DTYPES, count=st.integers(1, 5))
-def test_columns_that_were_decoded_at_once_are_a_table(shape: tuple[int, ...], dtype: str, count: int) -> None:
-    samples = []
-    for k in range(count):
-        body = io.BytesIO()
-        np.save(body, array(shape, dtype, range(k, k + 9)))
-        samples.append({"npy": body.getvalue(), "cls": str(k).encode()})
+def test_decoded_columns_form_a_table(shape: tuple[int, ...], dtype: str, count: int) -> None:
+    samples = [{"npy": npy(array(shape, dtype, range(k, k + 9))), "cls": b"%d" % k} for k in range(count)]
     rows, bodies = laid_out(samples)
     columns = ColumnDecoder(decoder(), ("npy", "cls"))(rows, bodies)
     table = None if columns is None else SampleTable.of_columns(columns, bodies, count)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.formats.images import by_pillow, by_torch, scaled, torch_is_fast
+from headrace.formats.media import by_pillow, by_torch, scaled, torch_is_fast
 
 LENGTHS = st.integers(1, 70)
 
@@ -30,16 +30,16 @@ def test_torch_and_pillow_differ_by_one_at_most(
 @pytest.mark.parametrize(("shape", "size"), [
     ((100_000, 1), (1, 1)), ((1, 100_000), (1, 3)), ((1000, 1000, 3), (1, 1)), ((2, 3, 3), (900, 700)),
 ])  # fmt: skip
-def test_scaling_is_right_when_it_goes_far(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+def test_extreme_scaling_equals_pillow(shape: tuple[int, ...], size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     assert np.abs(scaled(pixels, size).astype(int) - by_pillow(pixels, size)).max() <= 1
 
 
-def test_scaling_keeps_one_colour_as_it_is() -> None:
+def test_scaling_keeps_a_single_colour() -> None:
     for size in ((3, 5), (300, 200)):
         assert (scaled(np.full((31, 47, 3), 255, np.uint8), size) == 255).all()
 
 
-def test_scaling_gives_the_same_array_when_it_has_that_size() -> None:
+def test_array_of_the_right_size_is_returned() -> None:
     pixels = np.zeros((4, 5, 3), np.uint8)
     assert scaled(pixels, (4, 5)) is pixels

@@ -71,7 +71,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(value=VALUES, copy=st.booleans())
-def test_values_come_back_equal(value: Any, copy: bool) -> None:
+def test_values_survive_serialization(value: Any, copy: bool) -> None:
     assert_equal(through(value, copy=copy), value)
     assert_equal(serialize.unpack_bytes(serialize.pack_bytes(value)), value)
 
@@ -80,7 +80,7 @@ def test_values_come_back_equal(value: Any, copy: bool) -> None:
     "dtype",
     [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int64, torch.complex64, torch.uint16],
 )
-def test_tensors_come_back_equal(dtype: torch.dtype) -> None:
+def test_tensors_survive_serialization(dtype: torch.dtype) -> None:
     for shape, copy in itertools.product([(), (0,), (3, 0), (2, 3), (1, 70, 30)], [False, True]):
         tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
         got = through({"t": tensor}, copy=copy)["t"]
@@ -90,7 +90,7 @@ def test_tensors_come_back_equal(dtype: torch.dtype) -> None:
         assert got.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def test_odd_tensors_come_back_equal() -> None:
+def test_unusual_tensors_survive_serialization() -> None:
     tensors = [
         torch.arange(12).reshape(3, 4).T,
         torch.arange(12)[::3],
@@ -108,7 +108,7 @@ def test_odd_tensors_come_back_equal() -> None:
         assert torch.equal(got.to_dense(), tensor.to_dense())
 
 
-def test_what_was_one_object_stays_one() -> None:
+def test_shared_objects_stay_shared() -> None:
     tensor = torch.ones(3)
     first, second = through((tensor, tensor), copy=False)
     assert first is second
@@ -142,7 +142,7 @@ def test_an_error_keeps_type_arguments_notes_attributes_and_traceback() -> None:
     assert "it broke" in str(got.__cause__)
 
 
-def test_an_error_of_a_script_is_of_the_scripts_class() -> None:
+def test_error_of_a_script_keeps_its_class() -> None:
     class BrokenSample(ValueError):
         def __init__(self, key: str) -> None:
             super().__init__(f"sample {key} is broken")
@@ -157,7 +157,7 @@ def test_an_error_of_a_script_is_of_the_scripts_class() -> None:
     assert got.key == "a"
 
 
-def test_what_does_not_pickle_of_an_error_travels_as_text() -> None:
+def test_unpicklable_arguments_of_an_error_become_text() -> None:
     got = raised(ValueError("a lock", threading.Lock()))
     assert type(got) is ValueError
     assert got.args[0] == "a lock"
@@ -262,7 +262,7 @@ def test_an_error_keeps_its_text_and_note_in_other_processes(name: str) -> None:
         assert got.__notes__ == ["once"]
 
 
-def test_an_error_is_itself_once_in_the_process_that_raised_it_and_a_copy_for_further_samples() -> None:
+def test_error_is_the_original_once_and_a_copy_afterwards() -> None:
     error = StatusError("404 Not Found", request="GET https://host/a.tar")
     error.add_note("stage: fetch")
     packed = serialize.pack_error(error)
@@ -275,7 +275,7 @@ def test_an_error_is_itself_once_in_the_process_that_raised_it_and_a_copy_for_fu
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
-def test_what_means_an_end_elsewhere_does_not_end_the_epoch(kind: type[BaseException]) -> None:
+def test_exceptions_that_end_iteration_become_errors(kind: type[BaseException]) -> None:
     error = kind("of the user")
     error.add_note("stage: map(f)")
     got = raised(error)

@@ -19,10 +19,16 @@ from headrace._util.reads import Version, crc32c_of
 from headrace._util.sample_ranges import Rows
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, StateMismatchError, StorageError
 from headrace.formats.tar.scanner import TarScanner
-from headrace.readers.indexed_members import Bounds, Checker, Members
-from headrace.readers.indexed_shards import IndexedShardProducer, ReadWindow, ShardVisit
-from headrace.readers.sequential import ShardProducer
-from headrace.readers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleBuffer, ShuffleWindow
+from headrace.readers.indexed_shards import Bounds, Checker, IndexedShardProducer, Members, ReadWindow, ShardVisit
+from headrace.readers.sequential import (
+    Expected,
+    ResumeToken,
+    ShardPlan,
+    ShardProducer,
+    ShardReading,
+    ShuffleBuffer,
+    ShuffleWindow,
+)
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ints
 from headrace.workers.failures import Failure
@@ -89,7 +95,7 @@ BOUNDS = st.sampled_from([Bounds(0, 1), Bounds(4096, 1 << 20), Bounds(512, 1500)
 @pytest.mark.slow
 @some
 @given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS)
-def test_samples_come_in_their_places_in_whatever_order_reads_are_answered(
+def test_samples_keep_their_places_in_any_order_of_reads(
     data: st.DataObject, counts: list[int], bounds: Bounds, seed: int
 ) -> None:
     plan = data.draw(windows(counts))
@@ -103,7 +109,7 @@ def test_samples_come_in_their_places_in_whatever_order_reads_are_answered(
 @pytest.mark.slow
 @some
 @given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS)
-def test_samples_that_cannot_be_had_fail_in_their_places_and_no_others(
+def test_unreadable_samples_fail_in_their_places(
     data: st.DataObject, counts: list[int], bounds: Bounds, seed: int
 ) -> None:
     plan, archives = data.draw(windows(counts)), shards(counts)
@@ -151,7 +157,7 @@ def test_nothing_is_held_after_reading_is_cancelled(
         )
 
 
-def test_nothing_of_a_later_shard_comes_before_an_earlier_one_that_is_let_in_late() -> None:
+def test_later_shards_wait_for_earlier_ones() -> None:
     counts = [2, 2]
     urls = [f"memory://hand/{k}.tar" for k in range(2)]
     plan = [ReadWindow(2 * k, [ShardVisit(urls[k], k, np.arange(2))], None) for k in range(2)]
@@ -164,7 +170,7 @@ def test_nothing_of_a_later_shard_comes_before_an_earlier_one_that_is_let_in_lat
         assert hand.samples == bodies(counts)
 
 
-def test_bytes_that_a_cache_has_wrong_are_read_past_it() -> None:
+def test_wrong_cached_bytes_are_read_again_from_the_store() -> None:
     world = World(archives=shards([3]), spoilt=frozenset({("memory://hand/0.tar", 1)}), heals=True)
     with indexed(_all_of_one(3), Bounds(4096, 1 << 20), world) as hand:
         hand.finish(lambda _: 0)
@@ -172,7 +178,7 @@ def test_bytes_that_a_cache_has_wrong_are_read_past_it() -> None:
 
 
 @pytest.mark.parametrize("order", [0, -1])
-def test_nothing_comes_of_a_shard_that_is_replaced_between_two_reads(order: int) -> None:
+def test_shard_replaced_between_reads_fails(order: int) -> None:
     world = World(archives=shards([3]), renewed=frozenset({"memory://hand/0.tar"}))
     with indexed(_all_of_one(3), Bounds(0, 1), world) as hand:
         hand.finish(lambda count: order % count)
@@ -194,7 +200,7 @@ def _all_of_one(count: int) -> list[ReadWindow]:
     return [ReadWindow(0, [ShardVisit("memory://hand/0.tar", 0, np.arange(count))], None)]
 
 
-def test_checker_names_the_members_whose_bytes_are_others() -> None:
+def test_checker_names_members_with_wrong_bytes() -> None:
     data = b"aaaabbbbcccc"
     crc = np.array([crc32c_of(b"aaaa"), crc32c_of(b"xxxx"), crc32c_of(b"cccc")], np.uint32)
     ones = np.arange(3)
@@ -252,7 +258,7 @@ WINDOWS = st.sampled_from([None, ShuffleWindow(3, 1 << 30, backwards), ShuffleWi
 @pytest.mark.slow
 @some
 @given(counts=COUNTS, window=WINDOWS, seed=SEEDS, data=st.data(), range_bytes=st.sampled_from([1024, 4096, 1 << 16]))
-def test_shards_give_their_samples_in_order_and_resume_from_marks(
+def test_shards_are_read_in_order_and_resume_from_marks(
     counts: list[int], window: ShuffleWindow | None, seed: int, data: st.DataObject, range_bytes: int
 ) -> None:
     world = World(archives=shards(counts), gives_whole=data.draw(st.booleans()))
@@ -277,7 +283,7 @@ def test_shards_give_their_samples_in_order_and_resume_from_marks(
 @pytest.mark.slow
 @some
 @given(counts=COUNTS, seed=SEEDS, data=st.data(), take=st.none() | st.integers(0, 20))
-def test_shard_that_ends_early_leaves_what_came_before_and_its_failure(
+def test_shard_that_ends_early_emits_earlier_samples_and_its_failure(
     counts: list[int], seed: int, data: st.DataObject, take: int | None
 ) -> None:
     archives = shards(counts)
@@ -317,7 +323,7 @@ def test_shard_that_ends_early_leaves_what_came_before_and_its_failure(
 
 @some
 @given(counts=COUNTS, window=WINDOWS, seed=SEEDS, steps=st.integers(0, 30))
-def test_nothing_is_held_of_shards_when_reading_is_given_up(
+def test_cancelled_reading_holds_no_memory(
     counts: list[int], window: ShuffleWindow | None, seed: int, steps: int
 ) -> None:
     choose = any_order(seed)
@@ -331,7 +337,7 @@ def test_nothing_is_held_of_shards_when_reading_is_given_up(
 @pytest.mark.slow
 @some
 @given(counts=COUNTS, seed=SEEDS, size=st.integers(1, 9))
-def test_samples_of_a_buffer_come_each_once(counts: list[int], seed: int, size: int) -> None:
+def test_buffered_samples_are_emitted_once(counts: list[int], seed: int, size: int) -> None:
     with found(counts, seed, buffer=ShuffleBuffer(size, 3)) as hand:
         hand.finish(any_order(seed))
         assert sorted(hand.samples, key=lambda sample: int(sample["cls"])) == bodies(counts)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engine.open_readers import TrainerCalls
 from headrace.engine.scheduler.skip_rules import Skips
-from headrace.engine.trainer_callbacks import TrainerCalls
 from headrace.errors import FormatError, OptionError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import Skip
@@ -62,7 +62,7 @@ def test_limits_raise_batches(sizes: list[int], bad: set[int], in_all: int | Non
     assert bench.meters.skipped == total
 
 
-def test_error_that_is_nobodys_is_raised_as_it_was_packed() -> None:
+def test_error_without_a_sample_is_raised() -> None:
     bench = Bench()
     packed = pack_error(ValueError("the source"))
     assert bench.skips.rule(lambda: range(2), 2, {0: packed}) is None
@@ -76,13 +76,13 @@ NO_PICKLE = PackedError(b"no pickle")
 
 
 @pytest.mark.parametrize("packed", [pack_error(OptionError("nosuch://")), pack_error(OptionError("")), NO_PICKLE])
-def test_wrong_option_and_what_is_no_exception_are_raised(packed: PackedError) -> None:
+def test_option_errors_and_damaged_pickles_are_raised(packed: PackedError) -> None:
     raised = Bench().skips.rule(lambda: range(1), 1, {0: packed})
     assert raised is not None
     assert raised.error.blob == packed.blob
 
 
-def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
+def test_no_sample_is_skipped_after_the_loader_is_collected() -> None:
     policy: Skip | None = Skip(when=lambda _: True, max_in_row=None)
     calls = TrainerCalls(policy, None)
     assert calls.decide(ValueError()) is True
@@ -132,11 +132,11 @@ def test_text_of_a_skipped_samples_error_is_short(error: Exception, text: str) -
 
 
 @pytest.mark.parametrize(("answer", "is_raised"), [(np.True_, False), (np.False_, True), (1, True), (None, True)])
-def test_a_function_leaves_a_sample_out_by_a_true_of_python_or_numpy(answer: Any, is_raised: bool) -> None:
+def test_only_a_true_value_skips_a_sample(answer: Any, is_raised: bool) -> None:
     assert Bench(decide=lambda _: answer).rule(0, 1, 0) == is_raised
 
 
-def test_samples_of_one_failed_read_count_as_one_towards_the_limits_and_are_all_counted() -> None:
+def test_one_failed_read_counts_once_towards_the_limits() -> None:
     bench, blob = Bench(in_all=2, in_a_row=2), pack_error(OSError("the shard is missing"))
     for start in range(0, 40, 4):
         assert bench.skips.rule(lambda at=start: range(at, at + 4), 4, dict.fromkeys(range(4), blob)) is None

@@ -75,7 +75,7 @@ def test_state_of_version_1_loads_and_the_same_samples_follow(name: str, golden:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_state_is_saved_as_it_was_once(name: str) -> None:
+def test_saved_state_equals_the_golden_one(name: str) -> None:
     """Another form of it would be another version."""
     golden = (GOLDEN | MARKED)[name]
     with LOADERS[name]() as loader:

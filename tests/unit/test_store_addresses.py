@@ -49,7 +49,7 @@ def test_address_splits_into_root_and_path(url: str, parts: tuple[str, str, str]
     ("%ff.bin", ("https://h/%ff.bin", "")),
     ("a/", ("https://h/a/", "")),
 ])  # fmt: skip
-def test_obstore_is_asked_for_what_stands_in_the_address(path: str, parts: tuple[str, str]) -> None:
+def test_address_is_translated_for_obstore(path: str, parts: tuple[str, str]) -> None:
     assert split_path("https://h", path) == parts
 
 
@@ -112,9 +112,7 @@ def test_every_address_has_the_store_that_can_read_it(root: str, settings: dict[
 @pytest.mark.parametrize(
     ("url", "kind"), [("https://h/x", "RemoteWebStore"), ("s3://b/x", "RemoteStore"), ("hf://me/net/x", "FsspecStore")]
 )
-def test_where_a_proxy_applies_a_client_that_knows_proxies_is_asked(
-    url: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_selects_a_client_that_supports_it(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     monkeypatch.setattr("fsspec.get_filesystem_class", {"hf": AbstractFileSystem}.get)
     assert type(Stores(Fetch(), KEYS).of(url)[0]).__name__ == kind

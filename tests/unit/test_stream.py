@@ -121,7 +121,7 @@ def test_lengths_are_known_where_samples_are_counted() -> None:
 
 
 @pytest.mark.parametrize("data", [tars(), Numbers(10).filter(double), Counting().take(2)])
-def test_lengths_that_show_only_later_are_type_errors(data: hr.Stream) -> None:
+def test_unknown_length_is_a_type_error(data: hr.Stream) -> None:
     for one in (data, hr.DataLoader(data, batch_size=2)):
         with pytest.raises(TypeError, match="has no length"):
             len(one)

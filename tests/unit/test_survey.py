@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.formats.registry import format_of
-from headrace.sources.discovery import kinds
-from headrace.sources.discovery.kinds import (
+from headrace.sources import kinds
+from headrace.sources.kinds import (
     MEDIA,
     Survey,
     extension_of,
@@ -54,7 +54,7 @@ def one_by_one(names: list[str], start: int) -> Survey:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "memory://place/ä/"])
 @given(paths=st.lists(_PATHS, max_size=12), in_order=st.booleans())
-def test_survey_equals_that_of_each_name(folder: str, paths: list[str], in_order: bool) -> None:
+def test_survey_equals_a_survey_of_each_name(folder: str, paths: list[str], in_order: bool) -> None:
     names = [folder + path for path in (sorted(paths) if in_order else paths)]
     found = surveyed(names, len(folder))
     expected = one_by_one(names, len(folder))

@@ -11,17 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders.rows import listed
 from corpus import CASES, GROUPS, Case
 from corpus.parts import END, GNU, header, pax, record
 from corpus.parts import member as member_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.tar_scans import URL, Found, OneByOne, listed, scan
+from unit.tar_scans import URL, Found, OneByOne, scan
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.limits import Limits
-from headrace.formats.tar import regular as tar_regular
+from headrace.formats.tar import samples as tar_samples
 from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.formats.tar.samples import Grouper
 from headrace.formats.tar.scanner import TarScanner
@@ -102,7 +103,7 @@ def test_limit_of_zero_is_refused(limit: str) -> None:
         Limits(**{limit: 0})
 
 
-def test_nothing_is_read_when_damage_was_found() -> None:
+def test_nothing_is_read_after_damage() -> None:
     scanner = TarScanner(URL)
     scanner.feed(b"?" * 512, 0, False)
     first = scanner.error
@@ -179,9 +180,9 @@ ODD_NAMES = st.builds(
     st.lists(st.one_of(ORDERLY_NAMES, ODD_NAMES, ANY_NAMES), max_size=5),
     st.sampled_from([Limits(), Limits(fields=2), Limits(name_bytes=7)]),
 )
-def test_members_make_the_same_samples_when_they_are_added_at_once(runs: list[list[bytes]], limits: Limits) -> None:
+def test_members_added_together_equal_members_added_singly(runs: list[list[bytes]], limits: Limits) -> None:
     with pytest.MonkeyPatch.context() as few:
-        few.setattr(tar_regular, "_FEWEST_NAMES", 1)
+        few.setattr(tar_samples, "_FEWEST_NAMES", 1)
         assert grouped(runs, limits, at_once=True) == grouped(runs, limits, at_once=False)
 
 
@@ -215,9 +216,7 @@ LONG_OF_NONE = pax(record(b"path", b"n" * 200)) + member(b"cut")
 @pytest.mark.parametrize("kind", [TarScanner, OneByOne])
 @pytest.mark.parametrize("refused", [member(b"c.bin", b"4" * 5000), LONG])
 @pytest.mark.parametrize("piece", [512, 2048, 4096, 2**20])
-def test_sample_before_is_given_when_a_member_of_another_sample_breaks_a_limit(
-    kind: type[TarScanner], refused: bytes, piece: int
-) -> None:
+def test_sample_before_a_limit_error_is_emitted(kind: type[TarScanner], refused: bytes, piece: int) -> None:
     before = member(b"a.bin", b"1") + member(b"b.bin", b"2") + member(b"b.cls", b"3")
     data = before + refused + member(b"d.bin", b"5") + END
     found, error = scan(data, piece, Limits(member_bytes=1000, name_bytes=100), kind=kind)
@@ -235,9 +234,7 @@ def test_sample_before_is_given_when_a_member_of_another_sample_breaks_a_limit(
     LONG_OF_NONE,
     header(b"c.bin", 2**21, b"x"),  # an extended header: of whom, is not known
 ])  # fmt: skip
-def test_sample_that_may_continue_after_what_breaks_a_limit_is_not_given(
-    kind: type[TarScanner], refused: bytes
-) -> None:
+def test_sample_that_may_continue_after_a_limit_is_not_emitted(kind: type[TarScanner], refused: bytes) -> None:
     data = member(b"a.bin", b"1") + member(b"b.bin", b"2") + refused + member(b"b.cls", b"3") + END
     found, error = scan(data, limits=Limits(member_bytes=1000, name_bytes=100), kind=kind)
     assert isinstance(error, LimitError)
@@ -268,14 +265,14 @@ def test_corpus_has_every_case_once() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_scanner_gives_what_is_whole_and_then_the_error(group: str) -> None:
+def test_scanner_emits_whole_samples_and_then_the_error(group: str) -> None:
     for case in GROUPS[group]:
         check(case, *scan(case.data))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_scanner_gives_the_same_whichever_way_it_is_fed(group: str) -> None:
+def test_scanner_does_not_depend_on_how_it_is_fed(group: str) -> None:
     for case in GROUPS[group]:
         whole = len(case.data) + 1
         few = 1 + whole // 200_000  # of the largest ones, larger pieces
@@ -315,7 +312,7 @@ def wrong(view: memoryview, rows: Rows, first: int = 0, step: int = 1) -> list[i
 
 @pytest.mark.parametrize("mtime", [0, 0.5])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_right_index_is_not_contradicted(kind: str, mtime: float) -> None:
+def test_correct_index_is_accepted(kind: str, mtime: float) -> None:
     view, rows = archive_with_links(kind, mtime=mtime)
     assert [wrong(view, rows, first, step) for first in range(len(rows.field)) for step in (1, 2, 3)] == [
         [] for _ in range(3 * len(rows.field))
@@ -324,7 +321,7 @@ def test_right_index_is_not_contradicted(kind: str, mtime: float) -> None:
 
 @pytest.mark.parametrize("folders", [1, 4])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_each_wrong_entry_is_found(kind: str, folders: int) -> None:
+def test_each_wrong_entry_is_detected(kind: str, folders: int) -> None:
     view, rows = archive_with_links(kind, folders=folders)
     for k in range(1, len(rows.field)):
         longer, nearer = rows.size.copy(), rows.offset.copy()

@@ -25,7 +25,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_pool_does_everything_once_and_as_much_at_once_as_is_asked_for() -> None:
+async def test_pool_runs_each_call_once_and_concurrently() -> None:
     began, ended = list[int](), list[int]()
 
     async def work(number: int, gate: asyncio.Event) -> None:
@@ -47,7 +47,7 @@ async def test_pool_does_everything_once_and_as_much_at_once_as_is_asked_for() -
     assert sorted(ended) == began == [0, 1, 2, *range(10, 14), *range(20, 25)]
 
 
-async def test_pool_holds_nothing_of_what_is_done() -> None:
+async def test_pool_releases_finished_arguments() -> None:
     things: list[weakref.ref[Thing]] = []
 
     async def work(thing: Thing) -> None:
@@ -76,7 +76,7 @@ class OnceCancelled:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-async def test_pooled_task_ends_with_its_work_when_its_group_was_cancelled_meanwhile(is_cancelled: bool) -> None:
+async def test_pooled_task_ends_after_its_group_is_cancelled(is_cancelled: bool) -> None:
     async def work() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await gate.wait()
@@ -95,7 +95,7 @@ async def test_pooled_task_ends_with_its_work_when_its_group_was_cancelled_meanw
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-async def test_group_ends_with_what_its_pool_raises(is_idle: bool) -> None:
+async def test_error_in_a_pool_ends_the_group(is_idle: bool) -> None:
     async def work(error: Exception | None) -> None:
         if error is not None:
             raise error

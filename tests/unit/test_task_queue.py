@@ -20,11 +20,9 @@ from headrace.observe.stats import LoaderMeters
 from headrace.torch_compat.serialize import unpack_error
 from headrace.workers.chains import SharedChain
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
-from headrace.workers.messages import DEATHS, LetGo, Message, PlaceMessage, TaskMessage
 from headrace.workers.queue import TaskQueue
-from headrace.workers.sample_chunks import ListPart
-from headrace.workers.tasks import Chain, Finish, Reply, Task
-from headrace.workers.wire_chunks import SentObjects, SentPart
+from headrace.workers.sample_chunks import ListPart, SentObjects, SentPart
+from headrace.workers.tasks import DEATHS, Chain, Finish, LetGo, Message, PlaceMessage, Reply, Task, TaskMessage
 
 Draw = Callable[[Any], Any]
 
@@ -353,7 +351,7 @@ def run_with(
         simulate(main(), seed)
 
 
-def test_tasks_of_a_block_go_to_the_worker_that_has_it_and_the_other_one_gets_the_next_block() -> None:
+def test_tasks_of_a_block_are_sent_to_the_worker_that_opened_it() -> None:
     async def check(run: Queued) -> None:
         one = run.owner_of(0)
         assert run.given[one] == {0, 1}
@@ -368,7 +366,7 @@ def test_tasks_of_a_block_go_to_the_worker_that_has_it_and_the_other_one_gets_th
     run_with(check, [[1], [1], [1], [1], [2], [2]])
 
 
-def test_task_with_rows_of_two_blocks_goes_where_fewer_of_them_must_be_opened() -> None:
+def test_task_of_two_blocks_is_sent_where_fewer_must_be_opened() -> None:
     async def check(run: Queued) -> None:
         assert run.given[run.owner_of(0)] == {0, 1}
         assert run.given[1 - run.owner_of(0)] == set()
@@ -378,7 +376,7 @@ def test_task_with_rows_of_two_blocks_goes_where_fewer_of_them_must_be_opened() 
     run_with(check, [[1], [1, 2], [2]])
 
 
-def test_worker_opens_a_block_too_where_its_samples_take_longer_than_that() -> None:
+def test_slow_samples_of_a_block_are_divided_among_workers() -> None:
     async def check(run: Queued) -> None:
         assert sorted(map(sorted, run.given)) == [[0, 1], [2, 3]]
 
@@ -386,7 +384,7 @@ def test_worker_opens_a_block_too_where_its_samples_take_longer_than_that() -> N
     run_with(check, [[1], [1], [1], [1]], open_s=0.0)  # it is not known yet
 
 
-def test_tasks_that_wait_for_a_worker_that_does_not_answer_go_to_another() -> None:
+def test_tasks_for_a_silent_worker_are_sent_to_another() -> None:
     async def check(run: Queued) -> None:
         one = run.owner_of(0)
         assert run.given[1 - one] == set()
@@ -399,7 +397,7 @@ def test_tasks_that_wait_for_a_worker_that_does_not_answer_go_to_another() -> No
     run_with(check, [[1], [1], [1], [1]])
 
 
-def test_threads_wait_for_no_block_as_they_share_what_is_open() -> None:
+def test_threads_share_open_blocks() -> None:
     async def main() -> None:
         run = Queued([task(Finish.CHECK, 0, 0, [1]), task(Finish.CHECK, 1, 1, [1])], workers=2)
         know(run.queue, sample_s=0.001, open_s=1.001)
@@ -424,7 +422,7 @@ Order = tuple[Finish, int, int]  # and the numbers of batch and position
     ((Finish.COLLATE, 3, 12), [(Finish.COLLATE, 5, 20), (Finish.SAMPLES, 2, 8)], [8]),
     ((Finish.COLLATE, 3, 12), [(Finish.COLLATE, 5, 20), (Finish.COLLATE, 2, 8)], [8]),
 ])  # fmt: skip
-def test_worker_that_holds_a_result_is_given_what_it_may_wait_for(
+def test_worker_that_holds_a_result_gets_the_tasks_it_waits_for(
     held: Order, others: list[Order], given: list[int]
 ) -> None:
     async def main() -> None:
@@ -438,7 +436,7 @@ def test_worker_that_holds_a_result_is_given_what_it_may_wait_for(
     simulate(main())
 
 
-def test_callers_get_the_error_when_no_worker_can_be_started() -> None:
+def test_error_of_starting_workers_is_raised_to_callers() -> None:
     class Broken(Workers):
         async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
             raise OSError("there are no machines")

@@ -102,7 +102,7 @@ RECORDS = [record(bytes([n]) * n) for n in range(20)]
 WHOLE = b"".join(RECORDS)
 
 
-def test_record_as_it_is_when_raw() -> None:
+def test_raw_records_are_bytes() -> None:
     data = hr.stream(put(WHOLE, "0.tfrecord"), format=TFRecord(raw=True))
     assert [sample["record"] for sample in data] == [bytes([n]) * n for n in range(20)]
     assert [sample["__key__"] for sample in data][:2] == ["0", "1"]
@@ -114,7 +114,7 @@ def test_compressed_file_and_one_without_a_suffix_are_found() -> None:
         assert [int(sample["n"][0]) for sample in hr.stream(url)] == list(range(9))
 
 
-def test_cut_file_and_changed_length_give_whole_records_and_then_the_location() -> None:
+def test_whole_records_precede_the_error_of_a_damaged_one() -> None:
     ends = np.cumsum([0, *map(len, RECORDS)]).tolist()
     cases = [(WHOLE[: ends[k] + k % 5], k, k % 5 > 0) for k in range(20)]
     flipped = (WHOLE[:at] + bytes([WHOLE[at] ^ 0x40]) + WHOLE[at + 1 :] for at in range(ends[5], ends[5] + 12))
@@ -151,6 +151,6 @@ def test_record_of_another_length_does_not_open(body: bytes) -> None:
         TFRECORD.open_block(Block("u", ("record",)), [body])
 
 
-def test_scanner_wants_its_buffers_in_order() -> None:
+def test_scanner_refuses_buffers_out_of_order() -> None:
     with pytest.raises(ValueError, match="follow one another"):
         RecordScanner("u").feed(memoryview(b"abc"), 3, False)

@@ -10,10 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace._util.sample_ranges import Rows
-from headrace.formats.tokens.layouts import TokenFile, TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
-from headrace.formats.tokens.opener import TokenOpener, ids_by_eos
-from headrace.torch_compat.slots import Slots
-from headrace.torch_compat.spec import Spec
+from headrace.formats.tokens import (
+    TokenFile,
+    TokenOpener,
+    TokenWindows,
+    WindowsOfDocuments,
+    ids_by_eos,
+    rows_of,
+    rows_with_documents,
+)
+from headrace.torch_compat.spec import Slots, Spec
 from headrace.workers.task_inputs import LeasedBodies
 
 COUNTS = st.integers(0, 60)
@@ -35,7 +41,7 @@ def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[lis
 
 @given(COUNTS, st.integers(1, 20), st.integers(1, 20), st.booleans())
 @example(10, 5, 4, True)
-def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, stride: int, short: bool) -> None:
+def test_windows_equal_a_loop_over_the_tokens(count: int, length: int, stride: int, short: bool) -> None:
     tokens, windows = list(range(count)), TokenWindows(length, stride, short)
     numbers = np.arange(windows.count(count))
     places = zip(windows.begins(numbers).tolist(), windows.ends(numbers, count).tolist(), strict=True)
@@ -46,7 +52,7 @@ def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, st
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 12), st.booleans())
-def test_windows_of_documents_are_those_of_each_document(
+def test_windows_of_documents_equal_those_of_each_document(
     sizes: list[int], length: int, stride: int, short: bool
 ) -> None:
     windows = WindowsOfDocuments.of(TokenWindows(length, stride, short), np.cumsum([0, *sizes]))
@@ -112,7 +118,7 @@ def test_opened_tokens_own_their_memory(dtype: str) -> None:
     st.sampled_from([None, 3]),
     st.lists(st.integers(1, 3000), max_size=5),
 )
-def test_windows_made_together_are_those_made_one_by_one(
+def test_windows_made_together_equal_single_windows(
     dtype: str, window: int, starts: list[int], eos: int | None, cuts: list[int]
 ) -> None:
     count, itemsize = window + 40, np.dtype(dtype).itemsize

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from builders.numbers import Numbers
 
 import headrace as hr
 
@@ -30,15 +31,7 @@ def module_of(name: str, code: str) -> Any:
     return module
 
 
-class Keys(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 12
-
-    async def aget(self, key: int) -> int:
-        return key
-
-
-DATA = pytest.mark.parametrize("data", [Keys, lambda: range(12)], ids=["async", "map"])
+DATA = pytest.mark.parametrize("data", [lambda: Numbers(12), lambda: range(12)], ids=["async", "map"])
 
 
 class Around:
@@ -123,7 +116,7 @@ class Outer:
 
 
 @DATA
-def test_lightnings_inner_loop_is_known(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inner_loop_of_lightning_is_recognized(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {}
     for name, code in LIGHTNING.items():
         made[name] = module_of(f"lightning.pytorch.{name}", code)

@@ -22,7 +22,7 @@ class Unpacking:
         return bytes(self.size)
 
 
-async def test_many_who_ask_at_once_have_it_unpacked_once() -> None:
+async def test_concurrent_requests_unpack_a_frame_once() -> None:
     frames, unpack = Unpacked(), Unpacking()
     async with anyio.create_task_group() as group:
         for _ in range(5):
@@ -71,7 +71,7 @@ async def test_error_is_not_cached() -> None:
     assert await frames.get("a", unpack) == bytes(3)
 
 
-async def test_those_used_last_are_kept_and_no_more_than_four_mebibytes() -> None:
+async def test_most_recent_frames_are_kept_within_four_mebibytes() -> None:
     frames, sizes = Unpacked(), {"a": 2**21, "b": 2**20, "c": 2**21, "huge": 2**22 + 1}
     unpack = {name: Unpacking(size) for name, size in sizes.items()}
     for each in unpack.values():

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace import OptionError
-from headrace.sources.discovery.listing import listing_of
-from headrace.sources.discovery.urls import Pattern, expand, is_pattern
+from headrace.sources.discovery import Pattern, expand, is_pattern
+from headrace.sources.entries import listing_of
 
 CASES: list[tuple[Any, list[str]]] = [
     ("a", ["a"]),
@@ -43,7 +43,7 @@ CASES: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("pattern", "urls"), CASES)
-def test_a_pattern_stands_for_its_addresses(pattern: Any, urls: list[str]) -> None:
+def test_pattern_expands_to_its_addresses(pattern: Any, urls: list[str]) -> None:
     assert expand(pattern) == tuple(urls)
 
 
@@ -73,7 +73,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("urls", "says"), REFUSED)
-def test_what_is_no_address_is_refused_before_more_is_asked_for(urls: Any, says: str) -> None:
+def test_invalid_address_is_refused_at_once(urls: Any, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         expand(urls)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import CannotCarryError
-from headrace.torch_compat.why_unpicklable import cannot_carry, cannot_carry_index
+from headrace.torch_compat.serialize import cannot_carry, cannot_carry_index
 
 LOCK = threading.Lock()
 
@@ -110,12 +110,12 @@ def named_by(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("path", "make"), PATHS)
-def test_path_leads_to_what_is_at_fault(path: str, make: Callable[[Any], Any]) -> None:
+def test_path_names_the_unpicklable_value(path: str, make: Callable[[Any], Any]) -> None:
     assert named_by(make(LOCK)) == f"{path} (a _thread.lock)"
     assert named_by(make("just text")) == "x"
 
 
-def test_value_that_refuses_to_be_pickled_is_named_whatever_it_holds() -> None:
+def test_value_that_refuses_pickling_is_named() -> None:
     class Refuses(Plain):
         def __getstate__(self) -> Any:
             raise ValueError("not today")
@@ -136,7 +136,7 @@ def test_path_is_short_when_things_are_nested_deeply_or_in_circles() -> None:
     assert len(named_by(nested)) < 300
 
 
-def test_error_names_the_first_that_is_at_fault_and_offers_what_to_do() -> None:
+def test_error_names_the_first_fault_and_a_remedy() -> None:
     reason = TypeError("cannot pickle something else")
     error = cannot_carry(reason, {"dataset": Plain(), "collate_fn": closure(LOCK), "worker_init_fn": None})
     assert isinstance(error, CannotCarryError)
@@ -150,6 +150,6 @@ def test_error_names_the_first_that_is_at_fault_and_offers_what_to_do() -> None:
     assert str(cannot_carry_index(reason, [LOCK])).startswith("sampler's index[0] (a _thread.lock) cannot be sent")
 
 
-def test_error_keeps_the_reason_when_nothing_is_found_at_fault() -> None:
+def test_error_without_a_found_fault_keeps_the_reason() -> None:
     error = cannot_carry(MemoryError("no room"), {"dataset": Plain(), "collate_fn": None})
     assert str(error).startswith("dataset and collate_fn cannot be sent to a worker: no room.")

@@ -76,26 +76,3 @@ def test_wires_end_when_the_other_end_closes_inside_a_message(codec: Codec, coun
             wire = make(ours)
             with pytest.raises(EOFError):
                 wire.receive()
-
-
-def test_polled_wire_continues_where_another_on_its_socket_stopped(pair: Pair) -> None:
-    first = PolledWire(pair[0], JSON)
-    message = encode({"a": 1}, JSON)
-    pair[1].sendall(message[:9])
-    assert first.receive() == []
-    while first.send("x" * 10_000):
-        pass
-    second = PolledWire(socket.socket(fileno=os.dup(pair[0].fileno())), JSON)
-    second.take_halves(first.halves())
-    with closing(PolledWire(pair[1], JSON)) as other, closing(second):
-        pair[1].setblocking(True)
-        pair[1].sendall(message[9:])
-        pair[1].setblocking(False)
-        assert second.receive() == [{"a": 1}]
-        second.send("last")
-        got: list[str] = []
-        while not got or got[-1] != "last":
-            second.flush()
-            assert is_ready(other.fileno(), 10)
-            got += other.receive()
-        assert set(got) == {"x" * 10_000, "last"}

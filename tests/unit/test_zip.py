@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.arrays import saved
 from builders.stored import put, put_folder
 
 import headrace as hr
@@ -45,7 +46,7 @@ def read(data: bytes, name: str = "0.zip", **options: Any) -> list[dict[str, Any
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("how", [{}, {"wide": True}, {"piped": True}, {"wide": True, "piped": True}], ids=str)
-def test_samples_are_what_was_written(method: int, how: dict[str, bool]) -> None:
+def test_samples_equal_the_written_ones(method: int, how: dict[str, bool]) -> None:
     samples = read(packed(FILES, method, **how))
     assert [sample["__key__"] for sample in samples] == [f"{n:03}" for n in range(9)]
     assert {f"{one['__key__']}.{name}": one[name] for one in samples for name in ("bin", "cls")} == FILES
@@ -127,11 +128,10 @@ def arrays(n: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_is_one_sample_with_its_arrays(save: Callable[..., None]) -> None:
+def test_npz_file_is_one_sample(save: Callable[..., None]) -> None:
     files = {}
     for n in range(4):
-        save(out := io.BytesIO(), **arrays(n))
-        files[f"{n}.npz"] = out.getvalue()
+        files[f"{n}.npz"] = saved(save, **arrays(n))
     data = hr.stream(put_folder(files) + "/{0..3}.npz")
     assert len(data) == 4
     samples = list(hr.DataLoader(data.shuffle("global"), batch_size=None, collate_fn=dict))
@@ -141,9 +141,9 @@ def test_npz_is_one_sample_with_its_arrays(save: Callable[..., None]) -> None:
 
 
 def test_npz_that_is_damaged_is_an_error_of_its_sample() -> None:
-    np.savez(out := io.BytesIO(), **arrays(50))
-    for data in (out.getvalue()[:-30], out.getvalue()[:200] + b"\xff" + out.getvalue()[201:], zlib.compress(b"x")):
+    whole = saved(np.savez, **arrays(50))
+    for data in (whole[:-30], whole[:200] + b"\xff" + whole[201:], zlib.compress(b"x")):
         with pytest.raises(DecodeError, match="does not open as npz"):
             read(data, "0.npz")
     with pytest.raises(LimitError):
-        read(out.getvalue(), "0.npz", limits=Limits(member_bytes=100))
+        read(whole, "0.npz", limits=Limits(member_bytes=100))

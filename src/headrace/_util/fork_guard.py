@@ -23,10 +23,6 @@ class Original:
             _end()
 
 
-def exit_code(error: SystemExit) -> int:
-    return error.code if isinstance(error.code, int) else int(error.code is not None)
-
-
 def _end() -> NoReturn:
     with contextlib.suppress(Exception):
         sys.stderr.write(

@@ -96,7 +96,7 @@ def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequ
     from headrace.formats.limits import DEFAULTS
     from headrace.formats.mp4.format import MP4, is_video
     from headrace.formats.registry import format_named, format_of
-    from headrace.sources.discovery.guessing import is_looked_up, names_at, place_of
+    from headrace.sources.discovery import is_looked_up, names_at, place_of
 
     names = names_at(given.urls, options)
     if not is_looked_up(names):

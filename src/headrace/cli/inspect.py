@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     from headrace.dataset.stream import told
     from headrace.formats.mp4.format import MP4, is_video
     from headrace.sources.constructors import stream
-    from headrace.sources.discovery.guessing import names_at
+    from headrace.sources.discovery import names_at
 
     options = storage_options(given.storage_option)
     urls = names_at(given.urls, options).urls if given.format in (None, MP4.name) else ()
@@ -91,7 +91,7 @@ def _described_videos(
     """Yield the number of frames and a description of each video, from its tables. They are read on demand."""
     from headrace.dataset.source import blocking  # imports numpy, as the next ones do
     from headrace.formats.limits import DEFAULTS
-    from headrace.indexes.videos import Videos
+    from headrace.sources.clips import Videos
     from headrace.sources.reading import OwnReaders
 
     videos = Videos(urls, None, DEFAULTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import math
 import shutil
@@ -13,15 +14,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from headrace._util import check
 from headrace.cli.settings import add_command, add_storage_to, count, say, storage_options
 from headrace.errors import OptionError, masked, printable
 
 if TYPE_CHECKING:
     from headrace.delivery.iterator import BatchIterator
+
 
 _DESCRIPTION = """\
 Write the samples of a place, of any format, in their order as shards: WebDataset's tar, each with its index beside it,
@@ -74,13 +76,12 @@ class _TarShard:
         self.nbytes = 0
 
     def add(self, sample: Mapping[str, Any], number: int) -> None:
-        from headrace.cli.members import key_of, members_of  # imports numpy, which other commands do not need
 
         key = key_of(sample, number, self._taken)
         for name, body in members_of(sample, number).items():
             member = tarfile.TarInfo(f"{key}.{name}")
             member.size = len(body)
-            self._tar.addfile(member, BytesIO(body))
+            self._tar.addfile(member, io.BytesIO(body))
             self.nbytes += 512 + len(body) + -len(body) % 512
 
     def close(self) -> None:
@@ -169,7 +170,7 @@ class _PackJournal:
         try:
             found = json.loads(path.read_text())
             if found["about"] != about:
-                raise OptionError(f"{path} is of another run, with other options: give another OUT, or remove it")
+                raise OptionError.at(str(path), "is of another run, with other options: give another OUT, or remove it")
             self.shards, self.samples, self.state = int(found["shards"]), int(found["samples"]), found["state"]
             self.is_done = bool(found["done"])
             if found["schema"] is not None:
@@ -177,7 +178,7 @@ class _PackJournal:
 
                 self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise OptionError(f"{path} is damaged; remove it, and all is written again") from error
+            raise OptionError.at(str(path), "is damaged; remove it, and all is written again") from error
 
     def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
         from headrace.dataset.source import blocking
@@ -187,8 +188,8 @@ class _PackJournal:
         first = f"{output}/{0:06d}.{kind}"
         if self._is_new:
             if blocking(partial(found, first, 1, options)) is not None:
-                raise OptionError(
-                    f"{masked(first)} is there already, and not of a run that can be continued: give another OUT"
+                raise OptionError.at(
+                    first, "is there already, and not of a run that can be continued: give another OUT"
                 )
             self._write(None)
 
@@ -319,4 +320,81 @@ def _check_pyarrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise OptionError("--format parquet needs pyarrow: pip install headrace[parquet]") from error
+        raise check.lacking("--format parquet", "pyarrow: pip install headrace[parquet]") from error
+
+
+IMAGES = {  # the extension of an image by its first bytes
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG": "png",
+    b"GIF8": "gif",
+    b"RIFF": "webp",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
+    b"BM": "bmp",
+}
+
+
+def key_of(sample: Mapping[str, Any], number: int, taken: set[str]) -> str:
+    """Return the sample's key, if it is valid and unique in its shard; else its number."""
+    given = sample.get("__key__")
+    key = given if isinstance(given, str) else ""
+    name = key.rpartition("/")[2]
+    is_plain = name and "." not in name and key.isprintable() and not key.startswith("/") and "//" not in key
+    if not is_plain or key in taken or any(part in (".", "..") for part in key.split("/")):
+        key = f"{number:012d}"
+        if key in taken:
+            raise OptionError(f"sample {number} has no key, and its number is the key of another")
+    taken.add(key)
+    return key
+
+
+def members_of(sample: Mapping[str, Any], number: int) -> dict[str, bytes]:
+    """Return the bytes of a sample's fields, by extensions that identify their type.
+
+    Bytes keep the field's name. Texts become .txt, arrays .npy, all else .json. If the name already has that extension,
+    none is added. The field "image" gets the extension of its image format, which other readers need.
+
+    Raises:
+        OptionError: a field cannot be stored, or there is none.
+    """
+    members: dict[str, bytes] = {}
+    for field, value in sample.items():
+        if field.startswith("__"):
+            continue
+        extension, body = _told(field, value, number)
+        name = (f"{field}.{extension}" if extension else field).lower()
+        if name == "image":
+            name = next((kind for start, kind in IMAGES.items() if body.startswith(start)), name)
+        if not field or "/" in field or not field.isprintable() or name in members:
+            raise OptionError(f"sample {number}: the field {field!r} cannot be a member's extension, or two are alike")
+        members[name] = body
+    if not members:
+        raise OptionError(f"sample {number} has no fields: nothing of it would be written")
+    return members
+
+
+def _told(field: str, value: Any, number: int) -> tuple[str, bytes]:
+    """Return (extension to add, bytes)."""
+    import numpy as np  # other commands do without
+
+    from headrace.formats.decoders import WHAT_BY_EXTENSION
+
+    what = WHAT_BY_EXTENSION.get(field.rpartition(".")[2])
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "", bytes(value)
+    if isinstance(value, str):
+        return "" if what == "text" else "txt", value.encode("utf-8", "surrogatepass")
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        out = io.BytesIO()
+        np.save(out, value, allow_pickle=False)
+        return "" if what == "npy" else "npy", out.getvalue()
+    if type(value) is int and what == "int":
+        return "", str(value).encode()
+    try:
+        value = value.item() if isinstance(value, np.generic) else value
+        return "" if what == "json" else "json", json.dumps(value, allow_nan=True, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        what = f"sample {number}: field {field!r} is a {type(value).__name__}"
+        raise OptionError(f"{what}, which has no bytes: {error}") from error

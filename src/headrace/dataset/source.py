@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headrace._util.reads import Opens
 from headrace.errors import masked
-from headrace.order import Order, Places, ShardOrder
+from headrace.order.orders import Order, Places, ShardOrder
 from headrace.types import Ints
 
 if TYPE_CHECKING:

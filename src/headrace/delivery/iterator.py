@@ -17,10 +17,10 @@ import anyio.to_thread
 import torch
 
 from headrace._util.wakeup import is_readable
-from headrace.delivery.arrival import Arrived, BatchOpener
 from headrace.delivery.channel import ChannelFailedError, Receiver
 from headrace.delivery.loop_lookahead import TaskLock
 from headrace.delivery.progress import Progress
+from headrace.delivery.slabs import Arrived, BatchOpener
 from headrace.delivery.staging import Ahead
 from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.observe.stats import LoaderMeters
@@ -340,7 +340,7 @@ class BatchIterator(Generic[B]):
 
 def _fail(packed: PackedError, iterator: BatchIterator[B]) -> NoReturn:
     """Raise the engine's error. The epoch is not used up."""
-    from headrace.torch_compat.errors import unpack_error
+    from headrace.torch_compat.serialize import unpack_error
 
     iterator._is_exhausted = True
     iterator._end()

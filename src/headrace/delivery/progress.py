@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.delivery.arrival import Arrived
-from headrace.delivery.messages import Afters, AfterThese, ProgressDelta
+from headrace.delivery.channel import Afters, AfterThese, ProgressDelta
+from headrace.delivery.slabs import Arrived
 from headrace.errors import OptionError
 from headrace.types import Ranges
 

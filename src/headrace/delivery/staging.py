@@ -154,7 +154,7 @@ def _pinned(pin: Callable[[object], object], device_index: int | None, job: Open
     try:
         made = pin(batch)
     except Exception as error:
-        from headrace.torch_compat.errors import caught
+        from headrace.torch_compat.serialize import caught
 
         return partial(_raise, caught(error, f"in pin memory thread for device {device_index}"))
     return lambda: made

@@ -15,7 +15,7 @@ from headrace._util.context import RunningSample, begin_part, running_sample
 from headrace._util.functions import is_async
 from headrace._util.reads import Opens
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.open_readers import WINDOW_BYTES, EpochIO, apply
+from headrace.engine.open_readers import WINDOW_BYTES, EpochIO, TrainerCalls, apply
 from headrace.engine.scheduler.epoch_spec import (
     BatchSpec,
     EpochSpec,
@@ -26,7 +26,7 @@ from headrace.engine.scheduler.epoch_spec import (
     LoopStage,
     WorkStage,
 )
-from headrace.engine.scheduler.skip_rules import SkipMeters, Skips
+from headrace.engine.scheduler.skip_rules import Quarantine, SkipMeters, Skips
 from headrace.fetch import Meter, Reader
 from headrace.options import Settings
 from headrace.pipeline.epoch_orders import Planning
@@ -38,7 +38,6 @@ from headrace.workers.sample_chunks import Part
 from headrace.workers.tasks import Chain, Step
 
 if TYPE_CHECKING:
-    from headrace.engine.trainer_callbacks import TrainerCalls
     from headrace.session.runtime import Runtime
 
 Wrap = Callable[[list[Any]], Part]
@@ -146,8 +145,6 @@ class EpochBuilder:
         if policy is None:
             return None
         if policy.log is not None:
-            from headrace.engine.quarantine import Quarantine
-
             meters = Quarantine(os.fspath(policy.log), plan, meters)
         return Skips(
             policy if policy.when is None else replace(policy, when=calls.decide),

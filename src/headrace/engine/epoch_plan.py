@@ -18,9 +18,10 @@ from headrace.engine.scheduler.position_map import (
     as_numbers,
 )
 from headrace.errors import OptionError, StateMismatchError
-from headrace.order import Cursor, Order, Steps, draw, sample_seed, share
-from headrace.order.cursor import among_left, compressed, united
-from headrace.order.orders import ENDLESS
+from headrace.order.cursor import Cursor, among_left, compressed, united
+from headrace.order.orders import ENDLESS, Order
+from headrace.order.permutation import draw, sample_seed
+from headrace.order.steps import Steps, share
 from headrace.pipeline.pipeline import Pipeline
 from headrace.state.state import Fingerprint, ResplitBase, State, check_of, last_positions, mark_check
 from headrace.types import Ints, Ranges

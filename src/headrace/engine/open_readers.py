@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from headrace._util.context import RunningSample, is_ours, part_position, running_sample
+from headrace._util.context import RunningSample, is_ours, part_position, running_charge, running_reader, running_sample
 from headrace._util.sample_ranges import Scanner
+from headrace.dataset.asynchronous import Asked, ShardInfo, running_shard
 from headrace.dataset.source import Wanted
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.errors import OptionError
+from headrace.errors import LoaderClosedError, OptionError
 from headrace.fetch import Reader
-from headrace.order import Steps, draw, window_order
-from headrace.pipeline.pipeline import Ordering
+from headrace.options import Skip
+from headrace.order.cursor import Cursor
+from headrace.order.orders import ENDLESS
+from headrace.order.permutation import draw, sample_seed, window_order
+from headrace.order.steps import Steps
+from headrace.pipeline.pipeline import Ordering, Pipeline
 from headrace.readers.by_key import ChunkSizes, KeyProducer
 from headrace.torch_compat import serialize
 from headrace.types import Ints
@@ -23,20 +32,19 @@ from headrace.workers.tasks import NO_STEP, Step
 if TYPE_CHECKING:
     from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
     from headrace.engine.epoch_builder import EpochBuilder
-    from headrace.engine.trainer_callbacks import TrainerCalls
+    from headrace.formats.compression import Decompressor
     from headrace.order.packed_rows import PackedRows
-    from headrace.readers.decompress import Unpacks
-    from headrace.readers.from_iterator import IterProducer
-    from headrace.readers.indexed_members import Members
-    from headrace.readers.indexed_shards import IndexedShardProducer
-    from headrace.readers.sequential import ShardProducer
-    from headrace.readers.shard_plan import Expected, ShuffleBuffer
-    from headrace.readers.stateful_iterable import Resumable
+    from headrace.readers.from_iterator import IterProducer, Resumable
+    from headrace.readers.indexed_shards import IndexedShardProducer, Members
+    from headrace.readers.sequential import Expected, ShardProducer, ShuffleBuffer
 
 WINDOW_SAMPLES = 2048  # for shards without an index
 WINDOW_BYTES = 64 * 2**20
 _BUFFER_SAMPLES = 4096
 _PLANNED_AT_ONCE = 4096
+_AHEAD = 1024  # positions computed at once
+_LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notification
+_END = object()
 
 
 class EpochIO:
@@ -94,9 +102,8 @@ class EpochIO:
 
         def make() -> AsyncIterator[object]:
             from headrace.dataset.asynchronous import LoopSession
-            from headrace.engine.iterable_sharing import Sharing
             from headrace.fetch.meter import WatchedIterator
-            from headrace.readers.stateful_iterable import Resumable
+            from headrace.readers.from_iterator import Resumable
 
             nonlocal resumable
             mine = LoopSession(data).data  # opened on the engine's loop
@@ -163,8 +170,7 @@ class EpochIO:
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
         """Read shard by shard, at byte ranges known from an index."""
-        from headrace.readers.indexed_members import Bounds
-        from headrace.readers.indexed_shards import IndexedShardProducer
+        from headrace.readers.indexed_shards import Bounds, IndexedShardProducer
 
         fetch, plan = self._settings.fetch, self._plan
         assert plan.order is not None
@@ -181,7 +187,7 @@ class EpochIO:
     def shards(
         self,
         scanner: Callable[[str], Scanner],
-        unpacks: Callable[[str], Unpacks | None],
+        unpacks: Callable[[str], Decompressor | None],
         expected: Callable[[int], Awaitable[Expected]] | None,
     ) -> ShardProducer:
         """Read shards sequentially.
@@ -192,8 +198,7 @@ class EpochIO:
             expected: Index entry of the shard with a number. None without an index.
         """
         from headrace.order.shard_passes import Rounds
-        from headrace.readers.sequential import ShardProducer
-        from headrace.readers.shard_plan import ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+        from headrace.readers.sequential import ResumeToken, ShardPlan, ShardProducer, ShardReading, ShuffleWindow
 
         pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle
         mark = ResumeToken() if plan.begin.mark is None else ResumeToken(*plan.begin.mark)
@@ -236,7 +241,7 @@ class EpochIO:
         )
 
     def _buffer(self) -> ShuffleBuffer | None:
-        from headrace.readers.shard_plan import ShuffleBuffer
+        from headrace.readers.sequential import ShuffleBuffer
 
         shuffle, plan = self._pipeline.order.shuffle, self._plan
         if shuffle is None or shuffle.by != "buffer":
@@ -304,7 +309,7 @@ async def apply(steps: Sequence[Step], sample: object, position: int) -> list[ob
     except BaseException as error:
         if is_ours(error):
             raise
-        from headrace.workers.error_notes import note_origin
+        from headrace.workers.chain_runner import note_origin
 
         origin = note_origin(error, at, source, position, None)
         return [Failure(serialize.pack_error(error, origin))]
@@ -344,3 +349,204 @@ async def iterate_through(
     finally:
         if hasattr(samples, "aclose"):
             await samples.aclose()
+
+
+class TrainerCalls:
+    """The user's `hr.Skip(when=)`, and the samples of a data set whose `loop` is "caller".
+
+    Args:
+        policy: Referenced weakly: the user's function may refer to the loader, and the engine's thread holds this
+            object during an epoch.
+        loop: Loop of the `async for`, if any.
+    """
+
+    def __init__(self, policy: Skip | None, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._policy = None if policy is None else weakref.ref(policy)
+        self._loop = loop
+
+    def decide(self, error: BaseException) -> object:
+        """Return the decision of `hr.Skip(when=)` on a failed sample. False once the loader is gone.
+
+        An exception raised here replaces the batch.
+        """
+        policy = None if self._policy is None else self._policy()
+        return policy is not None and policy.when is not None and policy.when(error)
+
+    def samples_of(self, data: AsyncIterableDataset) -> Callable[[], AsyncIterator[object]]:
+        """Return a factory of iterators over a data set whose `loop` is "caller".
+
+        Raises:
+            OptionError: the loader was not iterated over with `async for`.
+        """
+        if self._loop is None:
+            raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
+        return partial(from_caller, data, self._loop)
+
+
+async def from_caller(source: AsyncIterableDataset, loop: asyncio.AbstractEventLoop) -> AsyncIterator[object]:
+    """Yield the samples of `source.aiter()`, which runs on another loop.
+
+    Raises:
+        LoaderClosedError: that loop has ended before the samples.
+    """
+    iterator = source.aiter()
+    asked: Future[object] | None = None
+    is_lost = is_users = False
+
+    async def following() -> object:
+        nonlocal is_lost, is_users
+        leave()
+        is_lost = getattr(iterator, "ag_frame", iterator) is None  # a generator closed by its loop
+        if is_lost:
+            return None
+        try:
+            return await anext(iterator, _END)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            is_users = task is not None and not task.cancelling()  # `asyncio.run` cancels remaining tasks
+            raise
+
+    def leave() -> None:
+        running_reader.set(None)  # these belong to the engine's loop
+        running_charge.set(None)
+
+    async def close() -> None:
+        leave()
+        with contextlib.suppress(RuntimeError):  # a cancelled step is still running and ends the generator
+            await iterator.aclose()  # type: ignore[attr-defined]
+
+    async def watch() -> None:
+        while not loop.is_closed():  # noqa: ASYNC110 (loops have no event for it)
+            await asyncio.sleep(_LOOK_S)
+        if asked is not None and not asked.done():
+            asked.set_exception(RuntimeError("the loop is closed"))  # no other code would set a result
+
+    watching = asyncio.create_task(watch())
+    try:
+        while True:
+            asking, sample = following(), None
+            try:
+                asked = asyncio.run_coroutine_threadsafe(asking, loop)
+                sample = await asyncio.shield(asyncio.wrap_future(asked))  # a closed loop cannot be cancelled
+            except asyncio.CancelledError as error:
+                if is_ours(error) or is_users:
+                    raise
+                is_lost = True
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+                is_lost = True
+            finally:
+                if loop.is_closed():
+                    asking.close()  # it may never have started
+                elif asked is not None:
+                    asked.cancel()
+            if is_lost:
+                raise LoaderClosedError(
+                    f"{type(source).__name__}.loop is 'caller', and the event loop of the `async for` has ended before "
+                    "its samples have: iterate in one loop to their end, or start a new iteration in another one"
+                )
+            if sample is _END:
+                return
+            yield sample
+    finally:
+        watching.cancel()
+        if hasattr(iterator, "aclose") and not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+                loop.call_soon_threadsafe(lambda: loop.create_task(close()))  # not awaited: it may wait for this task
+
+
+class Sharing:
+    """Makes the iterators of an iterable data set for one rank and epoch."""
+
+    def __init__(self, pipeline: Pipeline, plan: EpochPlan, samples: Callable[[], AsyncIterator[object]]) -> None:
+        source = pipeline.source
+        self._source, self._plan, self._samples = source, plan, samples
+        self._is_by_position = plan.world > 1 and source.ranks_by == "position"
+        self._steps: Steps | None = None
+        if self._is_by_position:
+            steps, count = plan.share or plan.steps, ENDLESS
+            if plan.share is not None and pipeline.keeps_count:
+                count = steps.begin.position + steps.left
+            self._steps = Steps(Cursor.at(), count, steps.size, steps.tail, plan.rank, plan.world)
+
+    def open(self, number: int, later: int = 0) -> AsyncIterator[object]:
+        """Return an iterator over the samples of this rank.
+
+        Args:
+            number: Number of the first sample on this rank. The data set is positioned before it.
+            later: Number of epochs after the plan's.
+        """
+        plan, epoch = self._plan, self._plan.number + later
+        rank, world = (0, 1) if self._is_by_position else (plan.rank, plan.world)
+        asked = Asked(ShardInfo(rank, world, epoch, plan.facts.seed))
+        running_shard.set(asked)
+        samples = self._samples()
+        if self._steps is not None:
+            return AtPositions(samples, self._steps, number, sample_seed(plan.facts.seed, epoch))
+        return samples if world == 1 else OfItself(samples, asked, name_of(self._source.data))
+
+
+class _Around:
+    """An iterator wrapper that forwards states."""
+
+    def __init__(self, samples: AsyncIterator[object]) -> None:
+        self._samples = samples
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __getattr__(self, name: str) -> object:
+        if name not in ("state_dict", "load_state_dict", "aclose"):
+            raise AttributeError(name)
+        return getattr(self._samples, name)
+
+
+class OfItself(_Around):
+    """Samples of a data set that divides itself by rank. Checks that it asked for its rank."""
+
+    def __init__(self, samples: AsyncIterator[object], asked: Asked, name: str) -> None:
+        super().__init__(samples)
+        self._asked, self._name = asked, name
+
+    async def __anext__(self) -> object:
+        sample = await anext(self._samples)
+        if not self._asked.is_asked:
+            raise OptionError(
+                f"{self._name} has ranks_by='shard_info', but has given its first sample of the epoch without asking "
+                "hr.shard_info(): each rank may get the same ones; ask it in aiter(), each time"
+            )
+        return sample
+
+
+class AtPositions(_Around):
+    """Selects one rank's positions from samples that are equal on all ranks.
+
+    Args:
+        samples: Continues after the sample before this rank's `number`-th.
+        key: Seed of the data set's random numbers, equal on all ranks.
+    """
+
+    def __init__(self, samples: AsyncIterator[object], steps: Steps, number: int, key: int) -> None:
+        super().__init__(samples)
+        self._steps, self._number, self._key = steps, number, key
+        self._at = int(steps.positions(number - 1, number)[0]) + 1 if number else 0  # position of the next sample
+        self._mine = list[int]()  # next positions of this rank, in reverse order
+
+    async def __anext__(self) -> object:
+        if not self._mine:
+            stop = min(self._number + _AHEAD, self._steps.count)
+            if stop == self._number:
+                raise StopAsyncIteration
+            self._mine = self._steps.positions(self._number, stop).tolist()[::-1]
+            self._number = stop
+        mine, sample = self._mine.pop(), None
+        while self._at <= mine:
+            running_sample.set(RunningSample(self._key, self._at))
+            sample = await anext(self._samples)
+            self._at += 1
+        return sample
+
+
+def name_of(source: object) -> str:
+    return type(source).__name__.lstrip("_")

@@ -2,10 +2,10 @@
 
     reader.py     the interface: reads, checks of the bytes, the cache
     coalescer.py  merges and splits reads into requests
-    policy/       attempts, waits, hedged requests, time limits, concurrency
-    stores/       S3, files, any scheme                              web/           HTTP(S)
-    cache.py cache_folder.py    the disk cache
-    threads.py    blocking calls                                     meter.py        counters
+    attempts.py   one range until it is complete: retries, waits     range_request.py  its state, bytes, time limits
+    hosts.py      one host: hedged requests, concurrency and rates   cache.py          the disk cache
+    stores/       S3, files, any scheme                              web/              HTTP(S)
+    threads.py    blocking calls                                     meter.py          counters
 
 A store answers or raises. The reader checks answers and retries, so faults are handled in one place for all stores.
 """

@@ -14,7 +14,7 @@ from headrace._util.reads import Span
 from headrace._util.sample_ranges import Rows
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.meter import UNWANTED_SHARE, Meter
-from headrace.fetch.policy.range_request import RangeRequest, room_for
+from headrace.fetch.range_request import RangeRequest, room_for
 from headrace.options import Fetch
 from headrace.types import Ints
 

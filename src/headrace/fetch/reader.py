@@ -27,17 +27,17 @@ from headrace.errors import (
     not_as_known,
     not_as_listed,
 )
+from headrace.fetch.attempts import Attempts
 from headrace.fetch.coalescer import Coalescer
 from headrace.fetch.meter import Meter
-from headrace.fetch.policy.attempts import Attempts
-from headrace.fetch.policy.range_request import RangeRequest
+from headrace.fetch.range_request import RangeRequest
 from headrace.fetch.stores.addresses import Stores, gives_ends, host_of, is_local, split
 from headrace.options import Fetch
 from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
-    from headrace.fetch.rest import Rest
+    from headrace.fetch.web.connection import Rest
 
 
 _ANY_VERSION = Version()

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.json_values import as_list, as_number, as_object, as_text
+from headrace.formats.folders import as_list, as_number, as_object, as_text
+from headrace.formats.format import RowsOfBlock, dicts_of
 from headrace.formats.optional import needed
-from headrace.formats.rows_of_block import RowsOfBlock, dicts_of
 
 Arrow = Any
 """A pyarrow object; pyarrow has no type annotations."""

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from headrace._util import check
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError
-from headrace.formats.format import Block, Format
+from headrace.formats.decoders import decode_int
+from headrace.formats.format import Block, Format, keys_of, rows_of_members
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.plain import decode_int
-from headrace.formats.sample_rows import keys_of, rows_of_members
-from headrace.formats.scanners import BYTE_ORDER_MARK, SuccessiveScanner
+from headrace.formats.lines import BYTE_ORDER_MARK, SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.types import Ints
 

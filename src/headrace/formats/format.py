@@ -1,19 +1,24 @@
-"""The interface of formats: how the samples of a shard are found and decoded."""
+"""The interface of formats: how the samples of a shard are found and decoded; row tables that formats share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, overload, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows, Scanner
 from headrace.errors import OptionError
-from headrace.formats.compression import kind_of
+from headrace.formats.compression import kind_of, path_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
+from headrace.types import Buffer, Ints
 
 __all__ = ["Block", "Catalogue", "Format", "RowFilter", "Scanner", "ShardEntry", "packing_of"]
 
@@ -212,3 +217,97 @@ class Format(Protocol):
 def packing_of(form: Format, url: str) -> str | None:
     """Return the compression of a whole shard. None: none, or handled by the format."""
     return None if type(form).scanner is Format.scanner else kind_of(url)
+
+
+def keys_of(numbers: Ints) -> NDArray[np.bytes_]:
+    return np.asarray(numbers).astype(f"S{len(str(int(numbers.max(initial=0))))}")
+
+
+def rows_of_members(keys: NDArray[np.bytes_], offsets: Ints, sizes: Ints, member: str) -> Rows:
+    """Return a table of samples with one member each, all named `member`."""
+    count = len(keys)
+    return Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), offsets, sizes, (member,))
+
+
+def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
+    """Return a table of `count` samples that are the rows of one block with one member."""
+    some = min(count, 1)
+    return Rows(
+        keys_of(np.arange(count)),
+        np.arange(some + 1),
+        np.zeros(some, np.int32),
+        np.full(some, offset, np.int64),
+        np.full(some, size, np.int64),
+        (member,),
+        block=np.zeros(count, np.int64),
+        row=np.arange(count),
+    )
+
+
+async def index_of_file(reads: Reads, shard: ShardEntry, member: str, limits: Limits) -> ShardIndex:
+    """Return an index with the file as one sample. Its key is the name up to the first dot."""
+    whole = PinnedObject(reads, shard.url)
+    await whole.read(0, 1)
+    check_bytes("all of it", whole.size, limits.member_bytes, url=shard.url)
+    name = path_of(shard.url).rpartition("/")[2].partition(".")[0] or "0"
+    keys = np.array([name.encode("utf-8", "surrogateescape")])
+    rows = rows_of_members(keys, np.zeros(1, np.int64), np.array([whole.size], np.int64), member)
+    return ShardIndex(rows, None, whole.size, whole.etag)
+
+
+class RowsOfBlock(Sequence[dict[str, object] | None]):
+    """Lazily decoded samples of a block, as a result of `Format.open_block`.
+
+    None replaces a skipped sample.
+    """
+
+    @abc.abstractmethod
+    def row(self, number: int) -> dict[str, object] | None:
+        """Return one sample. `number` is in range."""
+
+    def some(self, numbers: Sequence[int]) -> Sequence[dict[str, object] | None]:
+        """Return several samples. Override it if that is faster; values must equal those of `row`."""
+        return list(map(self.row, numbers))
+
+    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:
+        """Return the values of several samples by field. None: use `some` instead.
+
+        Override it if all samples have the same fields and none is skipped; values must equal those of `row`.
+
+        Args:
+            numbers: A range if the numbers are consecutive.
+        """
+        return None
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, object] | None: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[dict[str, object] | None]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, object] | Sequence[dict[str, object] | None] | None:
+        numbers = range(len(self))[at]
+        return self.row(numbers) if isinstance(numbers, int) else self.some(numbers)
+
+
+class CutRows(RowsOfBlock):
+    """Samples that are consecutive parts of a block. `offsets` has their starts, and the end of the last."""
+
+    def __init__(self, data: Buffer, offsets: Ints, decode: Callable[[bytes], dict[str, object]]) -> None:
+        self._data, self._offsets, self._decode = data, offsets, decode
+        self.nbytes = len(data)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def row(self, number: int) -> dict[str, object]:
+        start, stop = self._offsets[number : number + 2].tolist()
+        return self._decode(bytes(self._data[start:stop]))
+
+
+def dicts_of(columns: Mapping[str, Iterable[object]], count: int) -> list[dict[str, object]]:
+    """Return `count` dicts, of one value of each column."""
+    form = dict[str, object].fromkeys(columns)
+    made = [form.copy() for _ in range(count)]  # copies are large enough: no dict has to grow
+    for name, values in columns.items():
+        for one, value in zip(made, values, strict=True):
+            one[name] = value
+    return made

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import DecodeError, StageError, masked, reason_of
-from headrace.formats.format import Block, Format
+from headrace.formats.format import Block, Format, RowsOfBlock, dicts_of
 from headrace.formats.limits import Limits
-from headrace.formats.rows_of_block import RowsOfBlock, dicts_of
 from headrace.types import Ints
 
 BLOCK, ROW = "__block__", "__row__"

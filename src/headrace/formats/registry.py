@@ -39,21 +39,21 @@ def _ours(name: str, *suffixes: str, home: str, catalogue: str | None = None) ->
 
 # Tests compare this table with the modules.
 _OURS = (
-    _ours("tar", ".tar", home="tar.format:TAR"),
-    _ours("jsonl", ".jsonl", ".ndjson", home="json_lines:JSON_LINES"),
+    _ours("tar", ".tar", home="tar.scanner:TAR"),
+    _ours("jsonl", ".jsonl", ".ndjson", home="lines:JSON_LINES"),
     _ours("parquet", ".parquet", ".parq", ".pq", home="parquet.format:PARQUET"),
-    _ours("arrow", ".arrow", ".feather", ".ipc", home="arrow.format:ARROW"),
-    _ours("mds", ".mds", home="mds.format:MDS", catalogue="index.json"),
+    _ours("arrow", ".arrow", ".feather", ".ipc", home="arrow:ARROW"),
+    _ours("mds", ".mds", home="mds:MDS", catalogue="index.json"),
     _ours("litdata", home="litdata.format:LITDATA", catalogue="index.json"),
     _ours("energon", home="energon:ENERGON", catalogue=".nv-meta/split.yaml"),
     _ours("tfrecord", ".tfrecord", ".tfrecords", home="tfrecord:TFRECORD"),
     _ours("mp4", ".mp4", ".m4v", ".mov", home="mp4.format:MP4"),
-    _ours("zip", ".zip", home="zip.format:ZIP"),
-    _ours("npz", ".npz", home="zip.format:NPZ"),
+    _ours("zip", ".zip", home="zip:ZIP"),
+    _ours("npz", ".npz", home="zip:NPZ"),
     _ours("safetensors", ".safetensors", home="safetensors:SAFETENSORS"),
     _ours("csv", ".csv", home="delimited:CSV"),
     _ours("tsv", ".tsv", home="delimited:TSV"),
-    _ours("text", ".txt", home="plain_text:TEXT"),
+    _ours("text", ".txt", home="lines:TEXT"),
 )
 _OWN = {own.name: own for own in _OURS}
 _OWN_SUFFIXES = {suffix: own for own in _OURS for suffix in own.suffixes}

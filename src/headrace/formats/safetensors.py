@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace._util.reads import Reads
 from headrace.errors import LimitError
-from headrace.formats.folders import errors_named
-from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.folders import as_count, as_list, as_object, as_text, errors_named
+from headrace.formats.format import Block, Format, RowsOfBlock, ShardEntry, index_of_file, rows_of_one_block
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
-from headrace.formats.rows_of_block import RowsOfBlock
-from headrace.formats.sample_rows import index_of_file, rows_of_one_block
+from headrace.types import Buffer
+
+if TYPE_CHECKING:
+    import torch
 
 _DTYPES = {
     **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
@@ -75,8 +76,6 @@ class SafeTensors(Format):
         return True
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
-        from headrace.formats.tensors import tensor_of
-
         (data,) = bodies
         end = _header_end(data, block.limits)
         tensors = _tensors_of(data[8:end], len(data) - end, block.limits)
@@ -95,8 +94,6 @@ class _RowsOf(RowsOfBlock):
         return self._count
 
     def row(self, number: int) -> dict[str, object]:
-        from headrace.formats.tensors import tensor_of
-
         row: dict[str, object] = {}
         for one in self._tensors:
             step = (one.stop - one.start) // self._count
@@ -187,3 +184,28 @@ async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
     if count > limits.member_bytes // _ROW_BYTES:
         raise LimitError(f"it has {count} rows, over the limit of {limits.member_bytes // _ROW_BYTES}")
     return ShardIndex(rows_of_one_block(count, 0, shard.size, "tensors"), None, shard.size, shard.etag)
+
+
+DTYPES = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
+    *("float32", "float64", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+def tensor_of(dtype: str, shape: Sequence[int], data: Buffer) -> torch.Tensor:
+    """Return a tensor that owns its memory. A wrong size or unknown dtype is a ValueError."""
+    import torch
+
+    kind: torch.dtype | None = getattr(torch, dtype, None) if dtype in DTYPES else None
+    if kind is None:
+        raise ValueError(f"its dtype {dtype!r} is not one of torch {torch.__version__}")
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes != len(data):
+        raise ValueError(f"its shape {list(shape)[:64]} takes {nbytes} bytes, and {len(data)} follow")
+    try:
+        if not nbytes:
+            return torch.empty(tuple(shape), dtype=kind)
+        return torch.frombuffer(bytearray(data), dtype=kind).reshape(tuple(shape))
+    except RuntimeError as error:  # too many dimensions, or too large ones next to a zero
+        raise ValueError(f"its shape {list(shape)[:64]} is none of a tensor") from error

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.format import Block, Format
+from headrace.formats.format import Block, Format, keys_of, rows_of_members
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.sample_rows import keys_of, rows_of_members
-from headrace.formats.scanners import SuccessiveScanner
+from headrace.formats.lines import SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 
 HEAD = struct.Struct("<QI")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from headrace._util.context import running_charge
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, OptionError, masked
+from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.pinned_object import for_each
-from headrace.indexes.single_flight import HeldReads
 from headrace.types import Ints
 
 _FIRST_BYTES = 4 * 2**20
@@ -104,7 +108,7 @@ class Index:
         url = self._urls[ordinal]
         shard = await self._opened.load(reader, ordinal)
         if shard is None:
-            from headrace.indexes.build_shard import build_shard
+            from headrace.indexes.building import build_shard
 
             shard = await build_shard(reader, url, form=self._format, limits=self._limits, headers_only=True)
         count = int(self._opened.counts[ordinal])
@@ -331,3 +335,70 @@ def _check(shard: ShardIndex) -> None:
         )
     if not is_whole:
         raise ValueError(f"its {len(rows)} samples are not of its {blocks} blocks")
+
+
+T = TypeVar("T")
+
+HELD_BYTES = 256 * 2**20
+
+
+class HeldReads(Generic[T]):
+    """An LRU cache of up to `most` bytes, with single-flight reads.
+
+    Thread-safe; for several event loops.
+    """
+
+    def __init__(self, nbytes: Callable[[T], int]) -> None:
+        self._nbytes, self.most = nbytes, HELD_BYTES
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, T] = OrderedDict()
+        self._held_bytes = 0
+        self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[T]] = {}
+
+    async def get(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the cached item, or load it. Concurrent callers on one loop share the load."""
+        if (held := self.held(ordinal)) is not None:
+            return held
+        asked = asyncio.get_running_loop(), ordinal
+        if asked not in self._loading:
+            task = self._loading[asked] = asyncio.create_task(self._load(ordinal, load))
+            task.add_done_callback(partial(self._loaded, asked))
+        try:
+            return await asyncio.shield(self._loading[asked])
+        except StageError as error:
+            raise deepcopy(error) from error.__cause__  # each waiter adds its own notes
+
+    def held(self, ordinal: int) -> T | None:
+        with self._lock:
+            if ordinal in self._held:
+                self._held.move_to_end(ordinal)
+            return self._held.get(ordinal)
+
+    def hold(self, ordinal: int, one: T) -> None:
+        with self._lock:
+            if ordinal in self._held:
+                return
+            self._held[ordinal] = one
+            self._held_bytes += self._nbytes(one)
+            while self._held_bytes > self.most and len(self._held) > 1:
+                _, oldest = self._held.popitem(last=False)
+                self._held_bytes -= self._nbytes(oldest)
+
+    async def aclose(self) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        running_charge.set(None)  # shared with other waiters, so not charged to the first sample
+        one = await load()
+        self.hold(ordinal, one)
+        return one
+
+    def _loaded(self, asked: tuple[asyncio.AbstractEventLoop, int], task: asyncio.Task[T]) -> None:
+        if self._loading.get(asked) is task:
+            del self._loading[asked]
+        if not task.cancelled():
+            task.exception()  # mark as retrieved: all waiters may be gone

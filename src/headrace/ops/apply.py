@@ -117,9 +117,9 @@ def apply(stream: Stream, fn: SampleFunction) -> Stream:
     check.function(".apply(): fn", fn)
     if is_async(fn):
         raise check.invalid(".apply(): fn", fn, "a generator function, also an asynchronous one: it uses `yield`")
-    from headrace.readers.stateful_iterable import gives_state
+    from headrace.torch_compat.stateful import is_stateful
 
-    return Stream((ResumableApplied if gives_state(fn) else AppliedDataset)(stream, fn))
+    return Stream((ResumableApplied if is_stateful(fn) else AppliedDataset)(stream, fn))
 
 
 def _close(given: object) -> None:

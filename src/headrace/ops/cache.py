@@ -24,10 +24,8 @@ from headrace.ops.operator import EachSample, Operator
 from headrace.ops.run_inline import split_steps, through, through_first
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.readers.protocol import Producer
-from headrace.sample_cache.file import NotAtOnceError, SampleFile
-from headrace.sample_cache.fingerprint import NotKnownError, ValueDigest
-from headrace.sample_cache.location import place_of
-from headrace.sample_cache.lookup import Keeping, Writer, fingerprint_of, not_told
+from headrace.sample_cache.file import NotAtOnceError, SampleFile, place_of
+from headrace.sample_cache.lookup import Keeping, NotKnownError, ValueDigest, Writer, fingerprint_of, not_told
 from headrace.torch_compat import serialize
 from headrace.workers.tasks import Step
 

@@ -20,17 +20,17 @@ from headrace.dataset.operators import Operators
 from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Traits, Wanted, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, masked
-from headrace.formats.tar.format import TAR
+from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
 from headrace.ops.fields import with_source
 from headrace.ops.operator import EachSample
 from headrace.ops.run_inline import NamedSteps, split_steps, through, through_first
-from headrace.order import Order, Passes, Places, draw
 from headrace.order.mixture import TokenMixing
-from headrace.order.orders import ENDLESS
+from headrace.order.orders import ENDLESS, Order, Passes, Places
+from headrace.order.permutation import draw
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Ordering, Pipeline, refusal
-from headrace.readers.indexed_members import Members
+from headrace.readers.indexed_shards import Members
 from headrace.sources.constructors import from_map
 from headrace.sources.reading import OwnReaders
 from headrace.sources.shards import IndexedShards, IndexedShardSource

@@ -9,9 +9,8 @@ from headrace._util import check
 from headrace.dataset.stream import Stream
 from headrace.ops.combined import CombinedSpec, combined, streams_of
 from headrace.ops.nested_loader import in_turns
-from headrace.order import Order
 from headrace.order.combined import InterleaveLayout, InterleaveOrder
-from headrace.order.orders import ENDLESS
+from headrace.order.orders import ENDLESS, Order
 
 
 def interleave(inputs: Sequence[object], *, block: int) -> Stream:

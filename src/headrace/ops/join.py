@@ -22,7 +22,7 @@ from headrace.ops.fields import field_of
 from headrace.ops.nested_loader import WithinDataset
 from headrace.ops.operator import EachSample, PassOperator
 from headrace.ops.zip import ZipSpec, in_tuples
-from headrace.order import ChosenOrder, Order
+from headrace.order.orders import ChosenOrder, Order
 from headrace.pipeline.epoch_orders import Planning
 from headrace.types import Ints
 from headrace.workers.tasks import Step

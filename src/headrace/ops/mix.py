@@ -18,7 +18,6 @@ from headrace.errors import OptionError
 from headrace.ops.combined import CombinedSpec, check_apart, check_input, combined, input_stream
 from headrace.ops.nested_loader import TurnsDataset, check_within, has_no_numbers
 from headrace.ops.pack import checked_lengths
-from headrace.order import Order, Places, draw
 from headrace.order.combined import InterleaveLayout, InterleaveOrder
 from headrace.order.mixture import (
     ChangingShares,
@@ -30,7 +29,8 @@ from headrace.order.mixture import (
     TokenOrder,
     Until,
 )
-from headrace.order.orders import ENDLESS
+from headrace.order.orders import ENDLESS, Order, Places
+from headrace.order.permutation import draw
 from headrace.pipeline.pipeline import Ordering, Pipeline
 from headrace.types import Ints
 

@@ -19,7 +19,7 @@ from headrace.dataset.stream import Stream
 from headrace.errors import OptionError, StateMismatchError
 from headrace.ops.fields import with_source
 from headrace.options import Ranks, Skip
-from headrace.order import draw
+from headrace.order.permutation import draw
 from headrace.pipeline.pipeline import Pipeline
 from headrace.torch_compat import serialize
 from headrace.workers.failures import Failure

@@ -13,11 +13,10 @@ from headrace.types import Batcher
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
-    from headrace.formats.columns import SampleColumns
-    from headrace.formats.decoders import Decoder
+    from headrace.formats.decoders import Decoder, SampleColumns
     from headrace.ops.select import Selection
     from headrace.ops.shuffle import Shuffle
-    from headrace.order import Order
+    from headrace.order.orders import Order
     from headrace.order.packing import Packing
     from headrace.pipeline.compile import PipelineBuilder
 

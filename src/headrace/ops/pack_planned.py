@@ -20,9 +20,9 @@ from headrace.errors import OptionError
 from headrace.formats.pinned_object import for_each
 from headrace.ops.pack import DocumentPart
 from headrace.ops.run_inline import split_steps, through_first
-from headrace.order import Order, Places, draw
-from headrace.order.orders import sequential_end
+from headrace.order.orders import Order, Places, sequential_end
 from headrace.order.packing import Bins, Packing, PackPlan, Pieces
+from headrace.order.permutation import draw
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline
 from headrace.readers.protocol import Producer

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from headrace._util import check
 from headrace.errors import OptionError
 from headrace.ops.operator import PassOperator
-from headrace.order import ChosenOrder, ComputedOrder, Order, draw
+from headrace.order.orders import ChosenOrder, ComputedOrder, Order
+from headrace.order.permutation import draw
 from headrace.order.sampling import DrawnOrder
 from headrace.types import Ints
 

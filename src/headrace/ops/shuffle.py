@@ -12,7 +12,7 @@ from headrace._util import check
 from headrace._util.functions import as_it_is
 from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, GroupOperator, PassOperator
-from headrace.order import Order, ShuffledOrder
+from headrace.order.orders import Order, ShuffledOrder
 from headrace.workers.randomness import rng
 from headrace.workers.tasks import Step
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from headrace._util import check
 from headrace.errors import OptionError
 from headrace.ops.operator import PassOperator
-from headrace.order import ComputedOrder, FirstOf, Order
-from headrace.order.orders import ENDLESS
+from headrace.order.orders import ENDLESS, ComputedOrder, FirstOf, Order
 from headrace.types import Ints
 from headrace.workers.tasks import Step
 

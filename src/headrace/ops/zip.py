@@ -18,9 +18,9 @@ from headrace.ops.fork import side_by_side
 from headrace.ops.nested_loader import in_turns
 from headrace.ops.operator import EachSample
 from headrace.ops.run_inline import NamedSteps, split_steps, through
-from headrace.order import Order, draw
 from headrace.order.combined import ZipOrder
-from headrace.order.orders import ENDLESS
+from headrace.order.orders import ENDLESS, Order
+from headrace.order.permutation import draw
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline
 from headrace.types import Ints

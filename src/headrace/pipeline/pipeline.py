@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.dataset.source import KeepsKey, SampleSource, Wanted
 from headrace.errors import OptionError
-from headrace.formats.columns import ColumnDecoder, SampleColumns
+from headrace.formats.decoders import ColumnDecoder, SampleColumns
 from headrace.ops.operator import EachSample, EpochOperator, GroupOperator, OrderOperator, PassOperator
 from headrace.workers.tasks import Step
 

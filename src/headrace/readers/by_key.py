@@ -18,9 +18,6 @@ from headrace.workers.sample_chunks import ListPart, PackedPart, Part
 if TYPE_CHECKING:
     from headrace.readers.protocol import Flow
 
-if TYPE_CHECKING:
-    from headrace.readers.protocol import Flow
-
 _WORTH = 4.0 / 3.0
 
 

@@ -1,30 +1,227 @@
-"""Samples of shards without an index: ranges are read ahead, and workers scan them."""
+"""Samples of shards without an index: ranges are read ahead and decompressed, and workers scan them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
+import anyio.to_thread
 import numpy as np
 
+from headrace._util.reads import Reads, Version
+from headrace._util.sample_ranges import Scanner
 from headrace._util.shared_memory import Lease
-from headrace.errors import LimitError, OptionError, StateMismatchError, masked, not_as_indexed
-from headrace.readers.decompress import UNPACKED_MOST, Unpacks, unpacked
-from headrace.readers.indexed_members import Reading, ReadingAhead, ReadsInto
+from headrace.errors import FormatError, LimitError, OptionError, StateMismatchError, masked, not_as_indexed
+from headrace.formats.compression import Decompressor
+from headrace.readers.indexed_shards import Reading, ReadingAhead, ReadsInto
 from headrace.readers.protocol import Flow
-from headrace.readers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.readers.shard_ranges import ShardRanges
-from headrace.types import Ranges
+from headrace.types import Ints, Ranges
 from headrace.workers.failures import ErrorPacker, Failure
 from headrace.workers.sample_chunks import ListPart, Part, RawPart
 
+
+@dataclass(frozen=True, slots=True)
+class ShuffleWindow:
+    """Consecutive samples that are permuted. Their number depends on the data only.
+
+    Attributes:
+        samples, nbytes: A window ends with the sample that reaches either.
+        order: Maps (number of samples, window number) to a permutation.
+    """
+
+    samples: int
+    nbytes: int
+    order: Callable[[int, int], Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeToken:
+    """A point from which reading shards repeats the same samples.
+
+    Attributes:
+        shard: Number of the shard in the order of the plan.
+        row: Number of its samples before the point.
+        window: Number of the window that starts there.
+        failures: Numbers of samples after the point that shards failed at. A failure ends a window, and the numbers of
+            later samples depend on the missing rest of that shard.
+    """
+
+    shard: int = 0
+    row: int = 0
+    window: int = 0
+    failures: Sequence[int] = ()
+
+    def described(self) -> list[object]:
+        token: list[object] = [self.shard, self.row, self.window]
+        return [*token, list(self.failures)] if self.failures else token
+
+
+class Expected(NamedTuple):
+    """Known version and number of samples (None: not known) of a shard that must be scanned."""
+
+    version: Version
+    samples: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReading:
+    """How shards are read.
+
+    Attributes:
+        unpacks: Makes a decompressor for a shard. None: not compressed.
+        expected: Returns properties from an index or a listing. None: there is neither.
+        range_bytes: Bytes per request.
+    """
+
+    reader: Reads
+    scanner: Callable[[str], Scanner]
+    unpacks: Callable[[str], Decompressor | None]
+    expected: Callable[[int], Awaitable[Expected]] | None
+    range_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """The samples of shards to emit.
+
+    Attributes:
+        shards: Numbers and addresses in the order of the plan, starting with the shard of `begin`.
+        window: Shuffle by windows.
+        buffer: Shuffle by a buffer instead.
+        take: Maximum number of samples, skipped ones included.
+        in_round: Number of shards per round. Samples are not exchanged between rounds.
+        is_endless: True if rounds repeat without end.
+        begin: Resume point.
+        done: Samples after that point to skip.
+        stop: (number of a shard, row) of the first sample not emitted. None: no such limit.
+    """
+
+    shards: Iterable[tuple[int, str]]
+    window: ShuffleWindow | None
+    buffer: ShuffleBuffer | None
+    take: int | None
+    in_round: int
+    is_endless: bool
+    begin: ResumeToken
+    done: Ranges
+    stop: tuple[int, int] | None = None
+
+
+class ShuffleBuffer:
+    """Determines the sample that leaves a full buffer when another one comes.
+
+    Samples are represented by numbers: waiting ones are 0, 1, …, and new ones follow.
+    """
+
+    def __init__(self, size: int, key: int) -> None:
+        self._size = size
+        self._random = np.random.Generator(np.random.Philox(key=key))
+        self.waiting = 0
+
+    def slot(self) -> int | None:
+        """Return the slot of the sample replaced by a new one. None if there is room."""
+        if self.waiting < self._size:
+            self.waiting += 1
+            return None
+        return int(self._random.integers(0, self._size))
+
+    def come(self, count: int) -> tuple[Ints, Ints]:
+        """Add `count` samples: (numbers of those that leave, in order; of those that stay)."""
+        stay = list(range(self.waiting))
+        room = max(0, min(count, self._size - self.waiting))
+        stay += range(self.waiting, self.waiting + room)
+        leave = []
+        drawn = self._random.integers(0, self._size, count - room)
+        for k, number in enumerate(drawn.tolist(), self.waiting + room):
+            leave.append(stay[number])
+            stay[number] = k
+        self.waiting = len(stay)
+        return np.array(leave, np.int64), np.array(stay, np.int64)
+
+    def end(self) -> Ints:
+        """Empty the buffer and return the numbers of its samples in order of leaving."""
+        waiting, self.waiting = self.waiting, 0
+        return self._random.permutation(waiting)
+
+
+_BLOCK = 512
+
+UNPACKED_MOST = 2**40
+"""Maximum bytes of a decompressed shard, reserved in the epoch's address space."""
+
+
+async def unpacked(
+    ranges: AsyncGenerator[tuple[int, Lease, bool], None], unpacks: Decompressor, flow: Flow, size: int, ordinal: int
+) -> AsyncGenerator[tuple[int, Lease, bool], None]:
+    """Yield (offset, bytes, True if they are the last) of a compressed shard's content.
+
+    Threads decompress without the GIL. The last lease may be empty. The shard counts as active only during
+    decompression: a compressed range, or a lease that is half full, makes no progress alone, so the memory it waits for
+    must be admitted.
+
+    Args:
+        size: Bytes of each lease, a multiple of 512.
+        ordinal: Number of the shard in the order of the epoch.
+    """
+    offset, filled = 0, 0
+    target: Lease | None = None
+    worker = object()
+
+    async def room() -> Lease:
+        # before later reads of this shard, which are useless without memory for their content
+        flow.pause(worker)
+        lease = await flow.lease(size, (ordinal, -1))
+        flow.go_on(worker)
+        flow.loaded(lease)
+        return lease
+
+    try:
+        async with aclosing(ranges) as each:
+            async for _, packed, _ in each:
+                flow.go_on(worker)
+                flow.loaded(packed)
+                try:
+                    unpacks.feed(packed.view)
+                    while True:
+                        if target is None:
+                            target, filled = await room(), 0
+                        filled += await anyio.to_thread.run_sync(unpacks.read_into, target.view[filled:])
+                        if filled < size:
+                            break  # more input is needed
+                        full, target = target, None
+                        yield offset, full, False
+                        offset += size
+                finally:
+                    packed.release()
+                flow.pause(worker)
+        unpacks.finish()
+    except FormatError:
+        whole = filled // _BLOCK * _BLOCK
+        if target is not None and whole:  # emit the content before the damage
+            flow.trim(target, whole)
+            before, target = target, None
+            yield offset, before, False
+        raise
+    else:
+        if target is None:
+            target, filled = await room(), 0
+        flow.trim(target, filled)
+        last, target = target, None
+        yield offset, last, True
+    finally:
+        flow.pause(worker)
+        if target is not None:
+            target.release()
+
+
 SHARDS_AT_ONCE = 8
 SHARDS_AT_FIRST = 2  # until one size is known: reads of later shards slow down the first
-_BLOCK = 512
 
 
 class ShardProducer:
@@ -146,7 +343,7 @@ class ShardProducer:
         ranges: ShardRanges,
         ordinal: int,
         url: str,
-        unpacks: Unpacks | None,
+        unpacks: Decompressor | None,
         expected: Expected | None,
         reading: Reading[RawPart],
     ) -> Failure | None:

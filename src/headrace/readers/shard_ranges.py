@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 from headrace._util.reads import Reads, ReportedVersion, Span, Version
 from headrace._util.shared_memory import Lease
 from headrace.errors import ObjectChangedError, not_as_known, not_as_listed
-from headrace.fetch.rest import Rest
+from headrace.fetch.web.connection import Rest
 from headrace.readers.protocol import Flow
 from headrace.types import Buffer
 

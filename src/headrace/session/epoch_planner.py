@@ -19,9 +19,9 @@ from headrace.engine.epoch_plan import EpochPlan, as_array, as_ranges, levels_of
 from headrace.engine.open_readers import described_as_read
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Balance, Settings
-from headrace.order import Cursor, Order, Steps
-from headrace.order.orders import ENDLESS
-from headrace.order.steps import Deal
+from headrace.order.cursor import Cursor
+from headrace.order.orders import ENDLESS, Order
+from headrace.order.steps import Deal, Steps
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.session.rank_sharing import (

@@ -8,12 +8,11 @@ from functools import cached_property
 import numpy as np
 
 from headrace._util import check
-from headrace.engine.quarantine import numbers_in
+from headrace.engine.scheduler.skip_rules import numbers_in
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Exclude
-from headrace.order import Cursor, Order
-from headrace.order.cursor import compressed, united
-from headrace.order.orders import ENDLESS
+from headrace.order.cursor import Cursor, compressed, united
+from headrace.order.orders import ENDLESS, Order
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import refusal
 from headrace.state.state import State

@@ -16,7 +16,8 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.observe.stats import LoaderMeters
 from headrace.ops.operator import counted
 from headrace.options import Settings
-from headrace.order import Cursor, Steps, share
+from headrace.order.cursor import Cursor
+from headrace.order.steps import Steps, share
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.state.state import ResplitBase, State
 from headrace.torch_compat.ranks import RankShare
@@ -126,7 +127,7 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
 
 
 def _check_iterable(source: SampleSource, world: int) -> None:
-    from headrace.engine.iterable_sharing import name_of
+    from headrace.engine.open_readers import name_of
 
     name = name_of(source.data)
     if source.ranks_by is None:

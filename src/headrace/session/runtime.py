@@ -16,12 +16,11 @@ from headrace._util import file_limits as descriptors
 from headrace._util.context import is_ours, running_loop, running_reader, running_threads, running_workers
 from headrace._util.reads import Opens
 from headrace._util.shared_memory import Arena
-from headrace.delivery.arrival import BatchOpener
 from headrace.delivery.channel import open_channel
 from headrace.delivery.iterator import BatchIterator, Watcher
-from headrace.delivery.slabs import HELD_SLABS, Slabs, Views
+from headrace.delivery.slabs import HELD_SLABS, BatchOpener, Slabs, Views
 from headrace.delivery.staging import ahead_of, mover_of
-from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.dispatch import Budget
 from headrace.engine.scheduler.epoch_run import Epoch
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
 from headrace.engine.scheduler.event_loop import Engine, is_exiting
@@ -30,11 +29,11 @@ from headrace.fetch import Meter, Reader
 from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
 from headrace.options import Settings
 from headrace.torch_compat import serialize
-from headrace.workers.chunk_packer import PartPacker
 from headrace.workers.failures import PackedError
 from headrace.workers.forkserver.client import ForkServer
 from headrace.workers.process_workers import ProcessExecutor
 from headrace.workers.queue import TaskQueue
+from headrace.workers.sample_chunks import PartPacker
 from headrace.workers.tasks import Chain
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from headrace.delivery.loop_lookahead import TrainingLoop
 from headrace.delivery.progress import Progress
 from headrace.engine.epoch_builder import EpochBuilder
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.engine.trainer_callbacks import TrainerCalls
+from headrace.engine.open_readers import TrainerCalls
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Ranks, Settings

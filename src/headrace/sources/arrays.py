@@ -18,16 +18,25 @@ from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking
 from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, masked
 from headrace.formats.compression import path_of
-from headrace.formats.hdf5 import MAGIC, PAGE_BYTES, RangeFile, table_of
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.pinned_object import PinnedObject, for_each
-from headrace.formats.stored_arrays import Array, Names, StoredArray, Table, check_names
-from headrace.formats.zip.format import npy_table, npz_table
-from headrace.indexes.single_flight import HELD_BYTES, HeldReads
+from headrace.formats.stored_arrays import (
+    MAGIC,
+    PAGE_BYTES,
+    Array,
+    Names,
+    RangeFile,
+    StoredArray,
+    Table,
+    check_names,
+    table_of,
+)
+from headrace.formats.zip import npy_table, npz_table
+from headrace.indexes.index import HELD_BYTES, HeldReads
 from headrace.sources.bodies import read_exactly
 from headrace.sources.constructors import Urls
-from headrace.sources.discovery.entries import check_listed, shown
-from headrace.sources.discovery.guessing import names_at
+from headrace.sources.discovery import names_at
+from headrace.sources.entries import check_listed, shown
 from headrace.sources.reading import OwnReaders, number_of
 from headrace.types import Ints
 

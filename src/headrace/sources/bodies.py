@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace._util.context import running_charge
 from headrace._util.reads import Reads, Version, crc32c_of
-from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, masked, not_as_indexed
+from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, not_as_indexed
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
@@ -80,7 +80,7 @@ class UnpackedShards:
     def _opened_at(self, url: str, version: Version, begin: int, unpacks: Callable[[], Decompressor]) -> _Unpacking:
         self._jumps += begin > _STEP_BYTES
         if self._jumps > _JUMPS_MOST and 4 * self._jumps > self._reads:
-            raise OptionError(f"samples of {masked(url)} are wanted at random places, and it {FROM_ITS_START}")
+            raise OptionError.at(url, f": its samples are wanted at random places, and it {FROM_ITS_START}")
         if len(self._open) >= _OPEN_MOST:
             self._open.popitem(last=False)
         self._opened += 1

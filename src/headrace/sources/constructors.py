@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal, Never
 from headrace._util import check
 from headrace.dataset.source import blocking
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError, masked
+from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.ops.operator import EachSample
-from headrace.sources.discovery.guessing import Names, folders_at, names_at, place_of
-from headrace.sources.discovery.urls import is_pattern
+from headrace.sources.discovery import Names, folders_at, is_pattern, names_at, place_of
 from headrace.sources.reading import read_from
 
 if TYPE_CHECKING:
     from headrace.dataset.asynchronous import RanksBy
     from headrace.formats.format import Format
-    from headrace.formats.plain_text import By
+    from headrace.formats.lines import By
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -85,7 +84,7 @@ def stream(
     if place.table is not None:
         return table(place.table, storage_options=storage_options)
     if place.folder is not None:
-        from headrace.sources.folders import folder_of
+        from headrace.sources.objects import folder_of
 
         return Stream(folder_of(place.folder, None, labels=None, storage_options=storage_options, facts=place.facts))
     source = shards_at(place, index, limits, storage_options)
@@ -135,7 +134,7 @@ def text(
         >>> [sample["text"] for sample in hr.text("memory://poems/0.txt")]
         ['Tyger Tyger,', 'burning bright']
     """
-    from headrace.formats.plain_text import Text
+    from headrace.formats.lines import Text
 
     form = Text(by)
     return stream(urls, format=form, index=index, limits=limits, listing=listing, storage_options=storage_options)
@@ -197,7 +196,7 @@ def files(
         >>> len(photos)
         1000
     """
-    from headrace.sources.files import Files
+    from headrace.sources.objects import Files
 
     names = names_at(urls, storage_options, kept=listing == "kept", folders=())
     return Stream(Files(names.urls, storage_options, names.facts))
@@ -242,7 +241,7 @@ def folder(
         >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
         ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
     """
-    from headrace.sources.folders import folder_of
+    from headrace.sources.objects import folder_of
 
     kept = listing == "kept"
     place = os.fspath(url)
@@ -251,7 +250,7 @@ def folder(
     else:
         found = folders_at((place,), storage_options, kept=kept)
     if len(found.listings) != 1:
-        raise OptionError(f"hr.folder({masked(place)!r}): one folder, or one pattern, is needed")
+        raise OptionError.at(place, "is several places, and hr.folder takes one folder, or one pattern")
     data = folder_of(
         found.listings[0],
         pattern,
@@ -293,7 +292,7 @@ def table(
         OptionError: There is no such column; or a value of `label_column` is not in `classes`.
         FormatError: The table is damaged.
     """
-    from headrace.sources.tables import table_of
+    from headrace.sources.objects import table_of
 
     place = os.fspath(url)
 
@@ -358,8 +357,8 @@ def from_iterable(
     Raises:
         OptionError: `iterable` is neither an iterable nor a function, or an iterator without `one_epoch=True`.
     """
-    from headrace.readers.stateful_iterable import gives_state
     from headrace.sources.synchronous import FromIterable, ResumableIterable, is_iterator, makes_one
+    from headrace.torch_compat.stateful import is_stateful
 
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise check.invalid("hr.from_iterable(): iterable", iterable, "an iterable, or a function that returns one")
@@ -368,5 +367,5 @@ def from_iterable(
             f"hr.from_iterable({iterable!r:.200}) is an iterator, which would be empty in its second epoch. Give a "
             "function that returns a new one, as in hr.from_iterable(lambda: …), or one_epoch=True"
         )
-    is_resumable = gives_state(iterable) and not makes_one(iterable)
+    is_resumable = is_stateful(iterable) and not makes_one(iterable)
     return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by, one_epoch=one_epoch))

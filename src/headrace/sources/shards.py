@@ -26,15 +26,15 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
 from headrace.formats.pinned_object import for_each
-from headrace.formats.tar.format import TAR
 from headrace.formats.tar.member_check import MemberNames
+from headrace.formats.tar.scanner import TAR
 from headrace.indexes.cache_path import cache_path
 from headrace.indexes.index import BuiltFile, Index, IndexFiles
-from headrace.readers.indexed_members import Members
+from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
-from headrace.readers.shard_plan import Expected
+from headrace.readers.sequential import Expected
 from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, version_of
-from headrace.sources.discovery.entries import shown, version_at
+from headrace.sources.entries import shown, version_at
 from headrace.sources.reading import OwnReaders, is_file, number_of
 from headrace.types import Ints
 
@@ -43,14 +43,12 @@ if TYPE_CHECKING:
 import os
 
 from headrace._util import check
-from headrace.errors import masked_text
 from headrace.formats.format import ShardEntry
 from headrace.formats.opening import Opener, is_kept
 from headrace.indexes.cache_path import beside, cached
 from headrace.indexes.index import FileForEach, OneFile, OwnTables
 from headrace.ops.operator import EachSample
-from headrace.sources.discovery.guessing import Place
-from headrace.sources.discovery.urls import expand
+from headrace.sources.discovery import Place, expand
 from headrace.sources.reading import Options
 from headrace.workers.tasks import Step
 
@@ -426,8 +424,8 @@ def opening(source: Shards | IndexedShards, entries: Sequence[ShardEntry] = ()) 
 def _by_own_tables(shards: Shards, entries: Sequence[ShardEntry], index: IndexAt) -> IndexedShards:
     name = shards.format.name
     if index not in ("auto", None):
-        raise OptionError(
-            f"index={masked_text(repr(index))}: shards of the format {name!r} bring their own index along"
+        raise check.invalid(
+            "index", index, f"'auto' or None: shards of the format {name!r} bring their own index along"
         )
     if not shards.urls:
         raise OptionError(f"the catalogue of the format {name!r} names no shards")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from headrace.errors import StateMismatchError
-from headrace.order import Cursor, Steps, share
-from headrace.order.cursor import pack_ranges, united, unpack_ranges
+from headrace.order.cursor import Cursor, pack_ranges, united, unpack_ranges
 from headrace.order.orders import ORDER_VERSION
+from headrace.order.steps import Steps, share
 from headrace.types import Ints, Ranges, Tail
 
 if TYPE_CHECKING:

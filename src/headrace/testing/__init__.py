@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headrace.testing.decoders import DecoderContract
 from headrace.testing.executors import ExecutorContract
-from headrace.testing.fault_server import FaultServer
+from headrace.testing.fault_server.server import FaultServer
 from headrace.testing.formats import FormatContract
 from headrace.testing.operators import OperatorContract
 from headrace.testing.stores import StoreContract

@@ -23,10 +23,9 @@ from headrace.torch_compat.spec import Spec
 from headrace.workers.chains import SharedChain
 from headrace.workers.executor import Executor, Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import PackedError
-from headrace.workers.messages import Message
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart, PackedPart, Part, RawPart
-from headrace.workers.tasks import Chain, Finish, Reply, Step, Task
+from headrace.workers.tasks import Chain, Finish, Message, Reply, Step, Task
 
 _DEADLINE_S = 60.0
 _CHAIN, _KEY = 1, 0x5EED

@@ -164,7 +164,7 @@ class FormatContract:
         form, place = self.open_format(), self._put()
         if type(form).scanner is Format.scanner:
             return hr.stream(place, format=form.name)
-        from headrace.fetch import Reader
+        from headrace.fetch.reader import Reader
         from headrace.indexes.building import build_index
 
         output = f"memory://contract/{next(_NUMBERS)}.hri"

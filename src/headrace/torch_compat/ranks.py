@@ -118,6 +118,10 @@ def find_ranks(ranks: Ranks) -> RankShare:
     )
 
 
+def _unclear(why: str) -> OptionError:
+    return OptionError(f"{why}, or {_GIVE}")
+
+
 def _comparing() -> int:
     """Return the default process group's size if it has a store, else 0."""
     import torch.distributed as dist
@@ -136,9 +140,7 @@ def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, i
     place = mesh.get_coordinate()
     members = tuple(sorted(mesh.mesh.flatten().tolist()))
     if place is None:
-        raise OptionError(
-            f"this process is not among ranks {_listed(members)} of the mesh: give the mesh it is in, or {_GIVE}"
-        )
+        raise _unclear(f"this process is not among ranks {_listed(members)} of the mesh: give the mesh it is in")
     rank, world = 0, 1
     for at, size, is_data in zip(place, sizes, are_data, strict=True):
         if is_data:  # row-major: the last data dimension varies fastest
@@ -149,9 +151,9 @@ def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, i
 def _are_data(names: Sequence[str] | None, sizes: list[int], data_dims: Sequence[str] | None) -> list[bool]:
     if not names:
         if data_dims is not None or len(sizes) > 1:
-            raise OptionError(
+            raise _unclear(
                 f"the dimensions of the mesh, {sizes}, have no names by which hr.Ranks(dims=…) could select "
-                f"those that are data parallel: make it with mesh_dim_names=, or {_GIVE}"
+                "those that are data parallel: make it with mesh_dim_names="
             )
         return [True]
     shape = dict(zip(names, sizes, strict=True))
@@ -178,9 +180,9 @@ def _of_group() -> tuple[int, int] | None:
     rank, world = dist.get_rank(), dist.get_world_size()
     for name, number in (("RANK", rank), ("WORLD_SIZE", world)):
         if _number(name) not in (None, number):
-            raise OptionError(
+            raise _unclear(
                 f"for torch.distributed this is rank {rank} of {world}, but the environment has "
-                f"{name}={_number(name)}: unset RANK and WORLD_SIZE, or {_GIVE}"
+                f"{name}={_number(name)}: unset RANK and WORLD_SIZE"
             )
     return rank, world
 
@@ -203,9 +205,9 @@ def _of_environment(rank_name: str, world_name: str) -> tuple[int, int] | None:
     if rank is None and world in (None, 1):
         return None
     if rank is None or world is None or rank >= world:
-        raise OptionError(
+        raise _unclear(
             f"the environment has {rank_name}={'(unset)' if rank is None else rank} and "
-            f"{world_name}={'(unset)' if world is None else world}, which do not go together: mend both, or {_GIVE}"
+            f"{world_name}={'(unset)' if world is None else world}, which do not go together: mend both"
         )
     return rank, world
 
@@ -213,7 +215,7 @@ def _of_environment(rank_name: str, world_name: str) -> tuple[int, int] | None:
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "").strip()
     if text and not (text.isascii() and text.isdecimal()):
-        raise OptionError(f"the environment has {name}={text!r}, which is no rank or size: unset it, or {_GIVE}")
+        raise _unclear(f"the environment has {name}={text!r}, which is no rank or size: unset it")
     return int(text) if text else None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.torch_lazy import tensor_types
-from headrace.formats.columns import Column, ColumnBodies, Columns
+from headrace.formats.decoders import Column, ColumnBodies, Columns
 from headrace.torch_compat.serialize import PickledPart
 from headrace.torch_compat.spec import Mismatch, name_of
 from headrace.workers.failures import AllMade

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
+import inspect
 import io
+import os
 import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import cloudpickle.cloudpickle as internals
@@ -23,8 +27,8 @@ from numpy.typing import NDArray
 
 from headrace._util.file_limits import receiving, sending
 from headrace._util.shared_memory import close_all
-from headrace.torch_compat.by_value import modules_by_value
-from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, put_together
+from headrace.errors import CannotCarryError, WorkerDiedError
+from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, modules_by_value, put_together
 from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
 from headrace.workers.failures import NOWHERE, CaughtError, Origin, PackedError
@@ -233,16 +237,12 @@ def _module(name: str) -> ModuleType:
 
 def pack_bytes(value: object) -> bytes:
     """Serialize a small value into one byte string."""
-    parts = pack(value)
-    target = bytearray(packed_size(parts))
-    lengths = write(parts, memoryview(target))
-    return pickle.dumps((lengths, bytes(target)), protocol=5)
+    return pickle.dumps([bytes(part) for part in pack(value)], protocol=5)
 
 
 def unpack_bytes(blob: bytes) -> Any:
     """Return the value of `pack_bytes`. Its arrays own their memory."""
-    lengths, data = pickle.loads(blob)
-    return unpack(memoryview(data), lengths, copy=True)
+    return unpack_parts(pickle.loads(blob))
 
 
 def aligned(length: int) -> int:
@@ -358,14 +358,18 @@ def _as_error(signal: BaseException) -> RuntimeError:
 
 
 def unpack_error(packed: PackedError) -> BaseException:
-    """Return the exception of `pack_error`.
+    """Return the exception of `pack_error`, as the trainer sees it.
 
     In the process that raised it, the first call returns the original. Other calls return a copy whose cause shows the
-    traceback.
+    traceback. If a user's function raised it in a worker as in torch, the cause is such an exception, and the result
+    has torch's text.
     """
     original = packed.original.take() if packed.original is not None else None
-    if original is not None:
-        return original
+    error = _copy_of(packed) if original is None else original
+    return _caused(error, packed.origin.caught) if packed.origin.caught else error
+
+
+def _copy_of(packed: PackedError) -> BaseException:
     error: BaseException
     error, notes, text = unpack_bytes(packed.blob)
     have = getattr(error, "__notes__", [])
@@ -484,3 +488,177 @@ def is_data(
     return _LEAVES.issuperset(map(type, parts)) or all(
         is_data(part, containers, depth - 1, has_arrays=has_arrays) for part in parts
     )
+
+
+_MOST_LOOKED_AT = 100_000
+_DEEPEST = 100
+_LONGEST = 240
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes)
+FORK = 'or give multiprocessing_context="fork"'
+
+
+def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str = FORK) -> CannotCarryError:
+    """Return the error for values that cannot be pickled for workers, by names that users know."""
+    text = _refusal(error, values)
+    return CannotCarryError(
+        f"{text}. Workers are processes that are not forked from this one. "
+        "Open it in the worker instead, when it is first used, in __getitem__, __iter__ or worker_init_fn, "
+        f"and leave it None until then{offer and '; '}{offer}.",
+        what=text,
+    )
+
+
+def cannot_carry_index(error: BaseException, index: object) -> CannotCarryError:
+    text = _refusal(error, {"sampler's index": index})
+    return CannotCarryError(
+        f"{text}. Indices go to workers that run already, also where these were forked: have the sampler give "
+        "numbers, texts or tuples of them, and open the rest in __getitem__.",
+        what=text,
+    )
+
+
+def _refusal(error: BaseException, values: Mapping[str, object]) -> str:
+    what = " and ".join(values) or "something"
+    for name, value in values.items():
+        if why_not_for_workers(value) is not None:
+            path, fault = _fault(value, name, {}, set()) or (name, value)
+            if len(path) > _LONGEST:
+                path = f"{path[: _LONGEST // 2]}…{path[-_LONGEST // 2 :]}"
+            home = "" if type(fault).__module__ == "builtins" else f"{type(fault).__module__}."
+            what, error = f"{path} (a {home}{type(fault).__qualname__})", why_not_for_workers(fault) or error
+            break
+    return f"{what} cannot be sent to a worker: {error}"
+
+
+def _fault(
+    value: object, path: str, seen: dict[int, object], failing: set[int], depth: int = 0
+) -> tuple[str, object] | None:
+    """Find the innermost part of `value` that fails by itself.
+
+    Return None if it fails only for a part visited before: objects that refer to one another all fail for one lock.
+    `seen` also keeps the values alive, so that their ids stay unique.
+    """
+    seen[id(value)] = value
+    failing.add(id(value))
+    fails_by_itself = True
+    for part_path, part in _parts(value, path) if depth < _DEEPEST else ():
+        if type(part) in _SIMPLE or len(seen) > _MOST_LOOKED_AT:
+            continue
+        if id(part) in seen:
+            fails_by_itself &= id(part) not in failing
+            continue
+        seen[id(part)] = part
+        if why_not_for_workers(part) is not None:
+            if (found := _fault(part, part_path, seen, failing, depth + 1)) is not None:
+                return found
+            fails_by_itself = False
+    return (path, value) if fails_by_itself else None
+
+
+def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield (path, part) of everything pickled with `value`, except by custom `__reduce__`."""
+    attributes: object = getattr(value, "__dict__", {})
+    if isinstance(value, dict):
+        yield from ((f"{path}[{key!r:.60}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{path}[{number}]", part) for number, part in enumerate(value))
+    elif isinstance(value, functools.partial):
+        attributes = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    elif isinstance(value, MethodType):
+        attributes = {"__self__": value.__self__, "__func__": value.__func__}
+    elif isinstance(value, FunctionType):
+        used = inspect.getclosurevars(value)
+        yield from ((f"{path}.<variable {name}>", part) for name, part in used.nonlocals.items())
+        yield from ((f"{path}.<global {name}>", part) for name, part in used.globals.items())
+        yield from ((f"{path}.<default {number}>", part) for number, part in enumerate(value.__defaults__ or ()))
+        attributes = {**(value.__kwdefaults__ or {}), **vars(value)}
+    elif not isinstance(value, type):
+        yield f"type({path})", type(value)
+        attributes = {}
+        with contextlib.suppress(Exception):  # the value itself cannot be pickled
+            attributes = value.__getstate__()
+        if isinstance(attributes, tuple) and len(attributes) == 2:  # class with slots
+            attributes = {**(attributes[0] or {}), **attributes[1]}
+    if isinstance(attributes, Mapping):
+        yield from ((f"{path}.{name}", part) for name, part in attributes.items() if name not in _OF_CLASSES)
+
+
+_OF_CLASSES = ("__dict__", "__weakref__")
+
+
+def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE) -> PackedError:
+    """Pack a user's exception in a worker, or the worker's death that it means in torch."""
+    if is_death(error):
+        return pack_error(_end(error), origin)
+    return pack_error(error, replace(origin, caught=_caught_text(error, where)))
+
+
+def is_death(error: BaseException) -> bool:
+    """True if an exception ends a torch worker, as KeyboardInterrupt and SystemExit do."""
+    return not isinstance(error, Exception)
+
+
+def _exit_code(error: BaseException) -> int:
+    match error:
+        case SystemExit(code=int(code)):
+            return code
+        case SystemExit():
+            return int(error.code is not None)
+        case KeyboardInterrupt():
+            return 0
+    return 1
+
+
+def _end(error: BaseException) -> WorkerDiedError:
+    """Return the error for a torch worker's death. headrace's worker continues."""
+    died = WorkerDiedError(
+        f"DataLoader worker (pid(s) {os.getpid()}) exited unexpectedly: {error!r} was raised in it",
+        pid=os.getpid(),
+        exitcode=_exit_code(error),
+    )
+    died.__cause__ = error
+    return died
+
+
+def caught(error: BaseException, where: str) -> BaseException:
+    """Return an exception of this process as torch words it, with the original as the cause."""
+    return _caused(error, _caught_text(error, where))
+
+
+def _caught_text(error: BaseException, where: str) -> str:
+    trim(error)
+    return f"Caught {type(error).__name__} {where}.\nOriginal {''.join(traceback.format_exception(error))}"
+
+
+def _caused(original: BaseException, text: str) -> BaseException:
+    error = _retold(original, text)
+    error.__cause__ = original
+    for name, value in vars(original).items():
+        if name != "__notes__":
+            vars(error).setdefault(name, value)
+    with contextlib.suppress(Exception):
+        if text in str(error):
+            return error
+    error.add_note(text)  # the class ignores the text
+    return error
+
+
+def _retold(original: BaseException, text: str) -> BaseException:
+    kind: Any = type(original)
+    if isinstance(original, StopIteration | StopAsyncIteration):  # else the loop would end without an error
+        return RuntimeError(text)
+    from torch._utils import KeyErrorMessage
+
+    argument = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else str() escapes line ends
+    has_message = bool(getattr(kind, "message", None))
+    with contextlib.suppress(Exception):
+        try:
+            made: BaseException = kind(message=argument) if has_message else kind(argument)
+        except Exception:  # it needs other arguments: make it without `__init__`
+            made = kind.__new__(kind)
+            made.args = (argument,)
+            if not str(made):  # its text needs the original arguments, as in UnicodeDecodeError
+                made = kind(*original.args)
+        if type(made) is kind:
+            return made
+    return RuntimeError(text)

@@ -1,4 +1,4 @@
-"""Specs: the form of a sample and its values, and their layout in a batch's slab.
+"""Specs: the form of a sample and its values, and their slots in a batch's slab.
 
 A spec is derived from one sample. Samples of exactly that form are written into slots. All others are collated by
 torch's function. So the result always equals torch's.
@@ -10,7 +10,7 @@ import abc
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.torch_lazy import is_tensor
+from headrace.formats.decoders import Column, ColumnBodies, Columns
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ArrayLeaf", "ColumnLeaf", "Leaf", "Mismatch", "NumberLeaf", "Taker", "leaf_of"]
+
+__all__ = ["ArrayLeaf", "ColumnLeaf", "Leaf", "Mismatch", "NumberLeaf", "leaf_of"]
 
 _SLOT_BYTES = 65536  # leaves of this size or more are written one by one, smaller ones in chunks
-
-Taker = Callable[[object, list[object]], None]
-"""Appends the leaf values of a (part of a) sample to a list, or raises Mismatch."""
 
 
 class Mismatch(Exception):
@@ -59,13 +58,8 @@ class Leaf(abc.ABC):
         return _torch_dtype(self.dtype or "")
 
     @abc.abstractmethod
-    def taker(self) -> Taker:
-        """Return a function that accepts a value of exactly this form."""
-
     def check(self, values: Sequence[object]) -> None:
-        take, out = self.taker(), list[object]()
-        for value in values:
-            take(value, out)
+        """Raise Mismatch unless all values have exactly this form."""
 
     @abc.abstractmethod
     def write(self, values: list[Any], here: memoryview) -> None:
@@ -91,19 +85,15 @@ class TensorLeaf(Leaf):
     def itemsize(self) -> int:
         return self.torch_dtype.itemsize
 
-    def taker(self) -> Taker:
+    def check(self, values: Sequence[object]) -> None:
         import torch
 
         dtype, shape = self.torch_dtype, self.shape
-
-        def take(value: object, out: list[object]) -> None:
+        for value in values:
             if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape:
                 raise Mismatch
             if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad:
                 raise Mismatch
-            out.append(value)
-
-        return take
 
     def write(self, values: list[Any], here: memoryview) -> None:
         import torch
@@ -133,15 +123,11 @@ class ArrayLeaf(TensorLeaf):
     def itemsize(self) -> int:
         return np.dtype(self.dtype).itemsize
 
-    def taker(self) -> Taker:
+    def check(self, values: Sequence[object]) -> None:
         shape, exact = self.shape, self.exact
-
-        def take(value: object, out: list[object]) -> None:
+        for value in values:
             if type(value) is not np.ndarray or value.dtype != exact or value.shape != shape:
                 raise Mismatch
-            out.append(value)
-
-        return take
 
     def write(self, values: list[Any], here: memoryview) -> None:
         """Write with numpy. torch would make a tensor of each array, and take six times as long."""
@@ -161,16 +147,6 @@ class _ExactLeaf(Leaf):
     """A value whose form is its type."""
 
     exact: type = object
-
-    def taker(self) -> Taker:
-        exact = self.exact
-
-        def take(value: object, out: list[object]) -> None:
-            if type(value) is not exact:
-                raise Mismatch
-            out.append(value)
-
-        return take
 
     def check(self, values: Sequence[object]) -> None:
         if set(map(type, values)) - {self.exact}:
@@ -265,10 +241,6 @@ class _Template(abc.ABC):
     """Containers of a sample. Leaves are numbered from the left."""
 
     @abc.abstractmethod
-    def taker(self, leaves: Sequence[Leaf]) -> Taker:
-        """Return a function that collects the leaves of a sample of exactly this form."""
-
-    @abc.abstractmethod
     def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
         """Append the values of many samples to `out`, leaf by leaf, or raise Mismatch."""
 
@@ -287,9 +259,6 @@ class _Template(abc.ABC):
 @dataclass(frozen=True)
 class _Place(_Template):
     number: int
-
-    def taker(self, leaves: Sequence[Leaf]) -> Taker:
-        return leaves[self.number].taker()
 
     def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
         leaves[self.number].check(samples)
@@ -312,17 +281,6 @@ class _Dict(_Template):
     keys: tuple[object, ...]
     children: tuple[_Template, ...]
 
-    def taker(self, leaves: Sequence[Leaf]) -> Taker:
-        keys, takers = self.keys, [child.taker(leaves) for child in self.children]
-
-        def take(value: object, out: list[object]) -> None:
-            if type(value) is not dict or tuple(value) != keys:
-                raise Mismatch
-            for child, part in zip(takers, value.values(), strict=True):
-                child(part, out)
-
-        return take
-
     def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
         if set(map(type, samples)) - {dict} or set(map(tuple, samples)) - {self.keys}:
             raise Mismatch
@@ -340,17 +298,6 @@ class _Dict(_Template):
 class _Sequence(_Template):
     cls: type[list[object] | tuple[object, ...]]
     children: tuple[_Template, ...]
-
-    def taker(self, leaves: Sequence[Leaf]) -> Taker:
-        exact, takers = self.cls, [child.taker(leaves) for child in self.children]
-
-        def take(value: object, out: list[object]) -> None:
-            if type(value) is not exact or len(value) != len(takers):
-                raise Mismatch
-            for child, part in zip(takers, value, strict=True):
-                child(part, out)
-
-        return take
 
     def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
         if set(map(type, samples)) - {self.cls} or set(map(len, samples)) - {len(self.children)}:
@@ -393,7 +340,6 @@ class Spec:
 
     def __init__(self, template: _Template, leaves: list[Leaf]) -> None:
         self._template, self.leaves = template, leaves
-        self._take = template.taker(leaves)
 
     @classmethod
     def of(cls, sample: object) -> Spec | None:
@@ -422,7 +368,7 @@ class Spec:
 
     def fits(self, sample: object) -> bool:
         try:
-            self._flatten(sample)
+            self._divided([sample])
         except Mismatch:
             return False
         return True
@@ -437,7 +383,9 @@ class Spec:
 
     def columns(self, sample: object) -> list[list[object]]:
         """Return the columns that `write` would return for `sample` alone."""
-        return [[value] for leaf, value in zip(self.leaves, self._flatten(sample), strict=True) if leaf.dtype is None]
+        return [
+            [*values] for leaf, values in zip(self.leaves, self._divided([sample]), strict=True) if leaf.dtype is None
+        ]
 
     @functools.cached_property
     def sample_bytes(self) -> int:
@@ -452,10 +400,8 @@ class Spec:
         Raises:
             Mismatch: a sample has another form. Slots of this call may have been written.
         """
-        taken: list[Sequence[object]] = []
-        self._template.divide(samples, self.leaves, taken)
         columns, offset = list[list[object]](), 0
-        for leaf, column in zip(self.leaves, taken, strict=True):
+        for leaf, column in zip(self.leaves, self._divided(samples), strict=True):
             values = list(column)
             if leaf.dtype is None:
                 columns.append(values)
@@ -521,11 +467,104 @@ class Spec:
                 values.append(tensor.clone() if copy or size <= _COPY_BYTES else tensor)
         return self._template.batch(values)
 
-    def _flatten(self, sample: object) -> list[object]:
-        out: list[object] = []
-        self._take(sample, out)
-        return out
+    def _divided(self, samples: Sequence[object]) -> list[Sequence[object]]:
+        """Return the values of each leaf, or raise Mismatch."""
+        values: list[Sequence[object]] = []
+        self._template.divide(samples, self.leaves, values)
+        return values
 
 
 def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+_WRITTEN_AT_ONCE_BYTES = 2**20
+
+
+class Slots:
+    """Writes the samples of one task into a batch's slab, about 1 MiB at a time.
+
+    Args:
+        first: First slot of the task.
+
+    Attributes:
+        at_once: Number of samples written together, which fit the processor's cache.
+        waiting: Samples made and not written.
+        columns: Values of the leaves that have no slots.
+    """
+
+    def __init__(self, spec: Spec, slab: memoryview, first: int, capacity: int) -> None:
+        self._spec, self._slab, self._first, self._capacity = spec, slab, first, capacity
+        self.at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
+        self.waiting: list[object] = []
+        self.count = 0
+        self.columns: list[list[object]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+
+    def fill(self, samples: Iterable[object]) -> None:
+        """Write all of `samples`.
+
+        Raises:
+            Mismatch: a sample has another form, or there are more samples than slots. Samples in `waiting` are not
+                written.
+        """
+        for sample in samples:
+            self.waiting.append(sample)
+            del sample  # reuse its memory, which is in the processor's cache, for the next sample
+            if len(self.waiting) >= self.at_once:
+                self.flush()
+        self.flush()
+
+    def add(self, samples: Sequence[object]) -> None:
+        """Add samples to write now or at `flush`. Raises as `fill` does."""
+        self.waiting += samples
+        if len(self.waiting) >= self.at_once:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write waiting samples. Raises as `fill` does."""
+        if self.waiting:
+            self._write()
+
+    def fill_columns(self, columns: Columns, bodies: ColumnBodies, count: int) -> bool:
+        """Write `count` samples from columns. Return False if they have another form."""
+        leaves = self._spec.leaves
+        values: Sequence[Column | Sequence[str]]
+        if isinstance(columns, Mapping):
+            values, has_form = list(columns.values()), self._spec.is_dict_of(tuple(columns))
+        else:
+            values, has_form = columns, self._spec.is_tuple_of(len(columns))
+        if not has_form or not all(map(_holds, leaves, values)):
+            return False
+        offset, texts = 0, iter(self.columns)
+        for leaf, column in zip(leaves, values, strict=True):
+            if not isinstance(column, Column):
+                next(texts).extend(column)
+                continue
+            size = leaf.nbytes
+            column.write(bodies, self._slab[offset + self._first * size : offset + (self._first + count) * size])
+            offset += aligned(size * self._capacity)
+        self.count += count
+        return True
+
+    def written(self) -> list[object]:
+        """Read back the samples written. Only for a task whose `first` is 0."""
+        return self._spec.samples(self._slab, self.count, self._capacity, self.columns)
+
+    def _write(self) -> None:
+        slot = self._first + self.count
+        if slot + len(self.waiting) > self._capacity:
+            raise Mismatch
+        for column, values in zip(
+            self.columns, self._spec.write(self.waiting, self._slab, slot, self._capacity), strict=True
+        ):
+            column.extend(values)
+        self.count += len(self.waiting)
+        self.waiting.clear()
+
+
+def _holds(leaf: Leaf, column: Column | Sequence[str]) -> bool:
+    if not isinstance(column, Column):
+        return leaf == ColumnLeaf(exact=str)
+    if column.is_number:
+        return leaf == NumberLeaf("int64", column.shape, int)
+    return leaf == ArrayLeaf(leaf.dtype, column.shape, column.dtype)

@@ -17,18 +17,18 @@ from typing import Any, Literal, Self
 import torch
 from torch.utils.data.dataloader import default_collate
 
-from headrace.delivery.arrival import Arrived
 from headrace.delivery.iterator import BatchIterator, Watcher
 from headrace.delivery.progress import Progress
+from headrace.delivery.slabs import Arrived
 from headrace.engine.scheduler.epoch_spec import BatchSpec, EpochSpec, Learned
 from headrace.engine.scheduler.position_map import GivenBoundaries
 from headrace.options import Settings
-from headrace.order import sample_seed
+from headrace.order.permutation import sample_seed
 from headrace.readers.by_key import KeyFeed
 from headrace.session.runtime import Runtime
 from headrace.torch_compat.collate import Single, is_extended, plain_collate
-from headrace.torch_compat.datapipes import with_sharding
 from headrace.torch_compat.tracebacks import trimming
+from headrace.torch_compat.worker_info import with_sharding
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import RunProgress, SnapshotBook, is_among
 from headrace.workers.map_dataset_steps import Begin, get_many, getter, pack_in

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio.to_thread
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -18,9 +18,11 @@ from headrace.errors import LoaderClosedError, OptionError
 from headrace.torch_compat.stateful import load, packed_states
 from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_compat.tracebacks import trimming
-from headrace.torch_regime.counts import LoaderCounts
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import SnapshotBook, WorkerSnapshot
+
+if TYPE_CHECKING:
+    from headrace.torch_regime.regime import LoaderCounts
 
 
 class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):

@@ -10,12 +10,19 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from headrace.errors import StateMismatchError
-from headrace.torch_compat.datapipes import seeded
-from headrace.torch_compat.indices import Indices
-from headrace.torch_compat.stateful import is_stateful
+from headrace.torch_compat.stateful import Indices, is_stateful
 from headrace.torch_compat.tracebacks import trimming
-from headrace.torch_regime.state import RunPoint, RunProgress, SnapshotBook, StateDict, WorkerSnapshot, copy_of
-from headrace.torch_regime.state_checks import common, epoch_of
+from headrace.torch_compat.worker_info import seeded
+from headrace.torch_regime.state import (
+    RunPoint,
+    RunProgress,
+    SnapshotBook,
+    StateDict,
+    WorkerSnapshot,
+    common,
+    copy_of,
+    epoch_of,
+)
 
 
 class ResumableIterator(_BaseDataLoaderIter):

@@ -16,32 +16,33 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.delivery.arrival import BatchOpener
+from headrace.delivery.channel import Delivery
 from headrace.delivery.loop_lookahead import TaskLock
-from headrace.delivery.messages import Delivery
-from headrace.delivery.slabs import Views
+from headrace.delivery.slabs import BatchOpener, Views
 from headrace.delivery.staging import Ahead, ahead_of, mover_of
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, StateMismatchError
 from headrace.torch_compat import serialize
-from headrace.torch_compat.datapipes import with_sharding
-from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.serialize import unpack_error
 from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, is_stateful
 from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_compat.tracebacks import trimming
-from headrace.torch_regime.counts import LoaderCounts
+from headrace.torch_compat.worker_info import with_sharding
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.torch_regime.workers.messages import Start, WorkerConfig, packed_index
 from headrace.torch_regime.workers.pool import MadeBatch, TorchWorkerPool
 from headrace.torch_regime.workers.starting import WorkerHandle, starter
-from headrace.workers.forkserver.stopped_workers import PATIENCE
+from headrace.workers.forkserver.fd_socket import PATIENCE
+
+if TYPE_CHECKING:
+    from headrace.torch_regime.regime import LoaderCounts
 
 
 class WorkerIterator(ResumableIterator):

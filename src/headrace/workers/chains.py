@@ -20,8 +20,7 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import OutwardPacker
 from headrace.torch_compat.serialize import packed_size
 from headrace.types import Buffer
-from headrace.workers.messages import ChainMessage, SpecMessage
-from headrace.workers.tasks import Chain, Step
+from headrace.workers.tasks import Chain, ChainMessage, SpecMessage, Step
 
 if TYPE_CHECKING:
     from headrace.workers.executor import WorkerLink
@@ -132,7 +131,7 @@ class Chains:
                     "process, and these workers share nothing with it"
                 )
         except Exception as error:
-            from headrace.torch_compat.why_unpicklable import cannot_carry
+            from headrace.torch_compat.serialize import cannot_carry
 
             refusal = cannot_carry(error, _named(chain), 'or give workers="thread"')
             refusal.add_note("stage: work")
@@ -226,7 +225,7 @@ _OURS_WITHOUT_TORCH = {
     "headrace.ops.select",
     "headrace.ops.tokenize",
     "headrace._util.functions",
-    "headrace.torch_compat.by_value",
+    "headrace.torch_compat.picklers",
     "headrace.workers.randomness",
 }
 

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from headrace._util.shared_memory import Segment
 from headrace.workers.chains import SharedChain
-from headrace.workers.messages import Message
 from headrace.workers.task_runner import TaskRunner
-from headrace.workers.tasks import Reply
+from headrace.workers.tasks import Message, Reply
 
 
 @dataclass(frozen=True, slots=True)

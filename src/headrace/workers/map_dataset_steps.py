@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Subset
 
 from headrace.torch_compat import worker_info
-from headrace.torch_compat.errors import pack_worker_error
+from headrace.torch_compat.serialize import pack_worker_error
 from headrace.workers.failures import Origin, PackedError
 
 

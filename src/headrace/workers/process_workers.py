@@ -16,10 +16,8 @@ from headrace._util.shared_memory import Segment
 from headrace.errors import WorkerDiedError
 from headrace.workers.chains import PackedChain, SharedChain
 from headrace.workers.forkserver.client import ForkServer, WorkerSpawner
-from headrace.workers.forkserver.fd_socket import LoopWire, in_groups
-from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch
-from headrace.workers.messages import Message, exit_text
-from headrace.workers.tasks import Reply
+from headrace.workers.forkserver.fd_socket import PATIENCE, LoopWire, Watch, in_groups
+from headrace.workers.tasks import Message, Reply, exit_text
 
 if TYPE_CHECKING:
     from headrace.workers.executor import OnLost, OnReply

@@ -13,10 +13,19 @@ from headrace._util.shared_memory import Lease, Segment
 from headrace.observe.stats import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.workers.chains import Chains
-from headrace.workers.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, exit_text
-from headrace.workers.sample_chunks import address_of
-from headrace.workers.tasks import Finish, Reply, Task
-from headrace.workers.wire_chunks import Place, SentPart
+from headrace.workers.sample_chunks import Place, SentPart, address_of
+from headrace.workers.tasks import (
+    DEATHS,
+    Finish,
+    ForgetSegment,
+    LetGo,
+    PlaceMessage,
+    Reply,
+    Task,
+    TaskMessage,
+    died,
+    exit_text,
+)
 
 if TYPE_CHECKING:
     from headrace.workers.executor import Executor, Loss, WorkerLink

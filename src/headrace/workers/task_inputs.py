@@ -17,9 +17,8 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.types import Ints
 from headrace.workers.failures import Placeholder
-from headrace.workers.messages import TaskMessage
-from headrace.workers.tasks import Chain
-from headrace.workers.wire_chunks import MemberBytes, Place, SentPart, SentTable
+from headrace.workers.sample_chunks import MemberBytes, Place, SentPart, SentTable
+from headrace.workers.tasks import Chain, TaskMessage
 
 _LONG_BYTES = 1024
 

@@ -12,15 +12,12 @@ from headrace._util.shared_memory import LARGE_BYTES, close_all, give_back_freed
 from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.torch_compat.serialize import PackedEach
-from headrace.torch_compat.slots import Slots
-from headrace.torch_compat.spec import Mismatch, Spec, aligned
+from headrace.torch_compat.spec import Mismatch, Slots, Spec, aligned
 from headrace.workers.chain_runner import Maker, ProgressPlace, listed
 from headrace.workers.failures import Failure, PackedError, failures_among, without_failures
-from headrace.workers.messages import TaskMessage
-from headrace.workers.sample_chunks import Part
+from headrace.workers.sample_chunks import MemberBytes, Part, Place, SentPart, size_of
 from headrace.workers.task_inputs import Inputs
-from headrace.workers.tasks import Chain, Finish, Reply
-from headrace.workers.wire_chunks import MemberBytes, Place, SentPart, size_of
+from headrace.workers.tasks import Chain, Finish, Reply, TaskMessage
 
 _EACH_BYTES, _EACH_S = 2**18, 0.02  # limits of tasks of several batches: the batch that exceeds one is the last
 _ANY_NUMBER = 2**31  # no limit: all samples are held until the last is made

@@ -14,9 +14,8 @@ from headrace._util.shared_memory import Segment
 from headrace.torch_compat.serialize import pack_error
 from headrace.workers.chains import SharedChain
 from headrace.workers.executor import OnLost, OnReply
-from headrace.workers.messages import Message, PlaceMessage
 from headrace.workers.task_runner import TaskRunner
-from headrace.workers.tasks import Reply
+from headrace.workers.tasks import Message, PlaceMessage, Reply
 
 _END_S = 2.0
 

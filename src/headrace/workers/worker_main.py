@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from headrace._util.shared_memory import keep_freed_memory, mapped, mapped_privately
 from headrace.workers.forkserver.fd_socket import BlockingWire
-from headrace.workers.messages import Message
 from headrace.workers.task_runner import TaskRunner
+from headrace.workers.tasks import Message
 
 
 class WorkerEnd:

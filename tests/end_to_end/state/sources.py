@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from headrace.fetch.stores import memory
 from headrace.formats.delimited import Csv
 from headrace.formats.format import Format
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.json_lines import JSON_LINES
 from headrace.formats.limits import DEFAULTS
+from headrace.formats.lines import JSON_LINES
 from headrace.testing import FaultServer
 
 INDEXED, TAR, GZ, KEYS, FILES, MAP = "indexed", "tar", "tar.gz", "keys", "files", "map"
@@ -159,7 +159,9 @@ def source(kind: str, written: Written) -> Any:
         return texts.shuffle().pack(5, lengths=texts.lengths, method="best_fit").map(sample_of_sequence)
     if kind == FILES:
         return hr.files(written.urls[FILES])
-    made: dict[str, Any] = {KEYS: Keyed, STATEFUL: Stateful, STATEFUL_ITERATOR: WithStatefulIterator}
+    made: dict[str, Any] = {KEYS: Keyed, STATEFUL: Stateful}
+    if kind == STATEFUL_ITERATOR:
+        return WithStatefulIterator(written.total)
     return hr.from_map(Listed(written)) if kind == MAP else made[kind](written)
 
 
@@ -229,22 +231,22 @@ class Stateful(hr.AsyncIterableDataset):
 class WithStatefulIterator(hr.AsyncIterableDataset):
     """Samples in turn. The iterator knows its position."""
 
-    def __init__(self, written: Written) -> None:
-        self.total = written.total
+    def __init__(self, total: int, make: Callable[[int], Any] = sample_of) -> None:
+        self.total, self.make = total, make
 
-    def aiter(self) -> AsyncIterator[dict[str, Any]]:
-        return _Counting(self.total)
+    def aiter(self) -> AsyncIterator[Any]:
+        return _Counting(self.total, self.make)
 
 
-class _Counting(AsyncIterator[dict[str, Any]]):
-    def __init__(self, total: int) -> None:
-        self.total, self.place = total, {"next": 0}
+class _Counting(AsyncIterator[Any]):
+    def __init__(self, total: int, make: Callable[[int], Any]) -> None:
+        self.total, self.make, self.place = total, make, {"next": 0}
 
-    async def __anext__(self) -> dict[str, Any]:
+    async def __anext__(self) -> Any:
         if self.place["next"] >= self.total:
             raise StopAsyncIteration
         self.place["next"] += 1
-        return sample_of(self.place["next"] - 1)
+        return self.make(self.place["next"] - 1)
 
     def state_dict(self) -> dict[str, Any]:
         return self.place  # the same object each time: the loader must copy it

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from builders.loops import lists, rest_of, state_after
-from end_to_end.economic import Squares
-from torch.utils.data import IterableDataset
+from drop_in.acting import Made
+from drop_in.stateful_data import StreamOfPlaces
 from unit.test_state_golden import LOADERS
 
 import headrace as hr
@@ -23,32 +23,15 @@ _VALUES = [_DELETED, None, -1, 10**7, 2**70, 1.5, "x", "", [], [3], {}, True, Fa
 _MIB_MOST = 64
 
 
-class Counting(IterableDataset[int]):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 23:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
 
 
 TORCH: dict[str, Make] = {
-    "map-style": lambda: hr.DataLoader(Squares(23), batch_size=3, shuffle=True, generator=generator()),
-    "iterable": lambda: hr.DataLoader(Counting(), batch_size=3),
+    "map-style": lambda: hr.DataLoader(Made(int, 23), batch_size=3, shuffle=True, generator=generator()),
+    "iterable": lambda: hr.DataLoader(StreamOfPlaces(23), batch_size=3),
     "economic": lambda: hr.DataLoader(  # type: ignore[call-arg]
-        Squares(23), 3, shuffle=True, generator=generator(), num_workers=2, economic=True, workers="thread"
+        Made(int, 23), 3, shuffle=True, generator=generator(), num_workers=2, economic=True, workers="thread"
     ),
 }
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.loops import loaded, rest_of, resumed_anywhere
+from builders.numbers import is_odd, later, twice
 from builders.tars import put_shards
+from end_to_end.state.sources import WithStatefulIterator
 
 import headrace as hr
 
 pytestmark = pytest.mark.slow
 
 OPERATORS: dict[str, Callable[[Any], Any]] = {
-    "map": lambda data: data.map(as_it_is),
+    "map": lambda data: data.map(lambda sample: sample),
     "map, async": lambda data: data.map(later),
     "filter": lambda data: data.filter(some),
     "flat_map": lambda data: data.flat_map(twice),
     "batch": lambda data: data.batch(3),
     "unbatch": lambda data: data.batch(3).unbatch(),
     "padded_batch": lambda data: data.padded_batch(2),
-    "bucket": lambda data: data.bucket(length, [30], batch_size=2),
+    "bucket": lambda data: data.bucket(lambda sample: len(json.dumps(plain(sample))), [30], batch_size=2),
     "shuffle": lambda data: data.shuffle(seed=1),
     "take": lambda data: data.take(10),
     "skip": lambda data: data.skip(2),
@@ -63,24 +65,8 @@ def other() -> hr.Stream:
     return hr.from_map(OTHER)
 
 
-def as_it_is(sample: Any) -> Any:
-    return sample
-
-
-async def later(sample: Any) -> Any:
-    return sample
-
-
 def some(sample: Any) -> bool:
     return len(json.dumps(plain(sample))) % 5 != 1
-
-
-def twice(sample: Any) -> list[Any]:
-    return [sample, sample]
-
-
-def length(sample: Any) -> int:
-    return len(json.dumps(plain(sample)))
 
 
 def plain(sample: Any) -> Any:
@@ -106,28 +92,8 @@ def test_docs_name_the_operators_whose_pairs_work() -> None:
     assert f"with exact states: {', '.join(f'`{name}`' for name in names)}." in page
 
 
-class Counted(AsyncIterator[int]):
-    """An iterator with a state."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    async def __anext__(self) -> int:
-        if self.at == 24:
-            raise StopAsyncIteration
-        self.at += 1
-        return self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-class Iterated(hr.AsyncIterableDataset):
-    def aiter(self) -> Any:
-        return Counted()
+def iterator() -> Any:
+    return WithStatefulIterator(24, int)
 
 
 def unindexed() -> hr.Stream:
@@ -139,19 +105,19 @@ NUMBERS = list(range(24))
 ODD = NUMBERS[1::2]
 TWICE = [n for n in NUMBERS * 2 for _ in range(2)]
 CHAINS: dict[str, tuple[Callable[[], Any], list[int] | None]] = {  # None: these numbers in another order
-    "iterator, shuffle": (lambda: Iterated().shuffle(window=5), None),
-    "iterator, shuffle, repeat": (lambda: Iterated().shuffle(window=6).repeat(2), None),
-    "iterator, skip": (lambda: Iterated().skip(3), NUMBERS[3:]),
-    "iterator, slice": (lambda: Iterated().slice(1, 14, 2), NUMBERS[1:14:2]),
-    "iterator, repeat": (lambda: Iterated().repeat().take(60), (NUMBERS * 3)[:60]),
-    "iterator, take, epoch": (lambda: Iterated().take(10).epoch(samples=24), (NUMBERS[:10] * 3)[:24]),
+    "iterator, shuffle": (lambda: iterator().shuffle(window=5), None),
+    "iterator, shuffle, repeat": (lambda: iterator().shuffle(window=6).repeat(2), None),
+    "iterator, skip": (lambda: iterator().skip(3), NUMBERS[3:]),
+    "iterator, slice": (lambda: iterator().slice(1, 14, 2), NUMBERS[1:14:2]),
+    "iterator, repeat": (lambda: iterator().repeat().take(60), (NUMBERS * 3)[:60]),
+    "iterator, take, epoch": (lambda: iterator().take(10).epoch(samples=24), (NUMBERS[:10] * 3)[:24]),
     "shards, skip": (lambda: unindexed().skip(3), NUMBERS[3:]),
     "shards, take, shuffle": (lambda: unindexed().take(12).shuffle(window=6), None),
     "flat_map, epoch, batch": (lambda: numbers().flat_map(twice).epoch(samples=59).batch(3).unbatch(), TWICE[:59]),
     "filter, epoch, batch": (lambda: odds().epoch(samples=29).batch(3).map(later).unbatch(), (ODD * 3)[:29]),
     "filter, take, padded_batch": (lambda: odds().take(7).padded_batch(3).map(later).unbatch(), ODD[:7]),
     "filter, take, bucket": (lambda: odds().take(7).bucket(int, [10], batch_size=2).map(later).unbatch(), None),
-    "filter, take, filter, epoch": (lambda: odds().take(7).filter(odd).epoch(samples=12), (ODD[:7] * 2)[:12]),
+    "filter, take, filter, epoch": (lambda: odds().take(7).filter(is_odd).epoch(samples=12), (ODD[:7] * 2)[:12]),
     "filter, skip, epoch": (lambda: odds().skip(2).epoch(samples=22), (ODD[2:] * 3)[:22]),
     "epoch, epoch": (lambda: numbers().epoch(samples=5).epoch(samples=12), (NUMBERS[:5] * 3)[:12]),
     "list, concat": (lambda: numbers().concat([24], (25, 26)), [*NUMBERS, 24, 25, 26]),
@@ -165,11 +131,7 @@ def numbers() -> hr.Stream:
 
 
 def odds() -> hr.Stream:
-    return numbers().filter(odd)
-
-
-def odd(number: int) -> int:
-    return number % 2
+    return numbers().filter(is_odd)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -196,7 +158,7 @@ def test_batches_start_again_with_each_repeat_and_go_on_through_an_epoch() -> No
 
 def test_state_of_other_arguments_is_refused() -> None:
     def combined(kind: str, weight: int = 1) -> hr.DataLoader[Any]:
-        data = hr.from_map(NUMBERS).filter(odd)
+        data = hr.from_map(NUMBERS).filter(is_odd)
         made = {
             "mix": lambda: hr.mix({"a": data, "b": NUMBERS}, {"a": weight, "b": 1}),
             "interleave": lambda: data.interleave(NUMBERS, block=weight),
@@ -269,7 +231,7 @@ SKIPPED: dict[str, tuple[Callable[[Any], Any], list[Any], int]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failed_samples_of_inputs_are_skipped_in_their_places(combined: str, workers: int) -> None:
     make, expected, skipped = SKIPPED[combined]
-    data = make(hr.from_map(NUMBERS).map(fails).filter(odd))
+    data = make(hr.from_map(NUMBERS).map(fails).filter(is_odd))
     options: dict[str, Any] = {"batch_size": None, "errors": hr.Skip(), "num_workers": workers}
     assert resumed_anywhere(lambda: hr.DataLoader(data, **options), plain, most=2) == [expected]
     with hr.DataLoader(data, **options) as loader:
@@ -292,7 +254,7 @@ def test_error_of_a_batch_of_an_input_is_raised_as_its_other_samples_would_be_sk
 def test_zip_of_counted_inputs_refuses_other_lengths() -> None:
     with pytest.raises(hr.OptionError, match="its inputs have different numbers of samples"):
         list(hr.from_map(ITEMS).filter(some).zip(other()))
-    pairs = list(other().filter(as_it_is).zip(other().filter(as_it_is)))
+    pairs = list(other().filter(bool).zip(other().filter(bool)))
     assert pairs == [(item, item) for item in OTHER]
 
 

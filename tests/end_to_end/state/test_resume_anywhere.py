@@ -79,7 +79,7 @@ def stepped(
         "some, async": lambda data: data.map(seen).filter(sources.some).filter(sources.most),
         "async, some": lambda data: data.map(sources.as_it_is).map(seen).filter(sources.some),
         "most": lambda data: data.map(seen).filter(sources.most),
-        "map after a filter": lambda data: data.filter(_by_key).map(seen),
+        "map after a filter": lambda data: data.filter(lambda sample: int(sample["__key__"]) % 3 != 1).map(seen),
         "keys": lambda data: data.filter(sources.even_key, field="__key__").map(seen),
     }
     # A map after a filter of samples sees positions among the samples that are left.
@@ -182,10 +182,6 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
     return ", ".join(names), lambda data: functools.reduce(lambda made, way: way(made), ways, data)
 
 
-def _by_key(sample: dict[str, Any]) -> bool:
-    return int(sample["__key__"]) % 3 != 1
-
-
 def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float) -> Case:
     """A case by its number.
 
@@ -257,7 +253,7 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float) -
             which = f"{which}, pack {long}, {method}"
             operators = [*operators, partial(sources.packed, long, method)]
         elif is_grouped:
-            operators.append(partial(_grouped, size))
+            operators.append(lambda data, size=size: data.batch(size).map(sources.with_sum))
         elif of_one.random() < 0.3:
             options |= {"batch_size": None, "collate_fn": sources.of_one}
         else:
@@ -287,10 +283,6 @@ def _made(source: Callable[[], Any], operators: Sequence[Callable[[Any], Any]]) 
     return data
 
 
-def _grouped(size: int, data: Any) -> Any:
-    return data.batch(size).map(sources.with_sum)
-
-
 def _timed(size: int, wait_s: float, data: Any) -> Any:
     return data.batch(size, max_wait_s=wait_s).map(dict)
 
@@ -304,9 +296,7 @@ def _timed(size: int, wait_s: float, data: Any) -> Any:
         pytest.param(10**6, WITH_WORKERS, (1, 2), 0.1, id="with other workers"),
     ],
 )
-def test_run_gives_the_same_batches_when_it_is_killed_anywhere(
-    places: Places, first: int, resumes: int, workers: tuple[int, ...], timed: float
-) -> None:
+def test_killed_run_is_exact(places: Places, first: int, resumes: int, workers: tuple[int, ...], timed: float) -> None:
     """Through `hr.DataLoader`, over data, orders, operators and options of every kind that have states."""
     number, done = first, 0
     while done < resumes:

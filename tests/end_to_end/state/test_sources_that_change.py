@@ -81,7 +81,7 @@ STATEFUL: dict[str, Callable[[], Any]] = {
     "continues, taken": lambda: Counting(make=sources.sample_of).map(Seen()).take(7),
     "grows": lambda: Grows(SEVEN).map(Seen()),
     "function of all samples": lambda: sources.applied(sources.Keyed(SEVEN).map(Seen())),
-    "stateful iterator": lambda: sources.WithStatefulIterator(SEVEN).map(Seen()),
+    "stateful iterator": lambda: sources.WithStatefulIterator(7).map(Seen()),
     **{f"resets after {total}": partial(_resetting, total) for total in (12, 10, 3)},
     **{f"counts epochs of {total}": partial(CountsEpochs, total) for total in (12, 10, 3)},
     **{f"{taken} of 10 taken": partial(lambda taken: CountsEpochs(10).take(taken), taken) for taken in (8, 2)},
@@ -173,9 +173,7 @@ class Held:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("held", [0, 4])
-def test_state_out_of_order_is_refused_or_exact_after_a_shard_changed(
-    tmp_path: Path, is_cut_off: Any, held: int
-) -> None:
+def test_unordered_state_is_refused_or_exact_after_a_shard_changed(tmp_path: Path, is_cut_off: Any, held: int) -> None:
     shards, before, after = Shards(tmp_path), *is_cut_off
     data = hr.stream(shards.urls, index=None)
     options: dict[str, Any] = {"batch_size": 4, "errors": hr.Skip(), "in_order": False, "timeout": 30, "fetch": QUICK}

@@ -6,12 +6,12 @@ import copy
 import json
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from builders.loops import lists, rest_of, saved, state_after
-from builders.numbers import Counting, Iterated, Numbers, is_odd
+from builders.numbers import Counting, Numbers, is_odd, streamed
 from end_to_end.state import sources
 from end_to_end.state.runs import QUICK
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
@@ -263,12 +263,8 @@ def test_skip_begins_so_many_batches_further_on(written: Written, kind: str, whi
 
 
 def test_state_is_refused_of_samples_in_a_buffer_and_of_a_data_set_without_one(written: Written) -> None:
-    async def silent() -> AsyncIterator[int]:
-        for n in range(9):
-            yield n
-
     buffered = sources.source(TAR, written).shuffle(buffer=5).map(Seen())
-    for data, why in ((buffered, "buffer"), (Iterated(silent), "Iterated gives no state")):
+    for data, why in ((buffered, "buffer"), (streamed(range(9)), "Iterated gives no state")):
         with loader_of(written, data=data, batch_size=2) as loader:
             iterator = iter(loader)
             next(iterator)

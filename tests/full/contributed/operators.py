@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,48 +11,39 @@ from numpy.typing import NDArray
 
 import headrace as hr
 
-
-class Turns:
-    """The order of samples of several stretches that take turns."""
-
-    def __init__(self, stretches: int) -> None:
-        self.stretches = stretches
-
-    def __call__(self, positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-        size, longer = divmod(count, self.stretches)  # the first ones have one more
-        turn, stretch = np.divmod(positions, self.stretches)
-        return stretch * size + np.minimum(stretch, longer) + turn
+Sample = dict[str, Any]
 
 
 def in_turn(stretches: int = 3) -> hr.plugins.OrderOp:
     """The first sample of each stretch of the data, the second of each, and so on."""
-    return hr.plugins.OrderOp(numbers=Turns(stretches))
 
+    def numbers(positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+        size, longer = divmod(count, stretches)  # the first ones have one more
+        turn, stretch = np.divmod(positions, stretches)
+        return stretch * size + np.minimum(stretch, longer) + turn
 
-class NoisyCopies:
-    def __init__(self, most: int, field: str) -> None:
-        self.most, self.field = most, field
-
-    def __call__(self, sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for copy in range(int(sample[self.field]) % (self.most + 1)):
-            noise = int(hr.rng().integers(1000)) if copy else 0
-            yield {**sample, "noise": noise}
+    return hr.plugins.OrderOp(numbers=numbers)
 
 
 def noisy_copies(most: int = 3, field: str = "n") -> hr.plugins.SampleOp:
     """Each sample several times, all but the first with noise."""
-    return hr.plugins.SampleOp(fn=NoisyCopies(most, field), yields="many")
+
+    def copies(sample: Sample) -> Iterator[Sample]:
+        for copy in range(int(sample[field]) % (most + 1)):
+            noise = int(hr.rng().integers(1000)) if copy else 0
+            yield {**sample, "noise": noise}
+
+    return hr.plugins.SampleOp(fn=copies, yields="many")
 
 
-class Length:
+def length_of(field: str) -> Callable[[Sample], int]:
     """The length of a field; a number is its own length."""
 
-    def __init__(self, field: str) -> None:
-        self.field = field
-
-    def __call__(self, sample: dict[str, Any]) -> int:
-        value = sample[self.field]
+    def length(sample: Sample) -> int:
+        value = sample[field]
         return len(value) if isinstance(value, str | list) else int(value)
+
+    return length
 
 
 class Buckets:
@@ -72,21 +63,15 @@ class Buckets:
         return self.buckets[min(self.buckets)]
 
 
-class Longest:
-    """The samples of a batch, each with the length of the longest one."""
-
-    def __init__(self, length: Length) -> None:
-        self.length = length
-
-    def __call__(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        longest = max(map(self.length, samples))
-        return [{**sample, "longest": longest} for sample in samples]
-
-
 def length_buckets(size: int = 3, bounds: Sequence[int] = (4, 9), field: str = "n") -> hr.plugins.BatchOp:
     """Lists of `size` samples, of lengths below the first bound, from it up to the second, and so on."""
-    length = Length(field)
-    return hr.plugins.BatchOp(batcher=lambda: Buckets(size, bounds), measure=length, collate=Longest(length))
+    length = length_of(field)
+
+    def with_longest(samples: list[Sample]) -> list[Sample]:
+        longest = max(map(length, samples))
+        return [{**sample, "longest": longest} for sample in samples]
+
+    return hr.plugins.BatchOp(batcher=lambda: Buckets(size, bounds), measure=length, collate=with_longest)
 
 
 class Budget:
@@ -107,7 +92,7 @@ class Budget:
 
 def token_batches(most: int = 9, field: str = "n") -> hr.plugins.BatchOp:
     """Batches of `most` tokens in all, as lists of samples."""
-    return hr.plugins.BatchOp(batcher=lambda: Budget(most), measure=Length(field))
+    return hr.plugins.BatchOp(batcher=lambda: Budget(most), measure=length_of(field))
 
 
 for _make in (in_turn, noisy_copies, length_buckets, token_batches):

@@ -58,7 +58,7 @@ def test_registered_decoder_is_there_in_the_workers(workers: int, way: str, inst
     assert [len(y) for _, y in got] == [0] * 9
 
 
-def test_registered_decoder_is_that_of_streams_made_afterwards() -> None:
+def test_registered_decoder_applies_to_later_streams() -> None:
     before = hr.from_map([{"half": half_floats.encode(VECTORS[1])}]).decode()
     hr.plugins.register_decoder("half", half_floats.decode)
     assert isinstance(before[0]["half"], bytes)
@@ -70,9 +70,7 @@ REFUSED = [(extension, half_floats.decode, "extension=") for extension in
 
 
 @pytest.mark.parametrize(("extension", "decode", "text"), [*REFUSED, ("half", b"", "decode=")])
-def test_extension_that_is_ours_or_none_and_what_is_no_function_is_refused(
-    extension: str, decode: Any, text: str
-) -> None:
+def test_built_in_extension_or_invalid_function_is_refused(extension: str, decode: Any, text: str) -> None:
     with pytest.raises(hr.OptionError, match=text):
         hr.plugins.register_decoder(extension, decode)
 

@@ -82,7 +82,7 @@ def test_loader_reads_shards_with_workers_that_copy(tmp_path: Path) -> None:
     assert got == [(k, k) for _ in range(3) for k in range(20)]
 
 
-def test_work_of_a_worker_that_was_killed_is_done_again() -> None:
+def test_work_of_a_killed_worker_is_repeated() -> None:
     executor = PipeExecutor()
     with hr.DataLoader(Made(numbered, 400).map(itself), batch_size=4, num_workers=2, workers=executor) as loader:
         got = []
@@ -94,7 +94,7 @@ def test_work_of_a_worker_that_was_killed_is_done_again() -> None:
         assert loader.stats().work.deaths == 1
 
 
-def test_what_workers_cannot_share_is_refused_by_name() -> None:
+def test_unshareable_data_is_refused_by_name() -> None:
     shared = torch.zeros(3).share_memory_()
     data = Numbers().map(lambda number: number + shared[0])
     with pytest.raises(hr.errors.CannotCarryError, match="share nothing"):

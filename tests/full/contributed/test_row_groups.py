@@ -73,7 +73,7 @@ def test_format_is_found_by_suffix_by_sniff_and_in_compressed_shards() -> None:
         assert [sample["n"] for sample in hr.stream(f"memory://rowg/{name}")] == list(range(30))
 
 
-def test_damage_in_a_block_is_that_of_its_rows_alone() -> None:
+def test_damage_in_a_block_fails_its_rows_only() -> None:
     hr.plugins.register_format(RowGroups())
     data = bytearray(row_groups.write(SAMPLES, 10))
     second = data.index(b"x\x9c", data.index(b"x\x9c") + 20)
@@ -91,7 +91,7 @@ def test_damage_in_a_block_is_that_of_its_rows_alone() -> None:
     [("tar", (".x",)), ("jsonl", (".x",)), ("a b", (".x",)), ("", (".x",)), ("x", ("x",)), ("x", (".tar",)),
      ("x", (".gz",)), ("x", (".X",)), ("x", (".mds",))],
 )  # fmt: skip
-def test_name_or_suffix_that_is_ours_or_none_is_refused(name: str, suffixes: tuple[str, ...]) -> None:
+def test_built_in_or_invalid_name_is_refused(name: str, suffixes: tuple[str, ...]) -> None:
     form = RowGroups()
     form.name, form.suffixes = name, suffixes
     with pytest.raises(hr.OptionError, match="must be"):

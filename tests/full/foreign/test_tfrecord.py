@@ -18,7 +18,7 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 
 
-def test_samples_are_what_was_written(tmp_path: Path) -> None:
+def test_samples_equal_the_written_ones(tmp_path: Path) -> None:
     file = writer.TFRecordWriter(str(tmp_path / "0.tfrecord"))
     for one in SAMPLES:
         file.write({"b": (one["b"], "byte"), "f": (one["f"].tolist(), "float"), "i": (one["i"].tolist(), "int")})

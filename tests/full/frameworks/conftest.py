@@ -7,8 +7,9 @@ command line. A framework that cannot be imported there fails its tests: nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +32,39 @@ def _one_process_without_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
         os.environ.pop(name, None)
+    _reset_accelerate()
+
+
+def _reset_accelerate() -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def accelerator_of() -> Iterator[Callable[..., Any]]:
+    """Makes an Accelerator as a new process would; only the newest is in use."""
+    from accelerate import Accelerator
+
+    made: list[Accelerator] = []
+
+    def make(**options: Any) -> Accelerator:
+        end()
+        made.append(Accelerator(cpu=True, **options))
+        return made[-1]
+
+    def end() -> None:
+        for accelerator in made:
+            accelerator.free_memory()
+            accelerator._custom_objects.clear()
+        made.clear()
+        _reset_accelerate()
+
+    yield make
+    end()
+
+
+@pytest.fixture
+def accelerator(accelerator_of: Callable[..., Any]) -> Any:
+    return accelerator_of()

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from accelerate.data_loader import DataLoaderShard, prepare_data_loader
-from accelerate.state import AcceleratorState, GradientState
 from builders.numbers import Numbers
-from full.frameworks.whence import COUNT, TorchData, assert_made_by_our_workers, data_of, keys_of
+from full.frameworks.data import COUNT, TorchData, TorchIterable, assert_made_by_our_workers, data_of, keys_of
 from torch.utils.data import DistributedSampler
 
 import headrace as hr
 from headrace.integrations import prepare
 
 BOTH = pytest.mark.parametrize("regime", ["torch", "headrace"])
-
-
-@pytest.fixture
-def accelerator() -> Iterator[Accelerator]:
-    accelerator = Accelerator(cpu=True)
-    yield accelerator
-    accelerator.free_memory()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def loader_of(regime: str) -> hr.DataLoader[Any]:
@@ -46,9 +36,7 @@ def test_prepared_loader_runs_our_engine_when_it_is_iterated(accelerator: Accele
 
 
 @BOTH
-def test_prepare_of_accelerate_keeps_our_engine_when_it_is_given_what_ours_made(
-    accelerator: Accelerator, regime: str
-) -> None:
+def test_prepare_of_accelerate_keeps_our_engine_and_sees_the_last_batch(accelerator: Accelerator, regime: str) -> None:
     prepared = prepare(accelerator, loader_of(regime))
     _model, again = accelerator.prepare(torch.nn.Linear(1, 1), prepared)
     assert again is prepared
@@ -56,11 +44,6 @@ def test_prepare_of_accelerate_keeps_our_engine_when_it_is_given_what_ours_made(
     assert prepare(accelerator, prepared).base_dataloader is inside
     assert accelerator._dataloaders == [prepared]
     assert_made_by_our_workers(again)
-
-
-@BOTH
-def test_accumulation_sees_the_end_when_the_last_batch_comes(accelerator: Accelerator, regime: str) -> None:
-    prepared = prepare(accelerator, loader_of(regime))
     assert [accelerator.gradient_state.end_of_dataloader for _ in prepared] == [False, False, True]
 
 
@@ -96,7 +79,7 @@ def test_rank_gets_accelerates_share_when_the_data_is_torchs(accelerator: Accele
 
 
 @BOTH
-def test_later_batches_come_when_the_first_are_skipped(accelerator: Accelerator, regime: str) -> None:
+def test_first_batches_can_be_skipped(accelerator: Accelerator, regime: str) -> None:
     loader = loader_of(regime)
     skipped = skip_first_batches(prepare(accelerator, loader), 2)
     assert [keys_of(batch) for batch in skipped] == [[8, 9, 10, 11]]
@@ -129,11 +112,9 @@ def test_batches_are_skipped_in_every_way_behind_a_filter_too(accelerator: Accel
 
 
 def test_our_options_survive_when_the_data_is_torchs(accelerator: Accelerator) -> None:
-    loader: Any = hr.DataLoader(data_of("torch"), batch_size=4, num_workers=1, economic=True)  # type: ignore[call-arg]
-    prepared = prepare(accelerator, loader)
-    assert prepared.base_dataloader.economic is True
-    loader.close()
-    prepared.base_dataloader.close()
+    with hr.DataLoader(data_of("torch"), batch_size=4, num_workers=1, economic=True) as loader:  # type: ignore[call-arg]
+        with prepare(accelerator, loader).base_dataloader as inside:
+            assert inside.economic is True
 
 
 @pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 5, "drop_last": True}])
@@ -147,13 +128,7 @@ def test_prepared_loader_batches_as_ours_when_it_is_not_the_usual_way(
 
 
 def test_iterable_data_of_torchs_is_ours_to_run_when_prepared(accelerator: Accelerator) -> None:
-    class Counting(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            data = data_of("torch")
-            return (data[key] for key in range(COUNT))
-
-    loader: Any = hr.DataLoader(Counting(), batch_size=5, num_workers=1)
-    batches = list(prepare(accelerator, loader))
+    batches = list(prepare(accelerator, hr.DataLoader(TorchIterable(), batch_size=5, num_workers=1)))
     assert [keys_of(batch) for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
     assert_made_by_our_workers(batches)
 
@@ -187,7 +162,7 @@ def of_torch(num_workers: int = 1) -> hr.DataLoader[Any]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_goes_on_with_its_share_when_accelerate_divides(accelerator: Accelerator, rank: int) -> None:
+def test_rank_resumes_with_its_share_when_accelerate_divides(accelerator: Accelerator, rank: int) -> None:
     def make(ranks: int) -> Any:
         loader: Any = hr.DataLoader(TorchData(), batch_size=2, num_workers=1)
         return prepare(accelerator, prepare_data_loader(loader, num_processes=ranks, process_index=rank))
@@ -204,33 +179,27 @@ def test_rank_goes_on_with_its_share_when_accelerate_divides(accelerator: Accele
         make(3).load_state_dict(state)
 
 
-def orders_after_a_resume(accelerator: Accelerator, make: Any) -> list[bool]:
+def by_distributed_sampler() -> hr.DataLoader[Any]:
+    sampler: Any = DistributedSampler(TorchData(), num_replicas=1, rank=0)
+    return hr.DataLoader(TorchData(), batch_size=2, sampler=sampler, num_workers=1)
+
+
+@pytest.mark.parametrize("sets_epoch", [True, False])
+@pytest.mark.parametrize(
+    ("make", "seeds"), [(by_distributed_sampler, {}), (of_torch, {"use_seedable_sampler": True, "data_seed": 5})]
+)
+def test_samplers_order_continues_after_a_resume(
+    accelerator: Accelerator, make: Callable[[], Any], seeds: dict[str, Any], sets_epoch: bool
+) -> None:
+    accelerator.dataloader_config = DataLoaderConfiguration(**seeds)
     prepared = prepare(accelerator, make())
     list(prepared)
     head = keys_of(next(iter(prepared)))
-    state = prepared.state_dict()
-    answers = []
-    for is_told in (True, False):
-        other = prepare(accelerator, make())
-        other.load_state_dict(state)
-        if is_told:
-            other.set_epoch(1)
-        keys = head + [key for batch in other for key in keys_of(batch)]
-        answers.append(sorted(keys) == list(range(COUNT)))
-    return answers
-
-
-def test_order_goes_on_when_the_prepared_loader_is_told_the_epoch_and_when_it_is_not(accelerator: Accelerator) -> None:
-    def make() -> hr.DataLoader[Any]:
-        sampler: Any = DistributedSampler(TorchData(), num_replicas=1, rank=0)
-        return hr.DataLoader(TorchData(), batch_size=2, sampler=sampler, num_workers=1)
-
-    assert orders_after_a_resume(accelerator, make) == [True, True]
-
-
-def test_order_goes_on_when_the_seedable_sampler_has_a_seed(accelerator: Accelerator) -> None:
-    accelerator.dataloader_config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5)
-    assert orders_after_a_resume(accelerator, of_torch) == [True, True]
+    other = prepare(accelerator, make())
+    other.load_state_dict(prepared.state_dict())
+    if sets_epoch:
+        other.set_epoch(1)
+    assert sorted(head + [key for batch in other for key in keys_of(batch)]) == list(range(COUNT))
 
 
 def test_prepare_of_accelerate_alone_leaves_no_state_when_the_data_is_torchs(accelerator: Accelerator) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import lightning
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
-from accelerate.state import AcceleratorState, GradientState
-from full.frameworks.kinds import COUNT, DATA, Feed, loader_of
+from accelerate.state import PartialState
+from builders.loops import flat, lists
+from full.frameworks.data import FEW, KINDS, Feed, loader_of
+from full.frameworks.fitting import Model, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -29,51 +31,22 @@ pytestmark = [
 STEPS, EPOCHS = 5, 3
 
 
-KINDS = pytest.mark.parametrize(
-    ("kind", "workers"),
-    [*((kind, 0) for kind in DATA), ("stream without a length", 2), ("torch", 2)],
+LOADERS = pytest.mark.parametrize(
+    ("kind", "workers"), [*((kind, 0) for kind in KINDS), ("stream without a length", 2), ("torch", 2)]
 )
 
 
-class Model(lightning.LightningModule):
-    """It notes what it is trained on; the checkpoint of each step is written by a callback."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = torch.nn.Linear(1, 1)
-        self.got: list[tuple[int, list[int]]] = []
-
-    def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
-        self.got.append((self.current_epoch, batch.tolist()))
-        return self.line(batch[:, None].float()).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.0)
-
-
-class Several(Model):
-    """It is given batches of several loaders."""
-
-    def training_step(self, batches: list[torch.Tensor], number: int) -> torch.Tensor:
-        self.got.append([batch.tolist() for batch in batches])  # type: ignore[arg-type]
-        return self.line(batches[0][:, None].float()).square().mean()
-
-
 def fit(loader: hr.DataLoader[Any], folder: Path, resume: Path | None = None, **every: int) -> list[Any]:
+    """The batches of a training whose checkpoints are written by a callback, each with its epoch."""
     model = Model()
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     callback = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **every)  # type: ignore[arg-type]
-    trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_epochs=EPOCHS, callbacks=[callback], default_root_dir=folder, **quiet
-    )
-    trainer.fit(model, loader, ckpt_path=resume, weights_only=False)
-    return model.got
+    options = {"enable_checkpointing": True, "callbacks": [callback], "default_root_dir": folder}
+    trainer(max_epochs=EPOCHS, **options).fit(model, loader, ckpt_path=resume, weights_only=False)
+    return list(zip(model.epochs, lists(model.batches), strict=True))
 
 
-@KINDS
-def test_lightning_goes_on_with_what_is_left_when_it_resumes_at_any_step(
-    kind: str, workers: int, tmp_path: Path
-) -> None:
+@LOADERS
+def test_lightning_resumes_exactly_at_any_step(kind: str, workers: int, tmp_path: Path) -> None:
     """Also after the last step of an epoch, and if it takes a batch ahead."""
     with loader_of(kind, workers) as loader:
         whole = fit(loader, tmp_path, every_n_train_steps=1)
@@ -88,92 +61,58 @@ def test_lightning_goes_on_with_what_is_left_when_it_resumes_at_any_step(
             assert fit(loader, tmp_path / "third", last, every_n_train_steps=100) == whole[step + 1 :]
 
 
-@pytest.mark.parametrize("kind", DATA)
-def test_lightning_goes_on_with_the_next_epoch_when_it_resumes_at_the_end_of_one(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_lightning_resumes_with_the_next_epoch_at_the_end_of_one(kind: str, tmp_path: Path) -> None:
     """Lightning itself loads no state of a loader then."""
-    with loader_of(kind, 0) as loader:
+    with loader_of(kind) as loader:
         whole = fit(loader, tmp_path, every_n_epochs=1)
-    with loader_of(kind, 0) as loader:
+    with loader_of(kind) as loader:
         got = fit(loader, tmp_path / "again", tmp_path / f"step={STEPS}.ckpt", every_n_epochs=1)
     if kind == "torch":  # random numbers of torch that are not saved: other orders
         got, whole = ([(n, sorted(batch)) for n, batch in run] for run in (got, whole))
         for epoch in range(1, EPOCHS):
-            assert sorted(k for n, batch in got if n == epoch for k in batch) == list(range(COUNT))
+            assert sorted(k for n, batch in got if n == epoch for k in batch) == list(range(FEW))
     else:
         assert got == whole[STEPS:]
 
 
-def test_state_leaves_out_what_lightning_took_and_did_not_train_on_when_the_training_has_ended(tmp_path: Path) -> None:
-    with loader_of("stream without a length", 0) as loader:
-        expected = [batch.tolist() for batch in loader]
-    with loader_of("stream without a length", 0) as loader:
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False
-        )
+def test_state_excludes_batches_lightning_prefetched(tmp_path: Path) -> None:
+    with loader_of("stream without a length") as loader:
+        expected = lists(loader)
+    with loader_of("stream without a length") as loader:
         model = Model()
-        trainer.fit(model, loader)
-        assert [batch for _, batch in model.got] == expected[:2]
+        trainer(max_steps=2).fit(model, loader)
+        assert lists(model.batches) == expected[:2]
         state = loader.state_dict()
-    with loader_of("stream without a length", 0) as loader:
+    with loader_of("stream without a length") as loader:
         loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == expected[2:]
+        assert lists(loader) == expected[2:]
 
 
 @pytest.mark.parametrize("options", [{"limit_train_batches": 3}, {"max_steps": 3}])
 @pytest.mark.parametrize("kinds", [["stream without a length"], ["sized stream", "iterable"], ["iterable", "torch"]])
 @pytest.mark.parametrize("mode", ["min_size", "max_size"])
-def test_states_leave_out_what_lightning_did_not_train_on_when_it_goes_through_loaders_together(
+def test_states_of_combined_loaders_exclude_prefetched_batches(
     kinds: list[str], mode: str, options: dict[str, int]
 ) -> None:
     """The lengths of all loaders and the limits decide if it takes batches ahead."""
     with contextlib.ExitStack() as stack:
         torch.manual_seed(0)
-        loaders = [stack.enter_context(loader_of(kind, 0)) for kind in kinds]
-        given = CombinedLoader(loaders, mode)
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            **options,
-        )
-        model = Several()
-        trainer.fit(model, given)
-        assert len(model.got) == 3
+        loaders = [stack.enter_context(loader_of(kind)) for kind in kinds]
+        model = Model()
+        trainer(max_epochs=1, **options).fit(model, CombinedLoader(loaders, mode))
+        assert len(model.batches) == 3
         for number, (kind, loader) in enumerate(zip(kinds, loaders, strict=True)):
-            with loader_of(kind, 0) as other:
+            with loader_of(kind) as other:
                 other.load_state_dict(loader.state_dict())
-                rest = [n for batch in other for n in batch.tolist()]
-            got = [n for batches in model.got for n in batches[number]]
-            assert sorted(got + rest) == list(range(COUNT)), kind
-
-
-@pytest.fixture
-def accelerator_of() -> Iterator[Callable[..., Accelerator]]:
-    """Makes an Accelerator as a new process would; only the newest is in use."""
-    made: list[Accelerator] = []
-
-    def make(**options: Any) -> Accelerator:
-        end()
-        made.append(Accelerator(cpu=True, **options))
-        return made[-1]
-
-    def end() -> None:
-        for accelerator in made:
-            accelerator.free_memory()
-            accelerator._custom_objects.clear()
-        made.clear()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    yield make
-    end()
+                rest = flat(lists(other))
+            got = [n for batches in model.batches for n in batches[number].tolist()]
+            assert sorted(got + rest) == list(range(FEW)), kind
 
 
 @pytest.mark.parametrize("registers", [False, True])
-@KINDS
-def test_accelerate_goes_on_with_what_is_left_when_its_state_is_loaded(
+@LOADERS
+def test_accelerate_resumes_exactly_from_its_state(
     kind: str, workers: int, registers: bool, tmp_path: Path, accelerator_of: Callable[..., Accelerator]
 ) -> None:
     """By `save_state` alone, and by `register_for_checkpointing`."""
@@ -204,27 +143,25 @@ def test_accelerate_goes_on_with_what_is_left_when_its_state_is_loaded(
         loader.close()
 
 
-@pytest.mark.parametrize("kind", DATA)
-def test_accelerate_goes_on_when_a_loop_was_left_and_its_state_was_taken_afterwards(
-    kind: str, accelerator_of: Callable[..., Accelerator]
-) -> None:
-    loader = loader_of(kind, 0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_accelerate_resumes_after_a_loop_was_left(kind: str, accelerator_of: Callable[..., Accelerator]) -> None:
+    loader = loader_of(kind)
     prepared = prepare(accelerator_of(), loader)
     list(prepared)
     got = [batch.tolist() for _, batch in zip(range(2), prepared, strict=False)]
     states = [prepared.state_dict(), loader.state_dict()]
     assert states[0] == states[1]
     loader.close()
-    loader = loader_of(kind, 0)
+    loader = loader_of(kind)
     prepared = prepare(accelerator_of(), loader)
     prepared.load_state_dict(states[0])
-    rest = [batch.tolist() for batch in prepared]
-    assert sorted(n for batch in got + rest for n in batch) == list(range(COUNT))
+    rest = lists(prepared)
+    assert sorted(n for batch in got + rest for n in batch) == list(range(FEW))
     assert prepared.iteration == 2
     loader.close()
 
 
-def test_accelerate_saves_the_rest_of_a_run_when_a_loader_has_no_state_and_says_so(
+def test_accelerate_saves_a_run_whose_loader_has_no_state(
     tmp_path: Path, accelerator_of: Callable[..., Accelerator], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Silent(Feed):
@@ -244,12 +181,10 @@ def test_accelerate_saves_the_rest_of_a_run_when_a_loader_has_no_state_and_says_
 
 
 @pytest.mark.parametrize("kind", ["sized stream", "stream without a length"])
-def test_later_batches_come_when_first_ones_are_skipped_and_states_are_right(
-    kind: str, accelerator_of: Callable[..., Accelerator]
-) -> None:
-    with loader_of(kind, 0) as loader:
-        expected = [batch.tolist() for batch in loader]
-    with loader_of(kind, 0) as loader:
+def test_states_are_right_after_skipped_batches(kind: str, accelerator_of: Callable[..., Accelerator]) -> None:
+    with loader_of(kind) as loader:
+        expected = lists(loader)
+    with loader_of(kind) as loader:
         got = []
         for batch in skip_first_batches(prepare(accelerator_of(), loader), 2):
             got.append(batch.tolist())
@@ -257,21 +192,19 @@ def test_later_batches_come_when_first_ones_are_skipped_and_states_are_right(
                 state = loader.state_dict()
                 break
         assert got == expected[2:4]
-    with loader_of(kind, 0) as loader:
+    with loader_of(kind) as loader:
         loader.load_state_dict(state)
-        assert [batch.tolist() for batch in prepare(accelerator_of(), loader)] == expected[4:]
+        assert lists(prepare(accelerator_of(), loader)) == expected[4:]
 
 
 def test_batches_are_refused_when_accelerate_would_divide_them_once_more(
     accelerator_of: Callable[..., Accelerator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accelerator = accelerator_of(dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
-    batches: Any = torch.utils.data.DataLoader(Batches(loader_of("sized stream", 0)), batch_size=None)
+    batches: Any = torch.utils.data.DataLoader(Batches(loader_of("sized stream")), batch_size=None)
     assert len(list(accelerator.prepare(batches))) == STEPS
     monkeypatch.setitem(accelerator.state._shared_state, "num_processes", 2)
     monkeypatch.setitem(type(accelerator.state)._shared_state, "num_processes", 2)
-    from accelerate.state import PartialState
-
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
     with pytest.raises(hr.OptionError, match=r"once more.*integrations\.prepare"):
         iter(batches)
@@ -279,10 +212,10 @@ def test_batches_are_refused_when_accelerate_would_divide_them_once_more(
 
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
-def test_state_warns_that_a_batch_may_be_lost_when_a_framework_has_renamed_what_is_known_of_it(
+def test_state_warns_after_a_framework_renamed_its_loop(
     framework: str, monkeypatch: pytest.MonkeyPatch, accelerator_of: Callable[..., Accelerator]
 ) -> None:
-    with loader_of("stream without a length", 0) as loader:
+    with loader_of("stream without a length") as loader:
         if framework == "lightning":
             monkeypatch.delattr(lightning.pytorch.loops.fetchers, "_DataFetcher")
             fetcher = lightning.pytorch.loops.fetchers._PrefetchDataFetcher()

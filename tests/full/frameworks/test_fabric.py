@@ -10,8 +10,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from full.frameworks.kinds import DATA, loader_of
-from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from full.frameworks.data import COUNT, KINDS, assert_made_by_our_workers, data_of, keys_of, loader_of
 from torch.utils.data import DistributedSampler
 
 import headrace as hr
@@ -40,11 +39,9 @@ def test_epochs_are_in_different_orders_when_a_loop_over_fabrics_loader_ends_ear
     loader.close()
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [2, 7])
-def test_fabric_goes_on_with_what_is_left_when_it_loads_what_it_has_saved(
-    kind: str, steps: int, tmp_path: Path
-) -> None:
+def test_fabric_resumes_exactly_from_its_checkpoint(kind: str, steps: int, tmp_path: Path) -> None:
     """Its loop takes no batch ahead; the loader that was set up has no state, ours has."""
     place = tmp_path / "saved"
 
@@ -61,10 +58,10 @@ def test_fabric_goes_on_with_what_is_left_when_it_loads_what_it_has_saved(
                 yield batch.tolist()
 
     torch.manual_seed(0)
-    with loader_of(kind, 0) as loader:
+    with loader_of(kind) as loader:
         whole = list(run(loader, saves=True))
     torch.manual_seed(steps)
-    with loader_of(kind, 0) as loader:
+    with loader_of(kind) as loader:
         assert list(run(loader, saves=False))[: 10 - steps] == whole[steps:]
 
 

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState
 
 PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "frameworks.md"
 BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -27,8 +26,6 @@ def test_block_of_the_page_runs(
     names: dict[str, Any] = runpy.run_path(str(script), run_name="__main__")
     if accelerator := names.get("accelerator"):
         accelerator.free_memory()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
 
 
 @pytest.mark.parametrize("name", ["lightning", "lightning.Fabric", "accelerate", "transformers", "torchtitan"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import lightning
 import pytest
-import torch
-from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from full.frameworks.data import COUNT, assert_made_by_our_workers, data_of, keys_of
+from full.frameworks.fitting import Model, trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -19,36 +20,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:::lightning"),
     pytest.mark.filterwarnings("ignore:::pytorch_lightning"),
 ]
+FIVES = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
 BOTH = pytest.mark.parametrize("regime", ["torch", "headrace"])
 
 
-class Model(lightning.LightningModule):
-    def __init__(self, loader: Any = None) -> None:
-        super().__init__()
-        self.line = torch.nn.Linear(1, 1)
-        self.of_the_hook = loader
-        self.batches: list[dict[str, Any]] = []
-
-    def training_step(self, batch: dict[str, Any], number: int) -> torch.Tensor:
-        self.batches.append(batch)
-        return (self.line(batch["x"] / COUNT) - batch["labels"]).square().mean()
-
-    def validation_step(self, batch: dict[str, Any], number: int) -> None:
-        self.batches.append(batch)
-
+class Predicting(Model):
     def predict_step(self, batch: dict[str, Any], number: int) -> list[int]:
         self.batches.append(batch)
         return keys_of(batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.01)
 
 
 class ModelWithLoader(Model):
     """It makes its loader in the hook, where Lightning notes how loaders are made."""
 
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
     def train_dataloader(self) -> Any:
-        return self.of_the_hook()
+        return self.make()
 
 
 class Writer(BasePredictionWriter):
@@ -60,58 +50,44 @@ class Writer(BasePredictionWriter):
         self.keys.append(list(arguments[3]))
 
 
-def trainer(**options: Any) -> lightning.Trainer:
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return lightning.Trainer(accelerator="cpu", devices=1, max_epochs=2, **dict.fromkeys(quiet, False), **options)
-
-
 @BOTH
 def test_trainer_takes_the_loader_as_it_is_when_it_fits(regime: str) -> None:
-    loader = hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=2)
-    model, runner = Model(), trainer()
-    runner.fit(model, loader)
-    assert runner.train_dataloader is loader
-    assert loader.regime == regime
+    model, runner = Model(), trainer(max_epochs=2)
+    with hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=2) as loader:
+        runner.fit(model, loader)
+        assert runner.train_dataloader is loader
+        assert loader.regime == regime
     assert_made_by_our_workers(model.batches)
     first, second = ([key for batch in model.batches[n : n + 3] for key in keys_of(batch)] for n in (0, 3))
     assert sorted(first) == sorted(second) == list(range(COUNT))
-    loader.close()
 
 
 def test_epochs_are_in_different_orders_when_the_trainer_stops_at_the_last_batch() -> None:
     """It counts batches and never asks for the one after the last, so it is by set_epoch that we learn of the end."""
-    loader = hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True, num_workers=1)
     model = Model()
-    trainer().fit(model, loader)
+    with hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True, num_workers=1) as loader:
+        trainer(max_epochs=2).fit(model, loader)
     with hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True, num_workers=1) as plain:
         assert [keys_of(b) for b in model.batches] == [keys_of(b) for _ in range(2) for b in plain]
-    loader.close()
 
 
 @BOTH
 def test_loader_of_a_hook_is_ours_when_the_trainer_asks_for_it(regime: str) -> None:
-    made: list[hr.DataLoader[Any]] = []
-
-    def make() -> hr.DataLoader[Any]:
-        made.append(hr.DataLoader(data_of(regime), batch_size=4, num_workers=1))
-        return made[-1]
-
-    model = ModelWithLoader(make)
-    trainer(overfit_batches=1).fit(model)
+    with contextlib.ExitStack() as stack:
+        make = partial(hr.DataLoader, data_of(regime), batch_size=4, num_workers=1)
+        model = ModelWithLoader(lambda: stack.enter_context(make()))
+        trainer(max_epochs=2, overfit_batches=1).fit(model)
     assert len(model.batches) == 2
     assert_made_by_our_workers(model.batches)
-    for loader in made:
-        loader.close()
 
 
 @BOTH
 def test_validation_loader_is_ours_when_the_trainer_validates(regime: str) -> None:
-    loader = hr.DataLoader(data_of(regime), batch_size=5, num_workers=1)
     model = Model()
-    trainer().validate(model, loader, verbose=False)
-    assert [keys_of(batch) for batch in model.batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    with hr.DataLoader(data_of(regime), batch_size=5, num_workers=1) as loader:
+        trainer().validate(model, loader, verbose=False)
+    assert [keys_of(batch) for batch in model.batches] == FIVES
     assert_made_by_our_workers(model.batches)
-    loader.close()
 
 
 @BOTH
@@ -121,33 +97,31 @@ def test_loader_made_anew_keeps_our_options_when_overfitting(regime: str) -> Non
         if regime == "headrace"
         else {"economic": True}
     )
-    loader = hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=1, **ours)  # type: ignore[arg-type]
-    model, runner = Model(), trainer(overfit_batches=2)
-    runner.fit(model, loader)
-    remade: Any = runner.train_dataloader
-    assert remade is not loader
+    model, runner = Model(), trainer(max_epochs=2, overfit_batches=2)
+    with hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=1, **ours) as loader:  # type: ignore[arg-type]
+        runner.fit(model, loader)
+        remade: Any = runner.train_dataloader
+        assert remade is not loader
     assert type(remade) is hr.DataLoader
     assert {name: getattr(remade, name) for name in ours} == ours
     assert [keys_of(batch) for batch in model.batches] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert_made_by_our_workers(model.batches)
-    loader.close()
     remade.close()
 
 
 @BOTH
 def test_loader_made_anew_gives_all_samples_when_predicting(regime: str) -> None:
-    loader = hr.DataLoader(data_of(regime), batch_size=5, drop_last=True, num_workers=1)
-    model, runner = Model(), trainer()
-    assert runner.predict(model, loader) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    model = Predicting()
+    with hr.DataLoader(data_of(regime), batch_size=5, drop_last=True, num_workers=1) as loader:
+        assert trainer().predict(model, loader) == FIVES
     assert_made_by_our_workers(model.batches)
-    loader.close()
 
 
-def test_writer_is_told_the_keys_when_predicting_from_torchs_data() -> None:
+def test_prediction_writer_receives_the_keys() -> None:
     writer = Writer()
     loader = hr.DataLoader(data_of("torch"), batch_size=5, num_workers=2)
-    trainer(callbacks=[writer]).predict(Model(), loader)
-    assert writer.keys == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    trainer(callbacks=[writer]).predict(Predicting(), loader)
+    assert writer.keys == FIVES
 
 
 class NewLoop:

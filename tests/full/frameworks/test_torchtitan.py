@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from builders.loops import flat
+from full.frameworks.data import COUNT, assert_made_by_our_workers, data_of, keys_of
 from torchtitan.components.dataloader import BaseDataLoader
 
 import headrace as hr
@@ -46,78 +48,68 @@ def always(sample: dict[str, Any]) -> bool:
     return bool(sample["x"] >= 0)
 
 
-def built(rank: int = 0, world: int = 1, batch: int = 4, **config: Any) -> Any:
-    return Loader.Config(**config).build(
-        dp_world_size=world,
-        dp_rank=rank,
-        tokenizer=None,
-        seq_len=8,
-        local_batch_size=batch,
-        snapshot_every_n_steps=None,
-    )
+@pytest.fixture
+def build() -> Iterator[Callable[..., Any]]:
+    """Builds loaders as torchtitan does. They are closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def built(rank: int = 0, world: int = 1, batch: int = 4, **config: Any) -> Any:
+            ranks = {"dp_world_size": world, "dp_rank": rank, "local_batch_size": batch}
+            loader = Loader.Config(**config).build(**ranks, tokenizer=None, seq_len=8, snapshot_every_n_steps=None)
+            stack.enter_context(loader.batches)
+            return loader
+
+        yield built
 
 
 @pytest.mark.parametrize("regime", ["torch", "headrace"])
-def test_component_runs_our_engine_when_torchtitan_builds_it(regime: str) -> None:
-    loader = built(regime=regime)
+def test_component_runs_our_engine_when_torchtitan_builds_it(regime: str, build: Callable[..., Any]) -> None:
+    loader = build(regime=regime)
     assert isinstance(loader, BaseDataLoader)
     batches = list(loader)
-    assert [key for batch in batches for key in keys_of(batch)] == list(range(COUNT))
+    assert flat(map(keys_of, batches)) == list(range(COUNT))
     assert_made_by_our_workers(batches)
-    loader.batches.close()
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("regime", ["torch", "headrace"])
-def test_a_checkpoint_of_torchs_has_the_loaders_state(regime: str, tmp_path: Path) -> None:
-    before = built(regime=regime)
+def test_a_checkpoint_of_torchs_has_the_loaders_state(regime: str, tmp_path: Path, build: Callable[..., Any]) -> None:
+    before, after = build(regime=regime), build(regime=regime)
     next(iter(before))
     dcp.save({"dataloader": before}, checkpoint_id=tmp_path)
-    before.batches.close()
-    after = built(regime=regime)
     dcp.load({"dataloader": after}, checkpoint_id=tmp_path)
     assert [keys_of(batch) for batch in after] == [[4, 5, 6, 7], [8, 9, 10, 11]]
-    after.batches.close()
 
 
-def test_one_state_is_that_of_all_ranks_and_of_other_ones() -> None:
-    ranks = [built(rank, 2, 2) for rank in range(2)]
+def test_one_state_serves_all_ranks(build: Callable[..., Any]) -> None:
+    ranks = [build(rank, 2, 2) for rank in range(2)]
     for loader in ranks:
         next(iter(loader))
     (state,) = {str(loader.state_dict()) for loader in ranks}
     assert state == str(ranks[0].state_dict())
-    after = built(0, 1, 4)
+    after = build(0, 1, 4)
     after.load_state_dict(ranks[0].state_dict())
     assert [keys_of(batch) for batch in after] == [[4, 5, 6, 7], [8, 9, 10, 11]]
-    for loader in (*ranks, after):
-        loader.batches.close()
 
 
-def test_a_ranks_own_state_is_kept_by_its_name_and_refused_to_others() -> None:
-    ranks = [built(rank, 2, 2, is_filtered=True) for rank in range(2)]
+def test_state_of_a_rank_is_kept_by_its_name(build: Callable[..., Any]) -> None:
+    ranks = [build(rank, 2, 2, is_filtered=True) for rank in range(2)]
     for loader in ranks:
         next(iter(loader))
     whole = {**ranks[0].state_dict(), **ranks[1].state_dict()}
     assert sorted(whole) == ["dp_rank_0", "dp_rank_1"]
-    seen = []
+    rest = []
     for rank in range(2):
-        after = built(rank, 2, 2, is_filtered=True)
+        after = build(rank, 2, 2, is_filtered=True)
         after.load_state_dict(whole)
-        seen += [keys_of(batch) for batch in after]
-        after.batches.close()
-    assert sorted(key for keys in seen for key in keys) == list(range(4, COUNT))
-    other = built(0, 3, 1, is_filtered=True)
-    with pytest.raises(hr.StateMismatchError, match="rank 0 of 2"):
-        other.load_state_dict(whole)
-    last = built(2, 3, 1, is_filtered=True)
-    with pytest.raises(hr.StateMismatchError, match="dp_rank_2"):
-        last.load_state_dict(whole)
-    for loader in (*ranks, other, last):
-        loader.batches.close()
+        rest += flat(map(keys_of, after))
+    assert sorted(rest) == list(range(4, COUNT))
+    for rank, text in ((0, "rank 0 of 2"), (2, "dp_rank_2")):
+        with pytest.raises(hr.StateMismatchError, match=text):
+            build(rank, 3, 1, is_filtered=True).load_state_dict(whole)
 
 
-def test_a_checkpoint_without_a_state_of_the_loader_is_its_begin() -> None:
-    loader = built()
+def test_checkpoint_without_a_loader_state_starts_anew(build: Callable[..., Any]) -> None:
+    loader = build()
     loader.load_state_dict({})
     assert keys_of(next(iter(loader))) == [0, 1, 2, 3]
-    loader.batches.close()

@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
-from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from full.frameworks.data import COUNT, assert_made_by_our_workers, data_of, keys_of
 from transformers import Trainer, TrainingArguments
 
 import headrace as hr
 from headrace.integrations import prepare
 
 BOTH = pytest.mark.parametrize("regime", ["torch", "headrace"])
-
-
-@pytest.fixture(autouse=True)
-def _accelerate_forgets() -> Any:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 class Model(torch.nn.Module):
@@ -74,7 +66,7 @@ def test_trainer_trains_with_our_engine_when_its_hook_is_overridden(regime: str,
 
 
 @BOTH
-def test_trainer_goes_on_with_the_same_batches_when_it_resumes(regime: str, tmp_path: Path) -> None:
+def test_trainer_resumes_with_the_same_batches(regime: str, tmp_path: Path) -> None:
     whole = [keys_of(batch) for batch in trained(regime, tmp_path / "whole").batches]
     resumed = trained(regime, tmp_path / "rest", resume_from=tmp_path / "whole" / "checkpoint-4")
     assert [keys_of(batch) for batch in resumed.batches] == whole[4:]

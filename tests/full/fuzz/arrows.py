@@ -12,7 +12,7 @@ from full.fuzz.dice import Dice, edited, starts
 from full.fuzz.parquet import LIMITS, TABLE, URL, check_rows
 from full.fuzz.samples import table_of
 
-from headrace.formats.arrow.format import ARROW
+from headrace.formats.arrow import ARROW
 from headrace.formats.format import ShardEntry
 
 WORDS = TABLE.append_column("words", pa.array(["a", "b", None, "a", "b"]).dictionary_encode())

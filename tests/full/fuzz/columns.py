@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from builders.arrays import npy
+from builders.bodies import laid_out
 from full.fuzz.dice import Dice, edited
 
-from headrace._util.sample_ranges import Rows
 from headrace.errors import DecodeError
-from headrace.formats.columns import ColumnDecoder
-from headrace.formats.decoders import decoder
-from headrace.workers.task_inputs import LeasedBodies
+from headrace.formats.decoders import ColumnDecoder, decoder
 
 DTYPES = ("<f4", ">f4", "u1", "<i8", "?", "<c8", "<U3", "<M8[s]", [("a", "<i4"), ("b", "u1")])
 SHAPES = ((), (1,), (3,), (2, 3), (0,), (300,))
@@ -28,7 +26,7 @@ def check(data: bytes) -> None:
     dice = Dice(data)
     names = dice.one_of(NAMES)
     samples = _samples(dice, names)
-    rows, bodies = _laid_out(samples, [dice.number(2000) for _ in range(dice.number(3))])
+    rows, bodies = laid_out(samples, [dice.number(2000) for _ in range(dice.number(3))])
     decode = decoder().only([one for name in names for one in name.split(";")])  # as the loader has it
     columns = ColumnDecoder(decode, names)(rows, bodies)
     try:
@@ -60,9 +58,8 @@ def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
     for k in range(count):
         numbers = (np.arange(int(np.prod(shape))).reshape(shape) + dice.number(255)) % 100
         array = np.zeros(shape, dtype) if isinstance(dtype, list) else np.asarray(numbers, dtype, order=order)
-        np.save(out := io.BytesIO(), array)
         number = dice.one_of(NUMBERS) if k == odd // 2 else b"%d" % dice.number(1000)
-        sample = {field: out.getvalue() if field.endswith("npy") else number for field in fields}
+        sample = {field: npy(array) if field.endswith("npy") else number for field in fields}
         if k == odd:
             field = dice.one_of(fields)
             sample[field] = edited(sample[field], dice, 2)
@@ -70,21 +67,3 @@ def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
                 del sample[field]
         samples.append(sample)
     return samples
-
-
-def _laid_out(samples: list[dict[str, bytes]], boundaries: list[int]) -> tuple[Rows, LeasedBodies]:
-    fields = list(dict.fromkeys(name for sample in samples for name in sample))
-    data, starts, field, offset, size = bytearray(b"before"), [0], [], [], []
-    for sample in samples:
-        for name, body in sample.items():
-            field.append(fields.index(name))
-            offset.append(len(data))
-            size.append(len(body))
-            data += body + b"9"
-        starts.append(len(field))
-    keys = np.array([b"%d" % k for k in range(len(samples))])
-    ints = [np.array(values, np.int64) for values in (starts, offset, size)]
-    rows = Rows(keys, ints[0], np.array(field, np.int32), ints[1], ints[2], tuple(fields))
-    ends = sorted({cut for cut in boundaries if 0 < cut < len(data)} | {len(data)})
-    first = [0, *ends[:-1]]
-    return rows, LeasedBodies([memoryview(bytes(data[a:b])) for a, b in zip(first, ends, strict=True)], first)

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from builders.arrays import npy, saved
 from full.fuzz.dice import Dice
 from PIL import Image
 
 from headrace.errors import DecodeError
 from headrace.formats.decoders import Decoder, decoder
-from headrace.formats.images import pillow_image, simplejpeg_pixels
 from headrace.formats.limits import Limits
+from headrace.formats.media import pillow_image, simplejpeg_pixels
 
 LIMITS = Limits(pixels=2**16, unpacked_free_bytes=2**18, unpacked_ratio=20)
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -50,12 +51,6 @@ TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06" + bytes(
 NUMBERS = (b"7", b" -12\n", b"+3", b"007", b"1_0", "٣".encode(), b"9" * 5000, b"", b"-", b"\x1c7", b"+ 3", b"--1")
 
 
-def _npy(array: Any) -> bytes:
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()
-
-
 def seeds() -> Iterator[bytes]:
     for array in (
         np.arange(6.0).reshape(2, 3),
@@ -63,18 +58,15 @@ def seeds() -> Iterator[bytes]:
         np.zeros((2, 0)),
         np.asfortranarray(np.eye(3, 4, dtype="f4")),
     ):
-        yield b"\x00" + _npy(array)
+        yield b"\x00" + npy(array)
     yield from (bytes([1, k, k // 3, 0, 24 % (k + 1)]) + bytes(24) for k in range(40))
-    pack = io.BytesIO()
-    np.savez(pack, a=np.arange(3), b=np.eye(2))
-    yield b"\x02" + pack.getvalue()
-    np.savez_compressed(pack := io.BytesIO(), a=np.zeros(500))
-    yield b"\x02" + pack.getvalue()
-    yield from (bytes([3, k, 9]) + _npy(np.arange(k)) for k in range(4))
+    yield b"\x02" + saved(np.savez, a=np.arange(3), b=np.eye(2))
+    yield b"\x02" + saved(np.savez_compressed, a=np.zeros(500))
+    yield from (bytes([3, k, 9]) + npy(np.arange(k)) for k in range(4))
     yield from (b"\x04" + text for text in JSONS)
     yield from (b"\x05" + text for text in NUMBERS)
     yield from (b"\x06" + text for text in ("ü".encode(), b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbfa"))
-    for way, texts in ((7, JSONS), (8, (_npy(np.eye(3)),))):
+    for way, texts in ((7, JSONS), (8, (npy(np.eye(3)),))):
         yield from (bytes([way]) + gzip.compress(text, mtime=0) for text in texts)
         yield from (bytes([way + 2]) + text for text in texts)
     yield b"\x07" + gzip.compress(b"1", mtime=0) + gzip.compress(b"2", mtime=0) + bytes(9)
@@ -171,7 +163,7 @@ def _check_made_npz(data: bytes) -> None:
         warnings.simplefilter("ignore")  # of names that are there twice
         for _ in range(count):
             name = dice.one_of(("a.npy", "b.npy", "a", "../c.npy", ".npy"))
-            archive.writestr(zipfile.ZipInfo(name), dice.rest() if dice.number(3) else _npy(np.arange(3)), kind)
+            archive.writestr(zipfile.ZipInfo(name), dice.rest() if dice.number(3) else npy(np.arange(3)), kind)
     _check_npz(out.getvalue())
 
 

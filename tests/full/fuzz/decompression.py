@@ -18,6 +18,7 @@ from typing import Any
 
 import lz4.frame
 import zstandard
+from builders.seekable import seekable
 from full.fuzz.dice import Dice, edited
 
 from headrace.errors import FormatError, LimitError
@@ -73,7 +74,7 @@ def seeds() -> Iterator[bytes]:
     # an empty block where there should be one byte: the library does not see that when it is fed so
     yield b"\0\1\1" + b"\x28\xb5\x2f\xfd\x24\1\1\0\0\x99\xe9\xd8\x51"
     for frames, checksums in ((0, 0), (1, 0), (3, 1)):
-        yield b"\x02\0\0" + _seekable([b"%d" % k * 400 for k in range(frames)], bool(checksums))
+        yield b"\x02\0\0" + seekable([b"%d" % k * 400 for k in range(frames)], bool(checksums), own=True)
 
 
 def check(data: bytes) -> None:
@@ -155,16 +156,6 @@ def _built(dice: Dice, kind: str) -> bytes:
         body = dice.some(dice.number(40)) * (dice.number(255) + 1) + dice.some(dice.number(200))
         parts += [dice.one_of(PACKS[kind])(body), dice.one_of(BETWEEN)]
     return edited(b"".join(parts), changes, edits)
-
-
-def _seekable(bodies: list[bytes], checksums: bool) -> bytes:
-    frames = [zstandard.ZstdCompressor(write_checksum=True).compress(body) for body in bodies]
-    rows = b"".join(
-        struct.pack("<II", len(frame), len(body)) + (frame[-4:] if checksums else b"")
-        for frame, body in zip(frames, bodies, strict=True)
-    )
-    table = rows + struct.pack("<IBI", len(frames), 128 * checksums, 0x8F92EAB1)
-    return b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table
 
 
 def _check_seekable(packed: bytes) -> None:

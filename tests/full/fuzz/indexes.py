@@ -20,8 +20,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
-from headrace.formats.index.named_arrays import MOST
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index.shard import MOST, ShardIndex
 from headrace.indexes.building import Journal, index_of_one, write_index
 
 WHAT = "s3://bucket/train.idx"

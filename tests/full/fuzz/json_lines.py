@@ -9,8 +9,8 @@ from full.fuzz.dice import Dice
 from full.fuzz.scanned import MARK, PIECES, Found, scanned
 
 from headrace.formats.format import Block
-from headrace.formats.json_lines import JSON_LINES, JsonLineScanner
 from headrace.formats.limits import Limits
+from headrace.formats.lines import JSON_LINES, JsonLineScanner
 
 LIMITS = Limits(member_bytes=300)
 URL = "memory://fuzz/lines"

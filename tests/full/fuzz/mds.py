@@ -15,7 +15,7 @@ from full.fuzz.samples import samples_of, table_of
 from headrace.errors import FormatError
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
-from headrace.formats.mds.format import MDS
+from headrace.formats.mds import MDS
 
 LIMITS = Limits(
     member_bytes=4000, header_bytes=2000, pixels=400, unpacked_free_bytes=10_000, unpacked_ratio=20, window_bytes=2**20

@@ -14,8 +14,8 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
+from headrace.formats.parquet.footer import ThriftReader
 from headrace.formats.parquet.format import Parquet
-from headrace.formats.parquet.thrift import ThriftReader
 
 LIMITS = Limits(member_bytes=20_000, fields=40, unpacked_free_bytes=200_000, unpacked_ratio=20)
 URL = "memory://fuzz/0.parquet"

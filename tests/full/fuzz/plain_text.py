@@ -10,7 +10,7 @@ from full.fuzz.dice import Dice
 from full.fuzz.scanned import MARK, PIECES, Found, scanned
 
 from headrace.formats.limits import Limits
-from headrace.formats.plain_text import By, TextScanner
+from headrace.formats.lines import By, TextScanner
 
 LIMITS = Limits(member_bytes=300)
 URL = "memory://fuzz/text"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 
+from headrace._util.sample_ranges import Scanner
 from headrace.errors import LimitError
-from headrace.formats.format import Scanner
 
 PIECES = (512, 1, 7, 64, 10**6)
 """Sizes of pieces to choose from."""

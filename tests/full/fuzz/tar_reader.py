@@ -18,7 +18,7 @@ from full.fuzz.dice import Dice, edited_at
 from unit.tar_scans import Found, OneByOne, scan
 
 from headrace.formats.limits import Limits
-from headrace.formats.tar import regular as tar_regular
+from headrace.formats.tar import samples as tar_samples
 
 LIMITS = Limits(member_bytes=2**20, header_bytes=4096, name_bytes=300, extension_chain=4, fields=6)
 SEED_BYTES_MOST = 16 * 1024
@@ -62,7 +62,7 @@ def check(data: bytes) -> None:
     archive = built(dice) if is_built else dice.rest()
     piece *= 1 + len(archive) // 2**14
     # the fast way in archives that are small enough for thousands of them in a second
-    with patch.object(tar_regular, "_FEWEST_NAMES", 4), patch.object(tar_regular, "_FEWEST_HEADERS", 2):
+    with patch.object(tar_samples, "_FEWEST_NAMES", 4), patch.object(tar_samples, "_FEWEST_HEADERS", 2):
         found, error = scanned(archive, max(len(archive), 1))
         assert scanned(archive, piece, carry=True) == (found, error), "in pieces"
         assert scanned(archive, piece, kind=OneByOne) == (found, error), "one by one"

@@ -13,7 +13,7 @@ from one_object import OneObject
 
 from headrace.errors import FormatError
 from headrace.formats.limits import Limits
-from headrace.indexes.token_files import TokenFiles, TokenSettings
+from headrace.sources.tokens import TokenFiles, TokenSettings
 
 LIMITS = Limits(member_bytes=4000)
 BIN, IDX = "memory://fuzz/x.bin", "memory://fuzz/x.idx"

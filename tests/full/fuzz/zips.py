@@ -11,7 +11,7 @@ from full.fuzz.samples import samples_of, table_of
 
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
-from headrace.formats.zip.format import ZIP
+from headrace.formats.zip import ZIP
 
 LIMITS = Limits(member_bytes=4000, header_bytes=2000, unpacked_free_bytes=4000, unpacked_ratio=20)
 URL = "memory://fuzz/0.zip"

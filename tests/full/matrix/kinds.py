@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 from builders import arrows, energon, litdata, mds, parquet, tfrecords, token_files, videos
+from builders.arrays import saved
 from builders.packed import seekable
 from builders.tars import tar
 from builders.zips import zipped
@@ -168,8 +169,7 @@ def _hdf5(numbers: Sequence[int]) -> bytes:
 
 
 def _npz(numbers: Sequence[int]) -> bytes:
-    np.savez(out := io.BytesIO(), n=np.array(numbers, np.int64), x=np.zeros((len(numbers), 50)))
-    return out.getvalue()
+    return saved(np.savez, n=np.array(numbers, np.int64), x=np.zeros((len(numbers), 50)))
 
 
 def _safetensors(numbers: Sequence[int]) -> bytes:

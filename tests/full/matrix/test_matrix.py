@@ -124,7 +124,7 @@ class Cell:
 @pytest.mark.parametrize(
     ("kind", "packing"), [pytest.param(k, p, id=f"{k.name}-{p}") for k in KINDS for p in k.packings]
 )
-def test_format_can_do_what_the_page_says(
+def test_format_has_the_abilities_of_the_page(
     kind: Kind, place: str, packing: str, places: dict[str, Put], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -138,5 +138,5 @@ def test_format_can_do_what_the_page_says(
                 check()
 
 
-def test_page_has_the_table_of_what_is_tested() -> None:
+def test_page_has_the_tested_table() -> None:
     assert PAGE.read_text() == with_table(PAGE.read_text()), "python tests/full/matrix/page.py writes it"

@@ -56,7 +56,7 @@ def test_state_takes_at_most_a_kilobyte(name: str, course_of: Courses) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if not peer.missing])
-def test_peer_finishes_every_scenario(
+def test_peer_completes_every_scenario(
     name: str, course_of: Courses, record_property: Callable[[str, object], None]
 ) -> None:
     verdicts = {scenario: course_of(name).verdict(scenario) for scenario in SCENARIOS}
@@ -80,11 +80,13 @@ def test_peer_finishes_every_scenario(
         ([[1, 2], [3, 4]], [[1, 2], [3, 9]], Verdict(lost=1, doubled=1, order="other")),
     ],
 )
-def test_comparison_tells_what_differs(wanted: list[list[int]], got: list[list[int]], verdict: Verdict) -> None:
+def test_comparison_reports_lost_repeated_and_reordered_samples(
+    wanted: list[list[int]], got: list[list[int]], verdict: Verdict
+) -> None:
     assert compared(wanted, got) == verdict
 
 
-def test_course_says_so_when_a_library_has_no_state(tmp_path: Path) -> None:
+def test_library_without_state_is_reported(tmp_path: Path) -> None:
     course = Course("torch", tmp_path)
     course.write()
     assert course.verdict("same") == Verdict(failure="no state")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import queue
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
     default_collate,
 )
-from watching import Asking, Images, Note, attempt, program, read, run, seed_worker, unchanged
+from watching import Images, Note, attempt, program, run, seed_worker
 
 
 class Repeating:
@@ -69,40 +61,6 @@ def workers_kept_over_epochs_as_timm_does(loader: Any, note: Note) -> None:
         for options in ({"batch_size": 4, "shuffle": True}, {"batch_size": None}, {"batch_size": 4, "drop_last": True}):
             loading = made(Images(), num_workers=workers, persistent_workers=workers > 0, **options)
             note(len(loading), type(loading).__name__, [list(loading) for _ in range(3)])
-
-
-class Prefetching:
-    """Normalizes each batch while the one before is trained on."""
-
-    def __init__(self, loading: Any, mean: float, scale: float) -> None:
-        self.loader, self.mean, self.scale = loading, mean, scale
-        self.sampler, self.dataset = loading.sampler, loading.dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        waiting = None
-        for images, labels in self.loader:
-            images = images.float().sub_(self.mean).div_(self.scale)
-            if waiting is not None:
-                yield waiting
-            waiting = images, labels
-        yield waiting
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-
-def collate_quickly(samples: list[Any]) -> Any:
-    images = torch.zeros((len(samples), *samples[0][0].shape), dtype=torch.uint8)
-    for k, (image, _) in enumerate(samples):
-        images[k] += image.to(torch.uint8)
-    return images, torch.tensor([label for _, label in samples], dtype=torch.int64)
-
-
-@program
-def prefetching_wrapper_as_timm_does(loader: Any, note: Note) -> None:
-    for workers in (0, 2):
-        loading = Prefetching(loader(Images(), 4, num_workers=workers, collate_fn=collate_quickly), 2, 3)
-        note(len(loading), type(loading.sampler).__name__, loading.dataset.count, [list(loading) for _ in range(2)])
 
 
 # As Ultralytics does
@@ -276,153 +234,6 @@ def loader_made_again_of_anothers_options(loader: Any, note: Note) -> None:
             note(len(again), again.batch_size, list(again))
 
 
-def columns_of(_: Any, index: int) -> dict[str, Any]:
-    """As tables of transformers' users: columns that a collator pads."""
-    return {"input_ids": list(range(1, 2 + index % 4)), "labels": index, "text": f"row {index}"}
-
-
-class Collator:
-    def __init__(self, padding: int, keep: tuple[str, ...]) -> None:
-        self.padding, self.keep = padding, keep
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        rows = [{key: row[key] for key in self.keep} for row in rows]
-        longest = max(len(row["input_ids"]) for row in rows)
-        ids = [row["input_ids"] + [self.padding] * (longest - len(row["input_ids"])) for row in rows]
-        mask = [[int(k < len(row["input_ids"])) for k in range(longest)] for row in rows]
-        columns = {"input_ids": ids, "attention_mask": mask, "labels": [row["labels"] for row in rows]}
-        return {name: torch.tensor(values) for name, values in columns.items()}
-
-
-class LongestFirst(Sampler[int]):
-    def __init__(self, lengths: list[int], generator: torch.Generator) -> None:
-        self.lengths, self.generator = lengths, generator
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(len(self.lengths), generator=self.generator).tolist()
-        return iter(sorted(order, key=lambda k: -self.lengths[k]))
-
-
-@program
-def padded_columns_as_a_trainer_loads_them(loader: Any, note: Note) -> None:
-    for workers in (0, 2):
-        drawn = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        sampler = LongestFirst([1 + k % 4 for k in range(9)], drawn)
-        options = {"num_workers": workers, "collate_fn": Collator(0, ("input_ids", "labels")), "sampler": sampler}
-        if workers:
-            options.update(prefetch_factor=2, persistent_workers=True, worker_init_fn=seed_worker)
-        loading = loader(Asking(columns_of, count=9), 4, **options)
-        steps = 0
-        while steps < 7:
-            for batch in loading:
-                note(steps, batch)
-                steps += 1
-                if steps == 7:
-                    break
-        note(list(loading))
-
-
-class ToIterable(IterableDataset[Any]):
-    """As detectron2: a map-style data set and a sampler as a stream, each worker its share."""
-
-    def __init__(self, data: Any, sampler: Any) -> None:
-        self.data, self.sampler = data, sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        info = torch.utils.data.get_worker_info()
-        first, step = (info.id, info.num_workers) if info else (0, 1)
-        for number, index in enumerate(self.sampler):
-            if number % step == first:
-                yield self.data[index]
-
-
-def by_aspect(source: Any, size: int) -> Iterator[list[Any]]:
-    """Groups what a loader gives one by one into batches of one orientation."""
-    buckets: list[list[Any]] = [[], []]
-    for sample in source:
-        bucket = buckets[int(sample["width"] > sample["height"])]
-        bucket.append(sample)
-        if len(bucket) == size:
-            yield bucket[:]
-            bucket.clear()
-
-
-@program
-def batches_of_one_orientation_as_detectron_makes(loader: Any, note: Note) -> None:
-    rows = [{"width": 5 + k % 3, "height": 6, "image": torch.full((2, 2), float(k)), "name": f"{k}"} for k in range(14)]
-    for workers in (0, 2):
-        options = {"num_workers": workers, "collate_fn": unchanged}
-        source = loader(ToIterable(rows, SequentialSampler(rows)), 2, **options)
-        note(list(by_aspect(itertools.chain.from_iterable(source), 3)))
-        note(list(by_aspect(loader(ToIterable(rows, range(14)), None, **options), 3)))
-
-
-@program
-def loader_of_delegated_parts_as_fastai_makes(loader: Any, note: Note) -> None:
-    """The loader's functions are methods of another object, which is the data set's, too; the stream is made by it."""
-
-    class Asked(IterableDataset[Any]):
-        def __init__(self, owner: Any) -> None:
-            self.owner = owner
-
-        def __iter__(self) -> Iterator[Any]:
-            info = torch.utils.data.get_worker_info()
-            first, step = (info.id, info.num_workers) if info else (0, 1)
-            numbers = self.owner.order
-            batches = [numbers[at : at + 3] for at in range(0, len(numbers), 3)]
-            for batch in batches[first::step]:
-                yield self.owner.make(batch)
-
-    class Owner:
-        def __init__(self, items: list[Any], workers: int) -> None:
-            self.items, self.workers = items, workers
-            self.fake = loader(Asked(self), None, num_workers=workers, worker_init_fn=self.begin)
-            self.begun = False
-
-        def begin(self, worker: int) -> None:
-            self.begun = True
-
-        def make(self, batch: list[int]) -> Any:
-            return default_collate([self.items[k] for k in batch]), self.begun
-
-        def __iter__(self) -> Iterator[Any]:
-            self.order = torch.randperm(len(self.items)).tolist()
-            yield from self.fake
-
-        def __getstate__(self) -> Any:
-            return {key: value for key, value in vars(self).items() if key != "fake"}
-
-    for workers in (0, 2):
-        owner = Owner([torch.tensor([k, k * 2]) for k in range(8)], workers)
-        note([list(owner) for _ in range(2)])
-
-
-@program
-def loader_read_by_a_thread_as_monai_does(loader: Any, note: Note) -> None:
-    class Buffered(loader):  # type: ignore[misc]
-        def __iter__(self) -> Iterator[Any]:
-            held: queue.Queue[Any] = queue.Queue(2)
-            done = object()
-
-            def read() -> None:
-                for batch in super(Buffered, self).__iter__():
-                    held.put(batch)
-                held.put(done)
-
-            thread = threading.Thread(target=read, daemon=True)
-            thread.start()
-            try:
-                while (batch := held.get()) is not done:
-                    yield batch
-            finally:
-                thread.join()
-
-    read(Buffered, note, Images(), 3, epochs=2)
-
-
 @program
 def class_that_says_its_options_again(loader: Any, note: Note) -> None:
     """Positional arguments, defaults, other constructors, and copies with other options."""
@@ -457,29 +268,6 @@ def class_that_says_its_options_again(loader: Any, note: Note) -> None:
         note(other.name, list(other), type(other) is kind)
         note(attempt(setattr, loading, "batch_size", 5))
         note(attempt(setattr, loading, "name", "second"), loading.name)
-
-
-@program
-def several_loaders_in_turn(loader: Any, note: Note) -> None:
-    """As combined loaders do: the longest, the shortest, and in turn."""
-    for workers in (0, 2):
-        one, other = loader(range(7), 2, num_workers=workers), loader(Images(4), 2, num_workers=workers)
-        for pair in zip(one, other, strict=False):
-            note("shortest", pair)
-        iterators = [iter(one), iter(other)]
-        ended: set[int] = set()
-        while len(ended) < 2:
-            for number, iterator in enumerate(iterators):
-                batch = next(iterator, None)
-                if batch is None:
-                    ended.add(number)
-                    iterators[number] = iter((one, other)[number])
-                    batch = next(iterators[number])
-                note("longest", number, batch)
-        for batch in loader(
-            ConcatDataset([one.dataset, range(3)]), 4, sampler=RandomSampler(range(10)), num_workers=workers
-        ):
-            note("joined", batch)
 
 
 if __name__ == "__main__":

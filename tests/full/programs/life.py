@@ -127,7 +127,7 @@ def workers_that_are_gone_with_their_iterator(loader: Any, note: Note) -> None:
         iterator = iter(loading)
         pids = [worker.pid for worker in iterator._workers]
         note(len(set(pids)), os.getpid() in pids, [worker.is_alive() for worker in iterator._workers])
-        next(iterator)
+        note(next(iterator))
         freed = weakref.ref(iterator)
         del iterator, loading
         gc.collect()
@@ -278,11 +278,6 @@ def loader_that_makes_a_loader(loader: Any, note: Note) -> None:
         return [batch.tolist() for batch in loader(range(index, index + 4), 2)]
 
     read(loader, note, Asking(within, count=3), workers=(0, 1), collate_fn=unchanged)
-
-
-@program
-def time_limits_that_are_kept(loader: Any, note: Note) -> None:
-    read(loader, note, Counting(), 3, workers=(2,), timeout=60)
 
 
 if __name__ == "__main__":

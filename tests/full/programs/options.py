@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, default_collate, default_convert, get_worker_info
-from watching import Asking, Note, attempt, program, read, run
+from torch.utils.data import IterableDataset, default_collate, default_convert
+from watching import Asking, Note, attempt, program, read, run, share
 
 
 class Counting(IterableDataset[int]):
@@ -29,8 +29,7 @@ class Longer(Counting):
         return "Longer()"
 
     def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        return iter(range(info.id, 6, info.num_workers) if info else range(6))
+        return share(range(6))
 
 
 @program

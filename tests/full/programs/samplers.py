@@ -29,7 +29,7 @@ from torch.utils.data import (
     get_worker_info,
     random_split,
 )
-from watching import Note, attempt, program, read, run, tried, unchanged
+from watching import Note, attempt, program, read, run, share, tried, unchanged
 
 
 class Augmented(Dataset[Any]):
@@ -242,10 +242,7 @@ class Part(IterableDataset[Any]):
         self.start, self.stop = start, stop
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        for k in range(self.start + first, self.stop, step):
-            yield k, torch.rand(1).item()
+        return ((k, torch.rand(1).item()) for k in share(range(self.start, self.stop)))
 
 
 class Uneven(IterableDataset[Any]):
@@ -355,32 +352,6 @@ def streams_and_when_they_are_read(loader: Any, note: Note) -> None:
         note(seen, batch)
     note(list(itertools.islice(loader(Noting(), 2, num_workers=2), 4)))
     note(sorted(k for k, _ in loader(Part(0, 11), None, num_workers=2, in_order=False)))
-
-
-@program
-def stream_shuffled_by_ones_own_rule(loader: Any, note: Note) -> None:
-    class Shuffled(IterableDataset[Any]):
-        def __init__(self, source: Any, size: int) -> None:
-            self.source, self.size, self.epoch = source, size, 0
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-        def __iter__(self) -> Iterator[Any]:
-            drawn, held = random.Random(self.epoch), list[Any]()
-            for sample in self.source:
-                held.append(sample)
-                if len(held) == self.size:
-                    yield held.pop(drawn.randrange(len(held)))
-            drawn.shuffle(held)
-            yield from held
-
-    data = Shuffled(Part(0, 20), 5)
-    loading = loader(data, 4, num_workers=2)
-    for epoch in range(2):
-        data.set_epoch(epoch)
-        for batch in loading:
-            note(epoch, batch)
 
 
 if __name__ == "__main__":

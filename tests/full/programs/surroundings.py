@@ -113,29 +113,18 @@ def globals_that_workers_change(loader: Any, note: Note) -> None:
 
 
 @program
-def numbers_of_processes(loader: Any, note: Note) -> None:
-    pids = answers(loader, os.getpid, 6)
-    note(len(set(pids)), os.getpid() in pids, [pid == pids[k % 2] for k, pid in enumerate(pids)])
-
-
-@program
 def worker_info(loader: Any, note: Note) -> None:
     def ask() -> Any:
         info = get_worker_info()
         return info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__, str(type(info)))
 
-    read(loader, note, Asking(lambda *_: ask(), count=4), None, workers=(0, 1, 3), collate_fn=unchanged)
-    note(torch.initial_seed())
-
-
-@program
-def seeds_in_workers(loader: Any, note: Note) -> None:
     def drawn() -> Any:
         return torch.initial_seed(), torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
 
-    for persistent in (False, True):
-        options = {"collate_fn": unchanged, "persistent_workers": persistent}
-        read(loader, note, Asking(lambda *_: drawn()), None, workers=(2,), epochs=2, **options)
+    data = Asking(lambda *_: (ask(), drawn()), count=6)
+    read(loader, note, data, None, workers=(0, 1, 3), collate_fn=unchanged)
+    read(loader, note, data, None, workers=(2,), epochs=2, collate_fn=unchanged, persistent_workers=True)
+    note(torch.initial_seed())
 
 
 @program

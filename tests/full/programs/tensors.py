@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import default_collate
 from watching import Asking, Made, Note, compare, program, read, run, unchanged
 
 
@@ -170,14 +170,6 @@ def default_dtype_and_device(loader: Any, note: Note) -> None:
         read(loader, note, [1.5, 2.5], 2, workers=(0, 1), collate_fn=torch.tensor)
     finally:
         torch.set_default_dtype(before)
-
-
-@program
-def tensor_data_sets(loader: Any, note: Note) -> None:
-    data = TensorDataset(numbered(0, 10, 4), torch.arange(10), torch.rand(10) > 0.5, numbered(0, 4, 10).T)
-    for shuffle in (False, True):
-        for drop_last in (False, True):
-            read(loader, note, data, 3, shuffle, drop_last=drop_last)
 
 
 @program

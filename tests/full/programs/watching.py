@@ -21,6 +21,7 @@ import enum
 import gc
 import hashlib
 import importlib
+import itertools
 import json
 import random
 import re
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 Note = Callable[..., None]
 Program = Callable[[Any, Note], None]
@@ -117,15 +118,20 @@ class Made(Asking):
 class Images(Dataset[Any]):
     """Images with a random offset, and their numbers."""
 
-    def __init__(self, count: int = 10, transform: Callable[[Any], Any] | None = None) -> None:
-        self.count, self.transform = count, transform
+    def __init__(self, count: int = 10) -> None:
+        self.count, self.transform = count, unchanged
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> Any:
-        image = torch.full((3, 4, 4), float(index)) + torch.rand(1)
-        return self.transform(image) if self.transform else image, index
+        return self.transform(torch.full((3, 4, 4), float(index)) + torch.rand(1)), index
+
+
+def share(items: Iterable[Any]) -> Iterator[Any]:
+    """Those of the items that this worker gives; all where there are no workers."""
+    worker = get_worker_info()
+    return itertools.islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
 
 
 def seed_worker(worker: int) -> None:

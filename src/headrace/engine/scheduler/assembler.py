@@ -7,12 +7,10 @@ from functools import partial
 
 from anyio.abc import TaskGroup
 
-from headrace.delivery.channel import Sender
-from headrace.delivery.messages import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
+from headrace.delivery.channel import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError, Sender
 from headrace.engine.scheduler.batch_work import BatchState, BatchWork, OpenBatch
-from headrace.engine.scheduler.dispatch import Dispatch, Pace, TaskPool
+from headrace.engine.scheduler.dispatch import Dispatch, Pace, Pile, TaskPool
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
-from headrace.engine.scheduler.reorder_buffer import Pile
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import Part
 from headrace.workers.tasks import Reply

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace._util.shared_memory import Lease
-from headrace.delivery.messages import Delivery
+from headrace.delivery.channel import Delivery
 from headrace.engine.scheduler.dispatch import Dispatch, TaskPool
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
 from headrace.workers.failures import Failure, PackedError

@@ -1,22 +1,160 @@
-"""Runs tasks: their sizes, and the asyncio tasks that wait for them."""
+"""Runs tasks: the samples that wait for them, their sizes and their memory."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio.abc import TaskGroup
 
-from headrace._util.shared_memory import Arena, Lease
-from headrace.engine.scheduler.budget import Budget
-from headrace.workers.sample_chunks import ApartPart, PackedPart, TablePart
+from headrace._util.shared_memory import Arena, Claim, Lease
+from headrace.workers.sample_chunks import ApartPart, PackedPart, Part, TablePart
 from headrace.workers.tasks import Finish, Reply, Task
 
 if TYPE_CHECKING:
     from headrace.workers.queue import TaskQueue
+
+T = TypeVar("T")
+
+RAMP_BYTES = 16 * 2**20
+AHEAD_BYTES = 256 * 2**20
+
+
+@dataclass(slots=True, order=True)
+class _BytesRequest:
+    rank: tuple[int, ...]
+    number: int
+    size: int = field(compare=False)
+    is_input: bool = field(compare=False)
+    grant: Callable[[], object] = field(compare=False)
+    is_urgent: Callable[[], bool] = field(compare=False)
+    is_early: Callable[[], bool] = field(compare=False)
+    future: asyncio.Future[Any] = field(compare=False)
+    is_let_in: bool = field(default=False, compare=False)
+
+
+class Budget:
+    """Admission by bytes, lowest rank first, without deadlocks.
+
+    Args:
+        held: Returns the bytes of inputs and slabs.
+        inputs: Returns the bytes of inputs.
+    """
+
+    def __init__(self, limit: int, held: Callable[[], int], inputs: Callable[[], int]) -> None:
+        self.limit = limit
+        self.claimed = 0
+        self._held, self._inputs = held, inputs
+        self._waiting: list[_BytesRequest] = []
+        self._numbers = itertools.count()
+        self._ahead = RAMP_BYTES
+
+    @property
+    def in_use(self) -> int:
+        return self._held() + self.claimed
+
+    @property
+    def is_full(self) -> bool:
+        return self.in_use >= self.limit
+
+    def claim(self, nbytes: int) -> Claim:
+        return Claim(nbytes, self._count)
+
+    def widen(self, ahead: int) -> None:
+        """Raise the read-ahead limit to at least `ahead` bytes."""
+        self._ahead = max(self._ahead, ahead)
+
+    def starved(self) -> None:
+        """Report that workers are idle. If only the read-ahead limit holds reads back, double it.
+
+        The limit starts small, so that the first batch does not wait for bytes of the tenth, and memory is reused.
+        """
+        if self._waiting and not self._waiting[0].is_early():
+            self._ahead = max(self._ahead, min(2 * self._ahead, AHEAD_BYTES))
+
+    def has_room(self, size: int) -> bool:
+        """True if `size` bytes may be held now, ahead of waiting requests and without a read."""
+        return self._fits(size, is_input=False)
+
+    async def admit(
+        self,
+        size: int,
+        rank: tuple[int, ...],
+        grant: Callable[[], T],
+        *,
+        is_urgent: Callable[[], bool],
+        is_early: Callable[[], bool],
+        is_input: bool = True,
+    ) -> T:
+        """Wait until `size` bytes are admitted, then return the result of `grant`.
+
+        Args:
+            rank: Waiting requests are admitted in ascending order of rank.
+            is_urgent: True if nothing would move without the bytes. Admitted even over the limit.
+            is_early: True to delay the request, even if there is room.
+            is_input: True for bytes of the arena, which the read-ahead limit bounds too.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        entry = _BytesRequest(rank, next(self._numbers), size, is_input, grant, is_urgent, is_early, future)
+        heapq.heappush(self._waiting, entry)
+        self.changed()
+        try:
+            return await future
+        finally:
+            if not entry.is_let_in:  # cancelled: the entry would keep its epoch alive
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
+
+    def changed(self) -> None:
+        """Recheck waiting requests after a release, a delivery or a new request."""
+        while self._waiting:
+            entry = self._next()
+            if entry is None:
+                return
+            entry.is_let_in = True
+            if entry is self._waiting[0]:
+                heapq.heappop(self._waiting)
+            else:
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
+            if not entry.future.done():
+                try:
+                    entry.future.set_result(entry.grant())
+                except MemoryError as error:
+                    entry.future.set_exception(error)
+
+    def _count(self, nbytes: int) -> None:
+        self.claimed += nbytes
+        if nbytes < 0:
+            self.changed()
+
+    def _next(self) -> _BytesRequest | None:
+        first = self._waiting[0]
+        if first.future.done() or first.is_urgent():
+            return first
+        is_early = first.is_early()
+        if not is_early and self._fits(first.size, is_input=first.is_input):
+            return first
+        # The first may belong to an abandoned epoch and must not block the others.
+        able = (
+            entry
+            for entry in self._waiting[1:]
+            if entry.is_urgent()
+            or (is_early and not entry.is_early() and self._fits(entry.size, is_input=entry.is_input))
+        )
+        return min(able, default=None)
+
+    def _fits(self, size: int, *, is_input: bool) -> bool:
+        if is_input and self._inputs() + size > self._ahead:
+            return False
+        return self.in_use + size <= self.limit
+
 
 _MORE = 1.1  # factor of memory reserved over the recent sizes
 _ALIKE = 0.02  # share: sizes closer than this differ by their pickles only
@@ -196,3 +334,70 @@ class Pace:
         """Update the averages by a finished task. Increases count at once, decreases gradually."""
         self._sample_s = max(seconds / count, (self._sample_s + seconds / count) / 2)
         self._sample_bytes = max(nbytes / count, (self._sample_bytes + nbytes / count) / 2)
+
+
+class _PiledPart:
+    """A part whose first `taken` samples are taken."""
+
+    def __init__(self, start: int, part: Part) -> None:
+        self.start, self.part, self.taken = start, part, 0  # `start`: position of the first sample not taken
+
+
+class Pile:
+    """Parts ordered by the positions of their samples. Takes over their leases.
+
+    The cost of taking does not depend on the size of the buffer. A part is cut when samples are taken. Its remainder is
+    cut each time half of it is gone, which frees leases early.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, _PiledPart]] = []
+        self._numbers = itertools.count()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def start(self) -> int:
+        return self._entries[0][0]
+
+    @property
+    def size(self) -> int:
+        """Number of samples not taken of the part at the lowest position."""
+        entry = self._entries[0][2]
+        return entry.part.count - entry.taken
+
+    def add(self, start: int, part: Part) -> None:
+        if part.count:
+            heapq.heappush(self._entries, (start, next(self._numbers), _PiledPart(start, part)))
+        else:
+            part.release()
+
+    def take(self, count: int) -> tuple[int, Part]:
+        """Take (position, samples) from the lowest position on: at most `count`, of one part."""
+        entry = self._entries[0][2]
+        start, part, begin = entry.start, entry.part, entry.taken
+        end = min(begin + count, part.count)
+        if begin == 0 and end == part.count:
+            heapq.heappop(self._entries)
+            return start, part
+        some = part.cut(begin, end)
+        if end == part.count:
+            heapq.heappop(self._entries)
+            part.release()
+            return start, some
+        entry.start, entry.taken = start + end - begin, end
+        if 2 * end >= part.count:
+            entry.part, entry.taken = part.cut(end, part.count), 0
+            part.release()
+        heapq.heapreplace(self._entries, (entry.start, next(self._numbers), entry))
+        return start, some
+
+    def below(self, stop: int) -> Iterator[tuple[int, Part]]:
+        while self._entries and self.start < stop:
+            yield self.take(stop - self.start)
+
+    def drop(self) -> None:
+        for _, _, entry in self._entries:
+            entry.part.release()
+        self._entries.clear()

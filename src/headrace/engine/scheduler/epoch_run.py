@@ -14,8 +14,7 @@ from headrace._util.sample_ranges import Rows
 from headrace._util.shared_memory import Claim, Lease, bytes_in
 from headrace.delivery.channel import Sender
 from headrace.engine.scheduler.assembler import Assembly
-from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.dispatch import Dispatch
+from headrace.engine.scheduler.dispatch import Budget, Dispatch
 from headrace.engine.scheduler.epoch_spec import EpochSpec, GroupStage, InnerStage, LimitStage, Resources
 from headrace.engine.scheduler.event_loop import is_exiting
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Level, Outcome

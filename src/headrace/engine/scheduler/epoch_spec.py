@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace._util.shared_memory import LARGE_BYTES, Arena
-from headrace.engine.scheduler.budget import Budget
+from headrace.engine.scheduler.dispatch import Budget
 from headrace.engine.scheduler.position_map import BatchBoundaries, PositionMap
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe.stats import LoaderMeters

@@ -11,10 +11,8 @@ from anyio.abc import TaskGroup
 
 from headrace._util.context import running_charge
 from headrace._util.shared_memory import bytes_in
-from headrace.engine.scheduler.budget import Budget
-from headrace.engine.scheduler.dispatch import Dispatch, Pace
+from headrace.engine.scheduler.dispatch import Budget, Dispatch, Pace, Pile
 from headrace.engine.scheduler.epoch_spec import EpochSpec, GroupStage, InnerStage, LimitStage, LoopStage, WorkStage
-from headrace.engine.scheduler.reorder_buffer import Pile
 from headrace.errors import StateMismatchError
 from headrace.workers.failures import Failure
 from headrace.workers.sample_chunks import ListPart, Part

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.delivery.messages import AfterEach, ProgressDelta
+from headrace.delivery.channel import AfterEach, ProgressDelta
 from headrace.types import Ints, Ranges
 from headrace.workers.failures import PackedError
 from headrace.workers.tasks import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.delivery.messages import ProgressDelta
+from headrace.delivery.channel import ProgressDelta
 from headrace.engine.scheduler.epoch_spec import EpochSpec, InnerStage
 from headrace.engine.scheduler.group_level import SharedPart, TogetherLevel, in_parts
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Outcome, Units

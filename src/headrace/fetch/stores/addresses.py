@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from headrace._util import check
-from headrace.errors import OptionError, StorageError, masked
+from headrace.errors import OptionError, StorageError
 from headrace.options import Fetch
 from headrace.types import Store
 
@@ -172,7 +172,7 @@ def split(url: str) -> tuple[str, str, str]:
 def _file_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise OptionError(f"{masked(url)!r} names a host; a local file is file:///path")
+        raise OptionError.at(url, "names a host; a local file is file:///path")
     return unquote(url.partition(":")[2].removeprefix("//").removeprefix(parts.netloc))
 
 
@@ -256,7 +256,7 @@ class Stores:
         try:
             is_proxied = proxy_for(root) is not None
         except ValueError:
-            raise OptionError(f"no address: {masked(root)}") from None
+            raise OptionError.at(root, "is no address") from None
         if not is_proxied and self._fits_our_client:
             return WebStore(root, self._connections, self._headers)
         from headrace.fetch.stores.object_stores import RemoteWebStore
@@ -264,7 +264,7 @@ class Stores:
         return RemoteWebStore(root, self._options, self._for_obstore())
 
     def _s3(self, root: str) -> Store:
-        from headrace.fetch.stores.s3 import S3Store
+        from headrace.fetch.stores.object_stores import S3Store
         from headrace.fetch.web.client import Web, proxy_for
 
         if self._fits_our_client:

@@ -127,8 +127,7 @@ class FsspecStore:
                 kwargs["asynchronous"] = True
             return self._class(skip_instance_cache=True, **kwargs)
         except (TypeError, ValueError, ImportError) as error:
-            reason = self._masked(error)
-            raise OptionError(f"fsspec cannot open {self._scheme}:// with these storage_options: {reason}") from None
+            raise not_opened(self._scheme, error, self._storage_options) from None
 
     async def _call(self, method: str, *args: Any) -> Any:
         if self._threads is None:
@@ -175,6 +174,12 @@ def _listed(path: str, about: Mapping[str, Any]) -> Listed:
 def _etag(about: Mapping[str, Any]) -> str | None:
     etag = about.get("ETag") or about.get("etag")
     return None if etag is None else str(etag)
+
+
+def not_opened(scheme: str, error: Exception, storage_options: Mapping[str, object]) -> OptionError:
+    """Return the error of a file system that cannot be made."""
+    reason = masked_text(str(error), storage_options)
+    return OptionError(f"fsspec cannot open {scheme}:// with these storage_options: {reason}")
 
 
 def _class_of(scheme: str) -> Any:

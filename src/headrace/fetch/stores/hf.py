@@ -129,7 +129,8 @@ class HuggingFaceStore:
 def _parts_of(path: str) -> tuple[str | None, str, str, str]:
     match = _PATH.fullmatch(path)
     if match is None:
-        raise OptionError(f"hf://{path} is no file on the hub: hf://datasets/ORGANISATION/NAME[@REVISION]/PATH is one")
+        form = "hf://datasets/ORGANISATION/NAME[@REVISION]/PATH"
+        raise OptionError.at(f"hf://{path}", f"is no file on the hub: {form} is one")
     kind, repository, revision, file = match.groups()
     return kind, repository, quote(unquote(revision or "main"), safe=""), file
 

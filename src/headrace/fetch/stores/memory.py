@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from hashlib import blake2b
 
 from headrace._util.reads import check_match, clamped
-from headrace.errors import ObjectMissingError, OptionError, masked
+from headrace.errors import ObjectMissingError, OptionError
 from headrace.types import Answer, Buffer, Listed
 
 _PAGE = 1000
@@ -25,7 +25,7 @@ def remove(url: str) -> None:
 
 def _path(url: str) -> str:
     if not url.startswith("memory://"):
-        raise OptionError(f"{masked(url)!r} must begin with memory://")
+        raise OptionError.at(url, "must begin with memory://")
     return url.removeprefix("memory://")
 
 

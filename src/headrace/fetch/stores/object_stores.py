@@ -1,12 +1,15 @@
-"""Stores by obstore: GCS, Azure, and cases of S3 and HTTP that our client does not support."""
+"""Stores by obstore: GCS, Azure, S3 by signed addresses, and cases of HTTP that our client does not support."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -31,10 +34,12 @@ from headrace.errors import (
     StorageError,
     is_secret_name,
     masked,
+    masked_text,
 )
 from headrace.fetch.stores.addresses import panic_in
 from headrace.fetch.stores.key_ranges import list_in_ranges, without_folders
-from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
+from headrace.fetch.web.client import Web
+from headrace.fetch.web.http1 import code_in, encoded, is_plain, refusal, target_of
 from headrace.options import Fetch
 from headrace.types import Answer, Buffer, Listed
 
@@ -114,9 +119,10 @@ def _refuse_to_share(root: str, config: Mapping[str, Any], headers: Mapping[str,
     shared = sorted(name for name in map(str, headers) if is_secret_name(name) and name.lower() not in _NOT_REDIRECTED)
     if shared or (keys and not root.startswith(("http://", "https://"))):
         what = f"the header {shared[0]}" if shared else keys[0]
-        raise OptionError(
-            f"{masked(root)!r} is read by obstore, which would send {what} wherever a redirect leads. Use the cloud's "
-            "own endpoint by https. For a header, leave client_options and proxies out, or send it as Authorization."
+        raise OptionError.at(
+            root,
+            f"is read by obstore, which would send {what} wherever a redirect leads. Use the cloud's own endpoint by "
+            "https. For a header, leave client_options and proxies out, or send it as Authorization.",
         )
 
 
@@ -191,11 +197,11 @@ class RemoteStore:
         if if_match is not None:
             options["if_match"] = if_match
         if path.endswith("/") or path.startswith("/"):
-            raise OptionError(f"{masked(self._address(path))!r}: obstore reads no keys that begin or end with a slash")
+            raise OptionError.at(self._address(path), ": obstore reads no keys that begin or end with a slash")
         try:
             return await self._answer(path, options, stop)
         except ValueError as error:
-            raise OptionError(f"{masked(self._address(path))!r}: {str(error).partition(chr(10))[0]}") from None
+            raise OptionError.at(self._address(path), f": {str(error).partition(chr(10))[0]}") from None
         except (BaseError, OSError) as error:
             ignored = isinstance(error, NotSupportedError) and not start
             if _status(error) != 416 and not ignored:
@@ -347,3 +353,141 @@ def translated(error: Exception, url: str) -> StorageError:
     if "kind: Interrupted" in text or "kind: Request" in text:
         return StorageError(f"the connection ended before the answer{below}", url=url)
     return StorageError(f"obstore failed with {type(error).__name__}", url=url)
+
+
+_VALID = timedelta(hours=1)
+# obstore renews credentials that expire within five minutes, so a new signature is valid for this long.
+_REMEMBERED_S = 240.0
+_REMEMBERED = 4096
+_RENEWED_EVERY_S = 30.0
+_AWS = re.compile(r"\.amazonaws\.com(\.cn)?$")
+_TRUE = frozenset({"1", "true", "on", "yes", "y"})
+
+
+class S3Store:
+    """One bucket. Refused credentials are read again once: environment, files and providers.
+
+    Keys that obstore cannot sign (with an empty part, "." or "..") are refused. `headers` are sent unsigned.
+    """
+
+    gives_ends = True
+
+    def __init__(
+        self,
+        root: str,
+        options: Fetch,
+        storage_options: Mapping[str, object],
+        web: Web,
+        *,
+        headers: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._web, self._headers, self._clock = root, web, headers, clock
+        self._options, self._storage_options = options, storage_options
+        self._open = functools.partial(_Signer, root, options, storage_options, clock)
+        self._signer = self._open()
+        self._renew_after = clock()
+
+    @functools.cached_property
+    def host(self) -> str | None:
+        """Server whose buckets share limits. None for AWS, which limits each bucket by itself."""
+        origin = target_of(self.endpoint).origin
+        return None if _AWS.search(origin.host) else f"{origin.scheme}://{origin.authority}"
+
+    @property
+    def endpoint(self) -> str:
+        try:
+            return self._signer.unsigned("x")
+        except (BaseError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise OptionError(
+                f"storage_options['endpoint'] does not fit {masked(self._root)!r}: {masked_text(reason)}"
+            ) from None
+
+    @property
+    def fits(self) -> bool:
+        """True if signed addresses are enough for these settings. Others need signed headers."""
+        return not any(
+            self._signer.setting(name) for name in ("request_payer", "s3_express", "sse_customer_key_base64")
+        )
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        name = f"{self._root}/{path}"
+        if any(part in ("", ".", "..") for part in path.split("/")):
+            raise OptionError.at(name, ": obstore signs no keys with an empty part or one of dots")
+        signer = self._signer
+        try:
+            return await self._ask(signer, path, name, start, stop, if_match)
+        except AccessDeniedError:
+            if not self._renew(signer):
+                raise
+        return await self._ask(self._signer, path, name, start, stop, if_match)
+
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
+        return list_remote(self._root, self._options, self._storage_options, prefix)
+
+    async def aclose(self) -> None:
+        """Do nothing: the reader closes the connections."""
+
+    async def _ask(
+        self, signer: _Signer, path: str, name: str, start: int | None, stop: int | None, if_match: str | None
+    ) -> Answer:
+        address = await signer.address(path, name)
+        return await self._web.get(address, start, stop, if_match=if_match, headers=self._headers, name=name)
+
+    def _renew(self, refused: _Signer) -> bool:
+        """Read credentials again, at most every 30 seconds. True if they are not those of `refused`."""
+        if refused is self._signer and refused.signs and self._clock() >= self._renew_after:
+            self._signer = self._open()
+            self._renew_after = self._clock() + _RENEWED_EVERY_S
+        return refused is not self._signer
+
+
+class _Signer:
+    """Addresses of one bucket, signed by the credentials at the time of creation."""
+
+    def __init__(
+        self, root: str, options: Fetch, storage_options: Mapping[str, object], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._store = open_remote(root, options, storage_options)
+        unsigned = {**self._store.config, "access_key_id": "none", "secret_access_key": "none"}
+        for name in ("bucket", "session_token", "skip_signature"):
+            unsigned.pop(name, None)
+        self._unsigned = open_remote(root, options, {**unsigned, "client_options": {"allow_http": True}})
+        self.signs = str(self.setting("skip_signature")).lower() not in _TRUE
+        # Measured with obstore 0.12: `sign` costs 11 µs, `sign_async` 180. `sign` blocks the loop if credentials
+        # have to be fetched first, which given keys never need.
+        self._is_quick = "credential_provider" not in storage_options and bool(self.setting("access_key_id"))
+        self._known: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def setting(self, name: str) -> object:
+        return self._store.config.get(name) or os.environ.get(f"AWS_{name.upper()}")
+
+    def unsigned(self, key: str) -> str:
+        return obstore.sign(self._unsigned, "GET", key, _VALID).partition("?")[0]
+
+    async def address(self, key: str, name: str) -> str:
+        """Return a key's signed address. Requests are made only for credentials."""
+        known = self._known.get(key)
+        if known is not None and self._clock() < known[0]:
+            return known[1]
+        try:
+            if not self.signs:
+                return self.unsigned(key)
+            if self._is_quick:
+                return obstore.sign(self._store, "GET", key, _VALID)
+            until = self._clock() + _REMEMBERED_S
+            address = await obstore.sign_async(self._store, "GET", key, _VALID)
+        except (TypeError, ValueError):
+            raise OptionError.at(name, ": obstore signs no such key") from None
+        except (BaseError, OSError) as error:
+            failure = translated(error, name)
+            kind = AccessDeniedError if isinstance(failure, AccessDeniedError) else StorageError
+            raise kind(f"no credentials to sign with: {failure.reason}", url=name, status=failure.status) from None
+        self._known[key] = until, address
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return address

@@ -117,13 +117,13 @@ async def _upload(url: str, root: str, path: str, source: Path, storage_options:
 def _put_by_fsspec(url: str, scheme: str, source: Path, storage_options: Mapping[str, object]) -> None:
     import fsspec
 
+    from headrace.fetch.stores.fsspec_store import not_opened
+
     try:
         file_system, path = fsspec.core.url_to_fs(url, **storage_options)
         file_system.put_file(str(source), path)
     except (ImportError, ValueError, TypeError) as error:
-        raise OptionError(
-            f"fsspec cannot open {scheme}:// with these storage_options: {masked_text(str(error))}"
-        ) from None
+        raise not_opened(scheme, error, storage_options) from None
     except Exception as error:
         reason = masked_text(str(error), storage_options)
         raise StorageError(f"it could not be written: {type(error).__name__}: {reason}", url=url) from None

@@ -2,6 +2,6 @@
 
 client.py        from an address and a range to a checked answer; redirects
 connections.py   the connections of one reader, and the addresses of hosts
-connection.py    one connection                   body.py              its bodies
-http1.py         requests and heads (pure)        statuses.py          the meaning of statuses
+connection.py    one connection and its bodies    index_pages.py       listings
+http1.py         requests, heads, statuses (pure)
 """

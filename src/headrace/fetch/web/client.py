@@ -12,13 +12,21 @@ from urllib.request import getproxies, proxy_bypass
 
 from headrace._util.reads import ReportedVersion
 from headrace.errors import BadResponseError, ObjectChangedError, OptionError, StorageError, masked
-from headrace.fetch.rest import Rest
-from headrace.fetch.web.body import Body
-from headrace.fetch.web.connection import Connection
+from headrace.fetch.web.connection import Body, Connection, Rest
 from headrace.fetch.web.connections import Connections
-from headrace.fetch.web.http1 import Head, Target, content_range, request, retry_after_s, target_of
+from headrace.fetch.web.http1 import (
+    Head,
+    Target,
+    code_in,
+    content_range,
+    encoded,
+    is_plain,
+    refusal,
+    request,
+    retry_after_s,
+    target_of,
+)
 from headrace.fetch.web.index_pages import list_pages
-from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
 from headrace.types import Answer, Buffer, Listed
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

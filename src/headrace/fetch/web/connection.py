@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection."""
+"""One HTTP/1.1 connection, the bodies of its answers, and the unread rest of a body for the next read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
-from headrace.fetch.web.http1 import HEAD_BYTES, Head, head_end, parse_head
+from headrace._util.reads import ReportedVersion
+from headrace.errors import BadResponseError, ShortReadError
+from headrace.fetch.web.http1 import HEAD_BYTES, Chunks, Head, head_end, parse_head
+from headrace.types import Answer, Buffer
 
 # Bytes received with a head are copied once more, so steps are small. One step does not fill the buffer, because to
 # pause and resume reading costs 25 µs.
@@ -198,3 +201,245 @@ def in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+_PIECE_BYTES = 256 * 1024
+
+
+class Body:
+    """A body that implements `Fills`. Iterating over it gives pieces.
+
+    Its connection is reused when all of the body was read. It ends if the body is closed earlier, cancelled or broken.
+    `length` is needed if the framing does not give it.
+    """
+
+    def __init__(self, connection: Connection, head: Head, name: str, length: int | None = None) -> None:
+        self._connection: Connection | None = connection
+        self._name = name
+        self._keeps_alive = head.keeps_alive
+        self._chunks = Chunks() if head.is_chunked else None
+        self._left = head.length if length is None else length  # bytes left; None: until the connection ends
+        self._is_cut = False
+        self._is_whole = False
+        self._received = 0
+        self._filling: Connection | None = None
+        if self._left == 0:
+            self._finish()
+
+    @property
+    def received(self) -> int:
+        return self._received + (0 if self._filling is None else self._filling.filled)
+
+    async def read_into(self, target: memoryview) -> int:
+        if self._connection is None:
+            if self._is_whole:
+                return 0
+            raise ShortReadError("the body was given up", url=self._name)
+        if self._left is not None:
+            target = target[: self._left]
+        before, is_at_end = self._received, False
+        try:
+            if self._chunks is None:
+                await self._fill(self._connection, target)
+            else:
+                is_at_end = await self._unchunk(self._connection, self._chunks, target)
+        except EndedError as error:
+            if self._chunks is not None or self._left is not None:
+                await self.aclose()
+                raise ShortReadError(f"the connection ended within the body: {error}", url=self._name) from error
+            is_at_end = True  # the body extends to the connection's end
+        except ValueError as error:
+            await self.aclose()
+            raise BadResponseError(f"the answer cannot be used: {error}", url=self._name) from error
+        except BaseException:
+            await self.aclose()
+            raise
+        count = self._received - before
+        if self._left is not None:
+            self._left -= count
+        if is_at_end or self._left == 0:
+            self._finish()
+        return count
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    async def aclose(self) -> None:
+        if self._connection is not None:
+            self.abort()
+
+    def abort(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    def __aiter__(self) -> Body:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        piece = bytearray(_PIECE_BYTES if self._left is None else min(_PIECE_BYTES, self._left))
+        count = await self.read_into(memoryview(piece))
+        if not count:
+            raise StopAsyncIteration
+        return memoryview(piece)[:count]
+
+    async def skip(self, count: int) -> int:
+        """Discard up to `count` next bytes without counting them as received. Return their number."""
+        room = memoryview(bytearray(min(count, _PIECE_BYTES)))
+        skipped = 0
+        while skipped < count and (got := await self.read_into(room[: count - skipped])):
+            skipped += got
+        self._received = 0
+        return skipped
+
+    def cut(self, count: int) -> None:
+        if self._connection is not None and (self._left is None or count < self._left):
+            self._left, self._is_cut = count, True
+            if not count:
+                self._finish()
+
+    def _finish(self) -> None:
+        connection, self._connection = self._connection, None
+        self._is_whole = True
+        if connection is not None:
+            connection.release(keeps_alive=self._keeps_alive and not self._is_cut)
+
+    async def _fill(self, connection: Connection, target: memoryview) -> None:
+        came = connection.buffered()[: target.nbytes]
+        target[: came.nbytes] = came
+        connection.take(came.nbytes)
+        self._received += came.nbytes
+        if came.nbytes == target.nbytes:
+            return
+        self._filling = connection
+        try:
+            await connection.fill(target[came.nbytes :])
+        finally:
+            self._filling = None
+            self._received += connection.filled
+
+    async def _unchunk(self, connection: Connection, chunks: Chunks, target: memoryview) -> bool:
+        at = 0
+        # A body of known length must end there.
+        is_last = self._left == target.nbytes and not self._is_cut
+        while True:
+            taken, given = chunks.feed(connection.buffered(), target[at:])
+            connection.take(taken)
+            at += given
+            self._received += given
+            if chunks.is_done:
+                if self._left is not None and not self._is_cut and at < self._left:
+                    raise EndedError("its last chunk came early")
+                return True
+            if at == target.nbytes:
+                if not is_last:
+                    return False
+                if connection.buffered():
+                    raise ValueError("its body is longer than announced")
+            await connection.more()
+
+
+_SKIPPED_BYTES = 256 * 1024
+
+
+class Rest:
+    """The open answer of a server that sends whole objects only, for reading an object in order.
+
+    Each part is read from the same body, so the server sends every byte once. If the connection broke, or a part
+    precedes the position, the object is requested again and the bytes before the part are discarded.
+    """
+
+    def __init__(self) -> None:
+        self._body: Body | None = None
+        self._at = 0
+        self._size: int | None = None
+        self._reported: ReportedVersion | None = None  # version of the first answer
+
+    def go_on(self, start: int, stop: int, name: str) -> Answer | None:
+        """Return bytes [start, stop) of the open answer; None without one or if it is past `start`."""
+        body, self._body = self._body, None
+        if body is None:
+            return None
+        if start < self._at:
+            body.abort()
+            return None
+        return self._part(body, start, stop, name)
+
+    def begin(
+        self, body: Body, start: int, stop: int, name: str, *, size: int | None, reported: ReportedVersion
+    ) -> Answer:
+        """Return bytes [start, stop) of a new answer.
+
+        Raises:
+            ObjectChangedError: the previous answer had another version.
+            BadResponseError: the versions cannot be compared.
+        """
+        if self._reported is not None:
+            self._reported.check(reported, name)
+        self._at, self._size, self._reported = 0, size, reported
+        return self._part(body, start, stop, name)
+
+    def keep(self, body: Body, at: int) -> None:
+        self.release()
+        if body.is_open:
+            self._body, self._at = body, at
+
+    def release(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.abort()
+
+    def _part(self, body: Body, start: int, stop: int, name: str) -> Answer:
+        end = stop if self._size is None else min(stop, self._size)
+        part = _Part(self, body, start - self._at, start, end, name)
+        known, (etag, modified) = None if self._size is None else end, self._reported or ReportedVersion()
+        return Answer(start, known, self._size, etag, part, in_order=True, modified=modified)
+
+
+class _Part:
+    """Bytes [start, stop) of a body, after `skip` bytes that are discarded. Implements `Fills`."""
+
+    def __init__(self, rest: Rest, body: Body, skip: int, start: int, stop: int, name: str) -> None:
+        self._rest, self._body, self._name = rest, body, name
+        self._to_skip, self._left, self._stop = skip, stop - start, stop
+        self._before = self._base = body.received  # bytes received before this part, and before its wanted bytes
+
+    @property
+    def received(self) -> int:
+        return 0 if self._to_skip else self._body.received - self._base
+
+    @property
+    def skipped(self) -> int:
+        return (self._body.received if self._to_skip else self._base) - self._before
+
+    async def read_into(self, target: memoryview) -> int:
+        await self._skip()
+        count = await self._body.read_into(target[: self._left])
+        self._left -= count
+        if not self._left:
+            self._rest.keep(self._body, self._stop)
+        return count
+
+    async def aclose(self) -> None:
+        if self._left:
+            await self._body.aclose()
+
+    def __aiter__(self) -> _Part:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        piece = bytearray(min(_SKIPPED_BYTES, self._left))
+        count = await self.read_into(memoryview(piece)) if piece else 0
+        if not count:
+            raise StopAsyncIteration
+        return memoryview(piece)[:count]
+
+    async def _skip(self) -> None:
+        room = memoryview(bytearray(min(self._to_skip, _SKIPPED_BYTES)))
+        while self._to_skip:
+            count = await self._body.read_into(room[: self._to_skip])
+            if not count:
+                raise BadResponseError(f"the whole ended {self._to_skip} bytes before the part", url=self._name)
+            self._base = self._body.received
+            self._to_skip -= count

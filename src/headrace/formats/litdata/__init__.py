@@ -1,6 +1,1 @@
-"""Reads LitData's chunks: a catalogue, and a table of offsets in each chunk.
-
-catalogue.py   parses index.json     trees.py   decodes leaves, and builds samples     format.py   the format
-
-Damage raises a ValueError, which `format.py` converts to a FormatError with the shard.
-"""
+"""Reads LitData's chunks: a catalogue, a table of offsets in each chunk, and trees of leaves."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import reason_of
-from headrace.formats.json_values import as_list, as_object, as_text, as_texts
+from headrace.formats.decoders import decode_json, decode_text
+from headrace.formats.folders import as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.mds.encodings import image_array, raw_image
-from headrace.formats.plain import decode_json, decode_text
+from headrace.formats.mds import image_array, raw_image
 from headrace.types import Buffer
 
 Decode = Callable[[bytes], object]
@@ -120,7 +120,7 @@ def _vector(make: Callable[[tuple[int], bytes], object], dtype: str, data: bytes
 
 
 def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Any:
-    from headrace.formats.tensors import tensor_of
+    from headrace.formats.safetensors import tensor_of
 
     return tensor_of(dtype, shape, data)
 

@@ -16,12 +16,21 @@ from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.file import Entry
-from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index.shard import Arrays, ShardIndex, damage, pack_arrays
 from headrace.formats.limits import Limits
-from headrace.formats.mp4.boxes import Box, shown
-from headrace.formats.mp4.finding import HEAD_BYTES, Tables, find_tables, video_track
-from headrace.formats.mp4.samples import REMUX, fragment_samples, joined, plain_samples, track_of
+from headrace.formats.mp4.tables import (
+    HEAD_BYTES,
+    REMUX,
+    Box,
+    Tables,
+    find_tables,
+    fragment_samples,
+    joined,
+    plain_samples,
+    shown,
+    track_of,
+    video_track,
+)
 from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Buffer, Ints
 

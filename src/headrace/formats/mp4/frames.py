@@ -31,12 +31,10 @@ from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace.errors import DecodeError, OptionError, StageError, masked, reason_of
-from headrace.formats.images import scaled
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.mp4.boxes import box
-from headrace.formats.mp4.finding import tables_in
+from headrace.formats.media import scaled, torchcodec_decoders
 from headrace.formats.mp4.format import Track, VideoTable, read_table
-from headrace.formats.sounds import torchcodec_decoders
+from headrace.formats.mp4.tables import box, tables_in
 from headrace.types import Buffer, Ints
 
 _GAP_BYTES = 32 * 1024  # frames with at most so many bytes of other tracks in between are read together

@@ -15,7 +15,6 @@ from headrace._util.pickled import packed_once
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError
-from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import Arrow, TableRows, arrow_errors, kind_of, library
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
@@ -31,11 +30,10 @@ from headrace.formats.parquet.footer import (
     opened_parquet,
     read_footer,
 )
-from headrace.formats.parquet.page_headers import FILLER_BYTES, check_pages, filler
-from headrace.formats.parquet.page_index import ColumnPages, PageIndex, Run, pages_of
+from headrace.formats.parquet.pages import FILLER_BYTES, ColumnPages, PageIndex, Run, check_pages, filler, pages_of
 from headrace.formats.parquet.where import Asking, Left, asked_of, left_of, page_indexes, pruned, quickly
 from headrace.formats.pinned_object import SeekableFile
-from headrace.formats.predicates import ALL, NONE, Where, columns_of, known
+from headrace.formats.predicates import ALL, NONE, Where, columns_of, kept_rows, known
 from headrace.formats.tables import ListedTable, TableFormat, constants_of
 from headrace.types import Buffer, Ints
 

@@ -17,13 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 import anyio.to_thread
 import numpy as np
 
-from headrace.formats.arrow_predicates import check_kinds
 from headrace.formats.arrow_values import library
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.footer import ColumnChunk, FileEnd, Footer, Group, ParquetColumn
-from headrace.formats.parquet.page_index import SMALL_BYTES, PageBounds, PageIndex, Run, page_bounds, page_index
-from headrace.formats.parquet.thrift import Value
-from headrace.formats.predicates import NONE, Term, Where, as_float, microseconds_of
+from headrace.formats.parquet.footer import ColumnChunk, FileEnd, Footer, Group, ParquetColumn, Value
+from headrace.formats.parquet.pages import SMALL_BYTES, PageBounds, PageIndex, Run, page_bounds, page_index
+from headrace.formats.predicates import NONE, Term, Where, as_float, check_kinds, microseconds_of
 
 _UNIT_US = {"ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}  # a unit in microseconds
 _NOT = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "in": "not in", "not in": "in"}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace._util.sample_ranges import Rows
 from headrace.formats.limits import Limits
 from headrace.formats.tar.headers import BLOCK, header_name, shown
-from headrace.formats.tar.regular import plain_members
+from headrace.formats.tar.samples import plain_members
 from headrace.formats.tar.scanner import TarScanner
 from headrace.types import Ints
 

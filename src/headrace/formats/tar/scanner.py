@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.headers import (
     BLOCK,
@@ -19,8 +20,7 @@ from headrace.formats.tar.headers import (
     read_size,
     shown,
 )
-from headrace.formats.tar.regular import regular_run
-from headrace.formats.tar.samples import Grouper
+from headrace.formats.tar.samples import Grouper, regular_run
 from headrace.types import Buffer
 
 _REGULAR = (b"0", b"\0", b"7")
@@ -269,3 +269,26 @@ def _agreed(what: str, before: bytes | None, now: bytes | None, offset: int) -> 
     if before and now and before != now:
         raise FormatError(f"a member has two {what}: {shown(before)} and {shown(now)}", offset=offset)
     return now or before
+
+
+class TarFormat(Format):
+    """Tar archives in WebDataset's layout; see `tar.samples`."""
+
+    name = "tar"
+    suffixes = (".tar",)
+    fields_are_members = True
+
+    def sniff(self, name: str, head: bytes) -> float:
+        if len(head) < BLOCK or not any(head[:BLOCK]):
+            return 0.0
+        try:
+            read_header(head[:BLOCK], 0)
+        except FormatError:
+            return 0.0
+        return 1.0 if head[257:262] == b"ustar" else 0.6
+
+    def scanner(self, url: str, limits: Limits) -> TarScanner:
+        return TarScanner(url, limits)
+
+
+TAR = TarFormat()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.testing.fault_server.answers import Request
-from headrace.testing.fault_server.faults import FAULTS
-from headrace.testing.fault_server.rules import When
-from headrace.testing.fault_server.server import FaultServer
+from headrace.testing.fault_server.faults import FAULTS, Request
+from headrace.testing.fault_server.server import FaultServer, When
 
 __all__ = ["FAULTS", "FaultServer", "Request", "When"]

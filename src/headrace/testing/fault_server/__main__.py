@@ -13,8 +13,7 @@ from pathlib import Path
 
 from headrace.errors import OptionError
 from headrace.testing.fault_server.faults import FAULTS
-from headrace.testing.fault_server.rules import When
-from headrace.testing.fault_server.server import FaultServer
+from headrace.testing.fault_server.server import FaultServer, When
 from headrace.types import Buffer
 
 

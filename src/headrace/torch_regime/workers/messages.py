@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from headrace._util.shared_memory import Segment
 from headrace.torch_compat import serialize
-from headrace.torch_compat.errors import is_death, pack_worker_error
+from headrace.torch_compat.serialize import cannot_carry_index, is_death, pack_worker_error
 from headrace.torch_compat.stateful import PackedStates
-from headrace.torch_compat.why_unpicklable import cannot_carry_index
 from headrace.workers.failures import PackedError
 
 Result = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import multiprocessing
 import os
@@ -26,16 +25,14 @@ from headrace._util import file_limits as descriptors
 from headrace._util.shared_memory import Segment, close_all
 from headrace._util.wakeup import is_readable, is_ready
 from headrace.torch_compat import serialize
-from headrace.torch_compat.by_value import begin_forked_worker, share_classes
+from headrace.torch_compat.picklers import begin_forked_worker, share_classes
+from headrace.torch_compat.serialize import cannot_carry
 from headrace.torch_compat.torch_loader import TorchLoader
-from headrace.torch_compat.why_unpicklable import cannot_carry
 from headrace.torch_regime.workers.messages import WorkerConfig
 from headrace.torch_regime.workers.worker_main import main_of_context, main_of_thread
-from headrace.workers.forkserver.client import STOPPED, ForkServer, ForkServerCommands
-from headrace.workers.forkserver.fd_socket import JSON, ObjectCodec, PolledWire, in_groups
+from headrace.workers.forkserver.client import GRACE_S, ForkServer, Spawner
+from headrace.workers.forkserver.fd_socket import JSON, PATIENCE, ObjectCodec, PolledWire, in_groups
 from headrace.workers.forkserver.inheritance import capture
-from headrace.workers.forkserver.interpreter_flags import GRACE_S
-from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch
 
 _STATUS_S = 1.0  # longest wait for the fork server to report a worker's exit code
 
@@ -218,7 +215,7 @@ class _ForkServerHandle:
                 signal.pidfd_send_signal(self.sentinel, number)
 
 
-class _ForkServerStarter:
+class _ForkServerStarter(Spawner[PolledWire]):
     """Raises CannotCarryError if a part of the job, or of the inherited settings, cannot be sent."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -238,36 +235,26 @@ class _ForkServerStarter:
         lengths = serialize.write(parts, self._segment.view)
         self.greeting: list[tuple[object, Sequence[int]]] = [*in_groups(self._descriptors)]
         self.greeting.append((("job", self._segment.size, lengths), [self._segment.fd]))
-        self._files = serialize.files_of(modules)
-        self._left: list[ForkServer] = []  # replaced ones, whose workers still run
         self._lock = threading.RLock()
-        self._tokens = itertools.count()
+        self._pids: dict[int, int | None] = {}  # by token. None: the fork failed
         self._codes: dict[int, int] = {}  # exit code by process
         self._owner = os.getpid()
         self._is_closed = False
-        self._connect()
+        files = serialize.files_of(modules)
+        super().__init__(ForkServer.acquire(files), files)
+        self._acquired.append(self.fork_server)
 
-    def _connect(self) -> None:
-        self._fork_server = ForkServer.acquire(self._files)
-        self._wire = PolledWire(self._fork_server.connect(), JSON)
-        # Not in `close`: the fork server reports exit codes over it.
-        weakref.finalize(self, self._wire.close).atexit = False
-        self._pids: dict[int, int | None] = {}  # by token. None: the fork failed
+    def _wire_of(self, sock: socket.socket) -> PolledWire:
         self._has_ended = False
-        self._orders = ForkServerCommands(self._wire.send)
-        self._fork_server.prepare(self._orders, self._files)
-
-    def _renew(self) -> None:
-        self._fork_server.give_up()
-        self._left.append(self._fork_server)
-        self._connect()
+        wire = PolledWire(sock, JSON)
+        # Not in `close`: the fork server reports exit codes over it.
+        weakref.finalize(self, wire.close).atexit = False
+        return wire
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, PolledWire]:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                if self._has_ended or self._fork_server.process.poll() is not None:
-                    self._renew()
                 pid = self._forked(number, theirs, start)
             except BaseException:
                 ours.close()
@@ -275,16 +262,16 @@ class _ForkServerStarter:
         return _ForkServerHandle(self, pid), PolledWire(ours)
 
     def _forked(self, number: int, worker: socket.socket, start: int) -> int | None:
-        """Wait for the fork of a worker. A stopped fork server is replaced."""
+        """Wait for the fork of a worker. None: it failed."""
         while True:
-            token, watch = next(self._tokens), Watch()
-            self._orders.fork(token, number, worker, start)
+            if self._is_lost or self._has_ended or self.fork_server.process.poll() is not None:
+                self._renew()
+            token = next(self._tokens)
+            self._order(token, number, worker, start)
             while token not in self._pids:
                 if not self._wait(PATIENCE.each_s):
                     return None
-                if watch.look([self._fork_server.process.pid]):
-                    log.warning(STOPPED)
-                    self._renew()
+                if self._is_lost or self._has_stopped():
                     break
             else:
                 return self._pids.pop(token)
@@ -299,9 +286,9 @@ class _ForkServerStarter:
     def _wait(self, timeout_s: float) -> bool:
         """Handle the fork server's messages, after at most `timeout_s` seconds. Return False after its end."""
         with self._lock:
-            if self._has_ended or self._wire.fileno() < 0:
+            if self._has_ended or self._wires[-1].fileno() < 0:
                 return False
-            wire, is_sent = self._wire, self._wire.flush()
+            wire, is_sent = self._wires[-1], self._wires[-1].flush()
         if is_ready(wire.fileno(), timeout_s, to_write=not is_sent):
             with self._lock:
                 try:
@@ -317,16 +304,14 @@ class _ForkServerStarter:
         elif "forked" in message:
             self._pids[message["forked"]] = message["pid"]
             self._codes.pop(message["pid"], None)  # of an earlier process with this number
-        elif "failed" in message:
+        elif "failed" in message and not self._is_refusal(message):
             self._pids[message["failed"]] = None
 
     def close(self) -> None:
         if self._owner == os.getpid() and not self._is_closed:
             self._is_closed = True
             with self._lock:
-                self._wire.send({"dismiss": True})
-            for fork_server in (self._fork_server, *self._left):
-                fork_server.release()
+                super().close()
         self._segment.close()
         close_all(self._descriptors)
 

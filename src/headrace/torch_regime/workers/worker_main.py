@@ -1,4 +1,4 @@
-"""Main loop of a worker for torch's data sets: answers tasks until its connection ends."""
+"""A worker for torch's data sets: makes batches as torch's workers do, until its connection ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data._utils.collate import default_collate
+
+from headrace._util.fork_guard import Original
 from headrace._util.shared_memory import Segment, close_all, keep_freed_memory
-from headrace.torch_compat import serialize
-from headrace.torch_regime.workers.batch_builder import BatchBuilder
+from headrace.torch_compat import serialize, worker_info
+from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.spec import Mismatch, Slots, Spec
+from headrace.torch_compat.stateful import PackedStates, failed, is_stateful, load, packed_states, unpacked_states
+from headrace.torch_compat.worker_info import is_iterated_pipe, is_pipe, seeded, traversing
 from headrace.torch_regime.workers.messages import (
     MADE_NS,
     SAMPLE,
@@ -23,12 +29,319 @@ from headrace.torch_regime.workers.messages import (
     WORDS,
     Result,
     Start,
+    StateAfter,
     WorkerConfig,
     failed_by,
     unpacked_index,
 )
 from headrace.workers.forkserver.fd_socket import BlockingWire, ObjectCodec
+from headrace.workers.randomness import begin_sample
 from headrace.workers.worker_main import WorkerEnd
+
+_INLINE_BYTES = 16384  # smaller batches go with the message: a segment would cost more than the copy
+_SLOTS_FROM_BYTES = 4096  # smaller samples are collated by torch: writing them one by one is slower
+
+
+class _Ended(Exception): ...
+
+
+class BatchBuilder:
+    """Makes batches.
+
+    Args:
+        in_thread: True in a thread of the trainer, which passes batches as objects.
+        place: Returns (segment number, memory of at least this size) for the current batch.
+        tell_spec: Sends the spec of the following slots.
+        progress: Shared counters. [0] is the index in its batch of the sample being made, or -1. The nanoseconds of the
+            collate function are added to [2].
+        start: Resume point. None: the start.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        number: int,
+        *,
+        in_thread: bool,
+        place: Callable[[int], tuple[int, memoryview]],
+        tell_spec: Callable[[bytes], None],
+        progress: memoryview,
+        start: Start | None = None,
+    ) -> None:
+        self._config, self._number, self._in_thread = config, number, in_thread
+        self._original = Original()
+        self._place, self._tell_spec, self._progress = place, tell_spec, progress
+        self._dataset = config.dataset
+        self._failure: Result | None = None
+        self._shared: PackedStates | None = None  # error in place of the state of a data set that threads share
+        self._has_begun = False  # one-time initialization has succeeded
+        self._index: object = None
+        self._are_small = False  # the previous samples were too small for slots
+        self._spec: Spec | None = None
+        self._iterator: Iterator[object] | None = None
+        self._is_over = self._has_reported_end = False
+        self._made = 0
+        self._collates_plainly = config.collate_fn is default_collate
+        self.is_stateful = False
+        self._begin(start)
+
+    def reset(self, shared_seed: int | None) -> None:
+        if self._has_begun:
+            self._failure = None
+            with self._kept_error():
+                self._dataset = seeded(self._dataset, shared_seed)
+                self._open()
+
+    def make(self, index: Any) -> Result:
+        """Make the batch of an index, or of the next samples. Errors are returned as results."""
+        if self._failure is not None:
+            return self._failure
+        self._index = index
+        try:
+            if self._is_over:
+                return ("end",)
+            if not self._config.auto_collation:
+                return self._pack(self._collate(self._one(index)))
+            if self._collates_plainly and not self._are_small and not is_extended():
+                return self._into_slots(index)
+            samples = self._fetched(index)
+            self._are_small = self._collates_plainly and _is_small(samples)
+            return self._pack(self._collate(samples))
+        except _Ended:
+            return ("end",)
+        except BaseException as error:
+            self._original.check()
+            return self._failed(error)
+        finally:
+            self._progress[0] = -1
+
+    def state(self) -> PackedStates | None:
+        """Return the states of this worker's data set and iterator, or None without any."""
+        if self._shared is not None:
+            return self._shared
+        return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
+
+    def state_after(self, result: Result, every: int) -> StateAfter | None:
+        """Return the states to send with a result, and whether the data set is over. None: nothing."""
+        if result[0] == "end":
+            is_due, self._has_reported_end = not self._has_reported_end, True
+        else:
+            self._made += 1
+            is_due = self._is_over or (every > 0 and self._made % every == 0)
+        is_due = is_due and self._has_begun
+        return (self.state(), self._is_over) if is_due and (self.is_stateful or self._is_over) else None
+
+    def _begin(self, start: Start | None) -> None:
+        config = self._config
+        with self._kept_error():
+            if self._in_thread and (is_pipe(self._dataset) or is_stateful(self._dataset)):
+                self._copy_dataset()
+            set_info = worker_info.set_in_thread if self._in_thread else worker_info.set_in_process
+            set_info(self._number, config.num_workers, config.base_seed, self._dataset)
+            if is_iterated_pipe(self._dataset):
+                self._dataset = seeded(self._dataset, config.shared_seed)
+                set_info(self._number, config.num_workers, config.base_seed, self._dataset)
+            begin_sample(config.base_seed, self._number)  # for `hr.rng()`
+            if config.init_fn is not None:
+                config.init_fn(self._number)
+            self._has_begun = True
+            if start is None:
+                self._open()
+            else:
+                self._go_on(start)
+
+    def _copy_dataset(self) -> None:
+        """Copy the data set for this thread. One that cannot be copied is shared, without a state."""
+        try:
+            with traversing if is_pipe(self._dataset) else contextlib.nullcontext():
+                self._dataset = serialize.copied(self._dataset)
+        except Exception as error:
+            if is_pipe(self._dataset):
+                raise
+            note = (
+                "the data set cannot be copied for each thread: all use the one there is, and it has no state for each"
+            )
+            self._shared = failed(error, note)
+
+    def _go_on(self, start: Start) -> None:
+        if self._shared is not None and start.blob is not None:
+            unpacked_states(self._shared)  # raises
+        states = unpacked_states(start.blob)
+        load(self._dataset, states, "dataset")
+        self._open()
+        load(self._iterator, states, "iterator")
+        self._is_over, self._made = start.is_over, start.made
+        for packed, times in start.again:
+            index = unpacked_index(packed)
+            for _ in range(times):
+                with contextlib.suppress(Exception):  # raised when the batch was first made
+                    self._collate(self._fetched(index) if self._config.auto_collation else self._one(index))
+        if start.is_finished:
+            self._open()
+
+    def _open(self) -> None:
+        self._is_over = self._has_reported_end = False
+        self._made = 0
+        self._iterator = None
+        if self._config.is_iterable:
+            self._iterator = iter(self._dataset)
+        self.is_stateful = is_stateful(self._dataset) or is_stateful(self._iterator)
+
+    @contextlib.contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """Make an error in this context the result of all further tasks."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = self._failed(error)
+
+    def _failed(self, error: BaseException) -> Result:
+        return failed_by(error, self._number, in_thread=self._in_thread)
+
+    # Samples.
+
+    def _one(self, key: object) -> object:
+        if self._iterator is None:
+            self._progress[0] = 0
+            return _item(self._dataset, key)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._is_over = True
+            raise _Ended from None
+
+    def _samples(self, index: Iterable[object]) -> Iterator[object]:
+        dataset, progress = self._dataset, self._progress
+        if self._iterator is not None:
+            for _ in index:
+                try:
+                    sample = next(self._iterator)
+                except StopIteration:
+                    self._is_over = True
+                    return
+                self._original.check()
+                yield sample
+        else:
+            for k, key in enumerate(index):
+                progress[0] = k
+                sample = _item(dataset, key)
+                self._original.check()
+                yield sample
+
+    def _fetched(self, index: Sequence[object]) -> object:
+        if self._iterator is not None:
+            return self._complete(list(self._samples(index)), index)
+        dataset, progress = self._dataset, self._progress
+        if getattr(dataset, "__getitems__", None):
+            return _items(dataset, index)
+        samples: list[object] = []
+        key = None
+        try:
+            for k, key in enumerate(index):
+                progress[0] = k
+                samples.append(dataset[key])
+        except StopIteration as error:
+            raise _stopped(key) from error
+        return samples
+
+    # Batches.
+
+    def _collate(self, samples: object) -> object:
+        self._progress[0] = -1
+        self._original.check()
+        began = time.perf_counter_ns()
+        try:
+            return plain_collate(samples) if self._collates_plainly else self._config.collate_fn(samples)
+        except StopIteration as error:
+            which = "" if self._iterator is not None else f" for the samples {self._index!r:.200}"
+            raise RuntimeError(f"collate_fn raised StopIteration{which}") from error
+        finally:
+            self._progress[2] += time.perf_counter_ns() - began
+
+    def _into_slots(self, index: Sequence[object]) -> Result:
+        """Write each sample directly into the batch, if samples are large and of one form."""
+        if self._iterator is None and getattr(self._dataset, "__getitems__", None):
+            items = _items(self._dataset, index)
+            if type(items) is not list:
+                self._are_small = True
+                return self._pack(self._collate(items))
+            samples = iter(items)
+        else:
+            samples = self._samples(index)
+        waiting = list(itertools.islice(samples, 1))
+        spec = self._spec_of(waiting[0]) if waiting else None
+        if spec is None:
+            self._are_small = _is_small(waiting)
+            return self._pack(self._collate(self._complete([*waiting, *samples], index)))
+        capacity = len(index)
+        segment, view = self._place(spec.nbytes(capacity))
+        slots = Slots(spec, view, 0, capacity)
+        slots.waiting, waiting = waiting, []
+        try:
+            slots.fill(samples)
+        except Mismatch:
+            self._spec = None
+            made = [*slots.written(), *slots.waiting, *samples]
+            return self._pack(self._collate(self._complete(made, index)))
+        if self._iterator is not None and self._config.drop_last and slots.count < capacity:
+            raise _Ended
+        return "slots", segment, slots.count, capacity, slots.columns
+
+    def _complete(self, samples: list[object], index: Sequence[object]) -> list[object]:
+        """Check that samples form a batch. An iterable data set may have ended before."""
+        if self._iterator is not None and (not samples or (self._config.drop_last and len(samples) < len(index))):
+            raise _Ended
+        return samples
+
+    def _spec_of(self, sample: object) -> Spec | None:
+        if self._spec is None or not self._spec.fits(sample):
+            self._spec = None if _is_small([sample]) else Spec.of(sample)
+            if self._spec is not None:
+                self._tell_spec(self._spec.dumps())
+        return self._spec
+
+    def _pack(self, batch: object) -> Result:
+        if self._in_thread:
+            return "object", batch
+        try:
+            parts = serialize.pack(batch)
+        except Exception as error:
+            which = "" if self._iterator is not None else f" of the samples {self._index!r:.100}"
+            text = f"stage: collate; the batch{which}, of type {type(batch).__name__}, cannot be sent to the trainer"
+            error.add_note(text)
+            raise
+        size = serialize.packed_size(parts)
+        if size <= _INLINE_BYTES:
+            return "inline", [bytes(part) for part in parts]
+        segment, view = self._place(size)
+        return "packed", segment, serialize.write(parts, view)
+
+
+def _item(dataset: Any, key: object) -> object:
+    try:
+        return dataset[key]
+    except StopIteration as error:
+        raise _stopped(key) from error
+
+
+def _stopped(key: object) -> RuntimeError:
+    return RuntimeError(f"dataset[{key!r}] raised StopIteration")
+
+
+def _items(dataset: Any, keys: Sequence[object]) -> object:
+    try:
+        return dataset.__getitems__(keys)
+    except StopIteration as error:
+        raise RuntimeError(f"dataset.__getitems__({keys!r:.200}) raised StopIteration") from error
+
+
+def _is_small(samples: object) -> bool:
+    """True if samples are small, or are not in a list, so that torch collates them faster."""
+    if type(samples) is not list or not samples or type(samples[0]) in (int, float, bool, str, bytes):
+        return True
+    spec = Spec.of(samples[0])
+    return spec is not None and spec.sample_bytes < _SLOTS_FROM_BYTES
+
 
 _SEGMENTS_AT_MOST = 2**20  # per worker, so that segment numbers are unique
 

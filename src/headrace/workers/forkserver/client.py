@@ -5,36 +5,129 @@ from __future__ import annotations
 import asyncio
 import atexit
 import fcntl
+import functools
 import itertools
 import json
 import logging
 import os
+import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from headrace._util.shared_memory import Segment
 from headrace._util.wakeup import is_readable
-from headrace.workers.forkserver.fd_socket import JSON, LoopWire, PolledWire
+from headrace.errors import OptionError
+from headrace.workers.forkserver.fd_socket import JSON, PATIENCE, LoopWire, PolledWire, Watch, is_stopped
 from headrace.workers.forkserver.inheritance import capture, described, next_number
-from headrace.workers.forkserver.interpreter_flags import GRACE_S, boot, executable, stream
-from headrace.workers.forkserver.stopped_workers import PATIENCE, Watch, is_stopped
+
+GRACE_S = 5.0  # time for dismissed workers to end their current tasks
+_SEED = "PYTHONHASHSEED"
+_NAMES = re.compile(r"python|pypy", re.IGNORECASE)  # names of interpreters
+_MOST = 2**32 - 1  # largest seed that Python accepts
+
+
+def executable() -> str:
+    """Return the Python interpreter for new processes. multiprocessing's setting has priority.
+
+    Raises:
+        OptionError: this process is a program that embeds Python, and no interpreter was found.
+    """
+    from multiprocessing import spawn
+
+    told = os.fsdecode(spawn.get_executable() or b"")
+    if told and told != sys.executable:
+        return told
+    if not getattr(sys, "frozen", False):  # a frozen program has no interpreter
+        ours = sys.executable or ""
+        if any(_NAMES.match(Path(path).name) for path in (ours, os.path.realpath(ours))):
+            return ours
+        for folder in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix):
+            if os.access(beside := f"{folder}/bin/python{sys.version_info[0]}.{sys.version_info[1]}", os.X_OK):
+                return beside
+    raise OptionError(
+        f"workers need a Python interpreter, and sys.executable is {sys.executable!r}: call "
+        "multiprocessing.set_executable('/path/to/python') before the loader is used"
+    )
+
+
+def stream(fd: int) -> int | None:
+    """Return the `subprocess.Popen` argument for stdout (1) or stderr (2).
+
+    A stream that is closed here must not become the number of the first file that the new process opens.
+    """
+    return None if _is_inherited(fd) else subprocess.DEVNULL
+
+
+def _is_inherited(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)  # False for files that Python opened under the number of a closed stream
+    except OSError:
+        return False
+
+
+def flags() -> list[str]:
+    """Return this interpreter's options for another one: -O, -X utf8, …
+
+    Warning options are omitted: with errors from warnings, imports for workers could fail. Workers set them later.
+    """
+    given: Any = subprocess
+    return [flag for flag in given._args_from_interpreter_flags() if not flag.startswith("-W")]
+
+
+def boot() -> tuple[list[str], dict[str, str]]:
+    """Return options and environment for the fork server's interpreter.
+
+    `hash` of text is equal in all workers of all loaders of this process, and if possible equal to this process's.
+    Workers later get this process's environment.
+    """
+    options, environment = flags(), dict(os.environ)
+    if sys.flags.ignore_environment:  # the seed would be ignored too
+        environment = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
+        options = [option for option in options if option not in ("-E", "-I")]
+        options += ["-s", "-P"] if sys.flags.isolated else []
+    return options, {**environment, _SEED: hash_seed()}
+
+
+@functools.cache
+def hash_seed() -> str:
+    """Return this process's hash seed if set, else a random one: the actual seed is unknown."""
+    if not sys.flags.hash_randomization:
+        return "0"
+    seed = "" if sys.flags.ignore_environment else _environment_at_start().get(_SEED, "")
+    if seed.isdecimal() and 0 < int(seed) <= _MOST:  # with -R, 0 means random
+        return seed
+    return str(1 + secrets.randbelow(_MOST))
+
+
+def _environment_at_start() -> Mapping[str, str]:
+    """Return the environment at the start of this process, which has set its hash seed."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return os.environ
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries)
+
 
 log = logging.getLogger("headrace")
 
-_ENDED = "the fork server has ended"
 STOPPED = "the fork server, which starts workers, is stopped, and was waited for; another one takes its place"
 _BOOT = (
     "import sys; sys.path[:] = {path}; from headrace.workers.forkserver.server import main; "
     "main({fd}, {pid}, {life}, {torch})"
 )
+
+
+W = TypeVar("W", LoopWire, PolledWire)
 
 
 class ForkServer:
@@ -45,6 +138,7 @@ class ForkServer:
 
     _lock = threading.RLock()  # reentrant: garbage collection may release another loader's fork server meanwhile
     _shared: ForkServer | None = None
+    _needs: ClassVar[dict[str, list[str]]] = {}  # packages to import in place of a module that starts a thread
 
     def __init__(self, *, with_torch: bool = True) -> None:
         self.owner, self._has_torch = os.getpid(), with_torch
@@ -137,12 +231,18 @@ class ForkServer:
             self._control.send({"attach": True}, [theirs.fileno()])
         return ours
 
-    def prepare(self, orders: ForkServerCommands, modules: Mapping[str, int]) -> None:
-        """Import modules once in the fork server, before it forks workers for the same connection."""
+    @classmethod
+    def leave_out(cls, module: str, needs: list[str]) -> None:
+        """Import `needs` in place of a module in the fork servers to come."""
+        cls._needs[module] = needs
+
+    def new_of(self, modules: Mapping[str, int]) -> list[str]:
+        """Return what the fork server is to import before it forks workers that use `modules`."""
         new = sorted(modules.keys() - self._imported.keys())
-        if new:
-            orders.have_imported(new)
-            self._imported.update(modules)
+        self._imported.update(modules)
+        for name in new:
+            new += [needed for needed in self._needs.get(name, ()) if needed not in new]
+        return [name for name in new if name not in self._needs]
 
     def _serves(self, modules: Mapping[str, int]) -> bool:
         """True if it runs, belongs to this process, and has imported no older version of a module."""
@@ -198,23 +298,46 @@ def shutdown() -> None:
     ForkServer.shut_down()
 
 
-class ForkServerCommands:
-    """Commands to the fork server over one connection. None of them waits."""
+class Spawner(Generic[W]):
+    """A loader's connection to the fork server.
 
-    def __init__(self, send: Callable[[object, Sequence[int]], object]) -> None:
-        self._send = send
-        self._announced = b""
+    If the fork server is stopped, has ended or has a thread, another one takes its place. Workers of the former stay.
 
-    def have_imported(self, modules: Sequence[str]) -> None:
-        self._tell_place()
-        self._send({"import": modules}, ())
+    Args:
+        modules: Imported by the fork server before it forks.
+    """
 
-    def fork(self, token: int, number: int, worker: socket.socket, start: int | None = None) -> None:
-        """Fork a worker with one end of a socket pair. The answer has the token."""
+    def __init__(self, fork_server: ForkServer, modules: Mapping[str, int]) -> None:
+        self.fork_server, self._modules = fork_server, modules
+        self._tokens = itertools.count()
+        self._watch = Watch()
+        self._wires: list[W] = []  # the last is in use
+        self._acquired: list[ForkServer] = []
+        self._connect()
+
+    def _connect(self) -> None:
+        self._is_lost, self._announced = False, b""
+        self._wires.append(self._wire_of(self.fork_server.connect()))
+        new = self.fork_server.new_of(self._modules)
+        if new:
+            self._tell_place()
+            self._wires[-1].send({"import": new})
+
+    def _wire_of(self, sock: socket.socket) -> W:
+        raise NotImplementedError
+
+    def _renew(self) -> None:
+        self.fork_server.give_up()
+        self.fork_server = ForkServer.acquire(self._modules)
+        self._acquired.append(self.fork_server)
+        self._connect()
+
+    def _order(self, token: int, number: int, worker: socket.socket, start: int | None = None) -> None:
+        """Order a worker with one end of a socket pair. The answer has the token."""
         self._tell_place()
         descriptors = [worker.fileno(), *_tracker()]
         order = {"fork": token, "number": number, "start": start, "process": next_number()}
-        self._send({**order, "descriptors": len(descriptors)}, descriptors)
+        self._wires[-1].send({**order, "descriptors": len(descriptors)}, descriptors)
 
     def _tell_place(self) -> None:
         """Send this process's surroundings if changed, in shared memory, as they may be large."""
@@ -222,12 +345,32 @@ class ForkServerCommands:
         if surroundings != self._announced:
             segment = Segment.create(len(surroundings))
             segment.view[:] = surroundings
-            self._send({"place": segment.size}, [segment.fd])
+            self._wires[-1].send({"place": segment.size}, [segment.fd])
             segment.close()
             self._announced = surroundings
 
+    def _is_refusal(self, message: dict[str, Any]) -> bool:
+        """True if a failed fork is to be ordered from another fork server, as this one has a thread."""
+        if "threaded" not in message:
+            return False
+        ForkServer.leave_out(message["threaded"], message["needs"])
+        self._is_lost |= message["server"] == self.fork_server.process.pid
+        return True
 
-class WorkerSpawner:
+    def _has_stopped(self) -> bool:
+        """True if the fork server is given up, as it was stopped for too long."""
+        if self._watch.look([self.fork_server.process.pid]):
+            log.warning(STOPPED)
+            self._is_lost = True
+        return self._is_lost
+
+    def close(self) -> None:
+        self._wires[-1].send({"dismiss": True})  # workers have finalizers to run
+        while self._acquired:
+            self._acquired.pop().release()
+
+
+class WorkerSpawner(Spawner[LoopWire]):
     """Starts the workers of one loader through the fork server, on the loader's event loop.
 
     Args:
@@ -235,80 +378,68 @@ class WorkerSpawner:
     """
 
     def __init__(self, fork_server: ForkServer, exited: Callable[[int, int], None], modules: Mapping[str, int]) -> None:
-        self.fork_server = fork_server
-        self._exited, self._modules = exited, modules
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[int]] = {}
-        self._watch = Watch()
-        self._left: list[LoopWire] = []  # to replaced fork servers, whose workers still run
-        self._acquired: list[ForkServer] = []
-        self._connect()
+        self._exited = exited
+        self._waiting: dict[int, asyncio.Future[int | None]] = {}  # None: another fork server must fork
+        super().__init__(fork_server, modules)
 
-    def _connect(self) -> None:
-        self._is_lost = False
-        self._wire = LoopWire(self.fork_server.connect(), self._on_message, self._on_lost, JSON)
-        self._orders = ForkServerCommands(self._wire.send)
-        self.fork_server.prepare(self._orders, self._modules)
-
-    def _renew(self) -> None:
-        self.fork_server.give_up()
-        self._left.append(self._wire)
-        self.fork_server = ForkServer.acquire(self._modules)
-        self._acquired.append(self.fork_server)
-        self._connect()
+    def _wire_of(self, sock: socket.socket) -> LoopWire:
+        return LoopWire(sock, self._on_message, partial(self._on_lost, self.fork_server), JSON)
 
     async def start(self, number: int) -> tuple[int, socket.socket]:
         """Start a worker, as soon as the fork server is ready.
 
         Raises:
-            OSError: the fork server is gone or stopped. A new attempt uses another one.
+            OSError: the fork server is gone. A new attempt uses another one.
         """
-        if self._is_lost:
-            self._renew()
-        ours, theirs = socket.socketpair()
-        token = next(self._numbers)
-        self._waiting[token] = asyncio.get_running_loop().create_future()
-        try:
-            with theirs:
-                self._orders.fork(token, number, theirs)
-            return await self._waiting[token], ours
-        except BaseException:
+        while True:
+            if self._is_lost:
+                self._renew()
+            ours, theirs = socket.socketpair()
+            token = next(self._tokens)
+            self._waiting[token] = asyncio.get_running_loop().create_future()
+            try:
+                with theirs:
+                    self._order(token, number, theirs)
+                pid = await self._waiting[token]
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                del self._waiting[token]
+            if pid is not None:
+                return pid, ours
             ours.close()
-            raise
-        finally:
-            del self._waiting[token]
 
     def look(self) -> None:
-        if self._watch.look([self.fork_server.process.pid] if self._waiting else ()):
-            log.warning(STOPPED)
-            self._renew()
-            self._fail(STOPPED)
+        if self._waiting and self._has_stopped():
+            for token in self._waiting:
+                self._answer(token, None)
 
     def close(self) -> None:
-        self._wire.send({"dismiss": True})  # workers have finalizers to run
-        for wire in (self._wire, *self._left):
+        super().close()
+        for wire in self._wires:
             wire.close()
-        while self._acquired:
-            self._acquired.pop().release()
 
-    def _on_lost(self) -> None:
-        self._is_lost = True
-        self._fail(_ENDED)
+    def _on_lost(self, fork_server: ForkServer) -> None:
+        if fork_server is self.fork_server:
+            self._is_lost = True
+            for token in self._waiting:
+                self._answer(token, None, "the fork server has ended")
 
-    def _fail(self, why: str) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(OSError(why))
+    def _answer(self, token: int, pid: int | None, why: str | None = None) -> None:
+        asked = self._waiting.get(token)
+        if asked is None or asked.done():
+            return
+        if why is None:
+            asked.set_result(pid)
+        else:
+            asked.set_exception(OSError(why))
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if "forked" in message:
-            asked = self._waiting.get(message["forked"])
-            if asked is not None and not asked.done():
-                asked.set_result(message["pid"])
+            self._answer(message["forked"], message["pid"])
         elif "failed" in message:
-            asked = self._waiting.get(message["failed"])
-            if asked is not None and not asked.done():
-                asked.set_exception(OSError(message["why"]))
+            self._answer(message["failed"], None, None if self._is_refusal(message) else message["why"])
         elif "exited" in message:
             self._exited(message["exited"], message["code"])
 

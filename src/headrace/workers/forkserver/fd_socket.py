@@ -1,9 +1,11 @@
-"""Messages and descriptors over a socket pair: blocking in workers, asynchronous otherwise."""
+"""Connections to processes: messages with descriptors over a socket pair, and a watch for stopped processes.
+
+A wire blocks in workers, and is asynchronous otherwise.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
 import itertools
 import json
@@ -11,9 +13,12 @@ import os
 import pickle
 import socket
 import struct
+import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace._util.wakeup import is_readable
@@ -92,9 +97,6 @@ class _Decoder:
             start = stop
         del self._data[:start]
         return messages
-
-    def rest(self) -> bytes:
-        return bytes(self._data)
 
     def close(self) -> None:
         while self.descriptors:
@@ -270,23 +272,6 @@ class PolledWire:
         self._drop_unsent()
         self._decoder.close()
 
-    def halves(self) -> dict[str, Any]:
-        """Return the incomplete message and the unsent data (without descriptors), for JSON.
-
-        Another process image with the same socket continues from them with `take_halves`.
-        """
-        unsent = b"".join(unsent.data for unsent in self._unsent)
-        return {
-            "come": base64.b64encode(self._decoder.rest()).decode(),
-            "descriptors": list(self._decoder.descriptors),
-            "unsent": base64.b64encode(unsent).decode(),
-        }
-
-    def take_halves(self, halves: dict[str, Any]) -> None:
-        self._decoder.feed(base64.b64decode(halves["come"]), halves["descriptors"])
-        if halves["unsent"]:
-            self._unsent.append(_Unsent(base64.b64decode(halves["unsent"])))
-
 
 class LoopWire:
     """The trainer's end, served by its event loop. `close` closes the socket."""
@@ -326,3 +311,64 @@ class LoopWire:
         for message in messages:
             if self._open:
                 self._received(message)
+
+
+@dataclass
+class Patience:
+    """Tolerance for an awaited process that is stopped.
+
+    Attributes:
+        each_s: Seconds between two checks.
+        looks: Number of consecutive checks after which a stopped process is given up.
+    """
+
+    each_s: float = 1.0
+    looks: int = 5
+
+
+PATIENCE = Patience()
+
+
+class Watch:
+    """Periodic checks of processes, one for each place where processes are awaited.
+
+    A process that gets SIGSTOP, or whose control group is frozen, causes no event: its socket stays open. Checks are
+    counted instead of seconds, as there are none while this process is stopped too (Ctrl-Z, later `fg`). A process
+    stopped by a debugger is awaited as long as the debugger is attached.
+    """
+
+    def __init__(self) -> None:
+        self._stopped: dict[int, int] = {}  # number of checks that found a process stopped
+        self._last_s = time.monotonic()
+
+    def look(self, pids: Iterable[int]) -> list[int]:
+        """Return awaited processes to give up. Checks at most once per `PATIENCE.each_s`."""
+        now_s = time.monotonic()
+        if now_s - self._last_s < 0.9 * PATIENCE.each_s:
+            return []
+        self._last_s = now_s
+        self._stopped = {pid: self._stopped.get(pid, 0) + 1 for pid in pids if is_stopped(pid)}
+        given_up = [pid for pid, looks in self._stopped.items() if looks >= PATIENCE.looks]
+        for pid in given_up:
+            del self._stopped[pid]
+        return given_up
+
+
+def is_stopped(pid: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> bool:
+    """True if a process will do nothing until it is continued. False if unknown."""
+    try:
+        state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        if state == "T":
+            return "\nTracerPid:\t0\n" in (proc / str(pid) / "status").read_text()
+        return state in ("S", "D") and _is_frozen(pid, proc, groups)
+    except (OSError, IndexError):
+        return False
+
+
+def _is_frozen(pid: int, proc: Path, groups: Path) -> bool:
+    """True if the process's control group is frozen. False for this process's group, which runs."""
+    group, ours = ((proc / name / "cgroup").read_text() for name in (str(pid), "self"))
+    if group == ours:
+        return False
+    path = next((line[3:] for line in group.splitlines() if line.startswith("0::")), None)
+    return path is not None and "frozen 1" in (groups / path.lstrip("/") / "cgroup.events").read_text()

@@ -29,15 +29,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headrace._util.shared_memory import Segment, mapped
+from headrace._util.shared_memory import close_all, mapped
 from headrace._util.wakeup import is_readable
-from headrace.workers.forkserver.fd_socket import JSON, PolledWire
-from headrace.workers.forkserver.interpreter_flags import GRACE_S, flags
-from headrace.workers.forkserver.stopped_workers import is_stopped
+from headrace.workers.forkserver.client import GRACE_S
+from headrace.workers.forkserver.fd_socket import JSON, PolledWire, is_stopped
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 1.0
 _IDLE_S = 30.0  # wait for a next loader
+_REFUSING_S = 1.0  # time in which each order to fork is refused that was sent before the trainer knew
 # Without these settings libraries start threads on import, and forks of a process with threads may hang.
 _BLAS = "OPENBLAS_NUM_THREADS"
 _WITHOUT_THREADS = {_BLAS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -65,10 +65,7 @@ class _ForkServer:
         self.is_ending = False
         self.idle_end_s = math.inf
         self.has_torch = False
-        self.avoided: list[str] = []  # modules that start threads
-        self.wanted: dict[str, None] = {}  # all modules to import, in order
-        self.place: dict[str, object] = {}  # surroundings of the last import
-        self.environment = dict(os.environ)  # of this process at its start
+        self.refusal: dict[str, object] | None = None  # the module that has started a thread, and what it needs
         self.trainer_fd = _process_descriptor(trainer)
         if self.trainer_fd is not None:
             self.poll.register(self.trainer_fd, select.POLLIN)
@@ -149,93 +146,44 @@ class _ForkServer:
             importlib.import_module("headrace.torch_compat.worker_info").warm_up()
 
     def _import(self, place: dict[str, Any], names: Sequence[str]) -> None:
-        """Import modules for all workers. A module that fails here fails again in each of them."""
-        before, self.place = sys.path[:], place
-        self.wanted.update(dict.fromkeys(names))
+        """Import modules for all workers. A module that fails here fails again in each of them.
+
+        After a module that starts a thread nothing is forked any more: a fork would never see the thread's locks
+        released. The trainer then starts another fork server, which does without that module.
+        """
+        before = sys.path[:]
         _take_place(place)
         for variable, value in _WITHOUT_THREADS.items():  # workers get the trainer's values
             os.environ.setdefault(variable, value)
         for name in names:
-            if name not in self.avoided:
-                known = set(sys.modules)
-                with contextlib.suppress(BaseException):
-                    importlib.import_module(name)
-                if _has_threads():
-                    self.wanted = dict.fromkeys([*_needed_by(name, known), *self.wanted])
-                    self._begin_again(name)
+            known = set(sys.modules)
+            with contextlib.suppress(BaseException):
+                importlib.import_module(name)
+            if _has_threads():
+                self.refusal = {"server": os.getpid(), "threaded": name, "needs": _needed_by(name, known)}
+                break
         sys.path[:] = before
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.collect()
         gc.freeze()
 
-    def _begin_again(self, name: str) -> NoReturn:
-        """Restart this process without a module that has started a thread.
-
-        A fork would never see the thread's locks released.
-        """
-        workers = [(fd, worker.pid, worker.connection, worker.end_s) for fd, worker in self.workers.items()]
-        connections = [(fd, wire.halves(), self.places.get(fd)) for fd, wire in self.connections.items()]
-        state = json.dumps(
-            {
-                "connections": connections,
-                "workers": workers,
-                "inbox": list(self.inbox),
-                "avoided": [*self.avoided, name],
-                "wanted": list(self.wanted),
-                "place": self.place,
-                "file_limits": self.file_limits,
-            }
-        ).encode()
-        segment = Segment.create(len(state))
-        segment.view[:] = state
-        halves = [fd for _, halves, _ in connections for fd in halves["descriptors"]]
-        for fd in (segment.fd, *self.connections, *self.workers, *halves):
-            os.set_inheritable(fd, True)
-        path = sys.path
-        arguments = self.primary, self.trainer, None, self.has_torch, (segment.fd, segment.size)
-        start = f"from {__name__.removesuffix('.__main__')} import main; main(*{arguments!r})"
-        code = f"import sys; sys.path[:] = {path!r}; {start}"
-        os.execve(sys.executable, [sys.executable, *flags(), "-c", code], self.environment)
-
-    def resume(self, state: dict[str, Any]) -> None:
-        self.avoided, (soft, hard) = state["avoided"], state["file_limits"]
-        self.file_limits = soft, hard
-        for fd, halves, place in state["connections"]:
-            wire = self.connections[fd] if fd == self.primary else self._attach(socket.socket(fileno=fd))
-            wire.take_halves(halves)
-            self._flush(wire)
-            if place is not None:
-                self.places[fd] = place
-            for inherited in (fd, *halves["descriptors"]):
-                os.set_inheritable(inherited, False)
-        for fd, pid, connection, end_s in state["workers"]:
-            os.set_inheritable(fd, False)
-            self.workers[fd] = worker = _Forked(pid, connection)
-            worker.end_s = end_s
-            self.poll.register(fd, select.POLLIN)
-        self._import(state["place"], state["wanted"])
-        self.inbox.extend((fd, message) for fd, message in state["inbox"])
-        while self.inbox:
-            self._answer(*self.inbox.popleft())
-
     def _fork(self, connection: int, order: dict[str, object], worker_fd: int, *tracker_fd: int) -> None:
+        if self.refusal is not None:
+            self._close_and_tell([worker_fd, *tracker_fd], connection, {"failed": order["fork"], **self.refusal})
+            self.idle_end_s = time.monotonic() + _REFUSING_S
+            return
         fork_server = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(worker_fd)
-            self._tell(connection, {"failed": order["fork"], "why": str(error)})
+            self._close_and_tell([worker_fd, *tracker_fd], connection, {"failed": order["fork"], "why": str(error)})
             return
-        finally:
-            for fd in tracker_fd if os.getpid() == fork_server else ():
-                os.close(fd)
         if pid == 0:
             self._become_worker(fork_server, {**self.places[connection], **order}, worker_fd, *tracker_fd)
-        os.close(worker_fd)
         fd = os.pidfd_open(pid)
         self.workers[fd] = _Forked(pid, connection)
         self.poll.register(fd, select.POLLIN)
-        self._tell(connection, {"forked": order["fork"], "pid": pid})
+        self._close_and_tell([worker_fd, *tracker_fd], connection, {"forked": order["fork"], "pid": pid})
 
     def _become_worker(
         self, fork_server: int, message: dict[str, object], worker_fd: int, *tracker_fd: int
@@ -287,12 +235,13 @@ class _ForkServer:
                     worker.kill()
                     self._reap(worker_fd)
 
-    def _tell(self, connection: int, message: dict[str, object]) -> None:
-        self.connections[connection].send(message)
-        self._flush(self.connections[connection])
+    def _close_and_tell(self, descriptors: list[int], connection: int, message: dict[str, object]) -> None:
+        close_all(descriptors)
+        self._tell(connection, message)
 
-    def _flush(self, wire: PolledWire) -> None:
-        if not wire.flush():
+    def _tell(self, connection: int, message: dict[str, object]) -> None:
+        wire = self.connections[connection]
+        if not wire.send(message):
             self.poll.modify(wire, select.POLLIN | select.POLLOUT)
 
 
@@ -360,13 +309,7 @@ def _frozen() -> Iterator[None]:
         os.environ.update({} if before is None else {_BLAS: before})
 
 
-def main(
-    control_fd: int,
-    trainer: int,
-    life_fd: int | None = None,
-    with_torch: bool = True,
-    state: tuple[int, int] | None = None,
-) -> None:
+def main(control_fd: int, trainer: int, life_fd: int, with_torch: bool) -> None:
     """Import the workers' modules, then fork workers on request until the trainer is gone.
 
     Args:
@@ -374,10 +317,9 @@ def main(
         life_fd: A pipe whose other end the trainer has. During imports, which take seconds, this process polls nothing.
             The kernel ends it when the pipe ends.
     """
-    if life_fd is not None:
-        fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(life_fd, fcntl.F_SETFL, os.O_ASYNC)  # SIGIO
-    if os.getppid() != trainer or (life_fd is not None and is_readable(life_fd, 0)):  # the trainer ended before
+    fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life_fd, fcntl.F_SETFL, os.O_ASYNC)  # SIGIO
+    if os.getppid() != trainer or is_readable(life_fd, 0):  # the trainer ended before
         return
     file_limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (file_limits[1],) * 2)  # it holds descriptors for each worker
@@ -392,8 +334,5 @@ def main(
     fork_server = _ForkServer(socket.socket(fileno=control_fd), trainer, file_limits)
     if with_torch:
         fork_server.import_torch()
-    if life_fd is not None:
-        os.close(life_fd)
-    if state is not None:
-        fork_server.resume(_read(*state))
+    os.close(life_fd)
     fork_server.serve()

@@ -1,1 +1,0 @@
-"""Takes an address, list, pattern or folder, and gives the objects there and their kind."""

@@ -1,0 +1,600 @@
+"""Orders: as specified, random, any part like that of the whole; windows, and joined and interleaved orders."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders.memory import peak_of
+from builders.orders import located, order_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit import order_reference as reference
+
+from headrace.errors import OptionError
+from headrace.order import (
+    ChosenOrder,
+    Cursor,
+    EpochOrder,
+    FirstOf,
+    Order,
+    Passes,
+    ShardOrder,
+    Steps,
+    Windows,
+    draw,
+    permutation,
+    sample_seed,
+    window_order,
+)
+from headrace.order.combined import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
+from headrace.order.cursor import compressed
+from headrace.order.orders import ENDLESS
+from headrace.order.permutation import below, numbers, permutations
+from headrace.order.sampling import DrawnOrder, chosen_by_weight, minus_log
+from headrace.order.windows import lane_turns
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "order_1.json").read_text())
+ANY_KEY = st.integers(0, 2**64 - 1)
+
+
+def test_keys_and_numbers_equal_order_1() -> None:
+    for parts, wanted in GOLDEN["draw"]:
+        assert draw(*parts) == reference.draw(*parts) == wanted
+    for p, key, wanted in GOLDEN["number"]:
+        assert numbers(np.array([p]), key).tolist() == [reference.number(p, key)] == [wanted]
+    for x, n, wanted in GOLDEN["below"]:
+        assert below(np.array([x], np.uint64), n).tolist() == [reference.below(x, n)] == [wanted]
+    for seed, epoch, wanted in GOLDEN["sample_seed"]:
+        assert sample_seed(seed, epoch) == wanted
+    for count, seed, epoch, window, wanted in GOLDEN["window_order"]:
+        assert window_order(count, seed, epoch, window).tolist() == wanted
+
+
+def test_permutations_equal_order_1() -> None:
+    for n, key, pairs in GOLDEN["permutation"]:
+        positions, wanted = zip(*pairs, strict=True)
+        assert permutation(np.array(positions), n, key).tolist() == list(wanted)
+        assert [reference.permutation(p, n, key) for p in positions] == list(wanted)
+
+
+def test_turns_of_lanes_equal_order_1() -> None:
+    for lanes, wanted in GOLDEN["lane_turns"]:
+        assert lane_turns(lanes).tolist() == reference.turns(lanes) == wanted
+
+
+LARGE = [k * 7919 % 400 + 9000 * (k == 5) for k in range(200)]
+
+
+@pytest.mark.parametrize(
+    "case", GOLDEN["orders"] + GOLDEN["large_orders"], ids=lambda case: f"{case['by']}-{case['lanes']}-{case['block']}"
+)
+def test_orders_equal_order_1(case: dict[str, Any]) -> None:
+    sizes, how = case.get("sizes", LARGE), [case[name] for name in ("by", "key", "lanes", "block")]
+    by, key, *windows = how
+    positions = range(0, sum(sizes), case.get("step", 1))
+    assert located(order_of(sizes, by, key, Windows(*windows)), positions) == case["places"]
+    if sizes is not LARGE:
+        assert [list(reference.place(p, sizes, *how)) for p in positions] == case["places"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["drawn"], ids=lambda case: f"{case['weights'] is None}-{case['replacement']}")
+def test_drawn_samples_equal_order_1(case: dict[str, Any]) -> None:
+    inner = ShardOrder(np.array([case["of"]]), "none", ())
+    weights = None if case["weights"] is None else np.array(case["weights"], np.float64)
+    order = DrawnOrder(inner, case["count"], tuple(case["key"]), weights, case["replacement"])
+    assert order.locate(np.arange(case["count"])).rows.tolist() == case["positions"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["steps"], ids=lambda case: f"{case['tail']}-{case['size']}-{case['world']}")
+def test_steps_equal_order_1(case: dict[str, Any]) -> None:
+    coming, end, size, tail, world, lanes = (case[name] for name in ("coming", "end", "size", "tail", "world", "lanes"))
+    assert reference.steps(coming, end, size, tail, world, lanes) == case["ranks"]
+    runs = compressed(np.array(coming))
+    begin = Cursor(int(runs[-1, 0]), runs[:-1])
+    for rank in range(world):
+        steps = Steps(begin, end, size, tail, rank, world, lanes)
+        wanted = [p for step in case["ranks"] for p in step[rank]]
+        assert steps.positions(0, steps.count).tolist() == wanted
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 12), max_size=8),
+    by=st.sampled_from(["none", "shards", "within", "windows", "global"]),
+    key=st.lists(st.integers(-5, 5), max_size=3),
+    lanes=st.integers(1, 9),
+    block=st.integers(1, 6),
+    data=st.data(),
+)
+def test_orders_at_any_positions_follow_their_specification(
+    sizes: list[int], by: str, key: list[int], lanes: int, block: int, data: st.DataObject
+) -> None:
+    wanted = [list(reference.place(p, sizes, by, key, lanes, block)) for p in range(sum(sizes))]
+    order = order_of(sizes, by, key, Windows(lanes, block))
+    assert located(order) == wanted
+    assert sorted(wanted) == samples_of(sizes)
+    positions = data.draw(st.lists(st.sampled_from(range(len(wanted))), max_size=30)) if wanted else []
+    assert located(order, positions) == [wanted[p] for p in positions]
+
+
+@settings(max_examples=60)
+@given(
+    n=st.one_of(st.integers(1, 5000), st.integers(4097, 2**33), st.integers(4097, 10**15)), key=ANY_KEY, data=st.data()
+)
+def test_permutations_at_any_positions_follow_their_specification(n: int, key: int, data: st.DataObject) -> None:
+    positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
+    given_positions = np.array(positions)
+    wanted = [reference.permutation(p, n, key) for p in positions]
+    assert permutation(given_positions, n, key).tolist() == wanted
+    assert given_positions.tolist() == positions
+
+
+@settings(max_examples=160)
+@given(
+    count=st.integers(1, 60),
+    weights=st.none() | st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(any),
+    key=st.lists(st.integers(0, 9), max_size=2),
+    replacement=st.booleans(),
+    data=st.data(),
+)
+def test_draws_at_any_positions_follow_their_specification(
+    count: int, weights: list[float] | None, key: list[int], replacement: bool, data: st.DataObject
+) -> None:
+    among = count if weights is None else len(weights)
+    drawn = data.draw(st.integers(0, 60 if replacement else among if weights is None else sum(map(bool, weights))))
+    positions = data.draw(st.lists(st.integers(0, drawn - 1), max_size=60)) if drawn else []
+    array = None if weights is None else np.array(weights)
+    order = DrawnOrder(ShardOrder(np.array([among]), "none", ()), drawn, tuple(key), array, replacement)
+    wanted = reference.drawn(drawn, among, key, weights, replacement=replacement)
+    assert order.locate(np.array(positions, np.int64)).rows.tolist() == [wanted[p] for p in positions]
+
+
+ANY_KEY = st.integers(0, 2**64 - 1)
+
+
+def whole(n: int, key: int) -> np.ndarray:
+    return permutation(np.arange(n), n, key)
+
+
+def test_every_size_is_permuted() -> None:
+    for n in (*range(301), 1023, 1024, 1025, 65_536, 99_991, 1_000_003):
+        for key in (0, 1, 2**64 - 1):
+            assert np.array_equal(np.sort(whole(n, key)), np.arange(n)), (n, key)
+
+
+@pytest.mark.parametrize("n", [2, 50, 4095, 4096, 4097, 10_000, 2**32 - 1, 2**32, 2**32 + 1, 10**13])
+def test_permutations_by_many_keys_equal_those_by_each_key(n: int) -> None:
+    keys = np.array([3, 3, 9, 4, 9, 2**64 - 1], np.uint64)
+    positions = np.array([0, 1, n - 1, n // 2, 0, 1]) % n
+    wanted = [int(permutation(positions[k : k + 1], n, int(key))[0]) for k, key in enumerate(keys)]
+    assert permutations(positions, n, keys).tolist() == wanted
+
+
+def test_keys_give_the_same_for_many_as_for_few_and_in_any_integer_type() -> None:
+    random = np.random.default_rng(0)
+    for n in (7, 4096, 5000):
+        keys, positions = random.integers(0, 200, 40_000).astype(np.uint64), random.integers(0, n, 40_000)
+        few = np.concatenate([permutations(positions[k : k + 100], n, keys[k : k + 100]) for k in range(0, 2000, 100)])
+        assert permutations(positions, n, keys)[:2000].tolist() == few.tolist()
+    assert draw("keys", np.int64(17), np.uint8(3)) == draw("keys", 17, 3)
+
+
+def test_all_orders_of_four_are_equally_likely_when_keys_differ_by_one() -> None:
+    rounds = 24_000
+    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
+    for key in range(rounds):
+        counts[tuple(whole(4, key).tolist())] += 1
+    assert len(counts) == 24
+    assert abs(excess(np.array(list(counts.values())), rounds / 24, 23)) < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [300, 4096, 4097, 5000, 10**6])
+def test_orders_of_keys_that_differ_by_one_are_as_random_as_a_shuffle(n: int) -> None:
+    rounds = 12 if n == 10**6 else 300
+    found = np.array([measures(whole(n, key)) for key in range(rounds)])
+    # Each measure has mean 0 and deviation 1 for a random permutation, and its mean over rounds 1/sqrt(rounds).
+    assert (np.abs(found.mean(axis=0)) * np.sqrt(rounds) < 5).all(), found.mean(axis=0)
+    assert (found.std(axis=0) < 1 + 4 / np.sqrt(rounds)).all(), found.std(axis=0)
+    assert (found.std(axis=0) > 1 - 4 / np.sqrt(rounds) - 0.1).all(), found.std(axis=0)
+
+
+@pytest.mark.parametrize("step", [1, 0x9E3779B97F4A7C15, 2**32, 2**57])
+def test_orders_of_similar_keys_are_uncorrelated(step: int) -> None:
+    for n in (1000, 10_000):
+        orders = [whole(n, key * step % 2**64) for key in range(100)]
+        alike = [np.corrcoef(one, other)[0, 1] * np.sqrt(n) for one, other in itertools.pairwise(orders)]
+        assert abs(np.mean(alike)) * np.sqrt(len(alike)) < 5
+        assert np.std(alike) < 1.4
+        assert np.mean([(one == other).sum() for one, other in itertools.pairwise(orders)]) < 1.6
+
+
+def excess(counts: np.ndarray, expected: float | np.ndarray, freedom: int) -> float:
+    """Chi-squared of counts, in deviations from the mean of random ones."""
+    return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+def measures(order: np.ndarray) -> list[float]:
+    """Serial correlations, chi-squared of differences, of pairs and of places, and fixed points."""
+    n, parts = len(order), 8
+    across = math.isqrt(n) + 1  # neighbours in the other half of the network
+    sent = order.astype(float)
+    part = order * parts // n
+    found = [np.corrcoef(sent, np.roll(sent, -lag))[0, 1] * np.sqrt(n) for lag in (1, 2, across - 1, across)]
+    for lag in (1, across):
+        far = np.bincount((np.roll(order, -lag) - order) % n * 16 // n, minlength=16)
+        found.append(excess(far, n / 16, 15))
+        pairs = np.bincount(part * parts + np.roll(part, -lag), minlength=parts**2)
+        found.append(excess(pairs, n / parts**2, (parts - 1) ** 2))
+    places = np.bincount(np.arange(n) * parts // n * parts + part, minlength=parts**2)
+    found.append(excess(places, n / parts**2, (parts - 1) ** 2))
+    found.append(float((order == np.arange(n)).sum() - 1))
+    return found
+
+
+def plain(count: int) -> ShardOrder:
+    return ShardOrder(np.array([count]), "none", ())
+
+
+def rows(order: DrawnOrder) -> np.ndarray:
+    return order.locate(np.arange(order.count)).rows
+
+
+def test_each_is_drawn_in_proportion_to_its_weight() -> None:
+    weights = np.array([1.0, 0.0, 5.0, 0.25, 10.0, 3.0, 0.0])
+    counts = np.bincount(rows(DrawnOrder(plain(7), 100_000, (1, 2), weights, True)), minlength=7)
+    having = weights > 0
+    assert not counts[~having].any()
+    assert abs(excess(counts[having], 100_000 * weights[having] / weights.sum(), 4)) < 5
+
+
+def test_draws_that_follow_one_another_are_independent() -> None:
+    for weights in (None, np.array([1.0, 2.0, 3.0, 4.0])):
+        found = rows(DrawnOrder(plain(4), 80_000, (3,), weights, True))
+        likely = np.full(4, 0.25) if weights is None else weights / weights.sum()
+        pairs = np.bincount(found[:-1] * 4 + found[1:], minlength=16)
+        assert abs(excess(pairs, 79_999 * np.outer(likely, likely).ravel(), 15)) < 5
+
+
+@pytest.mark.slow
+def test_draws_without_replacement_follow_the_weights() -> None:
+    weights = np.array([1.0, 2.0, 3.0, 6.0])
+    pairs = np.zeros((4, 4))
+    rounds = 12_000
+    for key in range(rounds):
+        first, second = chosen_by_weight(weights, 2, key)
+        pairs[first, second] += 1
+    likely = weights / weights.sum()
+    expected = rounds * likely[:, None] * likely[None, :] / (1 - likely[:, None])
+    apart = ~np.eye(4, dtype=bool)
+    assert not pairs[~apart].any()
+    assert abs(excess(pairs[apart], expected[apart], 11)) < 5
+
+
+def test_drawn_positions_are_those_of_the_other_order() -> None:
+    inner = ShardOrder(np.array([30, 4, 16]), "windows", (5, 5), Windows(4, 3))
+    order = DrawnOrder(inner, 50, (2,), None, False)
+    shards, found = order.locate(np.arange(50))
+    assert sorted(zip(shards.tolist(), found.tolist(), strict=True)) == [
+        (shard, row) for shard, size in enumerate((30, 4, 16)) for row in range(size)
+    ]
+    assert order.window_end(0) > 0
+    assert order.lanes == 1
+
+
+@pytest.mark.parametrize(("count", "weights", "replacement", "message"), [
+    (-1, None, True, "-1 samples"),
+    (5, None, False, "5 samples cannot be drawn of 4"),
+    (2, [1, 2, 3], True, r"shape \(3,\): there must be one for each of 4"),
+    (2, [[1, 2, 3, 4]], True, r"shape \(1, 4\)"),
+    (2, [1, -2, 3, 4], True, r"weights\[1\] is -2.0"),
+    (2, [1, 2, math.nan, 4], True, r"weights\[2\] is nan"),
+    (2, [1, 2, 3, math.inf], False, r"weights\[3\] is inf"),
+    (2, [0, 0, 0, 0], True, "all weights are 0"),
+    (3, [1, 0, 0, 4], False, "3 samples cannot be drawn of 2 that have a weight"),
+])  # fmt: skip
+def test_impossible_draw_is_an_error(count: int, weights: list[float] | None, replacement: bool, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DrawnOrder(plain(4), count, (0,), None if weights is None else np.array(weights, np.float64), replacement)
+
+
+def test_weights_may_have_any_magnitude() -> None:
+    for scale in (1e-300, 1e300):
+        weights = np.array([1.0, 0.5, 0.0]) * scale
+        assert set(rows(DrawnOrder(plain(3), 500, (0,), weights, True)).tolist()) == {0, 1}
+        assert sorted(rows(DrawnOrder(plain(3), 2, (0,), weights, False)).tolist()) == [0, 1]
+    assert sorted(chosen_by_weight(np.array([5e-324, 1.0]), 2, 1).tolist()) == [0, 1]
+
+
+@given(st.integers(1, 2**53))
+def test_our_logarithm_is_the_logarithm(numerator: int) -> None:
+    wanted = -math.log(numerator / 2**53)
+    assert math.isclose(minus_log(np.array([numerator], np.uint64))[0], wanted, rel_tol=1e-15, abs_tol=1e-30)
+
+
+@given(x=st.integers(0, 2**64 - 1), n=st.integers(1, 2**62))
+def test_numbers_below_a_bound_are_the_high_half_of_the_product(x: int, n: int) -> None:
+    assert below(np.array([x], np.uint64), n).tolist() == [x * n >> 64]
+
+
+UNEVEN = st.lists(st.integers(0, 40), max_size=12)
+ZIPF = st.integers(1, 12).map(lambda count: [300 // (k + 1) for k in range(count)])
+SIZES = st.one_of(UNEVEN, ZIPF, st.integers(0, 500).map(lambda size: [size]), st.just([1] * 30))
+WINDOWS = st.builds(Windows, lanes=st.integers(1, 40), block=st.one_of(st.integers(1, 20), st.integers(100, 5000)))
+Key = tuple[int, int]
+KEYS = st.tuples(st.integers(0, 2**31), st.integers(0, 100))
+KINDS = ("none", "shards", "within", "windows", "global")
+KIND = st.sampled_from(KINDS)
+
+
+def samples_of(sizes: list[int]) -> list[list[int]]:
+    return [[shard, row] for shard, size in enumerate(sizes) for row in range(size)]
+
+
+@pytest.mark.parametrize("windows", [Windows(4, 6000), Windows(3, 4096), Windows(256, 512), Windows(7, 4097)])
+def test_every_sample_comes_once_when_blocks_are_large(windows: Windows) -> None:
+    sizes = np.array([70_000, 3, 0, 20_001, 999], np.uint32)
+    before, positions = sizes.copy(), np.arange(sizes.sum())
+    shards, rows = ShardOrder(sizes, "windows", (1, 2), windows).locate(positions)
+    starts = np.cumsum(sizes) - sizes
+    assert np.array_equal(np.sort(starts[shards] + rows), positions)
+    assert np.array_equal(positions, np.arange(len(positions))) and np.array_equal(sizes, before)
+
+
+@given(sizes=SIZES, by=st.sampled_from(["within", "windows"]), key=KEYS, windows=WINDOWS)
+def test_windows_follow_one_another(sizes: list[int], by: str, key: Key, windows: Windows) -> None:
+    order, other = (order_of(sizes, by, some, windows) for some in (key, (*key, 1)))
+    position = 0
+    while position < order.count:
+        end = order.window_end(position)
+        inside = range(position, min(end, order.count))
+        assert {order.window_end(p) for p in inside} == {end}
+        if by == "within":  # another key permutes the samples of a window only
+            assert sorted(located(order, inside)) == sorted(located(other, inside))
+        position = end
+
+
+def windows_of(order: Order) -> np.ndarray:
+    """The window in which each sample of a pass over shards of one size comes."""
+    shards, rows = order.locate(np.arange(order.count))
+    windows = np.empty(order.count, np.int64)
+    windows[shards * (rows.max() + 1) + rows] = np.arange(order.count) // order.window_end(0)
+    return windows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 2, 32, 64])
+def test_samples_come_in_another_window_each_epoch_when_shards_are_equal(shards: int) -> None:
+    count = 2**18  # 32 lanes, each of 16 blocks
+    sizes = np.full(shards, count // shards)
+    epochs = [windows_of(ShardOrder(sizes, "windows", (0, epoch), Windows(32, 512))) for epoch in range(9)]
+    assert epochs[0].max() == 15
+    same = np.mean([(a == b).mean() for a, b in itertools.pairwise(epochs)])
+    assert 0.5 / 16 < same < 2 / 16
+    alike = np.mean([(epoch == epochs[0]).all() for epoch in epochs[1:]])
+    assert alike == 0
+
+
+@pytest.mark.parametrize("shards", [1, 32, 64, 256])
+def test_batch_has_rows_of_all_parts_of_equal_shards(shards: int) -> None:
+    size, classes = 640_000 // shards, 100
+    order = ShardOrder(np.full(shards, size), "windows", (0, 0), Windows.of(16_384, 512))
+    _, rows = order.locate(np.arange(order.count))
+    batches = rows.reshape(-1, 256)
+    spread = (batches[:100] / size).std(axis=1).mean()
+    assert 0.75 < spread * 12**0.5 < 1.25  # 1 where they are spread evenly
+    assert batches[0].max() - batches[0].min() > 0.8 * size
+    found = np.mean([len(np.unique(batch)) for batch in batches * classes // size])  # shards are sorted by class
+    by_chance = classes * (1 - (1 - 1 / classes) ** order.lanes)  # of so many lanes, each in one class
+    assert found > 0.8 * by_chance
+
+
+def test_small_shards_share_a_window_when_each_is_shuffled_within() -> None:
+    order = ShardOrder(np.full(100_000, 2), "within", (0, 0))
+    assert order.window_end(0) == order.window_end(1023) == 1024
+    assert order.window_end(1024) == 2048
+
+
+@given(window=st.integers(0, 10**6), stretch=st.integers(0, 10**5))
+def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretch: int) -> None:
+    windows = Windows.of(window, stretch)
+    assert 1 <= windows.lanes <= 256
+    assert windows.lanes * windows.block <= max(1, window)
+    assert windows.lanes * (windows.block + 1) > window
+    assert windows.lanes == 1 or windows.lanes * max(1, stretch) <= window
+
+
+@pytest.fixture
+def _threads_switch_often() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_threads_switch_often")
+def test_threads_may_share_an_order() -> None:
+    def make(number: int) -> ShardOrder:
+        return ShardOrder(np.full(40, 50), "windows", (number,), Windows(64, 25))
+
+    def look(order: Order, passes: Order, ready: threading.Barrier) -> list[list[list[int]]]:
+        ready.wait()
+        return [located(order), *(located(passes, range(at, at + 5)) for at in range(0, 8000, 400))]
+
+    wanted = look(make(0), Passes(make, 4), threading.Barrier(1))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(100):
+            shared = make(0), Passes(make, 4), threading.Barrier(4)
+            assert [found.result() for found in [pool.submit(look, *shared) for _ in range(4)]] == [wanted] * 4
+
+
+@given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
+def test_chosen_and_first_samples_are_located(
+    sizes: list[int], by: str, key: Key, windows: Windows, data: st.DataObject
+) -> None:
+    inner = order_of(sizes, by, key, windows)
+    whole = located(inner)
+    chosen = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=20)) if whole else []
+    order = ChosenOrder(inner, np.array(chosen, np.int64))
+    assert located(order) == [whole[p] for p in chosen]
+    few = FirstOf(inner, len(chosen))
+    assert located(few) == whole[: few.count]
+    assert few.count == min(len(chosen), len(whole))
+
+
+@given(sizes=SIZES, by=KIND, windows=WINDOWS, times=st.integers(0, 4))
+def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, times: int) -> None:
+    passes = Passes(lambda number: order_of(sizes, by, (3, number), windows), times)
+    assert passes.count == sum(sizes) * times
+    alone = [located(order_of(sizes, by, (3, number), windows)) for number in range(times)]
+    assert located(passes) == list(itertools.chain(*alone))
+    for position in range(passes.count):
+        end = passes.window_end(position)
+        assert position < end <= (position // passes.pass_count + 1) * passes.pass_count
+
+
+@pytest.mark.slow
+@given(count=st.integers(1, 40), by=KIND, start=st.integers(-100, 0), stop=st.integers(0, 40), windows=WINDOWS)
+def test_negative_positions_are_in_earlier_epochs(count: int, by: str, start: int, stop: int, windows: Windows) -> None:
+    def epoch(number: int) -> Order:  # two passes over 13 samples, as far as so many
+        return FirstOf(Passes(lambda turn: order_of([9, 4], by, (number, turn), windows), 2), count)
+
+    order = EpochOrder(lambda later: epoch(7 + later))
+    size = order.count
+    assert size == min(count, 26)
+    whole = [sample for number in range(-100 // size, 1) for sample in located(epoch(7 + number))]
+    stop = min(stop, size)
+    assert located(order, range(start, stop)) == whole[len(whole) - size + start : len(whole) - size + stop]
+    for position in range(start, stop):
+        assert position < order.window_end(position)
+        assert position >= 0 or order.window_end(position) <= (position // size + 1) * size
+
+
+def test_epochs_before_are_made_once_they_are_asked_for() -> None:
+    made = []
+
+    def make(later: int) -> Order:
+        made.append(later)
+        return order_of([10], "global", (later,), Windows(1, 1))
+
+    order = EpochOrder(make)
+    located(order)
+    assert made == [0]
+    located(order, range(-3, 10))
+    located(order, range(-5, 10))
+    assert made == [0, -1]
+
+
+def test_endless_passes_continue_and_empty_epochs_have_no_positions() -> None:
+    passes = Passes(lambda number: order_of([10, 5], "windows", (number,), Windows(3, 2)), None)
+    assert passes.count >= 2**60
+    assert sorted(located(passes, range(15 * 10**9, 15 * 10**9 + 15))) == samples_of([10, 5])
+    assert Passes(lambda number: order_of([], "none", (), Windows(1, 1)), None).count == 0
+    order = EpochOrder(lambda later: order_of([], "shards", (later,), Windows(1, 1)))
+    assert order.count == 0
+    assert located(order) == []
+
+
+def test_an_order_of_a_million_shards_takes_little_memory() -> None:
+    sizes = np.random.default_rng(0).integers(0, 2001, 10**6)
+    order = lambda: ShardOrder(sizes, "windows", (0, 0), Windows.of(131_072, 512))
+    assert peak_of(lambda: order().locate(np.arange(10**8, 10**8 + 65_536))) < 64e6
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(ranks=st.sampled_from([16, 96, 128]), more=st.integers(0, 40))
+def test_most_shards_are_read_by_one_node(ranks: int, more: int) -> None:
+    sizes = np.full(4000, 50)
+    size = ranks * 16 + more  # also of no multiple of the lanes
+    order = ShardOrder(sizes, "windows", (0, 0), Windows.of(16_384, 64))
+    shards, _ = order.locate(np.arange(order.count))
+    turns = lane_turns(order.lanes)
+    nodes = np.empty(order.count, np.int64)
+    for start in range(0, order.count, size):
+        step = np.arange(start, min(start + size, order.count))
+        step = step[np.argsort(turns[step % order.lanes], kind="stable")]
+        ends = np.arange(ranks + 1) * len(step) // ranks
+        nodes[step] = np.repeat(np.arange(ranks) // 8, np.diff(ends))
+    assert len(np.unique(shards * ranks + nodes)) / len(sizes) <= 1.2
+
+
+JOINED = st.lists(st.integers(0, 40), min_size=1, max_size=6)
+Pairs = list[list[int]]
+
+
+def concat(sizes: Sequence[int]) -> ConcatOrder:
+    return ConcatOrder([plain(size) for size in sizes], range(len(sizes)))
+
+
+def interleave(sizes: Sequence[int], block: int) -> InterleaveOrder:
+    return InterleaveOrder([plain(size) for size in sizes], InterleaveLayout(sizes, block), range(len(sizes)), 10)
+
+
+def numbered(sizes: Sequence[int]) -> list[Pairs]:
+    return [[[k, n] for n in range(size)] for k, size in enumerate(sizes)]
+
+
+def by_hand(lists: list[Pairs], block: int) -> Pairs:
+    starts = range(0, max(map(len, lists)), block)
+    return [pair for start in starts for one in lists for pair in one[start : start + block]]
+
+
+@settings(max_examples=200)
+@given(JOINED, st.integers(1, 12), st.data())
+def test_concat_and_interleave_equal_joined_lists(sizes: list[int], block: int, data: st.DataObject) -> None:
+    joined = list(itertools.chain(*numbered(sizes)))
+    for order, wanted in ((concat(sizes), joined), (interleave(sizes, block), by_hand(numbered(sizes), block))):
+        assert order.count == len(wanted)
+        assert located(order, range(order.count)) == wanted
+        some = data.draw(st.lists(st.sampled_from(range(len(wanted))), max_size=30)) if wanted else []
+        assert located(order, some) == [wanted[position] for position in some]
+
+
+@given(JOINED, st.integers(1, 12))
+def test_window_of_each_position_ends_after_it(sizes: list[int], block: int) -> None:
+    for order in (concat(sizes), interleave(sizes, block)):
+        ends = [order.window_end(position) for position in range(order.count)]
+        assert all(end > position for position, end in enumerate(ends))
+        assert ends == sorted(ends)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
+def test_number_of_a_tuple_combines_its_parts(radices: list[int], data: st.DataObject) -> None:
+    digits = [data.draw(st.lists(st.integers(0, radix - 1), min_size=5, max_size=5)) for radix in radices]
+    given_by = [(radix, lambda at, some=some: np.array(some)[at]) for radix, some in zip(radices, digits, strict=True)]
+    order = ZipOrder(5, given_by)
+    numbers = [number for _, number in located(order, range(5))]
+    assert numbers == [np.ravel_multi_index(one, radices) for one in zip(*digits, strict=True)]
+
+
+def test_windows_of_a_concat_are_those_of_its_inputs() -> None:
+    sizes = [20_000, 5, 40_000]
+    order = concat(sizes)
+    assert [order.window_end(at) for at in (0, 16_384, 20_000, 20_005)] == [16_384, 20_000, 20_005, 20_005 + 16_384]
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_endless_inputs_continue_after_the_others(block: int) -> None:
+    def again(size: int) -> Order:
+        return Passes(lambda number: plain(size), None)
+
+    inputs = [plain(4), again(5), plain(0), again(2)]
+    sizes = [order.count for order in inputs]
+    order = InterleaveOrder(inputs, InterleaveLayout(sizes, block), range(4), 10)
+    assert order.count == ENDLESS
+    lists = [[[k, n % size] for n in range(count)] for k, size, count in ((0, 4, 4), (1, 5, 90), (3, 2, 90))]
+    assert located(order, range(120)) == by_hand(lists, block)[:120]
+    far = ConcatOrder([plain(4), again(5)], range(2))
+    assert far.count == ENDLESS
+    assert located(far, [3, 4, 2**61 + 4]) == [[0, 3], [1, 0], [1, 2**61 % 5]]
