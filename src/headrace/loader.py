@@ -51,6 +51,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         batch_size: Samples per batch. None gives single samples. Omit it if the stream makes batches itself, as
             `.padded_batch()` and `.bucket()` do.
         shuffle: Equivalent to `.shuffle()` on the data set.
+        sampler: For torch's data sets. Others are ordered by `.shuffle()`, `.sample()` and the like.
+        batch_sampler: For torch's data sets.
         num_workers: Number of worker processes for plain functions and collation. 0: a thread of this process.
         collate_fn: Makes a batch from a list of samples. Default: torch's default_collate.
         pin_memory: Copy batches into page-locked memory if there is an accelerator.
@@ -62,10 +64,10 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         prefetch_factor: Batches made ahead. Torch regime: by each worker, default 2; with `economic` by all workers
             together. Headrace regime: by all workers together, default 4, or 2 per worker if a worker makes whole
             batches (a collate_fn of your own). 0: nothing is made before it is requested. With `batch_size=None` it
-            counts samples. The default sends several cheap samples per message, and several cheap batches if workers
-            run no function of the user.
+            counts samples.
         persistent_workers: Keep workers and their copies of the data set for further epochs. Always on for headrace's
             data sets.
+        pin_memory_device: As in torch.
         in_order: False gives batches as they become ready.
         seed: Seed of the order and of the samples' random numbers. None means 0.
         ranks: How ranks of a distributed run divide each global batch, and what happens to a short last one:
