@@ -95,15 +95,9 @@ async def _run(given: argparse.Namespace) -> int:
 def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequence[str], Format]:
     from headrace.formats.limits import DEFAULTS
     from headrace.formats.mp4.format import MP4, is_video
-    from headrace.formats.registry import format_named, format_of
-    from headrace.sources.discovery import is_looked_up, names_at, place_of
+    from headrace.sources.discovery import names_at, place_of
 
-    names = names_at(given.urls, options)
-    if not is_looked_up(names):
-        known = format_of(names.urls) if given.format is None else format_named(given.format)
-        if known is not None:
-            return names.urls, known
-    place = place_of(names, given.format, DEFAULTS, options)
+    place = place_of(names_at(given.urls, options), given.format, DEFAULTS, options)
     form = MP4 if place.format is None and all(is_video(url) for url in place.urls) else place.format
     if form is None:
         raise OptionError("single files have no index: hr.folder and hr.files read each by itself")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -351,34 +351,34 @@ class HeldReads(Generic[T]):
     def __init__(self, nbytes: Callable[[T], int]) -> None:
         self._nbytes, self.most = nbytes, HELD_BYTES
         self._lock = threading.Lock()
-        self._held: OrderedDict[int, T] = OrderedDict()
+        self._held: OrderedDict[Hashable, T] = OrderedDict()
         self._held_bytes = 0
-        self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[T]] = {}
+        self._loading: dict[tuple[asyncio.AbstractEventLoop, Hashable], asyncio.Task[T]] = {}
 
-    async def get(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def get(self, key: Hashable, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the cached item, or load it. Concurrent callers on one loop share the load."""
-        if (held := self.held(ordinal)) is not None:
+        if (held := self.held(key)) is not None:
             return held
-        asked = asyncio.get_running_loop(), ordinal
+        asked = asyncio.get_running_loop(), key
         if asked not in self._loading:
-            task = self._loading[asked] = asyncio.create_task(self._load(ordinal, load))
+            task = self._loading[asked] = asyncio.create_task(self._load(key, load))
             task.add_done_callback(partial(self._loaded, asked))
         try:
             return await asyncio.shield(self._loading[asked])
         except StageError as error:
             raise deepcopy(error) from error.__cause__  # each waiter adds its own notes
 
-    def held(self, ordinal: int) -> T | None:
+    def held(self, key: Hashable) -> T | None:
         with self._lock:
-            if ordinal in self._held:
-                self._held.move_to_end(ordinal)
-            return self._held.get(ordinal)
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
 
-    def hold(self, ordinal: int, one: T) -> None:
+    def hold(self, key: Hashable, one: T) -> None:
         with self._lock:
-            if ordinal in self._held:
+            if key in self._held:
                 return
-            self._held[ordinal] = one
+            self._held[key] = one
             self._held_bytes += self._nbytes(one)
             while self._held_bytes > self.most and len(self._held) > 1:
                 _, oldest = self._held.popitem(last=False)
@@ -391,13 +391,13 @@ class HeldReads(Generic[T]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _load(self, key: Hashable, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         running_charge.set(None)  # shared with other waiters, so not charged to the first sample
         one = await load()
-        self.hold(ordinal, one)
+        self.hold(key, one)
         return one
 
-    def _loaded(self, asked: tuple[asyncio.AbstractEventLoop, int], task: asyncio.Task[T]) -> None:
+    def _loaded(self, asked: tuple[asyncio.AbstractEventLoop, Hashable], task: asyncio.Task[T]) -> None:
         if self._loading.get(asked) is task:
             del self._loading[asked]
         if not task.cancelled():

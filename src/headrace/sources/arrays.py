@@ -63,7 +63,6 @@ class ArrayRows(AsyncDataset):
         self._starts: Ints = np.zeros(1, np.int64)
         self._is_open = False
         self._held: HeldReads[Array] = HeldReads(lambda rows: rows.nbytes)
-        self._numbers: dict[tuple[int, str, int], int] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return ArrayRows, (self.urls, self.names, self._read_table, self.kind, self.limits, self.storage_options)
@@ -126,7 +125,7 @@ class ArrayRows(AsyncDataset):
         row = number - int(self._starts[ordinal])
         fields = self._tables[ordinal][0].arrays
         places = [(field, *divmod(row, array.rows)) for field, array in fields.items()]
-        found = {field: self._held.held(self._number(ordinal, field, piece)) for field, piece, _ in places}
+        found = {field: self._held.held((ordinal, field, piece)) for field, piece, _ in places}
         missing = [(field, piece) for field, piece, _ in places if found[field] is None]
         if missing:
             loaded = await for_each(len(missing), lambda k: self._load(ordinal, *missing[k]))
@@ -138,14 +137,11 @@ class ArrayRows(AsyncDataset):
             sample[field] = np.array(rows[inside])  # a copy: the chunk may be dropped
         return sample
 
-    def _number(self, ordinal: int, field: str, piece: int) -> int:
-        return self._numbers.setdefault((ordinal, field, piece), len(self._numbers))
-
     async def _load(self, ordinal: int, field: str, piece: int) -> Array:
         table, version = self._tables[ordinal]
         async with self._readers.use() as reader:
             load = partial(self._rows, reader, self.urls[ordinal], version, table.arrays[field], piece)
-            return await self._held.get(self._number(ordinal, field, piece), load)
+            return await self._held.get((ordinal, field, piece), load)
 
     async def _rows(self, reader: Reads, url: str, version: Version, array: StoredArray, number: int) -> Array:
         parts = array.parts(number)

@@ -348,9 +348,7 @@ def listed_clips(given: object) -> Listed | None:
         except (TypeError, ValueError):
             raise check.invalid(f"clip {number}", one, "(address, times): times are numbers, in seconds") from None
         if not seconds or not all(map(math.isfinite, seconds)):
-            raise check.invalid(
-                f"clip {number}, its times", seconds, ": one time or more is needed, and each is finite"
-            )
+            raise check.invalid(f"clip {number}, its times", seconds, "finite: one time or more is needed")
         clips.append((str(url), seconds))
     return clips or None
 

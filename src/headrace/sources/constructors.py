@@ -294,23 +294,15 @@ def table(
     """
     from headrace.sources.objects import table_of
 
-    place = os.fspath(url)
-
-    def rows_of(other: str) -> list[dict[str, Any]]:
-        rows = stream(other, storage_options=storage_options)
-        return [{name: value for name, value in row.items() if not name.startswith("__")} for row in rows]
-
-    return Stream(
-        table_of(
-            place,
-            url_column,
-            base=base,
-            label_column=label_column,
-            classes=classes,
-            storage_options=storage_options,
-            others=rows_of,
-        )
+    data = table_of(
+        os.fspath(url),
+        url_column,
+        base=base,
+        label_column=label_column,
+        classes=classes,
+        storage_options=storage_options,
     )
+    return Stream(data)
 
 
 def from_map(dataset: Any, *, threads: int | None = None) -> Stream:

@@ -277,10 +277,6 @@ def _check_exists(path: str) -> None:
         raise OptionError.at(path, f"is missing: there is no file or folder {where}{way_round(path)}")
 
 
-def is_looked_up(names: Names) -> bool:
-    return bool(names.listings) or all(map(_is_folder, names.urls))
-
-
 def _is_folder(url: str) -> bool:
     if url.endswith("/") or _HUB_ROOT.fullmatch(url):
         return True

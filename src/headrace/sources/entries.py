@@ -216,16 +216,19 @@ def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:
 
 
 _ATTEMPTS = 3
-_MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini", re.IGNORECASE)
-_ABOUT = re.compile(r"(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\..*)?", re.IGNORECASE)
-_BESIDE = re.compile(r".*\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)", re.IGNORECASE | re.DOTALL)
-
-# Only names with one of these beginnings or endings are checked further; most have none.
-_MAYBE_NOT = re.compile(
-    r"(?:^|/)(?:[._]|$|Thumbs|desktop|README|LICEN|CHANGELOG|CITATION|check|SHA|MD5)"
-    r"|\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)$",
+_SKIPPED = re.compile(
+    r"(?:^|/)(?:(?P<programs>(?-i:_temporary|_delta_log|__pycache__|__MACOSX))/"
+    r"|(?P<marks>|_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini)\Z"
+    r"|(?P<beside>[^/]*\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete))\Z"
+    r"|(?P<about>(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\.[^/]*)?)\Z)",
     re.IGNORECASE,
-).search
+)
+_REASONS = {
+    "programs": "of other programs",
+    "marks": "marks of other programs",
+    "beside": "beside data (indexes, checksums, parts)",
+    "about": "about the data (README and the like)",
+}
 
 
 @dataclass(frozen=True)
@@ -268,7 +271,9 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
     folder = as_listed(folder)
     if path is not None and path.exists():
-        return _kept(place, folder, pattern, path)
+        urls, about = load_entries(path)
+        numbers = about["nbytes"], about["left_out"], about["listed_at"]
+        return Listing(place, urls.revision or folder, urls, *numbers, is_whole=pattern is None)
     began = int(time.time())
 
     async def attempt() -> Listing:
@@ -313,7 +318,7 @@ class _LeavesOut:
             below = one.path[start:]
             if matches is not None and not matches(below):
                 continue
-            if is_open and _MAYBE_NOT(below) and (why := _why_not(below, hides=hides)) is not None:
+            if is_open and (why := _why_not(below, hides=hides)) is not None:
                 self.counts[why] += 1
                 continue
             data.append(one)
@@ -329,24 +334,5 @@ def is_data_folder(name: str) -> bool:
 def _why_not(path: str, *, hides: bool) -> str | None:
     if hides and (path.startswith(".") or "/." in path):
         return "hidden"
-    parts = path.split("/")
-    if any(part in ("_temporary", "_delta_log", "__pycache__", "__MACOSX") for part in parts[:-1]):
-        return "of other programs"
-    name = parts[-1]
-    if not name or _MARKS.fullmatch(name):
-        return "marks of other programs"
-    if _BESIDE.fullmatch(name):
-        return "beside data (indexes, checksums, parts)"
-    return "about the data (README and the like)" if _ABOUT.fullmatch(name) else None
-
-
-def _kept(place: str, folder: str, pattern: Pattern | None, path: Path) -> Listing:
-    from headrace.formats.folders import as_number, as_object
-
-    names, about = load_entries(path)
-    nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))
-    left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}
-    if at is None or None in left_out.values():
-        raise FormatError(f"{path} is damaged; remove it", url=str(path))
-    counts = {why: count or 0 for why, count in left_out.items()}
-    return Listing(place, names.revision or folder, names, nbytes, counts, at, is_whole=pattern is None)
+    found = _SKIPPED.search(path)
+    return None if found is None else _REASONS[str(found.lastgroup)]

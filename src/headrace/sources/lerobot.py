@@ -269,29 +269,27 @@ class Episode:
     videos: tuple[tuple[int, float], ...]
 
 
+@dataclass(eq=False, repr=False)
 class CameraFrames:
     """A step on the event loop that reads the encoded frames of a row.
 
     The row's `episode_index` and `timestamp` determine the frames.
 
-    Args:
+    Attributes:
         cameras: Names, in the order of the videos of an episode.
         offsets: Seconds between the row's time and each frame.
         fps: Rows per second.
     """
 
-    def __init__(
-        self,
-        videos: Videos,
-        episodes: Mapping[int, Episode],
-        cameras: tuple[str, ...],
-        offsets: tuple[float, ...],
-        fps: float,
-        storage_options: Mapping[str, object] | None,
-    ) -> None:
-        self.videos, self.episodes, self.cameras = videos, episodes, cameras
-        self.offsets, self.fps, self.storage_options = offsets, fps, storage_options
-        self._readers = OwnReaders(storage_options, videos.aclose)
+    videos: Videos
+    episodes: Mapping[int, Episode]
+    cameras: tuple[str, ...]
+    offsets: tuple[float, ...]
+    fps: float
+    storage_options: Options
+
+    def __post_init__(self) -> None:
+        self._readers = OwnReaders(self.storage_options, self.videos.aclose)
 
     def __reduce__(self) -> tuple[object, ...]:
         arguments = (self.videos, self.episodes, self.cameras, self.offsets, self.fps, self.storage_options)
@@ -324,21 +322,16 @@ class CameraFrames:
         return {**row, _READ: await for_each(len(self.cameras), of)}
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class AddFrames:
     """The step after `CameraFrames`, in workers: decodes frames and adds the row's task as text."""
 
-    def __init__(
-        self,
-        cameras: tuple[str, ...],
-        tasks: Mapping[int, str],
-        decoder: str,
-        limits: Limits,
-        size: tuple[int, int] | None,
-        *,
-        is_one: bool,
-    ) -> None:
-        self.cameras, self.tasks, self.decoder = cameras, tasks, decoder
-        self.limits, self.size, self.is_one = limits, size, is_one
+    cameras: tuple[str, ...]
+    tasks: Mapping[int, str]
+    decoder: str
+    limits: Limits
+    size: tuple[int, int] | None
+    is_one: bool
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the complete sample."""

@@ -7,7 +7,8 @@ import posixpath
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, groupby, zip_longest
@@ -57,13 +58,13 @@ def digest_with(digest: str | None, classes: Sequence[str] | None) -> str | None
     return blake2b(repr((digest, classes)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+@dataclass(eq=False, repr=False)
 class Objects(AsyncDataset):
     """Samples that are objects of their own in a store, each read by one or a few requests."""
 
-    def __init__(
-        self, urls: Sequence[str], storage_options: Mapping[str, object] | None = None, facts: Facts = ()
-    ) -> None:
-        self.urls, self.storage_options, self.facts = urls, storage_options, facts
+    urls: Sequence[str]
+    storage_options: Options = None
+    facts: Facts = ()
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -147,31 +148,24 @@ class NamePattern:
         return {name: int(value) if name in self._numbers else value for name, value in match.groupdict().items()}
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FolderFiles(Objects):
     """Samples in a folder. Files that differ only in their extension are one sample.
 
-    Args:
+    Attributes:
         urls: All files, sorted.
         starts: First file of each sample, then the number of files. None: each file is a sample.
         has_images: True if image files are the field `image`, whatever their extension.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        folder: str,
-        *,
-        has_images: bool,
-        starts: Ints | None = None,
-        classes: Sequence[str] | None = None,
-        pattern: NamePattern | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        facts: Facts = (),
-    ) -> None:
-        super().__init__(urls, storage_options, facts)
-        self.folder, self.starts, self.pattern, self.has_images = folder, starts, pattern, has_images
-        self.classes = None if classes is None else tuple(classes)
-        self._numbers = {name: number for number, name in enumerate(classes or ())}
+    folder: str
+    has_images: bool
+    starts: Ints | None
+    classes: tuple[str, ...] | None
+    pattern: NamePattern | None
+
+    def __post_init__(self) -> None:
+        self._numbers = {name: number for number, name in enumerate(self.classes or ())}
 
     def __len__(self) -> int:
         return len(self.urls) if self.starts is None else len(self.starts) - 1
@@ -250,7 +244,7 @@ def folder_of(
         said.append(("label", f"number of {count}, by {by}: {shown}"))
     return FolderFiles(
         urls,
-        folder,
+        folder=folder,
         has_images=has_images,
         starts=starts,
         classes=numbered,
@@ -366,28 +360,20 @@ _LIMITS = Limits(fields=2**20)
 _CHUNK = 1024
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TableFiles(Objects):
     """The rows of a table, with the bytes of the objects that `columns` name.
 
-    `base` prefixes relative paths.
+    `base` prefixes relative paths. `classes` are the values of the column `label`.
     """
 
-    def __init__(
-        self,
-        table: str,
-        rows: Sequence[Row],
-        columns: Sequence[str],
-        base: str,
-        *,
-        label: str | None = None,
-        classes: Sequence[str] | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        facts: Facts = (),
-    ) -> None:
-        super().__init__((table,), storage_options, facts)
-        self.rows, self.columns, self.base, self.label = rows, tuple(columns), base, label
-        found = set() if label is None else {str(row[label]) for row in rows}
-        self.classes = None if label is None else classes_of(found, classes, table)
+    rows: Sequence[Row]
+    columns: tuple[str, ...]
+    base: str
+    label: str | None
+    classes: tuple[str, ...] | None
+
+    def __post_init__(self) -> None:
         self._numbers = {name: number for number, name in enumerate(self.classes or ())}
         self._digest: str | None = None
 
@@ -440,13 +426,9 @@ def table_of(
     label_column: str | None,
     classes: Sequence[str] | None,
     storage_options: Mapping[str, object] | None,
-    others: Callable[[str], Sequence[Row]],
 ) -> TableFiles:
-    """Return the samples of a table; see `hr.table`.
-
-    `others` reads tables that are neither CSV nor JSON lines.
-    """
-    rows = _rows(url, storage_options, others)
+    """Return the samples of a table; see `hr.table`."""
+    rows = _rows(url, storage_options)
     if not len(rows):
         raise OptionError.at(url, "has no rows")
     names = list(rows[0])
@@ -462,63 +444,51 @@ def table_of(
     base = url[: path_of(url).rfind("/") + 1] if base is None else f"{base.rstrip('/')}/" if base else ""
     whose = "as given" if url_column is not None else "by its name"
     facts = [("objects by", f"column {', '.join(columns)} ({whose}) of {masked(url)}"), ("columns", ", ".join(names))]
-    table = TableFiles(
-        url,
-        rows,
-        columns,
-        base,
+    numbered: tuple[str, ...] | None = None
+    if label_column is not None:
+        numbered = classes_of({str(row[label_column]) for row in rows}, classes, url)
+        facts.append(("label", f"number of {len(numbered):,} classes, by column {label_column}"))
+    return TableFiles(
+        (url,),
+        storage_options,
+        tuple(facts),
+        rows=rows,
+        columns=tuple(columns),
+        base=base,
         label=label_column,
-        classes=classes,
-        storage_options=storage_options,
-        facts=tuple(facts),
+        classes=numbered,
     )
-    if table.classes is not None:
-        table.facts = (*facts, ("label", f"number of {len(table.classes):,} classes, by column {label_column}"))
-    return table
 
 
-class _Parsed(Sequence[Row]):
-    """The rows of a table in memory, each parsed when it is asked for."""
-
-    def __init__(self, form: Format, block: Block, data: bytes, places: Rows) -> None:
-        self._form, self._block, self._data = form, block, np.frombuffer(data, np.uint8)
-        self._starts, self._stops = places.offset, places.offset + places.size
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __getitem__(self, index: Any) -> Any:
-        number = range(len(self))[index]
-        try:
-            return self._form.open_block(self._block, [self._body(number)])[0]
-        except ValueError as error:
-            url = self._block.url
-            raise FormatError(f"row {number} of {masked(url)}: {error}", url=url) from error
-
-    def __iter__(self) -> Iterator[Row]:
-        for start in range(0, len(self), _CHUNK):
-            numbers = range(start, min(start + _CHUNK, len(self)))
-            rows = self._form.open_many(self._block, list(map(self._body, numbers)))
-            for number, row in zip_longest(numbers, rows):
-                yield self[number] if row is None else row
-
-    def _body(self, number: int) -> bytes:
-        return self._data[self._starts[number] : self._stops[number]].tobytes()
-
-
-def _rows(
-    url: str, storage_options: Mapping[str, object] | None, others: Callable[[str], Sequence[Row]]
-) -> Sequence[Row]:
+def _rows(url: str, storage_options: Mapping[str, object] | None) -> Sequence[Row]:
     kind = extension_of(url)
     if kind not in ("csv", "tsv", "jsonl", "ndjson") or without_compression(path_of(url)) != path_of(url):
-        return packed(others(url))
+        from headrace.sources.constructors import stream
+
+        rows = stream(url, storage_options=storage_options)
+        return packed({name: value for name, value in row.items() if not name.startswith("__")} for row in rows)
     form, data = format_named("jsonl" if kind == "ndjson" else kind), blocking(partial(read_from, storage_options, url))
     scanner = form.scanner(url, _LIMITS)
     assert scanner is not None
     places = scanner.feed(memoryview(data), 0, True)
     if scanner.error is not None:
         raise scanner.error
-    return _Parsed(form, Block(url, places.fields, _LIMITS), data, places)
+    return packed(_parsed(form, Block(url, places.fields, _LIMITS), data, places))
+
+
+def _parsed(form: Format, block: Block, data: bytes, places: Rows) -> Iterator[Row]:
+    starts, stops = places.offset.tolist(), (places.offset + places.size).tolist()
+    for at in range(0, len(starts), _CHUNK):
+        bodies = [
+            data[start:stop] for start, stop in zip(starts[at : at + _CHUNK], stops[at : at + _CHUNK], strict=True)
+        ]
+        for k, (row, body) in enumerate(zip_longest(form.open_many(block, bodies), bodies)):
+            try:
+                found = form.open_block(block, [body])[0] if row is None else row
+            except ValueError as error:
+                raise FormatError(f"row {at + k} of {masked(block.url)}: {error}", url=block.url) from error
+            assert found is not None
+            yield found
 
 
 def _known(url: str, names: Sequence[str]) -> list[str]:

@@ -23,6 +23,10 @@ _READS = 64  # at once
 _QUICK = Fetch(attempts=2)  # unreadable objects are reported as missing
 
 
+def _reader(storage_options: Options, options: Fetch | None = None) -> Reader:
+    return Reader(options, concurrency=1, storage_options=storage_options)
+
+
 async def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
     """Read bytes [start, stop) of the object at `url`; all of it without a range.
 
@@ -51,7 +55,7 @@ async def read_from(
     running = reader_here()
     if running is not None:
         return await unwatched(running.read(url, start, stop, version=version))
-    async with Reader(Fetch(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with _reader(storage_options) as reader:
         return await reader.read(url, start, stop, version=version)
 
 
@@ -61,7 +65,7 @@ async def found(url: str, count: int | None, storage_options: Options) -> bytes 
     Args:
         count: Number of bytes. Negative: that many last bytes. None: all.
     """
-    async with Reader(_QUICK, concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with _reader(storage_options, _QUICK) as reader:
         try:
             if count is not None and count < 0:
                 span = await reader.read_into(url, 0, memoryview(bytearray(1)))
@@ -73,7 +77,7 @@ async def found(url: str, count: int | None, storage_options: Options) -> bytes 
 
 async def listed(folder: str, levels: int | None, storage_options: Options) -> AsyncGenerator[Sequence[Listed], None]:
     """List the objects in a folder by address, page by page. Needs no loader."""
-    async with Reader(Fetch(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with _reader(storage_options) as reader:
         async for page in reader.listing(folder, levels=levels):
             yield page
 
@@ -99,7 +103,7 @@ def as_listed(folder: str) -> str:
 
 async def pinned(folder: str, storage_options: Options) -> str | None:
     """Return the folder at its current revision. None without revisions."""
-    async with Reader(Fetch(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+    async with _reader(storage_options) as reader:
         return await reader.pinned(folder)
 
 
@@ -122,9 +126,7 @@ class OwnReaders:
             return
         loop = asyncio.get_running_loop()
         if loop not in self._shared:
-            self._shared[loop] = _SharedReader(
-                Reader(Fetch(), concurrency=_READS, storage_options=self._storage_options)
-            )
+            self._shared[loop] = _SharedReader(Reader(concurrency=_READS, storage_options=self._storage_options))
         shared = self._shared[loop]
         shared.users += 1
         token, of_loop = running_reader.set(shared.reader), running_loop.set(loop)
