@@ -7,34 +7,35 @@ import posixpath
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, groupby, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from headrace._util import check
-from headrace._util.sample_ranges import Rows
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.compact import packed
 from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of, without_compression
-from headrace.formats.decoders import IMAGE_EXTENSIONS as EXTENSIONS
+from headrace.formats.decoders import IMAGE_EXTENSIONS
 from headrace.formats.folders import as_text
-from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
-from headrace.formats.pinned_object import for_each
 from headrace.formats.registry import format_named
 from headrace.sources.discovery import Pattern
 from headrace.sources.entries import Entries, Facts, Listing, entries_of, is_data_folder, survey_of, version_at
 from headrace.sources.kinds import extension_of, stem_of, without_extension
 from headrace.sources.reading import Options, read_from
 from headrace.types import Ints
+
+if TYPE_CHECKING:  # tables import more modules, and folders need none
+    from headrace._util.sample_ranges import Rows
+    from headrace.formats.format import Block, Format
 
 
 def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tuple[str, ...]:
@@ -148,6 +149,14 @@ class NamePattern:
         return {name: int(value) if name in self._numbers else value for name, value in match.groupdict().items()}
 
 
+async def _bodies(count: int, read: Callable[[int], Awaitable[bytes]]) -> list[bytes]:
+    if count == 1:
+        return [await read(0)]
+    from headrace.formats.pinned_object import for_each
+
+    return await for_each(count, read)
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class FolderFiles(Objects):
     """Samples in a folder. Files that differ only in their extension are one sample.
@@ -176,15 +185,10 @@ class FolderFiles(Objects):
         path = _path_below(self.folder, urls[0])
         stem = without_extension(path)
         sample: dict[str, object] = {"__key__": stem, "__url__": masked(urls[0]), **self._said(path)}
-        if len(urls) == 1:
-            bodies = [await self.body(first)]
-        else:
-            from headrace.formats.pinned_object import for_each
-
-            bodies = await for_each(len(urls), lambda k: self.body(first + k))
+        bodies = await _bodies(len(urls), lambda k: self.body(first + k))
         for url, body in zip(urls, bodies, strict=True):
             extension = extension_of(url)
-            field = "image" if self.has_images and extension in EXTENSIONS else extension or "data"
+            field = "image" if self.has_images and extension in IMAGE_EXTENSIONS else extension or "data"
             if field in sample:
                 raise OptionError.at(url, f": sample {stem!r} has two fields {field!r}")
             sample[field] = body
@@ -235,7 +239,7 @@ def folder_of(
     extensions = {extension for sample in fields for extension in sample.split("+")}
     has_images = _has_images(fields) and not (named is not None and "image" in named.fields)
     if has_images:
-        said.append(("image", f"field of the files in {', '.join(sorted(extensions & EXTENSIONS))}"))
+        said.append(("image", f"field of the files in {', '.join(sorted(extensions & IMAGE_EXTENSIONS))}"))
     if numbered is not None:
         shown = ", ".join(numbered[:_SHOWN]) + (", …" if len(numbered) > _SHOWN else "")
         by = "the pattern" if named is not None else "the first folder's name"
@@ -312,7 +316,7 @@ def _path_below(folder: str, url: str) -> str:
 
 def _has_images(samples: Iterable[str]) -> bool:
     """True if there are images, and at most one per sample. `samples` are extensions, as `a+b`."""
-    counts = [sum(extension in EXTENSIONS for extension in sample.split("+")) for sample in samples]
+    counts = [sum(extension in IMAGE_EXTENSIONS for extension in sample.split("+")) for sample in samples]
     return max(counts, default=0) == 1 and all("image" not in sample.split("+") for sample in samples)
 
 
@@ -386,7 +390,7 @@ class TableFiles(Objects):
         sample: dict[str, object] = {"__key__": str(row[self.columns[0]]), "__url__": masked(places[0]), **row}
         if self.classes is not None:
             sample["label"] = self._numbers[str(row[str(self.label)])]
-        bodies = await for_each(len(places), lambda k: read_from(self.storage_options, places[k]))
+        bodies = await _bodies(len(places), lambda k: read_from(self.storage_options, places[k]))
         for column, place, body in zip(self.columns, places, bodies, strict=True):
             extension = extension_of(place) or "data"
             field = extension if len(places) == 1 else f"{column}.{extension}"
@@ -467,6 +471,8 @@ def _rows(url: str, storage_options: Mapping[str, object] | None) -> Sequence[Ro
 
         rows = stream(url, storage_options=storage_options)
         return packed({name: value for name, value in row.items() if not name.startswith("__")} for row in rows)
+    from headrace.formats.format import Block
+
     form, data = format_named("jsonl" if kind == "ndjson" else kind), blocking(partial(read_from, storage_options, url))
     scanner = form.scanner(url, _LIMITS)
     assert scanner is not None
