@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Literal
@@ -37,35 +38,33 @@ from headrace.sources.bodies import read_exactly
 from headrace.sources.constructors import Urls
 from headrace.sources.discovery import names_at
 from headrace.sources.entries import check_listed, shown
-from headrace.sources.reading import OwnReaders, number_of
+from headrace.sources.reading import Options, OwnReaders, number_of
 from headrace.types import Ints
 
 TableReader = Callable[[Reads, str, Names, Limits], Awaitable[tuple[Table, Version]]]
 """Reads the locations of the rows of the named arrays of a file, and the version of the file."""
 
 
+@dataclass(eq=False, repr=False)
 class ArrayRows(AsyncDataset):
     """Rows of files by number. Chunks that were read for a row are held for others."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        names: Names,
-        table: TableReader,
-        kind: str,
-        limits: Limits = DEFAULTS,
-        storage_options: Mapping[str, object] | None = None,
-    ) -> None:
-        self.urls, self.names, self.limits, self.storage_options = urls, names, limits, storage_options
-        self._read_table, self.kind = table, kind
-        self._readers = OwnReaders(storage_options, self.aclose)
+    urls: Sequence[str]
+    names: Names
+    table: TableReader
+    kind: str
+    limits: Limits
+    storage_options: Options
+
+    def __post_init__(self) -> None:
+        self._readers = OwnReaders(self.storage_options, self.aclose)
         self._tables: list[tuple[Table, Version]] = []
         self._starts: Ints = np.zeros(1, np.int64)
         self._is_open = False
         self._held: HeldReads[Array] = HeldReads(lambda rows: rows.nbytes)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ArrayRows, (self.urls, self.names, self._read_table, self.kind, self.limits, self.storage_options)
+        return ArrayRows, (self.urls, self.names, self.table, self.kind, self.limits, self.storage_options)
 
     def __sample_source__(self) -> SampleSource:
         return ArraySource(self)
@@ -99,7 +98,8 @@ class ArrayRows(AsyncDataset):
         if self._is_open:
             return
         async with self._readers.use() as reader:
-            self._tables = await for_each(len(self.urls), partial(self._table, reader))
+            tables = lambda k: self.table(reader, self.urls[k], self.names, self.limits)
+            self._tables = await for_each(len(self.urls), tables)
         for ordinal, (_, version) in enumerate(self._tables):
             check_listed(self.urls, ordinal, version.size, version.etag)
         first = self._tables[0][0].kinds
@@ -155,9 +155,6 @@ class ArrayRows(AsyncDataset):
         bodies = await for_each(len(parts), body)
         # never on the loop: a thread that holds the library's lock may be waiting for a read on the loop
         return await anyio.to_thread.run_sync(array.assembled, number, bodies, limiter=running_threads.get())
-
-    async def _table(self, reader: Reads, ordinal: int) -> tuple[Table, Version]:
-        return await self._read_table(reader, self.urls[ordinal], self.names, self.limits)
 
 
 class ArraySource(StoredSource, KeySource):

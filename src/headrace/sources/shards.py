@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util import check
 from headrace._util.context import running_reader
 from headrace._util.reads import LoaderReads, Version
 from headrace._util.sample_ranges import Rows, Scanner
@@ -21,36 +23,28 @@ from headrace.dataset.source import KeepsKey, SampleSource, StoredSource, Traits
 from headrace.dataset.stream import Stream
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, masked
 from headrace.formats.compression import Decompressor
-from headrace.formats.format import Format, packing_of
+from headrace.formats.format import Format, ShardEntry, packing_of
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
+from headrace.formats.opening import BLOCK, PLACE, ROW, Opener, SharedBlock, is_kept
 from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames
 from headrace.formats.tar.scanner import TAR
-from headrace.indexes.cache_path import cache_path
-from headrace.indexes.index import BuiltFile, Index, IndexFiles
+from headrace.indexes.cache_path import beside, cache_path, cached
+from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile, OwnTables
+from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
 from headrace.readers.sequential import Expected
 from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, version_of
-from headrace.sources.entries import shown, version_at
-from headrace.sources.reading import OwnReaders, is_file, number_of
+from headrace.sources.discovery import Place, expand
+from headrace.sources.entries import Facts, shown, version_at
+from headrace.sources.reading import Options, OwnReaders, is_file, number_of
 from headrace.types import Ints
+from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
     from headrace.engine.open_readers import EpochIO
-import os
-
-from headrace._util import check
-from headrace.formats.format import ShardEntry
-from headrace.formats.opening import Opener, is_kept
-from headrace.indexes.cache_path import beside, cached
-from headrace.indexes.index import FileForEach, OneFile, OwnTables
-from headrace.ops.operator import EachSample
-from headrace.sources.discovery import Place, expand
-from headrace.sources.reading import Options
-from headrace.workers.tasks import Step
 
 T = TypeVar("T")
 
@@ -60,10 +54,10 @@ _LOOKED_AT = 1000  # shard names that are inspected
 @dataclass(frozen=True)
 class Shards:
     urls: Sequence[str]
-    storage_options: Mapping[str, object] | None
+    storage_options: Options
     limits: Limits
     format: Format
-    facts: tuple[tuple[str, str], ...]
+    facts: Facts
 
     async def expected(self, ordinal: int) -> Expected:
         return Expected(version_at(self.urls, ordinal) or Version(), None)
@@ -76,6 +70,7 @@ class Shards:
         return ShardSource(self)
 
 
+@dataclass(eq=False, repr=False)
 class IndexedShards(AsyncDataset):
     """Samples of shards by number, each read by one request for its members, and verified.
 
@@ -83,21 +78,17 @@ class IndexedShards(AsyncDataset):
         get_many: Reads samples of local files together, if that takes less time.
     """
 
-    get_many: Callable[[Sequence[int]], Awaitable[Sequence[object]]] | None = None
+    get_many: ClassVar[Any] = None
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        index: Index,
-        storage_options: Mapping[str, object] | None,
-        limits: Limits,
-        form: Format,
-        facts: tuple[tuple[str, str], ...] = (),
-    ) -> None:
-        self.facts = facts
-        self.urls, self.index, self.storage_options, self.limits = urls, index, storage_options, limits
-        self.format = form
-        self._readers = OwnReaders(storage_options, index.aclose)
+    urls: Sequence[str]
+    index: Index
+    storage_options: Options
+    limits: Limits
+    format: Format
+    facts: Facts = ()
+
+    def __post_init__(self) -> None:
+        self._readers = OwnReaders(self.storage_options, self.index.aclose)
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
         self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()

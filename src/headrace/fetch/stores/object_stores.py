@@ -380,13 +380,12 @@ class S3Store:
         web: Web,
         *,
         headers: Mapping[str, str],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._root, self._web, self._headers, self._clock = root, web, headers, clock
+        self._root, self._web, self._headers = root, web, headers
         self._options, self._storage_options = options, storage_options
-        self._open = functools.partial(_Signer, root, options, storage_options, clock)
+        self._open = functools.partial(_Signer, root, options, storage_options)
         self._signer = self._open()
-        self._renew_after = clock()
+        self._renew_after = time.monotonic()
 
     @functools.cached_property
     def host(self) -> str | None:
@@ -439,19 +438,16 @@ class S3Store:
 
     def _renew(self, refused: _Signer) -> bool:
         """Read credentials again, at most every 30 seconds. True if they are not those of `refused`."""
-        if refused is self._signer and refused.signs and self._clock() >= self._renew_after:
+        if refused is self._signer and refused.signs and time.monotonic() >= self._renew_after:
             self._signer = self._open()
-            self._renew_after = self._clock() + _RENEWED_EVERY_S
+            self._renew_after = time.monotonic() + _RENEWED_EVERY_S
         return refused is not self._signer
 
 
 class _Signer:
     """Addresses of one bucket, signed by the credentials at the time of creation."""
 
-    def __init__(
-        self, root: str, options: Fetch, storage_options: Mapping[str, object], clock: Callable[[], float]
-    ) -> None:
-        self._clock = clock
+    def __init__(self, root: str, options: Fetch, storage_options: Mapping[str, object]) -> None:
         self._store = open_remote(root, options, storage_options)
         unsigned = {**self._store.config, "access_key_id": "none", "secret_access_key": "none"}
         for name in ("bucket", "session_token", "skip_signature"):
@@ -472,14 +468,14 @@ class _Signer:
     async def address(self, key: str, name: str) -> str:
         """Return a key's signed address. Requests are made only for credentials."""
         known = self._known.get(key)
-        if known is not None and self._clock() < known[0]:
+        if known is not None and time.monotonic() < known[0]:
             return known[1]
         try:
             if not self.signs:
                 return self.unsigned(key)
             if self._is_quick:
                 return obstore.sign(self._store, "GET", key, _VALID)
-            until = self._clock() + _REMEMBERED_S
+            until = time.monotonic() + _REMEMBERED_S
             address = await obstore.sign_async(self._store, "GET", key, _VALID)
         except (TypeError, ValueError):
             raise OptionError.at(name, ": obstore signs no such key") from None

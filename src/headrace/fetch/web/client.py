@@ -63,10 +63,10 @@ class _WantedAnswer:
 
 
 class Web:
-    """GETs over one reader's connections. `wall_clock` gives seconds since 1970."""
+    """GETs over one reader's connections."""
 
-    def __init__(self, connections: Connections, *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._connections, self._wall_clock = connections, wall_clock
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     async def get(
         self,
@@ -173,7 +173,7 @@ class Web:
             head.status,
             code_in(text),
             url=wanted.name,
-            retry_after_s=retry_after_s(head.headers.get("retry-after", ""), self._wall_clock()),
+            retry_after_s=retry_after_s(head.headers.get("retry-after", ""), time.time()),
             hint=f"; the bucket is in the region {region}" if elsewhere else "",
         )
 
