@@ -46,8 +46,6 @@ from headrace.formats.tar.scanner import TAR, TarScanner
 from headrace.indexes.cache_path import beside, cache_path
 from headrace.types import Buffer, Ints
 
-__all__ = ["BuildProgress", "build_file", "build_index", "build_shard"]
-
 
 @dataclass(slots=True)
 class BuildProgress:
