@@ -311,7 +311,8 @@ class _ForkServerStarter(Spawner[PolledWire]):
         if self._owner == os.getpid() and not self._is_closed:
             self._is_closed = True
             with self._lock:
-                super().close()
+                self._dismiss()
+            self._release()
         self._segment.close()
         close_all(self._descriptors)
 

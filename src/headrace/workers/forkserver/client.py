@@ -310,7 +310,6 @@ class Spawner(Generic[W]):
     def __init__(self, fork_server: ForkServer, modules: Mapping[str, int]) -> None:
         self.fork_server, self._modules = fork_server, modules
         self._tokens = itertools.count()
-        self._watch = Watch()
         self._wires: list[W] = []  # the last is in use
         self._acquired: list[ForkServer] = []
         self._connect()
@@ -335,6 +334,7 @@ class Spawner(Generic[W]):
     def _order(self, token: int, number: int, worker: socket.socket, start: int | None = None) -> None:
         """Order a worker with one end of a socket pair. The answer has the token."""
         self._tell_place()
+        self._watch = Watch()
         descriptors = [worker.fileno(), *_tracker()]
         order = {"fork": token, "number": number, "start": start, "process": next_number()}
         self._wires[-1].send({**order, "descriptors": len(descriptors)}, descriptors)
@@ -364,8 +364,10 @@ class Spawner(Generic[W]):
             self._is_lost = True
         return self._is_lost
 
-    def close(self) -> None:
+    def _dismiss(self) -> None:
         self._wires[-1].send({"dismiss": True})  # workers have finalizers to run
+
+    def _release(self) -> None:
         while self._acquired:
             self._acquired.pop().release()
 
@@ -416,9 +418,10 @@ class WorkerSpawner(Spawner[LoopWire]):
                 self._answer(token, None)
 
     def close(self) -> None:
-        super().close()
+        self._dismiss()
         for wire in self._wires:
             wire.close()
+        self._release()
 
     def _on_lost(self, fork_server: ForkServer) -> None:
         if fork_server is self.fork_server:
