@@ -61,13 +61,13 @@ class Leaf(abc.ABC):
     def check(self, values: Sequence[object]) -> None:
         """Raise Mismatch unless all values have exactly this form."""
 
-    @abc.abstractmethod
     def write(self, values: list[Any], here: memoryview) -> None:
         """Write accepted values into their slots, or raise Mismatch if one cannot be stored exactly."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def values(self, here: memoryview, count: int) -> list[object]:
         """Read values that `write` wrote. Arrays and tensors are views of the slots."""
+        raise NotImplementedError
 
 
 @functools.cache
@@ -171,12 +171,6 @@ class ScalarLeaf(NumberLeaf):
 
 class ColumnLeaf(_ExactLeaf):
     """Text or bytes. A batch has a list of them, outside the slots."""
-
-    def write(self, values: list[Any], here: memoryview) -> None:
-        raise NotImplementedError
-
-    def values(self, here: memoryview, count: int) -> list[object]:
-        raise NotImplementedError
 
 
 def _tensor_leaf(value: torch.Tensor) -> Leaf:

@@ -36,9 +36,9 @@ from headrace.torch_compat.tracebacks import trimming
 from headrace.torch_compat.worker_info import with_sharding
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
-from headrace.torch_regime.workers.messages import Start, WorkerConfig, packed_index
 from headrace.torch_regime.workers.pool import MadeBatch, TorchWorkerPool
 from headrace.torch_regime.workers.starting import WorkerHandle, starter
+from headrace.torch_regime.workers.worker_main import Start, WorkerConfig, packed_index
 from headrace.workers.forkserver.fd_socket import PATIENCE
 
 if TYPE_CHECKING:

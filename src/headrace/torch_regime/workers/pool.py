@@ -22,7 +22,8 @@ from headrace._util.wakeup import Wakeup
 from headrace.errors import OptionError, WorkerDiedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.stateful import PackedStates, failed, is_known
-from headrace.torch_regime.workers.messages import (
+from headrace.torch_regime.workers.starting import WorkerHandle, WorkerStarter
+from headrace.torch_regime.workers.worker_main import (
     COLLATE_NS,
     MADE_NS,
     START_NS,
@@ -36,7 +37,6 @@ from headrace.torch_regime.workers.messages import (
     segment_of,
     unpacked_index,
 )
-from headrace.torch_regime.workers.starting import WorkerHandle, WorkerStarter
 from headrace.workers.failures import PackedError
 from headrace.workers.forkserver.fd_socket import PATIENCE, PolledWire, Watch
 from headrace.workers.tasks import DEATHS, exit_text

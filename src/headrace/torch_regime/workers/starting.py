@@ -28,8 +28,7 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import begin_forked_worker, share_classes
 from headrace.torch_compat.serialize import cannot_carry
 from headrace.torch_compat.torch_loader import TorchLoader
-from headrace.torch_regime.workers.messages import WorkerConfig
-from headrace.torch_regime.workers.worker_main import main_of_context, main_of_thread
+from headrace.torch_regime.workers.worker_main import WorkerConfig, main_of_context, main_of_thread
 from headrace.workers.forkserver.client import GRACE_S, ForkServer, Spawner
 from headrace.workers.forkserver.fd_socket import JSON, PATIENCE, ObjectCodec, PolledWire, in_groups
 from headrace.workers.forkserver.inheritance import capture
