@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any
 
 import pytest
 import torch
 from builders.stored import put, rows
+from builders.tensor_files import DTYPES, file_of, whole
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError, StageError
@@ -16,40 +16,17 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.safetensors import SafeTensors
 from headrace.testing.decoders import same
 
-NAMES = {
-    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.uint16: "U16",
-}  # fmt: skip
-
-
-def packed(tensors: dict[str, torch.Tensor]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    body = b""
-    for name, tensor in tensors.items():
-        data = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
-        places = [len(body), len(body) + len(data)]
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places}
-        body += data
-    return whole(header, body)
-
-
-def whole(header: Any, body: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + body
-
 
 def stream(data: bytes, is_by_row: bool = False, limits: Limits = DEFAULTS) -> hr.Stream:
     return hr.stream(put(data, "some.safetensors"), format=SafeTensors(rows=is_by_row), limits=limits)
 
 
-ALL = {str(dtype): (torch.arange(12).reshape(4, 3) % 2).to(dtype) for dtype in NAMES}
+ALL = {str(dtype): (torch.arange(12).reshape(4, 3) % 2).to(dtype) for dtype in DTYPES}
 
 
 def test_file_is_a_sample_with_its_tensors() -> None:
     more = {"point": torch.tensor(1.5), "none": torch.zeros(0, 3)}
-    data = stream(packed({**ALL, **more}))
+    data = stream(file_of({**ALL, **more}))
     assert same(rows(data), [{**ALL, **more}])
     assert data.keys() == ["some"]
 
@@ -61,17 +38,17 @@ def test_files_of_the_library_are_read() -> None:
 
 
 def test_rows_option_makes_each_row_a_sample() -> None:
-    data = stream(packed(ALL), True)
+    data = stream(file_of(ALL), True)
     assert same(rows(data), [{name: tensor[k] for name, tensor in ALL.items()} for k in range(4)])
     assert len(data) == 4
     assert same(data[2]["torch.int64"], ALL["torch.int64"][2])
-    assert list(stream(packed({"a": torch.zeros(0, 5)}), True)) == []
+    assert list(stream(file_of({"a": torch.zeros(0, 5)}), True)) == []
 
 
 @pytest.mark.parametrize("tensors", [{"a": torch.zeros(3), "b": torch.zeros(2)}, {"a": torch.tensor(1)}])
 def test_rows_of_tensors_that_share_no_dimension_are_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(FormatError, match="do not share their first dimension"):
-        list(stream(packed(tensors), True))
+        list(stream(file_of(tensors), True))
 
 
 def entry(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[str, Any]:
@@ -88,7 +65,7 @@ def entry(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[st
     whole({"a": entry((2**60, 0), (0, 0))}), whole({"a": entry([1.5], (0, 2))}, b"ab"),
     whole({"a": entry(places=(0,))}, b"ab"),
     whole(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
-    struct.pack("<Q", 2**63) + b"{}", packed(ALL)[:-1], packed(ALL)[:40], whole({"__a": entry()}, b"ab"),
+    struct.pack("<Q", 2**63) + b"{}", file_of(ALL)[:-1], file_of(ALL)[:40], whole({"__a": entry()}, b"ab"),
 ])  # fmt: skip
 def test_file_that_is_damaged_is_an_error(data: bytes) -> None:
     for is_by_row in (False, True):
@@ -100,11 +77,11 @@ def test_file_that_is_damaged_is_an_error(data: bytes) -> None:
 def test_file_over_a_limit_is_a_limit_error(limits: Limits) -> None:
     for is_by_row in (False, True):
         with pytest.raises(LimitError):
-            list(stream(packed(ALL), is_by_row, limits))
+            list(stream(file_of(ALL), is_by_row, limits))
 
 
 def test_rows_without_bytes_are_not_counted() -> None:
     with pytest.raises(FormatError, match="rows have no bytes"):
         list(stream(whole({"a": entry((2**50, 0), (0, 0))}), True))
     with pytest.raises(LimitError, match="500 rows"):
-        list(stream(packed({"a": torch.zeros(500, dtype=torch.uint8)}), True, Limits(member_bytes=2000)))
+        list(stream(file_of({"a": torch.zeros(500, dtype=torch.uint8)}), True, Limits(member_bytes=2000)))

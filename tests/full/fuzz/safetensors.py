@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
 from functools import partial
 
 import torch
+from builders.tensor_files import whole
 from full.fuzz.dice import Dice, edited, starts
 from one_object import OneObject
 
@@ -24,8 +23,7 @@ HEADER = {
     "h": {"dtype": "BF16", "shape": [3], "data_offsets": [24, 30]},
     "z": {"dtype": "U8", "shape": [3, 0], "data_offsets": [30, 30]},
 }
-SAID = json.dumps(HEADER).encode()
-WHOLE = struct.pack("<Q", len(SAID)) + SAID + bytes(range(30))
+WHOLE = whole(HEADER, bytes(range(30)))
 seeds = partial(starts, 2)
 
 

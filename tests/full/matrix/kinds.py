@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
+import torch
 import zstandard
-from builders import arrows, energon, litdata, mds, parquet, tfrecords, token_files, videos
+from builders import arrows, energon, litdata, mds, parquet, tensor_files, tfrecords, token_files, videos
 from builders.arrays import saved
 from builders.packed import seekable
 from builders.tars import tar
@@ -173,13 +173,7 @@ def _npz(numbers: Sequence[int]) -> bytes:
 
 
 def _safetensors(numbers: Sequence[int]) -> bytes:
-    body, more = np.array(numbers, np.int64).tobytes(), np.zeros((len(numbers), 50), np.float32).tobytes()
-    header = {
-        "n": {"dtype": "I64", "shape": [len(numbers)], "data_offsets": [0, len(body)]},
-        "x": {"dtype": "F32", "shape": [len(numbers), 50], "data_offsets": [len(body), len(body + more)]},
-    }
-    head = json.dumps(header).encode()
-    return struct.pack("<Q", len(head)) + head + body + more
+    return tensor_files.file_of({"n": torch.tensor(numbers, dtype=torch.int64), "x": torch.zeros(len(numbers), 50)})
 
 
 def _with_own_index(made: Callable[..., hr.Stream]) -> Callable[..., hr.Stream]:
