@@ -63,7 +63,7 @@ def test_audio_is_channels_by_time_with_its_rate(kind: str, subtype: str | None,
     ("WAV", "FLOAT", 0), ("WAV", "PCM_16", 0), ("FLAC", None, 0), ("AIFF", None, 0), ("OGG", None, 1e-5),
     ("MP3", None, 1e-4),
 ])  # fmt: skip
-def test_torchcodec_and_soundfile_decode_alike(kind: str, subtype: str | None, most: float) -> None:
+def test_torchcodec_and_soundfile_decode_the_same(kind: str, subtype: str | None, most: float) -> None:
     videos.torchcodec()
     data = tone(kind, subtype)
     sound, wanted = decoded("audio:torchcodec", data), decoded("audio", data)

@@ -233,7 +233,7 @@ def test_rate_falls_to_a_share_of_the_throughput_and_recovers_in_seconds() -> No
     assert rates == sorted(rates)
 
 
-def test_rate_falls_once_in_half_a_second_for_requests_begun_since() -> None:
+def test_rate_falls_at_most_once_in_half_a_second() -> None:
     pace = RateLimiter(100.0, 10.0)
     pace.lower(10.1, 10.4, 100.0)
     pace.lower(9.9, 11.0, 100.0)

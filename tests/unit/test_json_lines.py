@@ -35,7 +35,7 @@ def test_object_of_another_kind_is_an_error_that_names_it(data: bytes, says: str
 
 
 @pytest.mark.parametrize("piece", [512, 10**6])
-def test_line_over_the_limit_ends_the_object_behind_those_before_it(piece: int) -> None:
+def test_line_over_the_limit_ends_the_object_after_the_lines_before_it(piece: int) -> None:
     data = b'{}\n\n{"n": 1}\n{"a": "' + b"x" * 5000 + b'"}\n{}\n'
     found, error = scan(data, piece, Limits(member_bytes=2000))
     assert found == [(b"1", 0, 2), (b"3", 4, 8)]

@@ -71,7 +71,7 @@ def test_first_numbers_of_samples_in_a_row_look_drawn_from_one_generator(name: s
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_epochs_that_follow_each_other_draw_unlike_numbers(name: str) -> None:
+def test_epochs_that_follow_each_other_draw_uncorrelated_numbers(name: str) -> None:
     one, other = (first_draws(name, key, range(10_000)) for key in (6, 7))
     assert not np.isin(one, other).any()
     assert abs(correlation(one, other)) < 0.05
@@ -96,7 +96,7 @@ def test_half_of_a_seeds_bits_change_with_each_bit_of_the_position() -> None:
         assert 0.4 < min(changed) < max(changed) < 0.6
 
 
-def test_generators_of_one_sample_draw_unlike_numbers() -> None:
+def test_generators_of_one_sample_draw_different_numbers() -> None:
     drawn = np.empty((4_000, 3))
     for position in range(len(drawn)):
         begin(KEY, position)

@@ -48,7 +48,7 @@ def test_prepare_of_accelerate_keeps_our_engine_and_sees_the_last_batch(accelera
 
 
 @BOTH
-def test_prepared_loader_shuffles_anew_when_an_epoch_begins(accelerator: Accelerator, regime: str) -> None:
+def test_prepared_loader_shuffles_again_when_an_epoch_begins(accelerator: Accelerator, regime: str) -> None:
     with hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=1) as loader:
         prepared = prepare(accelerator, loader)
         first, second = ([key for batch in prepared for key in keys_of(batch)] for _ in range(2))
@@ -99,7 +99,7 @@ def test_skipped_batches_are_not_even_asked_for(accelerator: Accelerator) -> Non
     assert sorted(data.asked) == sorted(2 * [*range(10**9 - 300, 10**9)])
 
 
-def test_batches_are_skipped_in_every_way_behind_a_filter_too(accelerator: Accelerator) -> None:
+def test_batches_are_skipped_in_every_way_after_a_filter_too(accelerator: Accelerator) -> None:
     data = hr.from_map(range(40)).filter(lambda number: number % 2 == 0)
     with hr.DataLoader(data, batch_size=4) as loader:
         prepared = prepare(accelerator, loader)

@@ -91,7 +91,7 @@ def test_validation_loader_is_ours_when_the_trainer_validates(regime: str) -> No
 
 
 @BOTH
-def test_loader_made_anew_keeps_our_options_when_overfitting(regime: str) -> None:
+def test_loader_that_is_made_again_keeps_our_options_when_overfitting(regime: str) -> None:
     ours = (
         {"seed": 5, "fetch": hr.Fetch(concurrency=3), "memory_budget": "64MiB"}
         if regime == "headrace"
@@ -110,7 +110,7 @@ def test_loader_made_anew_keeps_our_options_when_overfitting(regime: str) -> Non
 
 
 @BOTH
-def test_loader_made_anew_gives_all_samples_when_predicting(regime: str) -> None:
+def test_loader_that_is_made_again_gives_all_samples_when_predicting(regime: str) -> None:
     model = Predicting()
     with hr.DataLoader(data_of(regime), batch_size=5, drop_last=True, num_workers=1) as loader:
         assert trainer().predict(model, loader) == FIVES

@@ -109,7 +109,7 @@ def test_state_of_a_rank_is_kept_by_its_name(build: Callable[..., Any]) -> None:
             build(rank, 3, 1, is_filtered=True).load_state_dict(whole)
 
 
-def test_checkpoint_without_a_loader_state_starts_anew(build: Callable[..., Any]) -> None:
+def test_checkpoint_without_a_loader_state_starts_from_the_beginning(build: Callable[..., Any]) -> None:
     loader = build()
     loader.load_state_dict({})
     assert keys_of(next(iter(loader))) == [0, 1, 2, 3]

@@ -178,7 +178,7 @@ def test_values_that_move_themselves_arrive(mover: Mover) -> None:
     assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(3))
 
 
-def test_batches_may_be_begun_in_a_thread_and_finished_here(slabs: Slabs, mover: Mover) -> None:
+def test_batches_may_be_started_in_a_thread_and_finished_here(slabs: Slabs, mover: Mover) -> None:
     stage = PinStage(mover.start, torch.accelerator.current_device_index())
     try:
         for value in range(1, 6):
