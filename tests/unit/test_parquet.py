@@ -22,7 +22,7 @@ from unit.parquet_reads import blocks_of, indexed, put
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError, OptionError
-from headrace.formats.arrow_values import getter
+from headrace.formats.arrow_values import values_of
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import ThriftReader
 from headrace.formats.parquet.format import ChunkFile, Parquet
@@ -53,7 +53,7 @@ def test_values_are_those_that_pyarrow_reads(options: dict[str, Any]) -> None:
 def test_values_of_a_slice_equal_those_of_the_array(name: str) -> None:
     whole = pa.concat_arrays([ARRAYS[name]] * 2)
     part = whole.slice(3, 4)
-    assert [plain(getter(part)(k)) for k in range(4)] == part.to_pylist()
+    assert [plain(values_of(part).get(k)) for k in range(4)] == part.to_pylist()
 
 
 def test_nanosecond_times_are_numpy_values() -> None:

@@ -21,8 +21,8 @@ from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow as ArrowData
-from headrace.formats.arrow_values import TableRows, arrow_errors, features_of, kind_of, library
-from headrace.formats.format import Block, ShardEntry
+from headrace.formats.arrow_values import TableRows, arrow_errors, check_names, features_of, kind_of, library
+from headrace.formats.format import Block, MemberRange, ShardEntry, keys_of, rows_of_blocks
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
@@ -372,8 +372,7 @@ def schema_of(message: bytes) -> ArrowData:
     with arrow_errors("its schema is damaged"):
         schema = pa.ipc.read_schema(pa.py_buffer(message))
         names = schema.names
-    if len(set(names)) < len(names):
-        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
+    check_names(names)
     return schema
 
 
@@ -547,37 +546,20 @@ ARROW = Arrow()
 
 def _rows(layout: Layout, schema: ArrowSchema, where: Where, limits: Limits) -> Rows:
     """Return the table of all samples. Raises a ValueError for overlaps, a LimitError for sizes."""
-    counts = np.array([one.said.rows for one in layout.batches], np.int64)
-    total = int(counts.sum())
-    names = [*schema.names, *(name for name, _ in schema.constants)]
-    order = sorted((k for k, count in enumerate(counts) if count), key=lambda k: layout.batches[k].body)
-    table, starts, end = list[tuple[int, int, int]](), [0], 0
-    for k in order:
-        one = layout.batches[k]
-        if one.body < end:
-            raise ValueError(f"two batches have the bytes at {one.body}")
-        places = buffers_by_column(schema, one.said)
-        table += [(one.body, 0, len(schema.read) + c) for c in range(len(schema.constants))]
-        for number, column in enumerate(schema.read):
-            place = places[column]
-            what = f"column {names[number]!r:.200} of batch {k}"
-            check_bytes(what, place.stop - place.start, limits.member_bytes)
-            table.append((one.body + place.start, place.stop - place.start, number))
-        starts.append(len(table))
-        end = one.body + one.said.body
-    members = np.array(table, np.int64).reshape(-1, 3)
-    block_of = {k: block for block, k in enumerate(order)}
-    return Rows(
-        np.arange(total).astype(f"S{len(str(max(total - 1, 0)))}"),
-        np.array(starts, np.int64),
-        members[:, 2].astype(np.int32),
-        members[:, 0].copy(),
-        members[:, 1].copy(),
-        tuple(names),
-        block=np.repeat(np.array([block_of.get(k, 0) for k in range(len(counts))], np.int64), counts),
-        row=np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts),
-        about=tuple(
-            BatchFacts(schema, one.said.rows, one.head, one.dictionaries, where)
-            for one in (layout.batches[k] for k in order)
-        ),
-    )
+    filled = [(k, one) for k, one in enumerate(layout.batches) if one.said.rows]
+    end = 0
+    for at, size in sorted((one.body, one.said.body) for _, one in filled):
+        if at < end:
+            raise ValueError(f"two batches have the bytes at {at}")
+        end = at + size
+    names, members = schema.names, list[list[MemberRange]]()
+    for k, one in filled:
+        places, own = buffers_by_column(schema, one.said), [(one.body, 0, name) for name, _ in schema.constants]
+        for name, column in zip(names, schema.read, strict=True):
+            start, stop, _ = places[column]
+            check_bytes(f"column {name!r:.200} of batch {k}", stop - start, limits.member_bytes)
+            own.append((one.body + start, stop - start, name))
+        members.append(own)
+    counts = [one.said.rows for _, one in filled]
+    facts = [BatchFacts(schema, one.said.rows, one.head, one.dictionaries, where) for _, one in filled]
+    return rows_of_blocks(keys_of(np.arange(sum(counts))), counts, members, facts)

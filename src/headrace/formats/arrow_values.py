@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,12 @@ def features_of(text: bytes) -> Mapping[str, object]:
     return as_object((info or {}).get("features")) or {}
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise a ValueError if two columns have one name."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
+
+
 def kind_of(kind: Arrow, feature: object = None) -> str:
     """Describe a type. Types with equal descriptions have values of the same kind."""
     types, text = library().types, json.dumps(feature)
@@ -110,7 +116,7 @@ class TableRows(RowsOfBlock):
     """The rows of a table or record batch as dicts. None replaces skipped rows.
 
     Args:
-        features: Features of Hugging Face's `datasets`; see `getter`.
+        features: Features of Hugging Face's `datasets`; see `values_of`.
         constants: Fields that are equal in all rows.
         kept: Mask of the rows that are not skipped. None: all rows.
     """
@@ -124,10 +130,8 @@ class TableRows(RowsOfBlock):
     ) -> None:
         self._count, self.nbytes = int(table.num_rows), int(table.nbytes)
         self._constants, self._kept = dict(constants), kept
-        columns = [whole_array(column) for column in table.columns]
-        self._names: list[str] = table.column_names
-        self._getters = [getter(column, features.get(name)) for name, column in zip(self._names, columns, strict=True)]
-        self._takers = [_taker(column, features.get(name)) for name, column in zip(self._names, columns, strict=True)]
+        named = zip(table.column_names, map(whole_array, table.columns), strict=True)
+        self._values = [(name, *values_of(array, features.get(name))) for name, array in named]
 
     def __len__(self) -> int:
         return self._count
@@ -135,23 +139,40 @@ class TableRows(RowsOfBlock):
     def row(self, number: int) -> dict[str, object] | None:
         if self._kept is not None and not self._kept[number]:
             return None
-        return {**self._constants, **{name: get(number) for name, get in zip(self._names, self._getters, strict=True)}}
+        return {**self._constants, **{name: get(number) for name, get, _ in self._values}}
 
     def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:
         if self._kept is not None:
             return None
         constants = {name: itertools.repeat(value, len(numbers)) for name, value in self._constants.items()}
-        return {**constants, **{name: take(numbers) for name, take in zip(self._names, self._takers, strict=True)}}
+        return {**constants, **{name: take(numbers) for name, _, take in self._values}}
 
 
-def _taker(array: Arrow, feature: object = None) -> Taker:
-    """Return a function for the values of several rows, equal to those of `getter`."""
-    if hasattr(array, "storage"):
+class ColumnValues(NamedTuple):
+    """The Python values of a column, of one row or of several."""
+
+    get: Getter
+    take: Taker
+
+
+def values_of(array: Arrow, feature: object = None) -> ColumnValues:
+    """Return the Python values of an array. None for missing values.
+
+    Numbers are int, float and bool; text is str; lists of numbers without missing ones are numpy arrays that own their
+    memory; structs are dicts, maps lists of pairs, decimals `decimal.Decimal`; dates and times are those of `datetime`,
+    or numpy's for nanoseconds.
+
+    Args:
+        feature: Feature of Hugging Face's `datasets`: images and the like are then encoded bytes, arrays have their
+            shape.
+    """
+    if hasattr(array, "storage"):  # a registered extension type
         array = array.storage
-    get, take = getter(array, feature), _stretch_taker(array, feature)
-    if take is None:
-        return partial(map, get)
-    return partial(_taken, take, get, numbers_of(array.is_valid()).data if array.null_count else None)
+    own = _of_feature(array, feature)
+    present, take = _present(array, feature) if own is None else (own, None)
+    is_there = numbers_of(array.is_valid()).data if array.null_count else None
+    get = present if is_there is None else lambda row: present(row) if is_there[row] else None
+    return ColumnValues(get, partial(map, get) if take is None else partial(_taken, take, get, is_there))
 
 
 def _taken(take: StretchTaker, get: Getter, is_there: memoryview | None, rows: Sequence[int]) -> Iterable[object]:
@@ -163,29 +184,6 @@ def _taken(take: StretchTaker, get: Getter, is_there: memoryview | None, rows: S
         return values
     there = is_there[rows.start : rows.stop]
     return [value if is_value else None for value, is_value in zip(values, there, strict=True)]
-
-
-def _stretch_taker(array: Arrow, feature: object) -> StretchTaker | None:
-    """Return a function for consecutive rows, or None. Missing values may be any values."""
-    types, kind = library().types, array.type
-    if _of_feature(array, feature) is not None:
-        return None
-    if _are_numbers(kind):
-        numbers = numbers_of(array)
-        return lambda start, stop: numbers[start:stop].tolist()
-    if types.is_string(kind) or types.is_large_string(kind):
-        return partial(_texts, _starts(array), _bytes_of(array))
-    if types.is_dictionary(kind) and not types.is_nested(kind.value_type):  # rows may share values that do not change
-        return partial(_named, _taker(array.dictionary, feature), numbers_of(array.indices))
-    if types.is_struct(kind):
-        of_child = _features_of_children(feature)
-        children = {field.name: _taker(array.field(k), of_child(field.name)) for k, field in enumerate(kind)}
-        return lambda start, stop: dicts_of(
-            {name: take(range(start, stop)) for name, take in children.items()}, stop - start
-        )
-    if (types.is_list(kind) or types.is_large_list(kind)) and not _are_numbers(kind.value_type):
-        return partial(_list_stretches, _starts(array), _taker(array.values, _feature_of_values(feature)))
-    return None
 
 
 def _texts(starts: memoryview, data: memoryview, start: int, stop: int) -> Iterable[object]:
@@ -224,58 +222,40 @@ def whole_array(column: Arrow) -> Arrow:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def getter(array: Arrow, feature: object = None) -> Getter:
-    """Return a function for the Python values of an array. None for missing values.
-
-    Numbers are int, float and bool; text is str; lists of numbers without missing ones are numpy arrays that own their
-    memory; structs are dicts, maps lists of pairs, decimals `decimal.Decimal`; dates and times are those of `datetime`,
-    or numpy's for nanoseconds.
-
-    Args:
-        feature: Feature of Hugging Face's `datasets`: images and the like are then encoded bytes, arrays have their
-            shape.
-    """
-    if hasattr(array, "storage"):  # a registered extension type
-        array = array.storage
-    get = _of_feature(array, feature) or _present(array, feature)
-    if not array.null_count:
-        return get
-    is_there = numbers_of(array.is_valid()).data
-    return lambda row: get(row) if is_there[row] else None
-
-
-def _present(array: Arrow, feature: object) -> Getter:
-    pa = library()
-    types, kind = pa.types, array.type
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        get: Getter = numbers_of(array).item
-        return get
+def _present(array: Arrow, feature: object) -> tuple[Getter, StretchTaker | None]:
+    """Return functions for one row, and for consecutive rows if that is faster. Missing values may be any values."""
+    types, kind = library().types, array.type
+    if _are_numbers(kind):
+        numbers = numbers_of(array)
+        return numbers.item, lambda start, stop: numbers[start:stop].tolist()
     if types.is_string(kind) or types.is_large_string(kind):
         starts, data = _starts(array), _bytes_of(array)
-        return lambda row: str(data[starts[row] : starts[row + 1]], "utf-8")
+        return lambda row: str(data[starts[row] : starts[row + 1]], "utf-8"), partial(_texts, starts, data)
     if types.is_binary(kind) or types.is_large_binary(kind):
         starts, data = _starts(array), _bytes_of(array)
-        return lambda row: bytes(data[starts[row] : starts[row + 1]])
+        return lambda row: bytes(data[starts[row] : starts[row + 1]]), None
     if types.is_dictionary(kind):
-        values, indices = getter(array.dictionary, feature), numbers_of(array.indices)
-        return lambda row: values(int(indices[row]))
+        values, indices = values_of(array.dictionary, feature), numbers_of(array.indices)
+        is_shared = not types.is_nested(kind.value_type)  # rows may share values that do not change
+        return lambda row: values.get(int(indices[row])), partial(_named, values.take, indices) if is_shared else None
     if types.is_struct(kind):
-        names, of_child = [field.name for field in kind], _features_of_children(feature)
-        children = [(name, getter(array.field(k), of_child(name))) for k, name in enumerate(names)]
-        return lambda row: {name: get(row) for name, get in children}
+        of_child = _features_of_children(feature)
+        children = [(field.name, *values_of(array.field(k), of_child(field.name))) for k, field in enumerate(kind)]
+        return lambda row: {name: get(row) for name, get, _ in children}, lambda start, stop: dicts_of(
+            {name: take(range(start, stop)) for name, _, take in children}, stop - start
+        )
     if types.is_map(kind):
-        starts, keys, items = _starts(array), getter(array.keys), getter(array.items)
-        return lambda row: [(keys(k), items(k)) for k in range(starts[row], starts[row + 1])]
+        starts, keys, items = _starts(array), values_of(array.keys).get, values_of(array.items).get
+        return lambda row: [(keys(k), items(k)) for k in range(starts[row], starts[row + 1])], None
     if types.is_fixed_size_list(kind):
-        return _fixed_lists(array, feature)
+        return _fixed_lists(array, feature), None
     if types.is_list(kind) or types.is_large_list(kind):
         return _lists(array, _feature_of_values(feature))
     if types.is_null(kind):
-        return lambda row: None  # noqa: ARG005
+        return lambda row: None, None  # noqa: ARG005
     if (types.is_timestamp(kind) or types.is_duration(kind)) and kind.unit == "ns":
-        numbers = numbers_of(array)
-        return lambda row: numbers[row]
-    return lambda row: array[row].as_py()
+        return numbers_of(array).__getitem__, None
+    return lambda row: array[row].as_py(), None
 
 
 def numbers_of(array: Arrow) -> NDArray[Any]:
@@ -317,13 +297,13 @@ def _bytes_of(array: Arrow) -> memoryview:
     return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")
 
 
-def _lists(array: Arrow, feature: object) -> Getter:
+def _lists(array: Arrow, feature: object) -> tuple[Getter, StretchTaker | None]:
     starts, values = _starts(array), array.values
     if _are_numbers(values.type):
         some = _stretches(values)
-        return lambda row: some(starts[row], starts[row + 1])
-    get = getter(values, feature)
-    return lambda row: [get(k) for k in range(starts[row], starts[row + 1])]
+        return lambda row: some(starts[row], starts[row + 1]), None
+    get, take = values_of(values, feature)
+    return lambda row: [get(k) for k in range(starts[row], starts[row + 1])], partial(_list_stretches, starts, take)
 
 
 def _fixed_lists(array: Arrow, feature: object) -> Getter:
@@ -335,7 +315,7 @@ def _fixed_lists(array: Arrow, feature: object) -> Getter:
     if _are_numbers(values.type):
         some = _stretches(values, shape if len(shape) > 1 else None)
         return lambda row: some(first + row * size, first + (row + 1) * size)
-    begin, step, get = array.offset * shape[0], shape[0], getter(array.values, _feature_of_values(feature))
+    begin, step, get = array.offset * shape[0], shape[0], values_of(array.values, _feature_of_values(feature)).get
     return lambda row: [get(k) for k in range(begin + row * step, begin + (row + 1) * step)]
 
 
@@ -346,7 +326,7 @@ def _stretches(values: Arrow, shape: list[int] | None = None) -> Callable[[int, 
         if shape is not None:
             return lambda start, stop: numbers[start:stop].reshape(shape).copy()
         return lambda start, stop: numbers[start:stop].copy()
-    is_there, get = numbers_of(values.is_valid()), getter(values)
+    is_there, get = numbers_of(values.is_valid()), values_of(values).get
 
     def some(start: int, stop: int) -> object:
         if is_there[start:stop].all():
@@ -366,7 +346,7 @@ def _of_feature(array: Arrow, feature: object) -> Getter | None:
     said = as_object(feature) or {}
     kind, types = as_text(said.get("_type")), library().types
     if kind in _ENCODED and types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
-        bodies = getter(array.field("bytes"))
+        bodies = values_of(array.field("bytes")).get
 
         def body(row: int) -> object:
             found = bodies(row)
@@ -376,7 +356,7 @@ def _of_feature(array: Arrow, feature: object) -> Getter | None:
 
         return body
     if kind in _ARRAYS:
-        sizes, get = as_list(said.get("shape")) or [None], _present(array, None)
+        sizes, get = as_list(said.get("shape")) or [None], _present(array, None)[0]
         shape = [-1 if size is None else size for size in map(as_number, sizes)]
         return lambda row: np.asarray(_stacked(get(row))).reshape(shape)
     return None

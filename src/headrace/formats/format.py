@@ -219,6 +219,10 @@ def packing_of(form: Format, url: str) -> str | None:
     return None if type(form).scanner is Format.scanner else kind_of(url)
 
 
+MemberRange = tuple[int, int, str]
+"""(offset in the shard, number of bytes, name)."""
+
+
 def keys_of(numbers: Ints) -> NDArray[np.bytes_]:
     return np.asarray(numbers).astype(f"S{len(str(int(numbers.max(initial=0))))}")
 
@@ -241,6 +245,28 @@ def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
         (member,),
         block=np.zeros(count, np.int64),
         row=np.arange(count),
+    )
+
+
+def rows_of_blocks(
+    keys: NDArray[np.bytes_], counts: Sequence[int], members: Sequence[list[MemberRange]], about: Sequence[object]
+) -> Rows:
+    """Return a table of samples that are the rows of blocks, `counts[k]` of block `k`, in this order."""
+    order = sorted(range(len(members)), key=lambda k: members[k][:1])
+    stored = [members[k] for k in order]
+    names = tuple(dict.fromkeys(name for some in stored for _, _, name in some))
+    number = {name: k for k, name in enumerate(names)}
+    table = np.array([(at, size, number[name]) for some in stored for at, size, name in some], np.int64).reshape(-1, 3)
+    return Rows(
+        keys,
+        np.cumsum([0, *map(len, stored)]),
+        table[:, 2].astype(np.int32),
+        table[:, 0].copy(),
+        table[:, 1].copy(),
+        names,
+        block=np.repeat(np.argsort(order), counts),
+        row=np.concatenate([np.zeros(0, np.int64), *map(np.arange, counts)]),
+        about=tuple(about[k] for k in order),
     )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from headrace._util.pickled import packed_once
 from headrace._util.reads import Reads
 from headrace.errors import LimitError
-from headrace.formats.arrow_values import Arrow, arrow_errors, features_of, leaf_count, library
+from headrace.formats.arrow_values import Arrow, arrow_errors, check_names, features_of, leaf_count, library
 from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
@@ -416,8 +416,7 @@ def _columns(
     with arrow_errors("its schema is damaged"):
         schema, leaves = opened.schema_arrow, opened.metadata.schema
         names = schema.names
-    if len(set(names)) < len(names):
-        raise ValueError(f"it has two columns {next(name for name in names if names.count(name) > 1)!r:.200}")
+    check_names(names)
     ends = [0, *itertools.accumulate(leaf_count(field.type) for field in schema)]
     total = opened.metadata.num_columns
     if ends[-1] != total or len(schema) != count:

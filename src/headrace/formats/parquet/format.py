@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace._util.pickled import packed_once
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow, TableRows, arrow_errors, kind_of, library
-from headrace.formats.format import Block, ShardEntry
+from headrace.formats.format import Block, MemberRange, ShardEntry, keys_of, rows_of_blocks
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import (
@@ -116,7 +114,7 @@ class Parquet(TableFormat):
         runs = ((number, number + 1),)
         only = facts._replace(runs=runs, columns=pages_of(columns, group, shard.kept, runs))
         members = [member for member in only.members if member[2] in names]
-        return _table(rows.keys[row : row + 1], [only], [members])
+        return rows_of_blocks(rows.keys[row : row + 1], [1], [members], [only])
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         facts: GroupFacts = block.about
@@ -168,39 +166,9 @@ def _rows(footer: Footer, left: Sequence[Left], indexes: Mapping[int, PageIndex]
             keys.append(first + facts.numbers)
             opened_bytes += sum(chunk.unpacked for chunk in group.chunks.values()) * facts.total // group.rows
         first += group.rows
-    members = [facts.members for facts in found]
-    order = sorted(range(len(found)), key=lambda k: members[k][:1])
-    rows = _table(
-        np.concatenate(keys).astype(f"S{len(str(max(first - 1, 0)))}"),
-        [found[k] for k in order],
-        [members[k] for k in order],
-    )
-    counts = [facts.total for facts in found]
-    block, row = np.repeat(np.argsort(order), counts), [np.arange(count) for count in counts]
-    return replace(rows, block=block, row=np.concatenate([np.zeros(0, np.int64), *row])), opened_bytes
+    members, counts = [facts.members for facts in found], [facts.total for facts in found]
+    return rows_of_blocks(keys_of(np.concatenate(keys)), counts, members, found), opened_bytes
 
-
-def _table(keys: NDArray[np.bytes_], blocks: Sequence[GroupFacts], members: Sequence[Sequence[Member]]) -> Rows:
-    """Return a table with `members` per block. Each sample is row 0 of block 0."""
-    names = tuple(dict.fromkeys(name for some in members for _, _, name in some))
-    number = {name: k for k, name in enumerate(names)}
-    table = np.array([(at, size, number[name]) for some in members for at, size, name in some], np.int64).reshape(-1, 3)
-    none = np.zeros(len(keys), np.int64)
-    return Rows(
-        keys,
-        np.cumsum([0, *map(len, members)]),
-        table[:, 2].astype(np.int32),
-        table[:, 0].copy(),
-        table[:, 1].copy(),
-        names,
-        block=none,
-        row=none,
-        about=tuple(blocks),
-    )
-
-
-Member = tuple[int, int, str]
-"""(offset in the file, number of bytes, field)."""
 
 _FILLER_MOST = 2**30
 _TAIL_BYTES = 64 * 1024
@@ -234,7 +202,7 @@ class GroupFacts(NamedTuple):
         return np.concatenate([np.arange(first, stop) for first, stop in self.runs])
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[MemberRange]:
         """The byte ranges to read, in order.
 
         The first bytes of the file are read with the column that follows them, so that checking them needs no request.
