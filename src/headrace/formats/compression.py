@@ -13,13 +13,14 @@ The seekable zstd format is a sequence of independent frames. A skippable frame 
 
 from __future__ import annotations
 
+import abc
 import bz2
 import lzma
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -41,20 +42,18 @@ _SKIPPABLE_FIRST = [bytes([first]) for first in range(0x50, 0x60)]
 ZSTD_WINDOW_MOST = 2**31  # the library's limit; `zstd_header` checks ours
 
 
-class Frame(Protocol):
+class Frame(abc.ABC):
     """The decompression of one frame (member, stream).
 
     Attributes:
+        ended: True if the end was reached and its checksums were correct.
         held: Bytes that the library has received beyond those that `step` has reported as consumed.
     """
 
-    held: int
+    ended = False
+    held = 0
 
-    @property
-    def ended(self) -> bool:
-        """True if the end was reached and its checksums were correct."""
-        ...
-
+    @abc.abstractmethod
     def step(self, packed: memoryview, most: int) -> tuple[bytes, int]:
         """Return (output, number of consumed bytes). Empty and 0: the frame needs more input.
 
@@ -65,7 +64,6 @@ class Frame(Protocol):
             FormatError: The data are damaged. The message has no location.
             LimitError: The data need a larger window than `limits.window_bytes`.
         """
-        ...
 
 
 def opener(kind: str, url: str, limits: Limits) -> Callable[[], Frame]:
@@ -112,15 +110,9 @@ def _piece(packed: memoryview, most: int) -> memoryview:
     return packed[: min(max(most, 1024), STEP_PACKED)]
 
 
-class _Gzip:
-    held = 0
-
+class _Gzip(Frame):
     def __init__(self) -> None:
         self._library = zlib.decompressobj(wbits=31)
-
-    @property
-    def ended(self) -> bool:
-        return self._library.eof
 
     def step(self, packed: memoryview, most: int) -> tuple[bytes, int]:
         piece = _piece(packed, most)
@@ -128,20 +120,16 @@ class _Gzip:
             out = self._library.decompress(piece, most)
         except zlib.error as error:
             raise damaged(error) from error
-        rest = self._library.unused_data if self._library.eof else self._library.unconsumed_tail
+        self.ended = self._library.eof
+        rest = self._library.unused_data if self.ended else self._library.unconsumed_tail
         return out, len(piece) - len(rest)
 
 
-class _Bzip2:
+class _Bzip2(Frame):
     """The library buffers unconsumed input. All of it counts as consumed once more is needed."""
 
     def __init__(self, library: bz2.BZ2Decompressor | lzma.LZMADecompressor | None = None) -> None:
         self._library = library or bz2.BZ2Decompressor()
-        self.held = 0
-
-    @property
-    def ended(self) -> bool:
-        return self._library.eof
 
     def step(self, packed: memoryview, most: int) -> tuple[bytes, int]:
         piece = packed[:0] if self.held else _piece(packed, most)
@@ -150,8 +138,8 @@ class _Bzip2:
             out = self._library.decompress(piece, most)
         except OSError as error:
             raise damaged(error) from error
-        used = 0
-        if self._library.eof or self._library.needs_input:
+        used, self.ended = 0, self._library.eof
+        if self.ended or self._library.needs_input:
             used, self.held = self.held - len(self._library.unused_data), 0
         return out, used
 
@@ -176,13 +164,10 @@ class _Xz(_Bzip2):
         return out, used
 
 
-class _Zstd:
+class _Zstd(Frame):
     """Feeds whole blocks of at most 128 KiB output, as the library does not bound its output."""
 
-    held = 0
-
     def __init__(self, library: Any, context: Any, window_bytes: int) -> None:
-        self.ended = False
         self._library, self._window_bytes = library, window_bytes
         self._frame = context.decompressobj(write_size=STEP_UNPACKED)
         self._checksum_bytes: int | None = None  # None until the header is complete
@@ -233,11 +218,8 @@ class _Zstd:
         return int(size)
 
 
-class _Lz4:
-    held = 0
-
+class _Lz4(Frame):
     def __init__(self, library: Any) -> None:
-        self.ended = False
         self._library, self._context = library, library.create_decompression_context()
 
     def step(self, packed: memoryview, most: int) -> tuple[bytes, int]:

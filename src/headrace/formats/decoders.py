@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace._util.sample_ranges import Rows
-from headrace.errors import DecodeError, OptionError, reason_of
+from headrace.errors import DecodeError, reason_of
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.optional import needed
 from headrace.types import Buffer, Ints
@@ -269,28 +269,21 @@ def registered_decoders() -> dict[str, Callable[[bytes], object]]:
     return {**_installed(), **_registered}
 
 
-class InstalledDecoder:
-    """A decoder of an entry point. The first call, in a worker, imports it."""
+@functools.cache
+def _imported(name: str, value: str) -> Callable[[bytes], object]:
+    found: Callable[[bytes], object] = EntryPoint(name, value, GROUP).load()
+    return MessageDecoder(found) if is_message_class(found) else found
 
-    def __init__(self, entry: EntryPoint) -> None:
-        self._entry = entry.name, entry.value
-        self._decode: Callable[[bytes], object] | None = None
 
-    def __reduce__(self) -> tuple[object, ...]:
-        name, value = self._entry
-        return InstalledDecoder, (EntryPoint(name, value, GROUP),)
-
-    def __call__(self, data: bytes) -> object:
-        if self._decode is None:
-            found = EntryPoint(*self._entry, GROUP).load()
-            self._decode = MessageDecoder(found) if is_message_class(found) else found
-        return self._decode(data)
+def decode_installed(name: str, value: str, data: bytes) -> object:
+    """Decode by an entry point. The first call, in a worker, imports it."""
+    return _imported(name, value)(data)
 
 
 @functools.cache
 def _installed() -> dict[str, Callable[[bytes], object]]:
     found = entry_points(group=GROUP)
-    return {entry.name: InstalledDecoder(entry) for entry in found if entry.name not in _OWN}
+    return {entry.name: partial(decode_installed, entry.name, entry.value) for entry in found if entry.name not in _OWN}
 
 
 _KNOWN_FIELDS_MOST = 4096
@@ -372,13 +365,14 @@ class Decoder:
             check.one_of("spec", spec, IMAGE_SPECS)
         for field, what in by_field.items():
             if field.startswith("__"):
-                raise OptionError(f"{field}={what!r}: names that begin with '__' are reserved")
+                raise check.invalid("field", field, "a name that does not begin with '__'")
             if not callable(what):
                 check.one_of(field, what, (*NAMES, *sorted(self._registered)), ", or a function")
             if what == "pickle" and "pickle" not in self._registered and not allow_pickle:
-                raise OptionError(
-                    f"{field}='pickle': reading a pickle runs code from the data, whose authors could do here "
-                    f"whatever you can. If you trust them, give allow_pickle=True as well"
+                raise check.lacking(
+                    f"{field}='pickle'",
+                    "allow_pickle=True: reading a pickle runs code from the data, whose authors could do here whatever "
+                    "you can",
                 )
         if size is not None:
             check.size("size", size)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError, OptionError
+from headrace.errors import FormatError, LimitError
 from headrace.formats.decoders import decode_int
 from headrace.formats.format import Block, Format, keys_of, rows_of_members
 from headrace.formats.limits import DEFAULTS, Limits
@@ -291,9 +291,9 @@ class Csv(Format):
         if names is None and not header:
             raise check.lacking("header=False", "the names of the columns: columns=[…]")
         if names is not None and (wrong := RecordLayout.wrong_with(names)):
-            raise OptionError(f"columns={list(names)!r:.200}: {wrong}")
+            raise check.invalid("columns", list(names), f"the names of columns: {wrong}")
         if names is not None and types is not None and (unknown := set(types) - set(names)):
-            raise OptionError(f"types={sorted(unknown)!r:.200}: there are no such columns in columns=")
+            raise check.invalid("types", sorted(unknown), "of columns in columns=, and there are no such columns")
         self._columns, self._types = names, {name: _STRICT.get(fn, fn) for name, fn in (types or {}).items()}
         usual = {"delimiter": self._separator, "quote": '"', "header": True, "columns": None}
         given = {"delimiter": delimiter, "quote": quote, "header": header, "columns": names}

@@ -12,8 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from headrace._util import check
 from headrace._util.sample_ranges import Rows, texts_of
-from headrace.errors import FormatError, OptionError
+from headrace.errors import FormatError
 from headrace.formats.decoders import Column, ColumnBodies, Columns, npy_header
 from headrace.formats.folders import as_count, as_object, as_texts, beside, catalogue_entry, check_each_once, file_name
 from headrace.formats.format import Format, keys_of, rows_of_members
@@ -64,8 +65,7 @@ def token_dtype(dtype: DTypeLike) -> np.dtype[np.integer]:
     try:
         return whole_numbers(np.dtype(dtype))
     except (TypeError, ValueError):
-        text = f"dtype={dtype!r:.80}: a type of whole numbers is needed, such as 'uint16' or 'int32'"
-        raise OptionError(text) from None
+        raise check.invalid("dtype", dtype, "a type of whole numbers, such as 'uint16' or 'int32'") from None
 
 
 def whole_numbers(dtype: np.dtype[Any]) -> np.dtype[np.integer]:

@@ -209,7 +209,9 @@ def check_decoder(name: str) -> None:
     check.one_of("decoder", name, DECODERS)
     module, extra = DECODERS[name]
     if importlib.util.find_spec(module) is None:
-        raise OptionError(f"decoder={name!r} is not installed; try: pip install 'headrace[{extra}]'")
+        raise check.lacking(
+            f"decoder={name!r}", f"{module}, which is not installed; try: pip install 'headrace[{extra}]'"
+        )
 
 
 _PASSED = StageError, OptionError
@@ -359,8 +361,10 @@ class VideoFrames:
     ) -> None:
         if (count is None) == (times is None):
             raise check.lacking("hr.VideoFrames", "either a number of frames, or times=")
-        if (count is not None and count < 1) or (times is not None and not len(times)):
-            raise OptionError(f"count={count!r}, times={times!r}: one frame or more is needed")
+        if count is not None:
+            check.whole("count", count, 1)
+        if times is not None and not len(times):
+            raise check.invalid("times", times, "one time or more")
         check_decoder(decoder)
         self.count, self.times = count, None if times is None else tuple(map(float, times))
         self.decoder, self.limits = decoder, limits
