@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -316,7 +315,7 @@ async def test_readers_run_ahead_and_are_emitted_in_order() -> None:
     begun: list[int] = []
 
     async def read(number: int, reading: Reading[ListPart]) -> None:
-        with contextlib.closing(reading):
+        with reading.ended(pack_error):
             begun.append(number)
             for k in range(number % 3):
                 await asyncio.sleep(0)
@@ -341,11 +340,11 @@ async def test_readers_run_ahead_and_are_emitted_in_order() -> None:
 @on_a_loop
 async def test_error_of_a_reader_follows_its_parts(count: int) -> None:
     async def read(reading: Reading[ListPart]) -> None:
-        with contextlib.closing(reading):
+        with reading.ended(pack_error):
             for k in range(count):
                 reading.put(ListPart([k]))
             await asyncio.sleep(0)
-            reading.fail(ExceptionGroup("both", [ValueError("broken"), KeyError("late")]), pack_error)
+            raise ExceptionGroup("both", [ValueError("broken"), KeyError("late")])
 
     async with anyio.create_task_group() as group:
         async for reading in ReadingAhead(iter([read]), lambda: 1).readings(group):

@@ -10,6 +10,7 @@ and samples are decoded one by one. A property test compares both ways.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gzip
 import io
@@ -355,12 +356,11 @@ class Decoder:
         spec: str | None,
         size: tuple[int, int] | None,
         by_field: dict[str, str | Callable[[bytes], object]],
-        limits: Limits = DEFAULTS,
-        registered: dict[str, Callable[[bytes], object]] | None = None,
+        limits: Limits,
         *,
-        allow_pickle: bool = False,
+        allow_pickle: bool,
     ) -> None:
-        self._registered = registered_decoders() if registered is None else registered  # pickled for the workers
+        self._registered = registered_decoders()  # pickled for the workers
         if spec is not None:
             check.one_of("spec", spec, IMAGE_SPECS)
         for field, what in by_field.items():
@@ -389,9 +389,7 @@ class Decoder:
 
     def only(self, names: Iterable[str]) -> Decoder:
         """Return a decoder of just these fields. Others are not changed."""
-        narrow = Decoder(
-            self._spec, self._size, self._by_field, self._limits, self._registered, allow_pickle=self._allow_pickle
-        )
+        narrow = copy.copy(self)  # without the cache of fields
         narrow._only = frozenset(names)
         return narrow
 

@@ -20,7 +20,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, masked
 from headrace.formats.folders import as_count, as_object, as_texts, beside, file_name, split_path
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry, keys_of
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index.shard import ShardIndex, damage
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.optional import needed
 from headrace.formats.pinned_object import PinnedObject
@@ -165,7 +165,7 @@ def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], byt
     patterns = None if splits is None else as_texts(splits.get(split, []))
     excluded = as_texts(said.get("exclude") or [])
     if splits is None or patterns is None or excluded is None:
-        raise _damage(url, "its split_parts and exclude are not lists of shards by the names of splits")
+        raise damage(url, "its split_parts and exclude are not lists of shards by the names of splits")
     check.one_of(f"{masked(url)}: split", split, splits)
     counts, info = _counts(url, others)
     without = set(_expanded(excluded, len(counts), url))
@@ -179,7 +179,7 @@ def _catalogue_of(url: str, data: bytes, split: str, others: Callable[[str], byt
     names = [name for name in _expanded(patterns, len(counts), url) if name not in without]
     missing = next((name for name in names if name not in counts), None)
     if missing is not None:
-        raise _damage(url, f"its split {split!r} has {missing[:200]!r}, which {masked(info)} does not count")
+        raise damage(url, f"its split {split!r} has {missing[:200]!r}, which {masked(info)} does not count")
     entries = [ShardEntry(_address(url, name), counts[name]) for name in names]
     more = ", ".join(repr(name) for name in splits if name != split)
     shown_split = f"{split!r}" + (f"; there are {more} too" if more else "")[:300]
@@ -195,9 +195,7 @@ def _counts(url: str, others: Callable[[str], bytes | None]) -> tuple[dict[str, 
         counts = {} if said is None else {name: as_count(count, _SAMPLES_MOST) for name, count in said.items()}
         wrong = next((name for name, count in counts.items() if count is None), None)
         if said is None or wrong is not None:
-            raise _damage(
-                place, "it has no shard_counts" if said is None else f"it counts no samples of {wrong!r:.200}"
-            )
+            raise damage(place, "it has no shard_counts" if said is None else f"it counts no samples of {wrong!r:.200}")
         return {str(name): count or 0 for name, count in counts.items()}, place
     raise FormatError.at(url, f": neither {' nor '.join(_INFO)} is beside it; `energon prepare` writes it")
 
@@ -207,7 +205,7 @@ def _address(url: str, name: str) -> str:
     try:
         checked = file_name(name)
     except ValueError as error:
-        raise _damage(url, str(error)) from None
+        raise damage(url, str(error)) from None
     if not checked.endswith(".tar"):
         raise FormatError.at(url, f"has the shard {name[:200]!r}: plain archives, .tar, are read")
     end = url.rfind(NAME)
@@ -238,7 +236,7 @@ def _expanded(patterns: list[str], most: int, url: str) -> Iterator[str]:
         try:
             yield from islice(library.braceexpand(pattern), most + 1)
         except ValueError:
-            raise _damage(url, f"the braces of {pattern[:200]!r} do not match") from None
+            raise damage(url, f"the braces of {pattern[:200]!r} do not match") from None
 
 
 def _parsed(data: bytes, url: str) -> dict[str, object]:
@@ -247,13 +245,9 @@ def _parsed(data: bytes, url: str) -> dict[str, object]:
         loader = None if yaml is None else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         said = as_object(json.loads(data) if yaml is None else yaml.load(data, loader))
     except (ValueError, RecursionError) as error:
-        raise _damage(url, f"it cannot be parsed ({str(error)[:80]})") from None
+        raise damage(url, f"it cannot be parsed ({str(error)[:80]})") from None
     except Exception as error:  # YAML's errors
-        raise _damage(url, f"it is no YAML ({' '.join(str(error).split())[:200]})") from None
+        raise damage(url, f"it is no YAML ({' '.join(str(error).split())[:200]})") from None
     if said is None:
-        raise _damage(url, "it is no object")
+        raise damage(url, "it is no object")
     return said
-
-
-def _damage(url: str, why: str) -> FormatError:
-    return FormatError.at(url, f"is damaged: {why}")

@@ -67,7 +67,7 @@ class ImageDecoder:
         mode = _MODES.get(self._spec)
         if mode is None:
             image = pillow_image(data, None, self._size, self._limits)
-            return image.resize((self._size[1], self._size[0]), _bilinear()) if self._size else image
+            return image if self._size is None else _resized(image, self._size)
         pixels = simplejpeg_pixels(data, mode, self._size, self._limits)
         if pixels is None:
             pixels = np.array(pillow_image(data, mode, self._size, self._limits))
@@ -137,12 +137,6 @@ def _known_formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _bilinear() -> Any:
-    from PIL.Image import Resampling
-
-    return Resampling.BILINEAR
-
-
 def _converted(image: Image, mode: str) -> Image:
     from PIL.Image import fromarray
 
@@ -196,9 +190,15 @@ def by_torch(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def by_pillow(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    from PIL import Image
+    from PIL.Image import fromarray
 
-    return np.array(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    return np.array(_resized(fromarray(pixels), size))
+
+
+def _resized(image: Image, size: tuple[int, int]) -> Image:
+    from PIL.Image import Resampling
+
+    return image.resize((size[1], size[0]), Resampling.BILINEAR)
 
 
 def torchcodec_decoders(instead: str) -> Any:

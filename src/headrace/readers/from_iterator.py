@@ -165,10 +165,8 @@ class IterProducer:
                 if not is_over:
                     self._take_snapshot()
         finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                with anyio.CancelScope(shield=True):
-                    await close()
+            with anyio.CancelScope(shield=True):
+                await _close(iterator)
 
     def _take_snapshot(self) -> None:
         is_end = self._number and self._take is not None and self._number >= self._take

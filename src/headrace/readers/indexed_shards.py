@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -227,12 +227,16 @@ class Reading(Generic[P]):
     def put(self, part: P) -> None:
         self._send.send_nowait(part)
 
-    def fail(self, error: Exception, pack_error: ErrorPacker) -> None:
-        first = first_of(error)
-        self.failure = first.failure if isinstance(first, PackedFailureError) else Failure(pack_error(first))
-
-    def close(self) -> None:
-        self._send.close()
+    @contextmanager
+    def ended(self, pack_error: ErrorPacker) -> Iterator[None]:
+        """End the parts after the block. An error in the block becomes `failure`."""
+        try:
+            yield
+        except Exception as error:
+            first = first_of(error)
+            self.failure = first.failure if isinstance(first, PackedFailureError) else Failure(pack_error(first))
+        finally:
+            self._send.close()
 
     def __aiter__(self) -> Reading[P]:
         return self
@@ -365,28 +369,20 @@ class IndexedShardProducer:
         self, flow: Flow, ordinal: int, visit: ShardVisit, reading: Reading[Part], *, is_again: bool
     ) -> None:
         """Emit the samples of a visit. `is_again`: other windows may read the same blocks."""
-        with closing(reading):
-            ranges: ShardRanges | None = None
-            try:
-                async with anyio.create_task_group() as group:
-                    members = await self._members(visit.shard, visit.rows)
-                    ranges = ShardRanges(self._reader, flow, group, ordinal, visit.url, members.version)
-                    numbers = self._numbers if is_again else None
-                    reads = MemberReads(
-                        flow, ranges, visit.url, ordinal, members, self._bounds, self._pack_error, numbers
-                    )
-                    self._chosen(reads.nbytes, members.size)
-                    end = int((members.rows.offset + members.rows.size).max(initial=0))
-                    address, self._next_address = self._next_address, self._next_address + end
-                    async with aclosing(reads.parts(address)) as parts:
-                        async for part in parts:
-                            reading.put(part)
-                    group.cancel_scope.cancel()
-            except Exception as error:
-                reading.fail(error, self._pack_error)
-            finally:
-                if ranges is not None:
-                    ranges.release()  # after the last read, which would write into reused memory
+        with reading.ended(self._pack_error), ExitStack() as after_reads:
+            async with anyio.create_task_group() as group:
+                members = await self._members(visit.shard, visit.rows)
+                ranges = ShardRanges(self._reader, flow, group, ordinal, visit.url, members.version)
+                after_reads.callback(ranges.release)  # earlier, a read would write into reused memory
+                numbers = self._numbers if is_again else None
+                reads = MemberReads(flow, ranges, visit.url, ordinal, members, self._bounds, self._pack_error, numbers)
+                self._chosen(reads.nbytes, members.size)
+                end = int((members.rows.offset + members.rows.size).max(initial=0))
+                address, self._next_address = self._next_address, self._next_address + end
+                async with aclosing(reads.parts(address)) as parts:
+                    async for part in parts:
+                        reading.put(part)
+                group.cancel_scope.cancel()
 
 
 async def _complete(reading: Reading[Part], count: int) -> AsyncIterator[Part]:

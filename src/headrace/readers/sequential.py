@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -318,24 +318,15 @@ class ShardProducer:
 
     async def _read_shard(self, flow: Flow, ordinal: int, url: str, reading: Reading[RawPart]) -> None:
         """Read the samples of a shard. An early end becomes a failure in the next sample's place."""
-        with closing(reading):
-            group = anyio.create_task_group()
-            ranges: ShardRanges | None = None
-            try:
-                async with group:
-                    expected = None if self._expected is None else await self._expected(ordinal)
-                    version = expected.version if expected else None
-                    unpacks = self._unpacks(url)
-                    ranges = ShardRanges(
-                        self._reader, flow, group, ordinal, url, version, are_packed=unpacks is not None
-                    )
-                    reading.failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, reading)
-                    group.cancel_scope.cancel()
-            except Exception as error:
-                reading.fail(error, self._pack_error)
-            finally:
-                if ranges is not None:
-                    ranges.release()  # after the last read, which would write into reused memory
+        with reading.ended(self._pack_error), ExitStack() as after_reads:
+            async with anyio.create_task_group() as group:
+                expected = None if self._expected is None else await self._expected(ordinal)
+                version = expected.version if expected else None
+                unpacks = self._unpacks(url)
+                ranges = ShardRanges(self._reader, flow, group, ordinal, url, version, are_packed=unpacks is not None)
+                after_reads.callback(ranges.release)  # earlier, a read would write into reused memory
+                reading.failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, reading)
+                group.cancel_scope.cancel()
 
     async def _scan_shard(
         self,

@@ -215,10 +215,10 @@ def pack_directory(entries: Sequence[Entry]) -> bytes:
 def read_head(data: Buffer, what: str = "the index") -> int:
     """Return the bytes up to the directory's end. `data` has at least the first 24 bytes."""
     if len(data) < HEAD.size or bytes(data[:8]) != MAGIC:
-        raise _refused(what, f"is no headrace index file: it does not begin with {MAGIC!r}")
+        raise FormatError.at(what, f"is no headrace index file: it does not begin with {MAGIC!r}")
     _, version, flags, length = HEAD.unpack_from(data)
     if version != VERSION or flags:
-        raise _refused(
+        raise FormatError.at(
             what,
             f"is an index file of version {version}, flags {flags}; this headrace reads version {VERSION}, flags 0: "
             "install a newer headrace, or make the index again with this one",
@@ -226,10 +226,6 @@ def read_head(data: Buffer, what: str = "the index") -> int:
     if length > _DIRECTORY_MOST:
         raise LimitError.at(what, f": its directory would have {length} bytes, over the limit")
     return HEAD.size + int(length)
-
-
-def _refused(what: str, why: str) -> FormatError:
-    return FormatError.at(what, f"{why}")
 
 
 def read_directory(data: Buffer, what: str = "the index") -> Directory:
@@ -240,7 +236,9 @@ def read_directory(data: Buffer, what: str = "the index") -> Directory:
     arrays = Arrays(memoryview(data)[HEAD.size : end], what)
     levels = arrays.fact("levels", as_number)
     if levels != LEVELS:
-        raise _refused(what, f"has {levels} levels; this headrace reads indexes of {LEVELS} level: install a newer one")
+        raise FormatError.at(
+            what, f"has {levels} levels; this headrace reads indexes of {LEVELS} level: install a newer one"
+        )
     return Directory(arrays, end)
 
 

@@ -259,12 +259,8 @@ def of_track(moof: Box, track: int) -> bytes | None:
     return b"".join(box(part.kind, part.body) for part in (own if is_placed else tracks))
 
 
-@dataclass(frozen=True, slots=True)
-class _Defaults:
-    description: int
-    duration: int
-    size: int
-    flags: int
+_Defaults = tuple[int, int, int, int]
+"""(sample description, duration, size, flags) of the frames that do not state them."""
 
 
 def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin: int, nbytes: int) -> list[Samples]:
@@ -273,7 +269,9 @@ def fragment_samples(fragments: Sequence[Fragment], mvex: Box, track: int, begin
     `begin` is the decoding time of the first frame if the fragments omit it, in ticks.
     """
     defaults = {
-        part.number(4): _Defaults(*(part.number(at) for at in (8, 12, 16, 20))) for part in mvex if part.kind == b"trex"
+        part.number(4): (part.number(8), part.number(12), part.number(16), part.number(20))
+        for part in mvex
+        if part.kind == b"trex"
     }
     found: list[Samples] = []
     taken = _Taken(nbytes)
@@ -328,21 +326,18 @@ def _head(tfhd: Box, defaults: _Defaults, at: int, behind: int) -> tuple[_Defaul
     if flags & _BASE:
         base, place = tfhd.number(place, 8), place + 8
     found = []
-    for flag, default in (
-        (_DESCRIPTION, defaults.description),
-        (_DURATION, defaults.duration),
-        (_SIZE, defaults.size),
-        (_FLAGS, defaults.flags),
-    ):
+    for flag, default in zip((_DESCRIPTION, _DURATION, _SIZE, _FLAGS), defaults, strict=True):
         found.append(tfhd.number(place) if flags & flag else default)
         place += 4 if flags & flag else 0
-    return _Defaults(*found), base
+    description, duration, size, kind = found
+    return (description, duration, size, kind), base
 
 
 def _run(trun: Box, own: _Defaults, places: tuple[int, int], begin: int, taken: _Taken) -> tuple[int, Samples]:
     """Return the end of a run of frames, and the frames. `places`: base offset, and the end of the run before."""
     flags, count, place = trun.number(1, 3), trun.number(4), 8
     taken.count(count)
+    described, each_duration, each_size, each_kind = own
     base, start = places
     if flags & _DATA_OFFSET:
         start, place = base + int(_signed(np.asarray(trun.number(place)))), place + 4
@@ -352,15 +347,15 @@ def _run(trun: Box, own: _Defaults, places: tuple[int, int], begin: int, taken: 
     columns = [flag for flag in _ROW if flags & flag]
     if place + 4 * count * len(columns) > len(trun.body):
         raise ValueError(f"its box {trun} would have {count} rows, and has {len(trun.body)} bytes")
-    if _SIZE_COLUMN not in columns and count * own.size > taken.nbytes:
-        raise ValueError(f"it would have {count} frames of {own.size} bytes, and there are {taken.nbytes} bytes")
+    if _SIZE_COLUMN not in columns and count * each_size > taken.nbytes:
+        raise ValueError(f"it would have {count} frames of {each_size} bytes, and there are {taken.nbytes} bytes")
     rows = np.frombuffer(trun.body, ">u4", count * len(columns), place).reshape(count, -1).astype(np.int64)
     of = dict(zip(columns, rows.T, strict=True))
 
     def column(flag: int, default: int) -> Ints:
         return of[flag] if flag in of else np.full(count, default, np.int64)
 
-    duration, size, kinds, later = map(column, _ROW, (own.duration, own.size, own.flags, 0))
+    duration, size, kinds, later = map(column, _ROW, (each_duration, each_size, each_kind, 0))
     if first is not None and count:
         kinds[0] = first
     if count and not int(size.min()):
@@ -369,8 +364,8 @@ def _run(trun: Box, own: _Defaults, places: tuple[int, int], begin: int, taken: 
     taken.place(start, stop)
     ends = begin + np.cumsum(duration)
     dts, offset = ends - duration, start + np.cumsum(size) - size
-    end, described = int(ends[-1]) if count else begin, np.full(count, own.description, np.int64)
-    return stop, Samples(offset, size, dts, dts + _signed(later), end, kinds & _NOT_KEY == 0, described)
+    end, description = int(ends[-1]) if count else begin, np.full(count, described, np.int64)
+    return stop, Samples(offset, size, dts, dts + _signed(later), end, kinds & _NOT_KEY == 0, description)
 
 
 def _signed(numbers: Ints) -> Ints:
