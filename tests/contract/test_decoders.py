@@ -255,7 +255,7 @@ def test_messages_come_from_workers() -> None:
 
 def test_pickles_are_refused_unless_they_are_allowed() -> None:
     data = hr.from_map([{"__key__": "k", "x": pickle.dumps(1), "pkl": pickle.dumps(2), "a.pickle": pickle.dumps(3)}])
-    with pytest.raises(hr.OptionError, match="x='pickle' needs allow_pickle=True: .* runs code"):
+    with pytest.raises(hr.OptionError, match=r"x='pickle' needs allow_pickle=True: .* runs code"):
         data.decode(x="pickle")
     assert {type(value) for value in data.decode()[0].values()} == {str, bytes}
     allowed = data.decode(x="pickle", allow_pickle=True)
