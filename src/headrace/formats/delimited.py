@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError
+from headrace.errors import LimitError
 from headrace.formats.decoders import decode_int
-from headrace.formats.format import Block, Format, keys_of, rows_of_members
+from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.lines import BYTE_ORDER_MARK, SuccessiveScanner
+from headrace.formats.lines import LineScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.types import Ints
 
@@ -81,8 +81,8 @@ class RecordLayout:
         return None if columns else "there are no columns"
 
 
-class DelimitedScanner(SuccessiveScanner):
-    """Finds the records of an object in successive buffers.
+class DelimitedScanner(LineScanner):
+    """Finds records: lines, joined where a newline is within quotes.
 
     A quote opens a field at its start, and closes it. Elsewhere it is a plain character, as in Python's `csv`. If all
     quotes follow RFC 4180, every second one closes, and no loop is needed.
@@ -91,53 +91,71 @@ class DelimitedScanner(SuccessiveScanner):
     def __init__(
         self, url: str, layout: RecordLayout, columns: tuple[str, ...] | None = None, limits: Limits = DEFAULTS
     ) -> None:
-        super().__init__(url)
+        super().__init__(url, limits, unit="record")
         self._layout, self._columns, self._limits = layout, columns, limits
-        self._start = 0  # start of the incomplete record
-        self._line = 1  # line at `_start`
-        self._newlines = 0  # number of newlines that were fed
+        self._record: tuple[int, int] | None = None  # (start, first line) of an incomplete record of several lines
         self._is_inside = False  # True if the fed bytes end within quotes
         self._has_closed = False  # True if the last byte was a closing quote, unless another quote follows
         self._last = _NEWLINE  # the last fed byte
         self._head = b""  # the fed part of the header
-        self._member = None if layout.header or columns is None else self._described(columns)
+        self._lacks_header = layout.header or columns is None
+        if columns is not None and not layout.header:
+            self._member = self._described(columns)
 
     @property
-    def low(self) -> int:
-        return self._end if self.done else self._start
+    def _open(self) -> tuple[int, int]:
+        return super()._open if self._record is None else self._record
 
-    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
-        if offset == 0:
-            if self._begins_badly(bytes(view[:512])):
-                return Rows.empty()
-            view, offset = view[self._start :], self._start
-        data = np.frombuffer(view, np.uint8)
-        newlines = np.flatnonzero(data == _NEWLINE)
-        ends = newlines[self._are_outside(data, newlines)] + offset
-        if last and not self._is_inside and self._start < self._end and (not len(ends) or ends[-1] + 1 < self._end):
-            ends = np.append(ends, self._end)
-        rows = self._rows(ends, newlines + offset, data, offset)
-        if self._member is None and self.error is None:
-            kept = b"" if len(ends) else self._head
-            self._head = kept + bytes(view[max(0, self._start - offset) :])
-            if len(self._head) > self._limits.header_bytes:
-                self._refuse(LimitError, f"the header has more than {self._limits.header_bytes} bytes, the limit")
-        if self.error is None and self._end - self._start > self._limits.member_bytes:
-            self._refuse(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
-        if self.error is None and last and self._is_inside:
-            self._refuse(FormatError, "a quote is opened in the record, and not closed")
-        self._newlines += len(newlines)
-        self._last = int(data[-1]) if len(data) else self._last
-        return rows
-
-    def _begins_badly(self, head: bytes) -> bool:
-        if head.startswith(BYTE_ORDER_MARK):
-            self._start = len(BYTE_ORDER_MARK)
+    def _begins_well(self, head: bytes) -> bool:
         if head.startswith(_UTF_16):
-            self._refuse(FormatError, "it is UTF-16, and UTF-8 is read")
+            self._fail("it is UTF-16, and UTF-8 is read", 1, self._start)
         elif said := looks_like(head):
-            self._refuse(FormatError, f"these are no records of text{said}")
-        return self.error is not None
+            self._fail(f"these are no records of text{said}", 1, self._start)
+        return self.error is None
+
+    def _samples(self, lines: Ints, data: NDArray[np.uint8], offset: int, last: bool) -> Ints:
+        base = offset or self._start  # without a byte order mark
+        data, (starts, numbers, ends) = data[base - offset :], lines
+        newlines = ends[ends < self._end] - base
+        are_ends = self._are_outside(data, newlines)
+        if len(newlines) < len(ends):  # the last line has no newline
+            are_ends = np.append(are_ends, not self._is_inside)
+        closing = np.flatnonzero(are_ends)
+        begun, rest = np.concatenate([[0], closing + 1])[: len(closing)], int(closing[-1]) + 1 if len(closing) else 0
+        records = np.stack([starts[begun], numbers[begun], ends[closing]])
+        if len(closing):
+            records[:2, 0], self._record = self._record or records[:2, 0], None
+        if rest < len(ends) and self._record is None:
+            self._record = int(starts[rest]), int(numbers[rest])
+        records = records[:, self._are_kept(records, data, base)]
+        if self._lacks_header and records.shape[1]:
+            start, number, end = records[:, 0].tolist()
+            if end - start <= self._longest:
+                before = self._head if start < base else b""
+                self._take_header(before + data[max(0, start - base) : end - base].tobytes(), number, start)
+                records = records[:, 1:] if self.error is None else records[:, :0]
+        start, number = self._record or (int(ends[-1]) + 1 if len(ends) else self._start, self._line + len(ends))
+        if self._lacks_header and self.error is None:
+            self._head = (b"" if len(closing) else self._head) + data[max(0, start - base) :].tobytes()
+            if len(self._head) > self._limits.header_bytes:
+                text = f"the header has more than {self._limits.header_bytes} bytes, the limit"
+                self._fail(text, number, start, LimitError)
+        if self.error is None and last and self._is_inside and self._end - start <= self._longest:
+            self._fail("a quote is opened in the record, and not closed", number, start)
+        self._last = int(data[-1]) if len(data) else self._last
+        return records
+
+    def _rows(self, starts: Ints, lines: Ints, ends: Ints) -> Rows:
+        return super()._rows(starts, lines, ends) if len(starts) else Rows.empty()
+
+    def _are_kept(self, records: Ints, data: NDArray[np.uint8], base: int) -> NDArray[np.bool_]:
+        """Return a mask of the records that are not empty."""
+        starts, _, ends = records
+        are_kept: NDArray[np.bool_] = ends > starts
+        for k in np.flatnonzero(ends - starts == 1).tolist():
+            at = int(starts[k]) - base
+            are_kept[k] = (int(data[at]) if at >= 0 else self._last) != _RETURN
+        return are_kept
 
     def _are_outside(self, data: NDArray[np.uint8], newlines: Ints) -> NDArray[np.bool_]:
         """Return a mask of the newlines outside of quotes, which end records."""
@@ -180,36 +198,7 @@ class DelimitedScanner(SuccessiveScanner):
             turns.append(at)
         return np.array(turns, np.int64)
 
-    def _rows(self, ends: Ints, newlines: Ints, data: NDArray[np.uint8], offset: int) -> Rows:
-        starts = np.concatenate([[self._start], ends + 1])
-        lines = 1 + self._newlines + np.searchsorted(newlines, starts)
-        lines[0] = self._line
-        sizes = ends - starts[:-1]
-        too_long = np.flatnonzero(sizes > self._limits.member_bytes)
-        if len(too_long):
-            count = int(too_long[0])
-            ends, sizes, starts, lines = ends[:count], sizes[:count], starts[: count + 1], lines[: count + 1]
-        is_kept = sizes > 0
-        for k in np.flatnonzero(sizes == 1).tolist():
-            at = int(starts[k]) - offset
-            is_kept[k] = (int(data[at]) if at >= 0 else self._last) != _RETURN
-        chosen = np.flatnonzero(is_kept)
-        if self._member is None and len(chosen):
-            k, chosen = int(chosen[0]), chosen[1:]
-            inside = data[max(0, int(starts[k]) - offset) : int(ends[k]) - offset].tobytes()
-            self._take_header((self._head if k == 0 else b"") + inside, lines[k])
-        if self.done:
-            return Rows.empty()
-        self._start, self._line = int(starts[-1]), int(lines[-1])
-        if len(too_long):
-            self._refuse(LimitError, f"the record has more than {self._limits.member_bytes} bytes, the limit")
-        if not len(chosen):
-            return Rows.empty()
-        assert self._member is not None
-        return rows_of_members(keys_of(lines[chosen]), starts[chosen], sizes[chosen], self._member)
-
-    def _take_header(self, data: bytes, line: int) -> None:
-        self._line = int(line)
+    def _take_header(self, data: bytes, line: int, start: int) -> None:
         try:
             text = str(data, "utf-8").removesuffix("\r")
             if "\0" in text:
@@ -224,18 +213,15 @@ class DelimitedScanner(SuccessiveScanner):
             if self._columns is not None and columns != self._columns:
                 raise ValueError(f"it has the columns {list(columns)!r:.200}, and columns= has others")
         except ValueError as error:
-            self._refuse(FormatError, f"the header cannot be used: {error}")
+            self._fail(f"the header cannot be used: {error}", line, start)
             return
-        self._head, self._member = b"", self._described(columns)
+        self._head, self._member, self._lacks_header = b"", self._described(columns), False
 
     def _described(self, columns: Sequence[str]) -> str:
         """Return the data that decoding one record needs, as the name of its member."""
         layout = self._layout
         said = {"columns": columns, "delimiter": layout.delimiter, "quote": layout.quote, "header": layout.header}
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
-
-    def _refuse(self, kind: type[FormatError], why: str) -> None:
-        self._fail(why, self._line, self._start, kind)
 
 
 _TRUE_AND_FALSE = {"true": True, "false": False, "1": True, "0": False}

@@ -136,7 +136,7 @@ class LineScanner(SuccessiveScanner):
         self._is_blank = self._is_blank and not rest.strip(_BLANK)
         rows = self._rows(*samples)
         start, line = self._open
-        if self.error is None and self._end - start > self._longest and not last:
+        if self.error is None and self._end - start > self._longest:
             self._fail_by_length(line, start)
         return rows
 
