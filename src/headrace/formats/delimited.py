@@ -121,13 +121,18 @@ class DelimitedScanner(LineScanner):
         if len(newlines) < len(ends):  # the last line has no newline
             are_ends = np.append(are_ends, not self._is_inside)
         closing = np.flatnonzero(are_ends)
-        begun, rest = np.concatenate([[0], closing + 1])[: len(closing)], int(closing[-1]) + 1 if len(closing) else 0
-        records = np.stack([starts[begun], numbers[begun], ends[closing]])
+        rest = int(closing[-1]) + 1 if len(closing) else 0
+        if len(closing) == len(ends):  # usually
+            records = lines
+        else:
+            begun = np.concatenate([[0], closing + 1])[: len(closing)]
+            records = np.stack([starts[begun], numbers[begun], ends[closing]])
         if len(closing):
             records[:2, 0], self._record = self._record or records[:2, 0], None
         if rest < len(ends) and self._record is None:
             self._record = int(starts[rest]), int(numbers[rest])
-        records = records[:, self._are_kept(records, data, base)]
+        are_kept = self._are_kept(records, data, base)
+        records = records if are_kept.all() else records[:, are_kept]
         if self._lacks_header and records.shape[1]:
             start, number, end = records[:, 0].tolist()
             if end - start <= self._longest:
