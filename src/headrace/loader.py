@@ -15,7 +15,7 @@ from headrace._util.functions import as_it_is
 from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.delivery.loop_lookahead import Closing, TrainingLoop, asyncio_loop, find_training_loop, sync_fabric_epoch
-from headrace.observe.stats import Reports, Stats
+from headrace.observe import Reports, Stats
 from headrace.options import Economic, Exclude, Fetch, Ranks, Skip
 from headrace.session import resolve
 from headrace.session.session import Position, Streaming

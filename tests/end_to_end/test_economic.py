@@ -22,8 +22,8 @@ from torch.utils.data.dataloader import default_collate
 
 import headrace as hr
 from headrace.delivery.slabs import HELD_SLABS
+from headrace.observe import DeliverStats, FetchStats, Stats, WorkStats
 from headrace.observe.report import verdict
-from headrace.observe.stats import DeliverStats, FetchStats, Stats, WorkStats
 from headrace.testing.decoders import same
 
 pytestmark = [

@@ -42,7 +42,7 @@ from headrace.engine.scheduler.position_map import (
     PositionMap,
 )
 from headrace.engine.scheduler.skip_rules import Skips
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.readers.protocol import Flow
 from headrace.torch_compat import serialize
 from headrace.types import Ranges

@@ -18,7 +18,7 @@ from unit.by_hand import APART, FLAT, LAST, ON_LOOP, SOME, Broken, ByHand, Setup
 from headrace.engine.scheduler.epoch_spec import GroupStage, LimitStage, WorkStage
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import WorkerDiedError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.ops.batch import EvenBatcher
 from headrace.options import Skip
 from headrace.torch_compat.serialize import pack_error, unpack_error

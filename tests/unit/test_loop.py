@@ -14,7 +14,7 @@ from headrace._util.wakeup import Wakeup, is_readable
 from headrace.engine.scheduler import event_loop as engine
 from headrace.engine.scheduler.event_loop import Engine, EngineState, Mailbox
 from headrace.errors import LoaderClosedError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 
 
 async def raises(kind: type[BaseException], number: int) -> None:

@@ -13,8 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace._util.file_limits import memory_bytes
-from headrace._util.shared_memory import Arena, Lease, Segment
+from headrace._util.shared_memory import Arena, Lease, Segment, memory_bytes
 
 MIB = 2**20
 

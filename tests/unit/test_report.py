@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import observe
 from headrace._util.shared_memory import bytes_in
 from headrace.fetch.meter import TimedFunction, WatchedIterator
-from headrace.observe import stats as stats_module
+from headrace.observe import DeliverStats, FetchStats, Function, LoaderMeters, SkippedSample, Stats, WorkStats
 from headrace.observe.report import report, verdict
-from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, SkippedSample, Stats, WorkStats
 
 CALLS = 1000
 
@@ -243,7 +243,7 @@ def test_first_batches_are_counted_separately() -> None:
 
 def test_reading_time_continues_when_one_of_two_epochs_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(stats_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(observe.time, "perf_counter", lambda: now[0])
     meters, first, second = LoaderMeters(), object(), object()
     for at, epoch, is_reading in ((1, first, True), (2, second, True), (3, first, False), (7, second, False)):
         now[0] = float(at)

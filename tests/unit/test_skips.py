@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.engine.open_readers import TrainerCalls
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import FormatError, OptionError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.options import Skip
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.failures import NOWHERE, Origin, PackedError

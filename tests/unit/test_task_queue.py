@@ -16,7 +16,7 @@ from unit.by_hand import Worker, Workers, settle
 
 from headrace._util.shared_memory import Lease, Segment
 from headrace.errors import WorkerDiedError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.torch_compat.serialize import unpack_error
 from headrace.workers.chains import SharedChain
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink

@@ -23,7 +23,7 @@ from headrace.delivery.progress import Progress
 from headrace.delivery.slabs import Arrived, BatchOpener
 from headrace.delivery.staging import Ahead
 from headrace.errors import LoaderClosedError, NotReady, OptionError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.torch_compat.tracebacks import trimming
 from headrace.workers.failures import PackedError
 

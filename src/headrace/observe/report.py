@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.observe.stats import Stats, WorkStats
+from headrace.observe import Stats, WorkStats
 
 _ENOUGH_BATCHES = 3
 _ENOUGH_S = 0.2

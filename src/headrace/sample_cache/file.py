@@ -22,10 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util import file_limits as descriptors
-from headrace._util.file_limits import memory_bytes
 from headrace._util.reads import crc32c_of
-from headrace._util.shared_memory import anonymous_file
+from headrace._util.shared_memory import anonymous_file, memory_bytes, receive_descriptor, send_descriptor
 from headrace.types import Buffer
 
 _MAGIC = b"HRkept01"
@@ -59,7 +57,7 @@ class SampleFile:
         self._adding = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _received, (descriptors.send(self._fd), self.identity, self.count, self._room)
+        return _received, (send_descriptor(self._fd), self.identity, self.count, self._room)
 
     @staticmethod
     def begin(fd: int, identity: bytes, count: int) -> None:
@@ -145,7 +143,7 @@ def table_end(count: int) -> int:
 
 
 def _received(number: int, identity: bytes, count: int, room: Callable[[int], int]) -> SampleFile:
-    return SampleFile(descriptors.receive(number), identity, count, room)
+    return SampleFile(receive_descriptor(number), identity, count, room)
 
 
 _SUFFIX, _PART = ".samples", ".part"

@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace._util import file_limits as descriptors
 from headrace._util.functions import name_of
+from headrace._util.shared_memory import are_descriptors_sent
 from headrace.errors import OptionError, printable
 from headrace.sample_cache.file import KeepingPlace, SampleFile, table_end
 from headrace.types import Buffer
@@ -360,7 +360,7 @@ class Keeping(Writer):
         return self._file if self._key else self.file()
 
     def __reduce__(self) -> tuple[object, ...]:
-        if not descriptors.are_sent():
+        if not are_descriptors_sent():
             return Keeping, (self._functions, self._on_loop, self._place, self._version, self._data, self._count)
         file = self.file()
         return Writer, (self._functions, file, self._expected)

@@ -13,7 +13,7 @@ from headrace.dataset.stream import Stream
 from headrace.delivery.progress import ProgressSnapshot
 from headrace.engine.epoch_plan import EpochPlan, as_array
 from headrace.errors import OptionError, StateMismatchError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.ops.operator import counted
 from headrace.options import Settings
 from headrace.order.cursor import Cursor

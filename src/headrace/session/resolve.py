@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import default_convert
 
 from headrace._util import check
-from headrace._util import file_limits as descriptors
-from headrace._util.file_limits import memory_bytes
 from headrace._util.functions import as_it_is, name_of
+from headrace._util.shared_memory import ADVICE, free_descriptors, memory_bytes, reads_at_most
 from headrace.errors import LateOptionError, OptionError
 from headrace.options import Economic, Exclude, Fetch, Ranks, Settings, Skip
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
@@ -265,11 +264,11 @@ def _seed(seed: SupportsIndex | None) -> int:
 def _concurrency(asked: Any, processes: int) -> int:
     """Return the maximum number of concurrent reads. Each may need a descriptor."""
     count = _MOST_READS if asked == "auto" else int(asked)
-    most = descriptors.reads_at_most(processes)
+    most = reads_at_most(processes)
     if asked != "auto" and count > most:
         warnings.warn(
             f"hr.Fetch(concurrency={asked}): no more than {most} reads are made at once, as this process can open "
-            f"{descriptors.free()} more files: {descriptors.ADVICE}",
+            f"{free_descriptors()} more files: {ADVICE}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import CapacityLimiter
 
-from headrace._util import file_limits as descriptors
 from headrace._util.context import is_ours, running_loop, running_reader, running_threads, running_workers
 from headrace._util.reads import Opens
-from headrace._util.shared_memory import Arena
+from headrace._util.shared_memory import Arena, require_descriptors, segments_at_most
 from headrace.delivery.channel import open_channel
 from headrace.delivery.iterator import BatchIterator, Watcher
 from headrace.delivery.slabs import HELD_SLABS, BatchOpener, Slabs, Views
@@ -26,7 +25,7 @@ from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
 from headrace.engine.scheduler.event_loop import Engine, is_exiting
 from headrace.errors import LoaderClosedError
 from headrace.fetch import Meter, Reader
-from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
+from headrace.observe import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
 from headrace.options import Settings
 from headrace.torch_compat import serialize
 from headrace.workers.failures import PackedError
@@ -56,8 +55,8 @@ class Runtime:
         self._settings = settings
         self._pid = os.getpid()
         self._processes = processes = settings.num_workers if workers == "process" else 0
-        descriptors.require(processes, reads=True)
-        self._segments_at_most = descriptors.segments_at_most(processes)
+        require_descriptors(processes, reads=True)
+        self._segments_at_most = segments_at_most(processes)
         self._fork_server = ForkServer.acquire(with_torch=with_torch) if processes else None
         self._engine: Engine | None = None
         self._is_closed = False

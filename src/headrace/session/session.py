@@ -21,7 +21,7 @@ from headrace.engine.epoch_builder import EpochBuilder
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.open_readers import TrainerCalls
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
-from headrace.observe.stats import LoaderMeters, Stats
+from headrace.observe import LoaderMeters, Stats
 from headrace.options import Ranks, Settings
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline

@@ -17,7 +17,7 @@ import numpy as np
 from headrace._util.sample_ranges import Rows
 from headrace._util.shared_memory import Arena, Lease, Segment
 from headrace.errors import WorkerDiedError
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.torch_compat.spec import Spec
 from headrace.workers.chains import SharedChain

@@ -31,7 +31,7 @@ import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util import file_limits as descriptors
+from headrace._util.shared_memory import receive_descriptor, send_descriptor
 from headrace._util.torch_lazy import is_tensor, tensor_types, torch_is_loaded
 from headrace.errors import CannotCarryError
 from headrace.types import Buffer
@@ -220,7 +220,7 @@ def reduced(obj: object) -> Reduced | None:
         is_shared = obj.device.type == "cpu" and obj.layout is torch.strided and obj.is_shared()  # type: ignore[no-untyped-call]
         return _of_shared_tensor(obj) if is_shared else None
     if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu" and obj.is_shared():
-        return _shared_storage, (descriptors.send(obj._share_fd_cpu_()[0]), obj.nbytes())
+        return _shared_storage, (send_descriptor(obj._share_fd_cpu_()[0]), obj.nbytes())
     return None
 
 
@@ -370,7 +370,7 @@ def _shared_storage(number: int, size: int) -> torch.UntypedStorage:
     import torch
 
     new: Any = torch.UntypedStorage
-    fd = descriptors.receive(number)
+    fd = receive_descriptor(number)
     try:
         storage: torch.UntypedStorage = new._new_shared_fd_cpu(fd, size)
     finally:
@@ -422,7 +422,7 @@ class NamingPacker(Packer):
 class OutwardPacker(Packer):
     """For objects sent to workers. Mapped files are mapped again, shared tensors stay shared.
 
-    To be used within `descriptors.sending`.
+    To be used within `sending_descriptors`.
 
     Attributes:
         modules: Names of the modules used.

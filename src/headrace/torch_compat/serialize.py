@@ -25,8 +25,7 @@ import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.file_limits import receiving, sending
-from headrace._util.shared_memory import close_all
+from headrace._util.shared_memory import close_all, receiving_descriptors, sending_descriptors
 from headrace.errors import CannotCarryError, WorkerDiedError
 from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, modules_by_value, put_together
 from headrace.torch_compat.tracebacks import trim
@@ -95,7 +94,7 @@ def pack_for_workers(
             buffers: list[pickle.PickleBuffer] = []
             out = io.BytesIO()
             packer = OutwardPacker(out, buffer_callback=buffers.append)
-            with sending(descriptors):
+            with sending_descriptors(descriptors):
                 packer.dump((value, packer.named))  # pickling the value fills the list after it
             by_value = modules_by_value()
             named = (name for name in packer.modules if name in sys.modules and name not in by_value)
@@ -202,7 +201,7 @@ def unpack_in_worker(
         descriptors: Those of `pack_for_workers`. Not needed after this call.
     """
     data, *buffers = _pieces(source, lengths)
-    with receiving(descriptors):
+    with receiving_descriptors(descriptors):
         value, named = pickle.loads(data, buffers=buffers)
     for what in named:  # for picklers by name in the worker, such as torch's DataPipes
         vars(_module(what.__module__)).setdefault(what.__name__, what)

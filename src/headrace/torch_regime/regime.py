@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.delivery.loop_lookahead import TrainingLoop
 from headrace.errors import OptionError
-from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
+from headrace.observe import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
 from headrace.session.resolve import budget_bytes
 from headrace.torch_compat.stateful import chain_of
 from headrace.torch_compat.torch_loader import TorchLoader

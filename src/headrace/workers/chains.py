@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace._util.file_limits import sending
 from headrace._util.functions import is_async
-from headrace._util.shared_memory import Segment, close_all
+from headrace._util.shared_memory import Segment, close_all, sending_descriptors
 from headrace.errors import CannotCarryError, LoaderClosedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import OutwardPacker
@@ -239,7 +238,7 @@ def may_use_torch(steps: Iterable[Step], functions: Iterable[object]) -> bool:
     descriptors: list[int] = []
     search = _Search()
     try:
-        with sending(descriptors):
+        with sending_descriptors(descriptors):
             search.dump([*called, *functions])
     except Exception:  # too large to search, or not picklable, which is reported when it is sent
         return True

@@ -11,8 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace._util.file_limits import ADVICE, SHORT
-from headrace._util.shared_memory import Segment
+from headrace._util.shared_memory import ADVICE, SHORT, Segment
 from headrace.errors import WorkerDiedError
 from headrace.workers.chains import PackedChain, SharedChain
 from headrace.workers.forkserver.client import ForkServer, WorkerSpawner

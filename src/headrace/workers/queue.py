@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from headrace._util.shared_memory import Lease, Segment
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.workers.chains import Chains
 from headrace.workers.sample_chunks import Place, SentPart, address_of

@@ -11,7 +11,7 @@ from headrace._util.shared_memory import LARGE_BYTES, Arena
 from headrace.engine.scheduler.dispatch import Budget
 from headrace.engine.scheduler.position_map import BatchBoundaries, PositionMap
 from headrace.engine.scheduler.skip_rules import Skips
-from headrace.observe.stats import LoaderMeters
+from headrace.observe import LoaderMeters
 from headrace.types import Batcher
 from headrace.workers.failures import ErrorPacker
 from headrace.workers.sample_chunks import Part

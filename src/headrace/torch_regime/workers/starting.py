@@ -21,8 +21,7 @@ from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any
 
-from headrace._util import file_limits as descriptors
-from headrace._util.shared_memory import Segment, close_all
+from headrace._util.shared_memory import Segment, close_all, require_descriptors
 from headrace._util.wakeup import is_readable, is_ready
 from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import begin_forked_worker, share_classes
@@ -50,7 +49,7 @@ def starter(loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:
     """
     if loader.workers == "thread":
         return _ThreadStarter(config)
-    descriptors.require(loader.num_workers, reads=False)
+    require_descriptors(loader.num_workers, reads=False)
     if has_fork_server(loader):
         return _ForkServerStarter(config)
     return _ContextStarter(loader.multiprocessing_context or multiprocessing, config)
