@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,10 +88,14 @@ def test_each_operator_works_after_each_other(first: str, second: str) -> None:
         assert given == PLAIN[second](PLAIN[first](ITEMS))
 
 
-def test_docs_name_the_operators_whose_pairs_work() -> None:
-    page = (Path(__file__).parents[3] / "docs/reference/streams.md").read_text()
-    names = dict.fromkeys(name.partition(",")[0] for name in OPERATORS)
-    assert f"with exact states: {', '.join(f'`{name}`' for name in names)}." in page
+def test_page_lists_the_operators_whose_pairs_work() -> None:
+    page = Path(__file__).parents[3] / "docs/reference/streams.md"
+    names = dict.fromkeys(f"`{name.partition(',')[0]}`" for name in OPERATORS)
+    current = page.read_text()
+    wanted = re.sub(r"(?<=, with exact states: )[^.]*", ", ".join(names), current)
+    if os.environ.get("HEADRACE_WRITE_PAGES"):
+        page.write_text(wanted)
+    assert current == wanted, f"{page} lists other operators: HEADRACE_WRITE_PAGES=1 and this test write the list"
 
 
 def iterator() -> Any:
