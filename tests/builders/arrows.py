@@ -1,7 +1,5 @@
 """Files and streams of Arrow, as pyarrow writes them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Places in MP4 files at which a reader could go wrong."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 

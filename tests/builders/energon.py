@@ -1,7 +1,5 @@
 """Folders as Megatron-Energon prepares them, made here from the layout."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

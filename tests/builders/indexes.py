@@ -1,7 +1,5 @@
 """Indexes of shards in a form that compares."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from headrace.formats.index.shard import ShardIndex

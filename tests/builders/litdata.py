@@ -1,7 +1,5 @@
 """LitData's chunks as their writer lays them out, made here from the layout."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping, Sequence

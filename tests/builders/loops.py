@@ -1,7 +1,5 @@
 """Ways through a loader, and how their outcomes are compared."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

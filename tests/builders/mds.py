@@ -1,7 +1,5 @@
 """MDS shards as their writer lays them out, made here from the layout."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

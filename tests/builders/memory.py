@@ -1,7 +1,5 @@
 """The memory that calls allocate."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Data sets of numbers, and of samples that a function makes."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """Orders of an epoch, and the samples that they give."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compressed objects, as the tools of their formats make them."""
 
-from __future__ import annotations
-
 import zstandard
 
 

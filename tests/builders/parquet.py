@@ -1,7 +1,5 @@
 """Parquet files, as pyarrow writes them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """All ranks of a world, in one process."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

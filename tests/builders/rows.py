@@ -1,7 +1,5 @@
 """Tables of samples, from and to lists."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

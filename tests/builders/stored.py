@@ -1,7 +1,5 @@
 """Objects in memory at new addresses, the fields of their samples, and the bytes that requests asked for."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any

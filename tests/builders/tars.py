@@ -1,7 +1,5 @@
 """Small shards made in the test, and what their samples are."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import tarfile

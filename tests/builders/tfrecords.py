@@ -1,7 +1,5 @@
 """TFRecord files and the examples in them, made here from the layout."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of tokens, written as their layouts are described, without the code that reads them."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Sequence

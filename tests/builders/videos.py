@@ -1,7 +1,5 @@
 """Small videos, as FFmpeg writes them, and their frames, as it decodes all of them one after the other."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import io

@@ -1,7 +1,5 @@
 """Zip archives, as Python writes them."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping

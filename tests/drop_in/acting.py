@@ -1,7 +1,5 @@
 """Data sets that call a function for samples, and the batches that are expected of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

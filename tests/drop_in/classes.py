@@ -1,7 +1,5 @@
 """The loader classes that tests compare."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import pytest

@@ -3,8 +3,6 @@
 Where ours differs on purpose, a test uses our class alone.
 """
 
-from __future__ import annotations
-
 import warnings
 from multiprocessing import resource_tracker
 

@@ -1,7 +1,5 @@
 """Batches and errors of loaders in a form that can be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

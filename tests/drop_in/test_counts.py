@@ -1,7 +1,5 @@
 """Counts and verdicts of loaders in the torch regime."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

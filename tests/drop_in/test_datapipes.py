@@ -1,7 +1,5 @@
 """torch's DataPipe graphs, as they still ship: shared out among workers, shuffled with the seeds that torch draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

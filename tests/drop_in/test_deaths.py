@@ -1,7 +1,5 @@
 """Deaths of workers: their batches are made again, or one error names the sample, and later epochs have workers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

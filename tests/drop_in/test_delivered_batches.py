@@ -1,7 +1,5 @@
 """Memory of delivered batches."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors in user code: type, time and text of the exception, and the iteration after it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

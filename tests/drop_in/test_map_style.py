@@ -3,8 +3,6 @@
 `tests/full/programs/samplers.py` has what is as with torch's loader.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The arguments that torch's loader does not have: what is refused, by which name, and what becomes of the others."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

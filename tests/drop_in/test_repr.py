@@ -1,7 +1,5 @@
 """The repr of a loader is one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers are forked where torch's are; elsewhere a fork server has them, which takes lambdas and scripts' classes."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import sys

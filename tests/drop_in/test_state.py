@@ -1,7 +1,5 @@
 """Loaders in the torch regime save their state, and others resume from it."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The cost of states in the torch regime if nobody asks for one, and data sets and samplers without one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """States in the torch regime when workers have died, or were closed: right, or a clear error."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """States of loaders in the torch regime whose batches were not dealt to workers in turn: nothing is lost or doubled."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Generators and samplers of the user when a loader in the torch regime resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The order of a resumed loader in the torch regime: samplers, random numbers, economic mode."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator

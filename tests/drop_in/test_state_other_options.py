@@ -1,7 +1,5 @@
 """Loaders in the torch regime that resume with other options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """States that a loader in the torch regime refuses, and failing states of users' data sets."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

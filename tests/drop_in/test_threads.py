@@ -1,7 +1,5 @@
 """Workers that are threads: what they share with the trainer, and what they do not."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Workers from their start to their end: what they know, what they carry, and that none outlives its iterator."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Functions of all samples of a stream: their input, their process, ranks, states and errors."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

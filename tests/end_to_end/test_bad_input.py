@@ -1,7 +1,5 @@
 """Bad input is one clear error in its place in the order. The other samples come."""
 
-from __future__ import annotations
-
 import asyncio
 import traceback
 from collections import UserDict

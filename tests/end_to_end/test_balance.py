@@ -1,7 +1,5 @@
 """Global batches dealt to ranks so that these have as much work: the batches stay what they were."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

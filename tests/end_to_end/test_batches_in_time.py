@@ -1,7 +1,5 @@
 """Batches of samples that are slow to come: the wait for missing samples is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

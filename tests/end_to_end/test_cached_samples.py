@@ -1,7 +1,5 @@
 """Cached samples: neither read nor made again, and never those of other functions or data."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

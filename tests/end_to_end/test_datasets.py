@@ -1,7 +1,5 @@
 """Data sets of the user's own: coroutines by key, asynchronous iterators and files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

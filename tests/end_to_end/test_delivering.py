@@ -1,7 +1,5 @@
 """Delivery options of streams: how much is made ahead, and whether ranks divide the samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

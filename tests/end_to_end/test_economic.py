@@ -1,7 +1,5 @@
 """Economic mode: all workers make the samples of one batch. Batches equal torch's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Numbers of samples: their positions in the epoch, with any workers and ranks."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Numbers of epochs, skipped batches, and epochs without end."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Excluded samples and steps, on any number of ranks, and the quarantine of skipped samples."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

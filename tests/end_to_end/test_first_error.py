@@ -1,7 +1,5 @@
 """The first error of a batch is raised as soon as no earlier sample can fail."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Folders and tables of files: fields of samples from their paths, names or rows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

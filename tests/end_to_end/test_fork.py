@@ -1,7 +1,5 @@
 """Branches of a stream: each sample is got once, and what is done to it in one branch no other one sees."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from typing import Any

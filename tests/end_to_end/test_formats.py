@@ -1,7 +1,5 @@
 """Lines of JSON and MDS are streams as tar shards are: order, ranks, random access, checks, and what is read."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

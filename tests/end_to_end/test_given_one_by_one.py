@@ -1,7 +1,5 @@
 """Single samples are made in groups and delivered as if made alone, at a cost that does not depend on their number."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Shards with an index give what they give without one, and their samples have numbers and keys."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle

@@ -1,7 +1,5 @@
 """Compressed shards: samples of plain ones, damage, limits, and indexes."""
 
-from __future__ import annotations
-
 import asyncio
 import bz2
 import gzip

@@ -1,7 +1,5 @@
 """Shards that contradict their index: the damaged sample is an error in its place."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 import zlib

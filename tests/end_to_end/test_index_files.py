@@ -1,7 +1,5 @@
 """Locations, costs and wrong use of indexes, and errors of bad ones."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 import zlib

@@ -1,7 +1,5 @@
 """Streams of several inputs through the loader: real shards, real reads, any workers and ranks, resumed anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Streams joined by keys: which samples come, in which order, and what is read for that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

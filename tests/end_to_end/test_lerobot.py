@@ -1,7 +1,5 @@
 """Data sets in LeRobot's layout: each row has the frames of its cameras at its time."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable, Sequence

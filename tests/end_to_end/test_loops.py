@@ -1,7 +1,5 @@
 """Iterators outlive event loops and cancellations."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Steps that give many samples for one, and batches that are made on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Memory stays within the budget, and no budget is so small that nothing moves."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import weakref

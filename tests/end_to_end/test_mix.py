@@ -1,7 +1,5 @@
 """Mixtures through the loader: real shards, real reads, any workers and ranks, resumed anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Mixtures by tokens, of documents whose lengths are known or not."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Hooks of operators from other packages in each process that runs them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

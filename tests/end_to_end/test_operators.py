@@ -1,7 +1,5 @@
 """The built-in operators of streams, alone and in a loader."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable

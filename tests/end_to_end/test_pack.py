@@ -1,7 +1,5 @@
 """Documents packed into sequences: as plain Python packs them, on any ranks, with any workers, resumed anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

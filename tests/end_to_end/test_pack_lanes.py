@@ -1,7 +1,5 @@
 """Documents that must be read to know their lengths, packed in lanes: the same on any ranks, resumed anywhere."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Streams of patterns, folders and names without a suffix, and their descriptions."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A profiler sees the waiting for batches, by the name it has in torch's own loader."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from unittest import mock
 

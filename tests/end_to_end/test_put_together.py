@@ -1,7 +1,5 @@
 """Operators that group samples: order, errors, ranks, refusals, and arrays that are decoded together."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ranks divide every step among themselves, whatever the data are; what would make them unequal is refused."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Secrets of addresses are in no sample, state, error, file or log."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import traceback

@@ -1,7 +1,5 @@
 """Ranks divide the samples of iterable data sets."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """Shards of all packings, alone and combined: exact on one rank and on two, resumed anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import itertools

@@ -1,7 +1,5 @@
 """Each way to shuffle gives every sample once, in an order of its own for each epoch, and another one for each seed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

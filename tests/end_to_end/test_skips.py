@@ -1,7 +1,5 @@
 """Failed samples are skipped with hr.Skip: a hole in their batch, reported and bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Streams of tar shards give the same batches by every way of asking for them."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import uuid

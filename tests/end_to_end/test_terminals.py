@@ -1,7 +1,5 @@
 """Names from data give no orders to a terminal, wherever headrace shows them."""
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Windows within documents: as numpy cuts them, in any order, resumed anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

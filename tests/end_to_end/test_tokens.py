@@ -1,7 +1,5 @@
 """Windows of tokens: the same as numpy cuts from the same files, in any order, on any ranks, resumed anywhere."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

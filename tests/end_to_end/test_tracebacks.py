@@ -1,7 +1,5 @@
 """Errors arrive as raised, with the user's frames and the operators that the sample had passed."""
 
-from __future__ import annotations
-
 import linecache
 import threading
 import traceback

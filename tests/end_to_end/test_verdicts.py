@@ -1,7 +1,5 @@
 """Planted bottlenecks, and the report names each."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """Clips of videos as samples: frames, numbers, exact resume, and the bytes that are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bytes to serve, and what tests with obstore may leave."""
 
-from __future__ import annotations
-
 import pytest
 
 OBSTORE_KEEPS = pytest.mark.may_leave(

@@ -1,7 +1,5 @@
 """A web server on loopback that sends the bytes of a test."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

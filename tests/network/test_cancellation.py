@@ -1,7 +1,5 @@
 """A read that is cancelled at any turn of the loop leaves nothing in use."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import selectors

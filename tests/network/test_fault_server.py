@@ -1,7 +1,5 @@
 """The fault server produces each fault of its table, for the chosen requests."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import re

@@ -3,8 +3,6 @@
 A seed is one run; HEADRACE_SEEDS is the number of runs over all rows of the table.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Files on Hugging Face's hub: a hub that redirects to signed addresses of a second server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

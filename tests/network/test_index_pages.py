@@ -1,7 +1,5 @@
 """Folders of web servers are listed by the index pages of http.server, nginx and Apache."""
 
-from __future__ import annotations
-
 import http.server
 import shutil
 import socket

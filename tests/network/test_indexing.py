@@ -1,7 +1,5 @@
 """Indexes of shards on servers: place and checksum of each member."""
 
-from __future__ import annotations
-
 import asyncio
 import bz2
 import gzip

@@ -1,7 +1,5 @@
 """A host is looked up once for all who ask, and its addresses share the load and stand in for one another."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Whatever a server does, a read is byte-exact or the one right error."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import pickle

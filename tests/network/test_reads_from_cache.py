@@ -1,7 +1,5 @@
 """A read that the cache has costs no request, and one whose entry is damaged is made again."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

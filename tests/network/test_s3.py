@@ -1,7 +1,5 @@
 """S3, over a server on loopback that speaks its protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Secrets are in no error and in no argument of a process."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import pickle

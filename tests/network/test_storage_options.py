@@ -1,7 +1,5 @@
 """Storage options as obstore's users write them; what does not fit is named, and what panics ends one read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bytes of two versions of an object are never joined."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Our own client gives what the server has, or the one right error, and leaves nothing of one answer to the next."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Servers that give objects as a whole only: what is read from begin to end is sent once."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Zarr's arrays through our stores: on the loader's loop, on Zarr's own, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

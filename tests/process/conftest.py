@@ -1,7 +1,5 @@
 """The fork server that tests share, for those that look at it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """One cache folder, filled, emptied and killed at by several processes; and disks that take nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

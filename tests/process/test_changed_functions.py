@@ -1,7 +1,5 @@
 """Each epoch uses the current values of the variables of functions, as forked workers do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers are what children of the trainer would be that were started now: beside torch's own, in every way of ours."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

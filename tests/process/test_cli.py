@@ -1,7 +1,5 @@
 """The command `headrace`, run as people run it: its output, its exit status, and builds that resume after a kill."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """`headrace inspect` and `headrace pack`: output, written files, and runs that resume after a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The first batch comes as soon as its own samples are made, whatever the next ones take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from fnmatch import fnmatch

@@ -1,7 +1,5 @@
 """A process that is forked while a loader runs: the child gets an error, and the parent continues."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from pathlib import Path

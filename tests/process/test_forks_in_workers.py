@@ -1,7 +1,5 @@
 """Functions of the user's that fork in a worker: a process that returns from one a second time answers nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

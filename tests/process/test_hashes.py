@@ -1,7 +1,5 @@
 """`hash` of text is one in all workers of a trainer, and where that can be had, the trainer's own."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings that a worker of the fork server takes over from the trainer."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

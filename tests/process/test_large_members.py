@@ -1,7 +1,5 @@
 """Memory of a large member of a tar shard, in all processes together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Loops that end early in every way: nothing leaks, and kept batches are never overwritten."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io

@@ -1,7 +1,5 @@
 """Many workers, large surroundings: orders to the fork server never wait for it, nor it for those who gave them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

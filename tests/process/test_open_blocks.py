@@ -1,7 +1,5 @@
 """Blocks of many samples at worker processes: each is opened by one of them, whatever becomes of that one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

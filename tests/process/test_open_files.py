@@ -1,7 +1,5 @@
 """Few file descriptors: loaders work with few, or raise an error that names the number they need."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`pipe:` addresses: what commands write is read as an object, and no command outlives its readers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Random numbers in real workers: those of the sample, whichever worker makes it."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import random

@@ -1,7 +1,5 @@
 """Ranks that are processes, with torch's process group and its store between them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

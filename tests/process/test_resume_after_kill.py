@@ -1,7 +1,5 @@
 """A trainer that is killed at any moment resumes exactly from its last state."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The fork server ends at shutdown, and with a trainer that ends during its start."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

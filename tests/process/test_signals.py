@@ -1,7 +1,5 @@
 """Ctrl-C is one KeyboardInterrupt in the trainer alone, and a handler may ask for the state at any moment."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Workers and fork servers that were stopped: others take their place, nothing is lost or waited for without end."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

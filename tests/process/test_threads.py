@@ -1,7 +1,5 @@
 """Several threads, tasks, iterators and loaders at once."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainers that end, in any way: their fork server and workers end with them, and nothing of ours is on stderr."""
 
-from __future__ import annotations
-
 import os
 import signal
 

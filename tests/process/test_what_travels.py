@@ -1,7 +1,5 @@
 """Values of functions of streams in workers of the fork server."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

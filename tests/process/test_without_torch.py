@@ -1,7 +1,5 @@
 """Workers are started without torch where nothing that they do needs it, and are none the worse where it was needed."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from typing import Any

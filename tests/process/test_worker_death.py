@@ -1,7 +1,5 @@
 """Workers that die: the work is done again, and a sample that kills every worker is an error with a name."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Waiting for something to become true, with a bound; and looking at processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

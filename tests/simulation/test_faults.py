@@ -1,7 +1,5 @@
 """Whatever a store does, in whatever order things happen: a read is byte-exact or the one right error, and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

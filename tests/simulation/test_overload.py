@@ -1,7 +1,5 @@
 """Hosts that are too much asked of, fail for everybody, or are late: what the reader makes of them, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

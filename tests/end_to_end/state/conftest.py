@@ -1,7 +1,5 @@
 """Fixtures of the tests of states: a server on loopback, and small windows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

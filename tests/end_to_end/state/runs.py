@@ -1,7 +1,5 @@
 """Killed and resumed runs, compared with an uninterrupted one."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

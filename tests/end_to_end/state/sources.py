@@ -1,7 +1,5 @@
 """Data of every kind, whose samples have their number, their bytes and their random numbers."""
 
-from __future__ import annotations
-
 import collections
 import gzip
 import json

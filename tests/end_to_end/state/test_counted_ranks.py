@@ -1,7 +1,5 @@
 """Ranks that share an epoch of uncounted samples make equally many steps, also after a resume."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A state with any one edit is refused by a StateMismatchError, or gives the same samples."""
 
-from __future__ import annotations
-
 import copy
 import tracemalloc
 from collections.abc import Callable, Iterator

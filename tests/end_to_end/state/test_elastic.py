@@ -1,7 +1,5 @@
 """A run that resumes with another number of ranks gives the same global batches."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Each operator after each other one: the samples are right, and a resumed run gives the rest."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

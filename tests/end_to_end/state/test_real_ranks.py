@@ -1,7 +1,5 @@
 """Ranks that are processes get, byte for byte, what a single one gets, with any workers and reads."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

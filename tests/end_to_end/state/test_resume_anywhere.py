@@ -1,7 +1,5 @@
 """A killed run resumes exactly after any batch, with any workers and reads."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random

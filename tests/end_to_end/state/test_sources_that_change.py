@@ -1,7 +1,5 @@
 """Data sets with states of their own, and shards that changed after a state was saved."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial

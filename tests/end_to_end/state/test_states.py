@@ -1,7 +1,5 @@
 """Contents of states, when they are available, and which are refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
