@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 import headrace as hr
 
 
@@ -70,6 +72,15 @@ def rest_of(loader: hr.DataLoader[Any], state: dict[str, Any]) -> list[Any]:
     with loader:
         loader.load_state_dict(state)
         return list(loader)
+
+
+def assert_refused(
+    loader: hr.DataLoader[Any], state: dict[str, Any], *, match: str | None = None, field: str | None = None
+) -> None:
+    """A loader refuses a state, by the name of the field if one is given. The loader is closed then."""
+    with loader, pytest.raises(hr.StateMismatchError, match=match) as caught:
+        loader.load_state_dict(state)
+    assert field is None or caught.value.field == field
 
 
 def outcomes_of(loader: Any) -> list[Any]:

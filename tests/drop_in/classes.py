@@ -11,8 +11,6 @@ T = TypeVar("T")
 
 
 class ThreadLoader(hr.DataLoader[T]):
-    """Ours, its workers threads."""
-
     def __init__(self, *args: Any, workers: str = "thread", **options: Any) -> None:
         super().__init__(*args, workers=workers, **options)
 

@@ -18,8 +18,6 @@ def identity(samples: Any) -> Any:
 
 
 class Numbers(Made):
-    """The numbers from 0."""
-
     def __init__(self, count: int = 23) -> None:
         super().__init__(int, count)
 
@@ -55,8 +53,6 @@ def shard(count: int) -> range:
 
 
 class Stream(IterableDataset[int]):
-    """Numbers, without a state."""
-
     def __init__(self, count: int = 23) -> None:
         self.count = count
 
@@ -85,8 +81,6 @@ class EpochStream(Stream):
 
 
 class Places:
-    """An iterator with a state."""
-
     def __init__(self, values: Any) -> None:
         self.values, self.state = values, {"at": 0}
 
@@ -107,8 +101,6 @@ class Places:
 
 
 class StreamOfPlaces(Stream):
-    """Numbers, by an iterator with a state."""
-
     def __iter__(self) -> Iterator[Any]:
         return Places(shard(self.count))
 
@@ -171,8 +163,6 @@ class LateSampler(RandomSampler):
 
 
 class Batches(EpochSampler):
-    """A batch sampler with a state."""
-
     def __iter__(self) -> Iterator[Any]:
         for at in super().__iter__():
             yield [at, (at + 1) % self.count]
@@ -183,7 +173,6 @@ def through_text(state: Any) -> Any:
 
 
 def loader_of(dataset: Any, batch_size: int | None = 4, **options: Any) -> hr.DataLoader[Any]:
-    """A loader of lists of samples."""
     return hr.DataLoader(dataset, batch_size, **{"collate_fn": identity, **options})
 
 

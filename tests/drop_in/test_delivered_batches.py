@@ -12,7 +12,6 @@ import headrace as hr
 
 
 def rows(count: int, width: int) -> Made:
-    """Sample k is `width` times k."""
     return Made(lambda k: torch.full((width,), float(k)), count)
 
 

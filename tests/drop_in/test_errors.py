@@ -36,8 +36,6 @@ class MissingError(KeyError):
 
 
 class SilentError(Exception):
-    """Has the same text for all arguments."""
-
     def __init__(self, path: str) -> None:
         super().__init__("the file is damaged")
         self.path = path
@@ -200,8 +198,6 @@ def test_result_that_cannot_be_sent_is_an_error_naming_stage_type_and_sample(wha
 
 
 class Late(IterableDataset[int]):
-    """Cannot be iterated over the first time."""
-
     tries = 0
 
     def __iter__(self) -> Iterator[int]:

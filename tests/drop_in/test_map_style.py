@@ -169,8 +169,6 @@ class Two(NamedTuple):
 
 
 class Many(Made):
-    """Whole batches, which a function makes of their keys."""
-
     def __getitems__(self, keys: list[Any]) -> Any:
         return self.make(keys)  # type: ignore[arg-type]
 

@@ -1,6 +1,7 @@
-"""The arguments that torch's loader does not have: what is refused, by which name, and what becomes of the others."""
+"""The arguments that torch's loader does not have: refusals, effects, and the repr."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (NUMBERS, {"fetch": hr.Fetch()}, r"fetch=.*is for headrace's data sets, and list"),
     (NUMBERS, {"fetch": hr.Fetch(concurrency=3)}, r"fetch=Fetch\(concurrency=3.*is for headrace's data sets"),
     (NUMBERS, {"workers": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "and workers='thread'"),
+    (Numbers(4), {"economic": True}, "economic=True is for torch's data sets"),
+    (Numbers(4), {"economic": True, "num_workers_batches": 2}, "economic=.* is for torch's data sets"),
 ]
 
 
@@ -145,12 +148,6 @@ def test_seed_gives_other_random_numbers_each_epoch_and_the_same_for_the_same_ep
         assert read_all(iter(loader)) != epochs[0]
 
 
-@pytest.mark.parametrize("options", [{"economic": True}, {"economic": True, "num_workers_batches": 2}])
-def test_what_is_for_torchs_data_sets_is_refused_for_ours(options: dict[str, Any]) -> None:
-    with pytest.raises(hr.OptionError, match=r"economic=.* is for torch's data sets"):
-        hr.DataLoader(Numbers(4), **options)
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [("tail", "ranks=hr.Ranks(last_batch=…)"), ("rank", "ranks=hr.Ranks(rank=…)"), ("on_error", "errors=hr.Skip()")],
@@ -160,3 +157,51 @@ def test_old_names_of_options_are_errors_that_name_the_new_ones(name: str, text:
         hr.DataLoader(NUMBERS, **{name: 1})
     with pytest.raises(TypeError, match="unexpected keyword argument 'taill'"):
         hr.DataLoader(NUMBERS, taill=1)  # type: ignore[arg-type]
+
+
+class Wordy(Made):
+    def __repr__(self) -> str:
+        return "many\nlines"
+
+
+class Own(hr.DataLoader[int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: hr.DataLoader(Wordy(int), 2, num_workers=1),
+            "DataLoader(Wordy(…), batch_size=2, num_workers=1, regime='torch')",
+        ),
+        (lambda: Own(Wordy(int)), "Own(Wordy(…), batch_size=1, num_workers=0, regime='torch')"),
+        (lambda: hr.DataLoader(Numbers()), "DataLoader(Numbers(…), batch_size=1, num_workers=0, regime='headrace')"),
+        (
+            lambda: hr.DataLoader(Numbers().map(len)),
+            "DataLoader(Numbers(…).map(len), batch_size=1, num_workers=0, regime='headrace')",
+        ),
+        (
+            lambda: hr.DataLoader(Wordy(int), 2, num_workers=2, economic=True),
+            "DataLoader(Wordy(…), batch_size=2, num_workers=2, regime='economic')",
+        ),
+    ],
+)
+def test_repr_has_class_data_and_options(make: Callable[[], hr.DataLoader[Any]], text: str) -> None:
+    assert repr(make()) == text
+
+
+def test_repr_of_a_stream_has_no_secrets() -> None:
+    data = hr.stream("https://me:secret@host/a-{0..3}.tar?sig=secret", format="tar").decode("l8").to_tuple("png")
+    text = repr(hr.DataLoader(data, batch_size=8))
+    assert text.startswith("DataLoader(stream(https://host/a-0.tar?sig=*** and 3 more).decode(")
+    assert text.endswith("batch_size=8, num_workers=0, regime='headrace')")
+    assert "\n" not in text
+
+
+def test_repr_of_a_long_chain_is_short_and_of_an_unmade_loader_no_error() -> None:
+    data = hr.stream("a.tar")
+    for _ in range(200):
+        data = data.map(len)
+    assert len(repr(hr.DataLoader(data))) < 300
+    assert repr(hr.DataLoader.__new__(hr.DataLoader)).startswith("DataLoader(")

@@ -19,8 +19,6 @@ import headrace as hr
 
 
 class Holding(Made):
-    """A data set with attributes."""
-
     def __init__(self, make: Callable[[int], Any] = int, **things: Any) -> None:
         super().__init__(make, 4)
         vars(self).update(things)
@@ -161,8 +159,6 @@ def test_functions_share_their_variables_in_a_worker(options: dict[str, Any]) ->
 
 
 class Locked(int):
-    """An index with an attribute that cannot be pickled."""
-
     def __init__(self, _: int) -> None:
         self.lock = threading.Lock()
 

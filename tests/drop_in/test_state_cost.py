@@ -104,8 +104,6 @@ def test_only_state_dict_raises_when_a_state_cannot_be_had(case: str, num_worker
 
 
 class Module(torch.nn.Module):
-    """A data set that is a module."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 3)
@@ -133,8 +131,6 @@ def test_threads_share_a_data_set_that_is_a_module() -> None:
 
 
 class WithLock(Counted):
-    """It cannot be copied."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.Lock()
@@ -156,8 +152,6 @@ def test_threads_share_a_data_set_that_cannot_be_copied_and_refuse_its_state() -
 
 
 class Property(Numbers):
-    """It has a property that cannot be had."""
-
     @property
     def state_dict(self) -> Any:
         raise RuntimeError("not now")

@@ -184,8 +184,6 @@ def test_state_is_kept_when_the_first_iter_fails() -> None:
 
 
 class Forgetful(Counted):
-    """It does not take its state back."""
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise ZeroDivisionError("what state?")
 
@@ -260,8 +258,6 @@ class Dying(Counted):
 
 
 class Unwilling(Dying):
-    """A `Dying` data set whose state cannot be had."""
-
     def state_dict(self) -> dict[str, Any]:
         raise ZeroDivisionError("no state today")
 

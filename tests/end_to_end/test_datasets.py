@@ -107,8 +107,6 @@ def test_a_failure_to_open_is_raised_and_opening_is_tried_again() -> None:
 
 
 class Many(Made):
-    """Tenfold numbers, which are asked for several at once."""
-
     def __init__(self, skipped: int = 0) -> None:
         super().__init__(int, 10)
         self.skipped, self.chunks = skipped, list[list[int]]()
@@ -232,8 +230,6 @@ def test_an_endless_or_long_data_set_is_not_run_ahead_of(make: Any, length: int 
 
 
 class Caller(hr.AsyncIterableDataset):
-    """Samples out of a queue of the caller's program."""
-
     loop = "caller"
 
     def __init__(self, queue: asyncio.Queue[int | None]) -> None:
@@ -308,8 +304,6 @@ class AllAtOnce:
 
 
 class AtOnce:
-    """Counts how many samples are asked for at once."""
-
     def __init__(self, count: int) -> None:
         self._lock, self._now, self.most, self.count = threading.Lock(), 0, 0, count
 

@@ -124,8 +124,6 @@ async def is_none_later(number: int) -> bool:
 
 
 class First:
-    """Keeps each number once."""
-
     def __init__(self) -> None:
         self.seen: set[int] = set()
 

@@ -23,7 +23,7 @@ from headrace.fetch.stores import memory
 from headrace.formats.index.file import Entry, pack_directory
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.tar.scanner import TAR
-from headrace.indexes.cache_path import cache_path, cached
+from headrace.indexes.cache_path import cached
 from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)
@@ -300,13 +300,6 @@ def test_a_cache_without_permission_has_no_index(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Path, "exists", refuse)
     assert cached(["memory://x/0.tar"], None, TAR) is None
-
-
-def test_each_store_has_an_index_of_its_own() -> None:
-    stores: list[Any] = [None, {"endpoint": "http://a"}, {"endpoint": "http://b"}]
-    places = [cache_path(["s3://b/0.tar"], options) for options in stores]
-    assert len(set(places)) == 3
-    assert cache_path(["s3://b/0.tar"], {"secret_access_key": "x"}) == places[0]
 
 
 @pytest.mark.parametrize(("way", "match"), [("auto", "has no length"), ("build", "must be a JSON object")])

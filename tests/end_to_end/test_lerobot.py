@@ -193,7 +193,6 @@ def test_state_is_exact_and_ranks_share_the_rows() -> None:
 
 
 def versions(num_workers: int, combine: Any) -> list[dict[str, Any]]:
-    """The samples of the data set in both versions, put together."""
     data = [hr.lerobot(put(make()), cameras=CAMERAS[0], decoder="pyav").shuffle() for make in LAYOUTS.values()]
     return loaded(combine(*data), batch_size=None, num_workers=num_workers)
 

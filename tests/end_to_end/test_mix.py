@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import flat, loaded, outcomes_of, resumed_anywhere, state_after
+from builders.loops import assert_refused, flat, loaded, outcomes_of, resumed_anywhere, state_after
 from builders.numbers import Named, Words
 from builders.ranks import on_other_ranks
 from builders.tars import numbered_samples, put_index, put_shards, wanted_sample
@@ -215,10 +215,7 @@ def test_state_of_other_weights_is_refused(
 def test_state_is_refused_when_a_source_differs(web: hr.Stream, code: hr.Stream) -> None:
     state = state_after(hr.DataLoader(hr.mix({"web": web, "code": code}), batch_size=8, collate_fn=list), 5)
     for other, field in ((code.shuffle(), "order"), (web, "data")):
-        with hr.DataLoader(hr.mix({"web": web, "code": other}), batch_size=8) as loader:
-            with pytest.raises(hr.StateMismatchError) as caught:
-                loader.load_state_dict(state)
-        assert caught.value.field == field
+        assert_refused(hr.DataLoader(hr.mix({"web": web, "code": other}), batch_size=8), state, field=field)
 
 
 def test_error_names_its_source(web: hr.Stream, code: hr.Stream) -> None:

@@ -29,8 +29,6 @@ def _forget() -> None:
 
 
 class Connection:
-    """An object that cannot be pickled."""
-
     def __init__(self) -> None:
         self.lock, self.pid = threading.Lock(), os.getpid()
         Told.of("made")

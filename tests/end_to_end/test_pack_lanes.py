@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import first_of, flat, iterated_later, loaded, outcomes_of, rest_of, saved, state_after
+from builders.loops import (
+    assert_refused,
+    first_of,
+    flat,
+    iterated_later,
+    loaded,
+    outcomes_of,
+    rest_of,
+    saved,
+    state_after,
+)
 from builders.numbers import Made, later
 from builders.ranks import Rows, ran, whole
 from end_to_end.state.sources import rows
@@ -281,25 +291,21 @@ OTHERS: list[tuple[hr.Stream, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("stream", "options", "message"), OTHERS)
 def test_state_of_other_rows_is_refused(stream: hr.Stream, options: dict[str, Any], message: str) -> None:
     state = state_after(hr.DataLoader(REPEATED.pack(LENGTH), batch_size=4), 2)
-    with hr.DataLoader(stream, **options) as loader, pytest.raises(StateMismatchError, match=message):
-        loader.load_state_dict(state)
+    assert_refused(hr.DataLoader(stream, **options), state, match=message)
 
 
 def test_state_of_other_documents_of_one_rank_or_of_another_step_is_refused() -> None:
     forwards, backwards = (hr.from_map(range(60)).sample(range(60)[::k]).map(text).pack(LENGTH) for k in (1, -1))
     state = state_after(hr.DataLoader(forwards, batch_size=4), 4)
-    with hr.DataLoader(backwards, batch_size=4) as loader:
-        with pytest.raises(StateMismatchError, match="not those of this loader's order"):
-            loader.load_state_dict(state)
+    assert_refused(hr.DataLoader(backwards, batch_size=4), state, match="not those of this loader's order")
     first, second = (
         state_after(
             hr.DataLoader(REPEATED.pack(LENGTH), ranks=hr.Ranks(global_batch_size=4, rank=k, world_size=2)), 2 + k
         )
         for k in (0, 1)
     )
-    with hr.DataLoader(REPEATED.pack(LENGTH), ranks=hr.Ranks(global_batch_size=4)) as loader:
-        with pytest.raises(StateMismatchError, match=r"rank 0 of 2 alone, .* merge the states of all ranks"):
-            loader.load_state_dict(first)
+    alone = hr.DataLoader(REPEATED.pack(LENGTH), ranks=hr.Ranks(global_batch_size=4))
+    assert_refused(alone, first, match="rank 0 of 2 alone")
     with pytest.raises(StateMismatchError, match="must be of one step"):
         merge_states([first, second])
 

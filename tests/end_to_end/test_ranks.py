@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import flat, lists, loaded, rest_of, state_after
+from builders.loops import assert_refused, flat, lists, loaded, rest_of, state_after
 from builders.numbers import Numbers, streamed
 from builders.ranks import as_rank
 from builders.tars import number_of, numbered_samples, numbers_of, put_index, put_shards, tar
@@ -240,8 +240,6 @@ def test_a_missing_shard_shifts_no_sample_of_others() -> None:
 
 
 class Parts(hr.AsyncIterableDataset):
-    """Each rank's part has another length."""
-
     ranks_by = "shard_info"
 
     async def aiter(self) -> Any:
@@ -393,9 +391,7 @@ def test_states_of_shares_by_counts_are_refused_by_other_ranks_and_steps(lines: 
         ("step", {"batch_size": 5, "ranks": hr.Ranks(rank=0, world_size=2)}),
         ("order", {"batch_size": 4}),
     ):
-        with hr.DataLoader(lines, **options) as loader, pytest.raises(hr.StateMismatchError) as caught:
-            loader.load_state_dict(state)
-        assert caught.value.field == field
+        assert_refused(hr.DataLoader(lines, **options), state, field=field)
 
 
 def test_shard_with_fewer_samples_than_indexed_is_an_error_without_an_uneven_tail(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from builders.loops import flat, resumed_anywhere, state_after
+from builders.loops import assert_refused, flat, resumed_anywhere, state_after
 from builders.ranks import as_rank
 
 import headrace as hr
@@ -16,8 +16,6 @@ pytestmark = pytest.mark.usefixtures("warm_server")
 
 
 class Numbers(hr.AsyncIterableDataset):
-    """Numbers without end; each rank gives its own."""
-
     ranks_by = "shard_info"
 
     async def aiter(self) -> AsyncIterator[int]:
@@ -44,8 +42,6 @@ class Resumed(Numbers):
 
 
 class Stateful(Resumed):
-    """Numbers without end that continue from a state."""
-
     async def aiter(self) -> AsyncIterator[int]:
         part = hr.shard_info()
         for turn in itertools.count(self.start()):
@@ -228,10 +224,7 @@ def test_state_of_a_rank_is_refused_by_others_and_says_why(data: Any) -> None:
     make = lambda: data().epoch(samples=60)
     state = state_after(loader_of(make(), 1, 2), 1)
     for rank, world in ((0, 2), (0, 1), (1, 3)):
-        with loader_of(make(), rank, world) as loader:
-            with pytest.raises(hr.StateMismatchError, match="samples of an iterable have no numbers") as caught:
-                loader.load_state_dict(state)
-            assert caught.value.field == "world"
+        assert_refused(loader_of(make(), rank, world), state, match="iterable have no numbers", field="world")
 
 
 class Other(Same):
@@ -246,9 +239,8 @@ Other.__name__ = "Same"
 )
 def test_state_is_refused_when_ranks_divide_in_another_way(data: Any, size: int, match: str) -> None:
     state = state_after(loader_of(Same().epoch(samples=60), 1, 2, ranks=hr.Ranks(global_batch_size=8)), 2)
-    with loader_of(data().epoch(samples=60), 1, 2, ranks=hr.Ranks(global_batch_size=size)) as loader:
-        with pytest.raises(hr.StateMismatchError, match=match):
-            loader.load_state_dict(state)
+    other = loader_of(data().epoch(samples=60), 1, 2, ranks=hr.Ranks(global_batch_size=size))
+    assert_refused(other, state, match=match)
 
 
 def test_iterable_of_the_callers_loop_knows_its_part() -> None:

@@ -104,8 +104,6 @@ def test_slowest_part_is_named(limit: str, num_workers: int) -> None:
 
 
 class Counter(AsyncIterator[int]):
-    """An iterator that is no generator."""
-
     def __init__(self) -> None:
         self.number = 0
 

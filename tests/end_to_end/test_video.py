@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import videos
-from builders.loops import loaded, state_after
+from builders.loops import assert_refused, loaded, state_after
 from builders.tars import tar
 
 import headrace as hr
 from headrace.cli import main
-from headrace.errors import FormatError, ObjectChangedError, OptionError, StateMismatchError
+from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.media import scaled
 from headrace.testing import FaultServer
@@ -91,9 +91,7 @@ def test_clips_resume_exactly_and_others_are_refused(clips: Any, others: Any) ->
     state = state_after(hr.DataLoader(data, batch_size=4, collate_fn=list), 1)
     whole = keys(data)
     assert keys(data, state) == whole[4:]
-    with hr.DataLoader(others().shuffle(), batch_size=4) as other:
-        with pytest.raises(StateMismatchError, match="the data are others"):
-            other.load_state_dict(state)
+    assert_refused(hr.DataLoader(others().shuffle(), batch_size=4), state, match="the data are others")
 
 
 @pytest.mark.slow

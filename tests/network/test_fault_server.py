@@ -25,8 +25,6 @@ PART = BODY[1000:2000]
 
 
 class Seen(NamedTuple):
-    """The bytes of one connection, and whether it was reset."""
-
     raw: bytes
     is_reset: bool
 

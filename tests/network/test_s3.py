@@ -99,10 +99,3 @@ async def test_key_that_obstore_would_change_is_refused(key: str) -> None:
     async with Reader(concurrency=1, storage_options=CREDENTIALS) as reader:
         with pytest.raises(OptionError, match="empty part or one of dots"):
             await reader.read(f"s3://shelf/{key}")
-
-
-@pytest.mark.parametrize("settings", [{"no_such_option": "x"}, {"endpoint": 5}])
-async def test_wrong_storage_option_is_named(settings: dict[str, Any]) -> None:
-    async with Reader(concurrency=1, storage_options=settings) as reader:
-        with pytest.raises(OptionError, match=next(iter(settings))):
-            await reader.read("s3://shelf/x")

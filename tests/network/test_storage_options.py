@@ -75,6 +75,7 @@ def test_settings_of_the_client_are_the_same_in_either_place() -> None:
         ({"region": 5}, r"storage_options\['region'\] does not fit"),
         ({"no_such_setting": "x"}, r"storage_options\['no_such_setting'\] does not fit"),
         ({"timeout": "soon", **BY_OBSTORE}, r"do not fit 's3://shelf'.*soon"),
+        ({"endpoint": 5}, "endpoint"),
         ({"endpoint": "::nowhere"}, r"storage_options\['endpoint'\] does not fit"),
     ],
     ids=str,

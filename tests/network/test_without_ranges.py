@@ -194,26 +194,21 @@ async def test_part_behind_a_gap_is_taken_from_the_same_answer() -> None:
         assert len(server.requests) == 1
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("fields", [DATES, ('ETag: "a"', 'ETag: "b"')])
-async def test_object_that_was_replaced_between_two_answers_is_an_error(fields: tuple[str, str]) -> None:
-    async with reading(Reply(ok(BODY, fields[0])[:400_000], "end"), ok(BODY[::-1], fields[1])) as (_, read):
-        span, _ = await read(0, 300_000)
-        with pytest.raises(ObjectChangedError):
-            await read(300_000, 300_000, etag=span.etag)
+CUT, TAGGED = ok(BODY, DATES[0])[:400_000], ok(BODY, 'ETag: "a"')[:400_000]
+ANOTHER: list[tuple[list[Reply | bytes], int, int, type[Exception], str | None]] = [  # (…, starts of two reads, …)
+    ([Reply(CUT, "end"), ok(BODY[::-1], DATES[1])], 0, 300_000, ObjectChangedError, None),
+    ([Reply(TAGGED, "end"), ok(BODY[::-1], 'ETag: "b"')], 0, 300_000, ObjectChangedError, None),
+    ([ok(BODY), ok(BODY[::-1], 'ETag: "b"')], 300_000, 0, ObjectChangedError, "it had no version"),
+    ([Reply(ok(BODY)[:400_000], "end"), chunked(b"<html>Log in")], 0, 300_000, BadResponseError, "before the part"),
+]
 
 
 @pytest.mark.asyncio
-async def test_answer_with_a_version_is_not_joined_to_one_without() -> None:
-    async with reading(ok(BODY), ok(BODY[::-1], 'ETag: "b"')) as (_, read):
-        await read(300_000, 1000)
-        with pytest.raises(ObjectChangedError, match="it had no version"):
-            await read(0, 1000)
-
-
-@pytest.mark.asyncio
-async def test_whole_of_something_shorter_is_no_part_of_the_object() -> None:
-    async with reading(Reply(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as (_, read):
-        await read(0, 300_000)
-        with pytest.raises(BadResponseError, match="before the part"):
-            await read(300_000, 300_000)
+@pytest.mark.parametrize(("answers", "first", "second", "error", "text"), ANOTHER)
+async def test_answer_of_another_object_is_an_error(
+    answers: list[Reply | bytes], first: int, second: int, error: type[Exception], text: str | None
+) -> None:
+    async with reading(*answers) as (_, read):
+        span, _ = await read(first, 300_000)
+        with pytest.raises(error, match=text):
+            await read(second, 300_000, etag=span.etag)

@@ -1,15 +1,19 @@
-"""Workers are what children of the trainer would be that were started now: beside torch's own, in every way of ours."""
+"""Workers are as children of the trainer that start now: beside torch's own, their hashes, and without torch."""
 
 import json
 import multiprocessing
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
-from process.waiting import output_of
+from process.waiting import output_of, run_script
 
 import headrace as hr
 from headrace.workers.forkserver import client as boot
+
+pytestmark = pytest.mark.timeout(180)  # some start interpreters several times
 
 # The fork server is started first, by the loader; then the trainer changes what its children inherit.
 SIDE_BY_SIDE = """
@@ -206,3 +210,158 @@ def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_f
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """)
     assert out == "40\n"
+
+
+SCRIPT = """
+    import json, pathlib, tempfile
+    from headrace.workers.forkserver.client import ForkServer
+
+    CODE = '''
+    import os, threading
+
+    class Hashes:
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            return hash("text"), os.environ.get("PYTHONHASHSEED"), os.getppid()
+    '''
+    CODE = __import__("textwrap").dedent(CODE)
+    exec(CODE)
+
+    def answers(data, **options):
+        with hr.DataLoader(data, None, num_workers=2, collate_fn=lambda sample: sample, **options) as loader:
+            return sorted(set(loader))
+
+    {change}
+    all_answers = [answers(Hashes(), economic=True)]
+    ForkServer.shut_down(only_if_idle=True)
+    all_answers += [answers(hr.from_map(range(4)).map(lambda index: Hashes()[index]))]
+    with tempfile.TemporaryDirectory() as folder:
+        thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()\\n"
+        pathlib.Path(folder, "threaded.py").write_text(CODE + thread)
+        sys.path.insert(0, folder)
+        import threaded
+        all_answers.append(answers(threaded.Hashes(), economic=True))
+    ForkServer.shut_down(only_if_idle=True)
+    print(json.dumps([hash("text"), all_answers]))
+"""
+
+
+def seen(options: tuple[str, ...] = (), change: str = "") -> tuple[int, set[int], set[Any], set[int]]:
+    code, out, err = run_script(SCRIPT.format(change=change), options=options, timeout_s=120)
+    assert code == 0, err
+    ours, each = json.loads(out)
+    hashes, seeds, servers = zip(*(entry for found in each for entry in found), strict=True)
+    return ours, set(hashes), set(seeds), set(servers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "options", "change", "is_known", "seeds"),
+    [
+        pytest.param(None, (), "", False, {None}, id="no seed"),
+        pytest.param("0", (), "", True, {"0"}, id="no random hashes"),
+        pytest.param("7", (), 'os.environ["PYTHONHASHSEED"] = "8"', True, {"8"}, id="a seed that is changed too late"),
+        pytest.param("0", ("-R",), "", False, {"0"}, id="a seed that -R ignores"),
+        pytest.param("0", ("-E",), "", False, {"0"}, id="a seed that -E ignores"),
+    ],
+)
+def test_hash_of_text_is_the_same_in_all_workers(
+    monkeypatch: pytest.MonkeyPatch,
+    seed: str | None,
+    options: tuple[str, ...],
+    change: str,
+    is_known: bool,
+    seeds: set[str | None],
+) -> None:
+    """It is the trainer's hash if the seed of that is known. The environment of workers is the trainer's."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    ours, hashes, found, servers = seen(options, change)
+    assert len(hashes) == 1
+    assert (ours in hashes) == is_known
+    assert found == seeds
+    assert len(servers) == 3, "the first has ended, and the second forks no more after a module that starts a thread"
+
+
+# Whatever a sample is, it becomes what `helper` gives.
+BEGIN = """
+    import importlib, json, pathlib, tempfile
+
+    folder = tempfile.TemporaryDirectory()
+    pathlib.Path(folder.name, "x.jsonl").write_text('{"n": 1}\\n' * 8)
+
+    def nothing(sample):
+        return None
+
+    def draws(sample):
+        return torch.rand(1).item(), str(torch.get_default_dtype()), torch.get_num_threads()
+
+    def hidden(sample):
+        return importlib.import_module("tor" + "ch").rand(1).item()
+
+    helper = nothing
+
+    def made(sample):
+        return helper(sample)
+
+    def loader():
+        data = hr.stream(folder.name + "/x.jsonl").map(made)
+        return hr.DataLoader(data, 4, collate_fn=list, num_workers=1, seed=3)
+
+    def epoch(loader):
+        return [sample for batch in loader for sample in batch]
+
+    def have_torch(loader):
+        pids = loader._behind._runtime._workers.pids
+        return ["libtorch" in pathlib.Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+"""
+
+
+def _found(code: str) -> Any:
+    return json.loads(output_of(textwrap.dedent(BEGIN) + textwrap.dedent(code)))
+
+
+@pytest.mark.slow
+def test_workers_have_no_torch_where_nothing_needs_it() -> None:
+    assert _found("""
+        found = []
+        for helper in nothing, draws:
+            with loader() as one:
+                epoch(one)
+                found.append(have_torch(one))
+        print(json.dumps(found))
+    """) == [[False], [True]]
+
+
+@pytest.mark.slow
+def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
+    late, before, early = _found("""
+        torch.set_default_dtype(torch.float64)
+        with loader() as one:
+            epoch(one)
+            before = have_torch(one)
+            helper = draws
+            late = epoch(one)
+        with loader() as one:
+            epoch(one)
+            early = epoch(one)
+        print(json.dumps([late, before, early]))
+    """)
+    assert before == [False]
+    assert late == early
+    assert len({number for number, _, _ in late}) == 8
+    assert {tuple(rest) for _, *rest in late} == {("torch.float64", 1)}
+
+
+@pytest.mark.slow
+def test_torch_that_a_function_imports_draws_the_samples_own_numbers() -> None:
+    hidden, early = _found("""
+        numbers = []
+        for helper in hidden, draws:
+            with loader() as one:
+                numbers.append(epoch(one))
+        print(json.dumps([numbers[0], [number for number, *_ in numbers[1]]]))
+    """)
+    assert hidden == early

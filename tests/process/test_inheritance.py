@@ -20,14 +20,12 @@ import headrace as hr
 
 
 def in_worker(ask: Callable[[], Any]) -> Any:
-    """The result of a function in a worker."""
     data = Made(lambda _: ask(), 1)
     with hr.DataLoader(data, None, num_workers=1, economic=True, collate_fn=lambda sample: sample) as loader:
         return next(iter(loader))
 
 
 def written_by(act: Callable[[], Any]) -> list[str]:
-    """The text on standard output and error of a function."""
     kept, files = [os.dup(fd) for fd in (1, 2)], [os.memfd_create("written") for _ in range(2)]
     for fd, file in enumerate(files, 1):
         os.dup2(file, fd)

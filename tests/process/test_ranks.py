@@ -2,7 +2,6 @@
 
 import os
 import signal
-from typing import Any
 
 import pytest
 from gloo import ranks_of
@@ -57,41 +56,19 @@ def main():
 """
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return ranks_of(3, RANK)
-
-
-def of_all(found: list[dict[str, Any]], name: str) -> list[Any]:
-    return [rank[name] for rank in found]
-
-
-PARTS = [[0, 3], [1, 3], [2, 3]]
-
-
 @pytest.mark.slow
-def test_ranks_agree_epoch_after_epoch_and_the_store_does_not_grow_when_digests_are_the_same(found: Any) -> None:
-    assert of_all(found, "epochs") == [[part] * 20 for part in PARTS]
-    assert len(set(found[0]["keys"])) == 1
-
-
-def test_one_rank_goes_on_alone_when_ranks_are_local_or_arguments_speak_of_another_world(found: Any) -> None:
-    assert found[0]["local"] == [0, 3]
+def test_ranks_compare_their_plans() -> None:
+    found = ranks_of(3, RANK)
+    of_all = {name: [rank[name] for rank in found] for name in ("epochs", "other digest", "same part", "renewed")}
+    parts = [[0, 3], [1, 3], [2, 3]]
+    assert of_all["epochs"] == [[part] * 20 for part in parts]
+    assert len(set(found[0]["keys"])) == 1, "the store does not grow"
+    assert found[0]["local"] == [0, 3], "local ranks wait for no other"
     assert found[2]["another world"] == [0, 1]
-
-
-def test_ranks_compare_when_arguments_give_each_process_its_part(found: Any) -> None:
-    assert {error for error, _ in of_all(found, "other digest")} == {"StateMismatchError"}
-    assert all("part 0 of 3 by 0-2" in text for _, text in of_all(found, "same part"))
-
-
-def test_waiting_ends_when_it_is_interrupted(found: Any) -> None:
+    assert {error for error, _ in of_all["other digest"]} == {"StateMismatchError"}
+    assert all("part 0 of 3 by 0-2" in text for _, text in of_all["same part"])
     assert found[1]["interrupted"][0] == "KeyboardInterrupt"
-
-
-def test_ranks_compare_anew_when_the_process_group_is_made_anew(found: Any) -> None:
-    """However often each has compared before."""
-    assert of_all(found, "renewed") == PARTS
+    assert of_all["renewed"] == parts, "a new process group compares from the start"
 
 
 WITH_A_STORE = """

@@ -20,6 +20,8 @@ def read() -> list[int]:
 
 @pytest.mark.slow
 def test_shutdown_ends_the_fork_server_at_once_and_can_be_repeated() -> None:
+    hr.shutdown()
+    assert ForkServer._shared is None
     assert read() == [0, 1]
     assert ForkServer._shared is not None
     process = ForkServer._shared.process
@@ -54,11 +56,6 @@ def test_shutdown_leaves_loaders_that_are_open() -> None:
             assert [value for batch in loader for value in batch.tolist()] == list(range(40))
         del iterator
     wait_until(lambda: process.poll() is not None, "it ends with the last of its users")
-
-
-def test_shutdown_where_nothing_runs_does_nothing() -> None:
-    hr.shutdown()
-    assert ForkServer._shared is None
 
 
 @pytest.mark.slow

@@ -29,8 +29,6 @@ def patience_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StopsOnce(Made):
-    """Stops the process that it is in, once in all."""
-
     def __init__(self, flag: Path, at: int = 9) -> None:
         super().__init__(int, COUNT)
         self.flag, self.at = flag, at
@@ -204,21 +202,18 @@ def files(folder: Path, pid: str, state: str, tracer: int = 0, group: str = "0::
 
 
 @pytest.mark.parametrize(
-    ("state", "tracer", "expected"),
-    [("T", 0, True), ("T", 7, False), ("t", 7, False), ("R", 0, False), ("S", 0, False)],
+    ("state", "tracer", "is_frozen", "expected"),
+    [
+        *(("T", 0, False, True), ("T", 7, False, False), ("t", 7, False, False)),  # 7: a debugger
+        ("R", 0, False, False),
+        *((state, 0, is_frozen, is_frozen) for state in "SD" for is_frozen in (False, True)),
+    ],
 )
-def test_process_of_a_debugger_is_waited_for(tmp_path: Path, state: str, tracer: int, expected: bool) -> None:
-    files(files(tmp_path, "self", "R"), "4", state, tracer)
-    assert is_stopped(4, tmp_path) is expected
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("state", ["S", "D"])
-def test_process_of_a_frozen_control_group_is_stopped(tmp_path: Path, state: str, frozen: bool) -> None:
-    files(files(tmp_path, "self", "R"), "4", state, group="1:cpu:/x\n0::/other/one\n")
+def test_stopped_process_is_known(tmp_path: Path, state: str, tracer: int, is_frozen: bool, expected: bool) -> None:
+    files(files(tmp_path, "self", "R"), "4", state, tracer, group="1:cpu:/x\n0::/other/one\n")
     (tmp_path / "groups/other/one").mkdir(parents=True)
-    (tmp_path / "groups/other/one/cgroup.events").write_text(f"populated 1\nfrozen {int(frozen)}\n")
-    assert is_stopped(4, tmp_path, tmp_path / "groups") is frozen
+    (tmp_path / "groups/other/one/cgroup.events").write_text(f"populated 1\nfrozen {int(is_frozen)}\n")
+    assert is_stopped(4, tmp_path, tmp_path / "groups") is expected
 
 
 def test_process_that_is_gone_is_not_stopped(tmp_path: Path) -> None:

@@ -175,16 +175,12 @@ def sample_of_sequence(sequence: dict[str, Any]) -> dict[str, Any]:
 
 
 class Texts(Made):
-    """Documents of tokens."""
-
     def __init__(self, texts: Sequence[Any]) -> None:
         super().__init__(lambda key: {"input_ids": texts[key]}, len(texts))
         self.lengths = list(map(len, texts))
 
 
 class Keyed(Made):
-    """Samples by number."""
-
     def __init__(self, written: Written) -> None:
         def make(key: int) -> dict[str, Any]:
             if key in written.bad:
@@ -195,8 +191,6 @@ class Keyed(Made):
 
 
 class Listed:
-    """Samples by number for torch's loader."""
-
     def __init__(self, written: Written) -> None:
         self.written = written
 
@@ -414,7 +408,6 @@ def _of_branches(pair: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 
 def of_one(sample: Any) -> Any:
-    """A sample that is given on by itself, as a batch of one."""
     return default_collate([sample])
 
 

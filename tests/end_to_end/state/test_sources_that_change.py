@@ -18,8 +18,6 @@ import headrace as hr
 
 
 class Grows(sources.Stateful):
-    """Each epoch has one sample more."""
-
     async def aiter(self) -> AsyncIterator[dict[str, Any]]:
         self.total += not self.is_told
         async for sample in super().aiter():
