@@ -233,5 +233,5 @@ def test_data_set_without_state_is_read_again_with_one_log_line(make: Make, capl
 def test_state_says_what_it_is_and_is_text_where_the_users_states_are(make: Make) -> None:
     loader = make(Counted(), shuffle=True, num_workers=2)
     _, text, _ = begun(loader)
-    assert (text["version"], text["regime"], text["num_workers"]) == (1, "torch", 2)
+    assert (text["version"], text["regime"], text["num_workers"]) == (2, "torch", 2)
     assert text == loader.state_dict()

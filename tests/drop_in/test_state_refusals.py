@@ -39,9 +39,9 @@ def test_force_takes_a_state_of_another_number_of_workers_for_map_style_data() -
 def test_state_of_other_data_is_refused_by_name() -> None:
     loader = hr.DataLoader(Numbers())
     state = loader.state_dict()
-    for field, other in {"regime": "headrace", "version": 2, "is_map": False, "economic": True}.items():
+    for field, other in {"regime": "headrace", "version": 1, "is_map": False, "economic": True}.items():
         refused(loader, {**state, field: other}, field, field)
-    refused(loader, {"version": 1, "seed": 3}, "regime", "regime")
+    refused(loader, {"version": 2, "seed": 3}, "regime", "regime")
 
 
 def divided(**options: Any) -> DistributedSampler[Any]:

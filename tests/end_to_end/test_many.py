@@ -182,7 +182,7 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
         return [n] * counts["each"]
 
     state = state_after(hr.DataLoader(source(4).flat_map(many), batch_size=4), 1)
-    assert state["parts"] == [4]
+    assert state["stages"] == [{"skip": 4}]
     counts["each"] = 3
     with pytest.raises(hr.StateMismatchError, match="4 samples were received of those that one sample"):
         rest_of(hr.DataLoader(source(4).flat_map(many), batch_size=4), state)
@@ -269,7 +269,7 @@ def test_nothing_is_read_when_the_state_has_reached_the_limit() -> None:
         batches = iter(loader)
         assert [next(batches).tolist() for _ in range(2)] == [[0, 0], [1, 1]]
         state = loader.state_dict()
-    assert state["given"] == [4]
+    assert state["stages"][0]["emitted"] == 4
     data.asked.clear()
     with hr.DataLoader(stream, batch_size=2) as loader:
         loader.load_state_dict(state)
@@ -288,7 +288,7 @@ def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number() -> No
     for rank in range(2):
         (whole,) = resumed_anywhere(lambda rank=rank: make(rank), rows)
         lengths.append([len(batch) for batch in whole])
-        state = next(state for done in range(1, 5) if (state := state_after(make(rank), done)).get("parts"))
+        state = next(state for done in range(1, 5) if (state := state_after(make(rank), done)).get("stages"))
         assert_refused(make(0, 1), state)
     assert len(lengths[0]) == len(lengths[1])
     assert sum(map(sum, lengths)) == 37

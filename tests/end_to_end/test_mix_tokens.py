@@ -74,7 +74,7 @@ def test_stats_and_states_count_received_tokens_only() -> None:
                     come[k] = np.add(come[k], counted(rows_of(next(batches)))).tolist()
                     assert [*loader.stats().tokens.values()] == come[k]
             state = merge_states([json.loads(json.dumps(loader.state_dict())) for loader, _ in ranks])
-    assert state["packing"]["tokens"] == np.sum(come, axis=0).tolist()
+    assert state["rows"]["tokens"] == np.sum(come, axis=0).tolist()
     with hr.DataLoader(stream, batch_size=6) as loader:
         loader.load_state_dict(state)
         come.append(counted(rows_of(next(iter(loader)))))

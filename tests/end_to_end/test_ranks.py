@@ -386,9 +386,9 @@ def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(li
 def test_states_of_shares_by_counts_are_refused_by_other_ranks_and_steps(lines: hr.Stream) -> None:
     state = state_after(hr.DataLoader(lines, 4, ranks=hr.Ranks(rank=0, world_size=2), collate_fn=numbers_of), 1)
     for field, options in (
-        ("world", {"batch_size": 4, "ranks": hr.Ranks(rank=1, world_size=2)}),
-        ("world", {"batch_size": 4, "ranks": hr.Ranks(rank=0, world_size=3)}),
-        ("step", {"batch_size": 5, "ranks": hr.Ranks(rank=0, world_size=2)}),
+        ("world_size", {"batch_size": 4, "ranks": hr.Ranks(rank=1, world_size=2)}),
+        ("world_size", {"batch_size": 4, "ranks": hr.Ranks(rank=0, world_size=3)}),
+        ("global_batch_size", {"batch_size": 5, "ranks": hr.Ranks(rank=0, world_size=2)}),
         ("order", {"batch_size": 4}),
     ):
         assert_refused(hr.DataLoader(lines, **options), state, field=field)

@@ -224,7 +224,7 @@ def test_state_of_a_rank_is_refused_by_others_and_says_why(data: Any) -> None:
     make = lambda: data().epoch(samples=60)
     state = state_after(loader_of(make(), 1, 2), 1)
     for rank, world in ((0, 2), (0, 1), (1, 3)):
-        assert_refused(loader_of(make(), rank, world), state, match="iterable have no numbers", field="world")
+        assert_refused(loader_of(make(), rank, world), state, match="iterable have no numbers", field="world_size")
 
 
 class Other(Same):

@@ -18,7 +18,7 @@ from simulation.loop import SimulatedLoop
 
 from headrace._util.shared_memory import Arena, Claim, Segment
 from headrace.delivery.channel import ChunkDelivery, Delivery
-from headrace.delivery.progress import Progress, ProgressSnapshot
+from headrace.delivery.progress import Progress
 from headrace.delivery.slabs import Arrived, BatchOpener, Slabs, Views
 from headrace.engine.scheduler.dispatch import Budget
 from headrace.engine.scheduler.epoch_run import Epoch
@@ -44,8 +44,8 @@ from headrace.engine.scheduler.position_map import (
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe import LoaderMeters
 from headrace.readers.protocol import Flow
+from headrace.state.resume_point import ResumePoint, StagePoint
 from headrace.torch_compat import serialize
-from headrace.types import Ranges
 from headrace.workers.chains import KnownChain, SharedChain
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import Failure
@@ -320,9 +320,7 @@ class Setup:
     shares_memory: bool = True
     shares_objects: bool = True
     skips: Skips | None = None
-    known: tuple[int, ...] = ()
-    passed: tuple[Ranges, ...] = ()
-    given: tuple[int, ...] = ()
+    points: tuple[StagePoint, ...] = ()
 
     @property
     def keeps_count(self) -> bool:
@@ -335,13 +333,9 @@ class Setup:
     @property
     def levels(self) -> list[Origins]:
         kinds = [type(stage) for stage in self.stages if isinstance(stage, GroupStage | LimitStage)]
-        first, *known = self.known or [0] * (1 + len(kinds))
-        before, *given = *(self.given or [0] * len(kinds)), 0
-        levels = [Origins(first, before=before)]
-        for kind, count, passed, before in zip(kinds, known, self.passed or [()] * len(kinds), given, strict=True):
-            is_group = kind is GroupStage
-            levels.append(GroupOrigins(count, passed, before=before) if is_group else Origins(count, before=before))
-        return levels
+        first, *others = self.points or [StagePoint()] * (1 + len(kinds))
+        pairs = zip(kinds, others, strict=True)
+        return [Origins(first), *(GroupOrigins(one) if kind is GroupStage else Origins(one) for kind, one in pairs)]
 
 
 class ByHand:
@@ -365,7 +359,7 @@ class ByHand:
         self.taken: list[Delivery] = []
         self.opened: deque[Arrived] = deque()
         self.received = 0
-        self.progress = Progress(ProgressSnapshot(), lambda received: {})
+        self.progress = Progress(ResumePoint(), lambda received: {})
         self.meters, self.arena, self.trainer = LoaderMeters(), Arena(), Trainer(setup.depth)
         self.slabs = Slabs(lambda number: self.queue.forget_segment(number), lambda _: True)
         self.slabs.limit = self.slabs.kept = setup.depth + 3
@@ -536,7 +530,7 @@ class Run:
 
     batches: list[Any] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    snapshots: list[ProgressSnapshot] = field(default_factory=list)
+    snapshots: list[ResumePoint] = field(default_factory=list)
     failed: list[TaskMessage] = field(default_factory=list)
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from unit.batchers import KINDS
 from unit.by_hand import APART, FLAT, LAST, SOME, Broken, Setup, copies, run, some
 
-from headrace.delivery.progress import ProgressSnapshot
 from headrace.engine.scheduler.epoch_spec import GroupStage, LimitStage, WorkStage
+from headrace.state.resume_point import ResumePoint, StagePoint
 from headrace.workers.tasks import Chain, Finish, Step
 
 SEEDS = st.integers(0, 2**32)
@@ -120,21 +120,15 @@ def test_run_is_resumed_exactly_from_a_snapshot(plan: Setup, seed: int, lefts: l
     assert run(plan, seed).batches == whole
 
 
-def resumed(plan: Setup, received: ProgressSnapshot) -> Setup:
+def resumed(plan: Setup, received: ResumePoint) -> Setup:
     assert len(received.covers) <= 1
     done = received.covers[0][1] if received.covers else 0
-    nothing = (0,) * max(0, len(plan.limits) - 1)
-    given = (after - before for after, before in zip(received.given or nothing, plan.given or nothing, strict=True))
-    pairs = zip(plan.limits, (*given, received.used), strict=True)
+    nothing = (StagePoint(),) * len(plan.limits)
+    stages = zip(received.stages or nothing, plan.points or nothing, strict=True)
+    counts = (*[after.emitted - before.emitted for after, before in stages][:-1], received.used)
+    pairs = zip(plan.limits, counts[: len(plan.limits)], strict=True)
     limits = tuple(None if limit is None else limit - count for limit, count in pairs)
-    return replace(
-        plan,
-        samples=plan.samples[done:],
-        known=received.parts,
-        passed=received.passed,
-        given=received.given,
-        limits=limits,
-    )
+    return replace(plan, samples=plan.samples[done:], points=received.stages, limits=limits)
 
 
 @pytest.mark.slow

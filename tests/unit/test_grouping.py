@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unit.batchers import KINDS
 
 from headrace.engine.scheduler.group_level import FoundGroup, GroupFinder
-from headrace.engine.scheduler.position_map import GroupOrigins, NumberSet
+from headrace.engine.scheduler.position_map import GroupOrigins
 from headrace.errors import OptionError
 from headrace.ops.bucket import BucketBatcher
 
@@ -55,8 +55,8 @@ def test_later_groups_do_not_depend_on_earlier_samples(kind: str, measures: list
     if data.draw(st.booleans()):
         origins.arrived(range(len(groups)))
         origins.forget(data.draw(st.integers(0, done)))
-    begin, passed = origins.begin(done), NumberSet(origins.passed(done))
-    gone = {begin + k for start, stop in passed.behind for k in range(start, stop)}
+    begin = origins.begin(done)
+    gone = {begin + k for start, stop in origins.used(done) for k in range(start, stop)}
     assert {*range(begin), *gone} == {number for group in groups[:done] for number in group.numbers}
     left = [number for number in range(begin, len(measures)) if number not in gone]
     assert found(KINDS[kind].begin, measures, left) == groups[done:]
@@ -84,17 +84,6 @@ def test_reusable_batcher_is_offered_each_sample_once(measures: list[int], size:
     assert lasting == found(Passing, measures)
 
 
-@given(ranges=st.lists(st.integers(0, 60), unique=True))
-def test_numbers_added_in_any_order_become_few_ranges(ranges: list[int]) -> None:
-    numbers = NumberSet()
-    for number in ranges:
-        numbers.add([(number, number + 1)])
-    held = {*range(numbers.first_not), *(k for start, stop in numbers.behind for k in range(start, stop))}
-    assert held == set(ranges)
-    edges = [numbers.first_not, *(edge for pair in numbers.behind for edge in pair)]
-    assert edges == sorted(set(edges)), "ranges touch"
-
-
 def test_origins_of_groups_that_cannot_be_repeated_are_forgotten() -> None:
     origins = GroupOrigins()
     for number in range(1000):
@@ -102,7 +91,7 @@ def test_origins_of_groups_that_cannot_be_repeated_are_forgotten() -> None:
         origins.arrived([number])
         origins.forget(number)
     assert len(origins._groups) <= 2
-    assert origins._used.behind == ()
+    assert len(origins._used) == 1
 
 
 @pytest.mark.parametrize("named", [[2], [0, 0], [-1]])

@@ -519,8 +519,8 @@ MIXED = RowProgress(4, (RowCursor(3, 1, 2, 5, (InputCursor(1, 70), InputCursor(2
 
 
 @pytest.mark.parametrize(("progress", "change"), [
-    (PLAIN, {"lanes": 0}),
-    (PLAIN, {"lanes": 9}),
+    (PLAIN, {"count": 0}),
+    (PLAIN, {"count": 9}),
     (PLAIN, {"turn": -1}),
     (PLAIN, {"cursors": "AAAA"}),
     (PLAIN, {"cursors": "not base85"}),

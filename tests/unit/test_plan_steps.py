@@ -10,6 +10,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +26,10 @@ from headrace.order import Order, ShardOrder, Windows
 from headrace.order.balance import dealt
 from headrace.order.cursor import Cursor, among_left, compressed, expanded, pack_ranges, united, unpack_ranges
 from headrace.order.steps import Steps
-from headrace.state.state import State, merged
+from headrace.state.state import Fingerprint, State, merged
 from headrace.types import Tail
 
+state_of = partial(State, fingerprint=Fingerprint(seed=0, data=""))
 NO_HOLES = np.zeros((0, 2), np.int64)
 TAILS: tuple[Tail, ...] = ("short", "drop", "pad", "carry")
 
@@ -307,11 +309,11 @@ def states(draw: st.DrawFn) -> list[State]:
     lanes = draw(st.integers(1, 9))
     parts = []
     for rank in range(world):
-        part = State(cursor=cursor, end=end, step=step, tail=tail, rank=rank, world=world, lanes=lanes)
+        part = state_of(cursor=cursor, end=end, step=step, tail=tail, rank=rank, world=world, lanes=lanes)
         whole = steps_of(part).whole
         begun = draw(st.integers(0, whole))
         more = draw(st.sets(st.integers(0, whole - 1), max_size=6)) if whole else set()
-        parts.append(replace(part, done=united([(0, begun), *((n, n + 1) for n in more)])))
+        parts.append(replace(part, received=united([(0, begun), *((n, n + 1) for n in more)])))
     return parts
 
 
@@ -321,7 +323,7 @@ def states(draw: st.DrawFn) -> list[State]:
 def test_merged_states_leave_samples_no_rank_received(parts: list[State]) -> None:
     received = set()
     for part in parts:
-        for start, stop in part.done:
+        for start, stop in part.received:
             received.update(steps_of(part).positions(start, stop).tolist())
     cursor, end = parts[0].cursor, parts[0].end
     planned = [*expanded(cursor.holes).tolist(), *range(cursor.position, end)]
@@ -335,7 +337,7 @@ def test_a_billion_received_samples_are_merged_without_a_list_of_them() -> None:
     mine = billion // world
     done = ((0, mine - 100), (mine - 50, mine))
     parts = [
-        State(cursor=Cursor.at(), done=done, end=10 * billion, step=step, lanes=lanes, rank=rank, world=world)
+        state_of(cursor=Cursor.at(), received=done, end=10 * billion, step=step, lanes=lanes, rank=rank, world=world)
         for rank in range(world)
     ]
     assert peak_of(lambda: merged(parts)) < 2e6
@@ -347,7 +349,7 @@ def test_a_billion_received_samples_are_merged_without_a_list_of_them() -> None:
 
 def test_merging_begins_where_it_differs_when_an_epoch_has_holes() -> None:
     cursor = Cursor(1000, np.array([[-5, -1], [10, 400]]))
-    parts = [State(cursor=cursor, done=((0, 5000 + r),), end=10**6, step=64, rank=r, world=2) for r in range(2)]
+    parts = [state_of(cursor=cursor, received=((0, 5000 + r),), end=10**6, step=64, rank=r, world=2) for r in range(2)]
     left = merged(parts)
     received = np.concatenate([steps_of(part).positions(0, 5000 + rank) for rank, part in enumerate(parts)])
     planned = np.concatenate([expanded(cursor.holes), np.arange(1000, 20_000)])
@@ -356,7 +358,7 @@ def test_merging_begins_where_it_differs_when_an_epoch_has_holes() -> None:
 
 
 def test_state_of_one_rank_covers_that_rank_only() -> None:
-    part = State(cursor=Cursor.at(), done=((0, 8),), end=40, step=8, rank=1, world=2)
+    part = state_of(cursor=Cursor.at(), received=((0, 8),), end=40, step=8, rank=1, world=2)
     assert merged([part]).coming(0, 12).tolist() == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19]
 
 

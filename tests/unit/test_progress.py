@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.delivery.channel import AfterEach, Afters, AfterThese, ProgressDelta
-from headrace.delivery.progress import Progress, ProgressSnapshot
+from headrace.delivery.progress import Progress
 from headrace.delivery.slabs import Arrived
 from headrace.engine.scheduler.dispatch import Pile
 from headrace.engine.scheduler.position_map import EvenBoundaries, Origins, PositionMap
 from headrace.engine.scheduler.row_level import RowMap
 from headrace.errors import OptionError
-from headrace.order.cursor import united
 from headrace.order.packed_rows import PackedRows
 from headrace.order.packing import Packing
 from headrace.order.row_states import RowCursor, RowProgress
+from headrace.state.resume_point import EvenPoints, ResumePoint, ResumePoints, StagePoint
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart
 
@@ -38,16 +37,17 @@ def states(progress: Progress, last: int) -> list[object]:
     return found
 
 
-def remembered(steps: Sequence[ProgressSnapshot], last: int) -> list[object]:
+def remembered(steps: Sequence[ResumePoint], last: int) -> list[object]:
     known = {step.batches: step for step in steps[-17:] if not step.is_over}
     return [known.get(batches) for batches in range(max(0, last - 18), last + 2)]
 
 
-def told(first: int, count: int, *, is_run: bool) -> Afters:
+def points(first: int, count: int, *, is_run: bool) -> ResumePoints:
     marks = [("mark", first + k + 1) for k in range(count)]
+    covers = ((0, first),) if first else ()
     if is_run:
-        return AfterEach(first, count, 1, (0, 0), marks)
-    return AfterThese(ProgressDelta(((first + k, first + k + 1),), marks[k], (0, 0), 1) for k in range(count))
+        return EvenPoints(ResumePoint(covers, first), count, 1, marks)
+    return [ResumePoint(((0, first + k + 1),), first + k + 1, marks[k]) for k in range(count)]
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def told(first: int, count: int, *, is_run: bool) -> Afters:
 def test_states_do_not_depend_on_how_samples_are_grouped(
     messages: list[tuple[bool, list[bool]]],
 ) -> None:
-    progress = Progress(ProgressSnapshot(), lambda received: {"step": received})
-    steps, first, failed = [ProgressSnapshot()], 0, None
+    progress = Progress(ResumePoint(), lambda received: {"step": received})
+    steps, first, failed = [ResumePoint()], 0, None
 
     def passed(samples: int) -> None:
         last, at = steps[-1], steps[-1].batches
@@ -66,13 +66,13 @@ def test_states_do_not_depend_on_how_samples_are_grouped(
                 batches=at + 1,
                 samples=last.samples + samples,
                 used=last.used + 1,
-                covers=tuple(united([*last.covers, (at, at + 1)])),
+                covers=((0, at + 1),),
                 mark=("mark", at + 1),
             )
         )
 
     for is_run, fails in messages:
-        after = told(first, len(fails), is_run=is_run)
+        after = points(first, len(fails), is_run=is_run)
         for number, fail in enumerate(fails):
             progress.ask()
             if failed is not None:
@@ -108,11 +108,11 @@ def test_progress_after_samples_together_is_that_after_one_at_a_time(marks: bool
         one.put(8)
     after = together.after_each(0, 5, 0, 1, (1, 0))
     assert after is not None
-    each = list[ProgressDelta]()
+    each = list[ResumePoint]()
     for number in range(5):
         alone.cover(number, number, number + 1, boundaries)
         each.append(alone.after(boundaries, (1, 0)))
-    assert [delta for k in range(5) for delta in after.said(k, k + 1)] == each
+    assert [after[k] for k in range(5)] == each
     assert asked == [1, 2, 3, 4, 5] * 2 * marks, "a source forgets positions before its last mark"
     assert together.after_each(6, 1, 6, 1, (0, 0)) is None, "one before it was not delivered"
     assert (together.after_each(5, 4, 5, 1, (0, 0)) is None) == marks, "the source may end before"
@@ -165,7 +165,7 @@ TestPileAgainstAList = PileAgainstAList.TestCase
 
 
 def test_units_are_known_below_zero_after_a_resume_within_the_first() -> None:
-    origins = Origins(known=2)
+    origins = Origins(StagePoint(skip=2))
     assert origins.needed(0) == (0, 2)
     origins.arrived([0, 0, 0, 0, 1])
     assert [origins.needed(number) for number in range(3)] == [(0, 2), (0, 3), (1, 0)]
@@ -194,9 +194,9 @@ def test_state_after_a_batch_ignores_work_ahead() -> None:
     boundaries, seen = EvenBoundaries(2), []
     for number in range(3):
         positions.cover(number, 2 * number, 2 * number + 2, boundaries)
-        delta = positions.after(boundaries, (0, 0))
-        assert (delta.covers, delta.used) == ((), 2)
-        seen.append(delta.rows)
+        point = positions.after(boundaries, (0, 0))
+        assert (point.covers, point.used) == ((), 2 * number + 2)
+        seen.append(point.rows)
     assert seen == [
         RowProgress(2, (RowCursor(0, 0, 4, check=1), RowCursor(0, 0, 4, check=1))),
         RowProgress(4, (RowCursor(1, 0, 2, check=1), RowCursor(1, 0, 2, check=1))),

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.shared_memory import LARGE_BYTES, Lease, Segment
-from headrace.delivery.channel import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
+from headrace.delivery.channel import ChunkDelivery, Delivery, RaisedError
 from headrace.errors import LoaderClosedError
+from headrace.state.resume_point import ResumePoint, ResumePoints
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import each_size, unpack_each
 from headrace.torch_compat.spec import Spec
@@ -280,7 +281,7 @@ class Arrived(NamedTuple):
 
     Attributes:
         open: Returns the batch, or raises the error that replaces it.
-        after: Changes of the state after each batch of the message. None if no state is kept.
+        after: Resume points after each batch of the message. None if no state is kept.
         number: Index of this batch in `after`.
         late: See `headrace.delivery.channel.Delivery`.
         batch: Number of the batch in the epoch, or of the first batch of its message.
@@ -289,9 +290,9 @@ class Arrived(NamedTuple):
 
     open: Callable[[], object]
     samples: int
-    after: Afters | None
+    after: ResumePoints | None
     number: int = 0
-    late: ProgressDelta | None = None
+    late: ResumePoint | None = None
     batch: int = 0
     error: PackedError | None = None
 
@@ -303,7 +304,7 @@ class BatchOpener:
 
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
         if isinstance(message, Delivery):
-            after = None if message.after is None else AfterThese((message.after,))
+            after = None if message.after is None else (message.after,)
             return (
                 Arrived(
                     partial(self.open, message), message.count, after, 0, message.late, message.batch, message.error

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.delivery.progress import ProgressSnapshot
 from headrace.engine.scheduler.position_map import (
     BatchBoundaries,
     EvenBoundaries,
@@ -23,7 +22,8 @@ from headrace.order.orders import ENDLESS, Order
 from headrace.order.permutation import draw, sample_seed
 from headrace.order.steps import Steps, share
 from headrace.pipeline.pipeline import Pipeline
-from headrace.state.state import Fingerprint, ResplitBase, State, check_of, last_positions, mark_check
+from headrace.state.resume_point import ResumePoint, StagePoint
+from headrace.state.state import Fingerprint, State, is_as_saved, last_positions, whole_check
 from headrace.types import Ints, Ranges
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ class EpochPlan:
     """
 
     begin: State
-    facts: Fingerprint
     order: Order | None
     numbers: Numbers
     steps: Steps
@@ -98,6 +97,10 @@ class EpochPlan:
         return self.begin.epoch
 
     @property
+    def facts(self) -> Fingerprint:
+        return self.begin.fingerprint
+
+    @property
     def key(self) -> int:
         """Seed of random numbers, combined with positions."""
         key = sample_seed(self.facts.seed, self.number)
@@ -109,7 +112,8 @@ class EpochPlan:
     def left_to_keep(self) -> tuple[int | None, ...]:
         """Maximum number of samples still to come per level, on this rank. None: no limit."""
         *limits, last = (level.limit for level in self.levels)
-        left = [None if limit is None else max(0, limit - n) for limit, n in zip(limits, self._given, strict=True)]
+        pairs = zip(limits, self._stages, strict=False)
+        left = [None if limit is None else max(0, limit - stage.emitted) for limit, stage in pairs]
         if last is not None:
             last = max(0, last - self.begin.samples) if self.share is None else self.share.count
         return (*left, last)
@@ -135,7 +139,7 @@ class EpochPlan:
         """True if each rank ends with its own data, independently of the others."""
         return self.world > 1 and self.steps.tail == "uneven"
 
-    def check_end(self, received: ProgressSnapshot) -> None:
+    def check_end(self, received: ResumePoint) -> None:
         """Raise OptionError if this rank received too few batches of a shared, uncounted epoch."""
         if self.share is None or self.is_uneven:
             return
@@ -170,7 +174,7 @@ class EpochPlan:
 
         size = self.steps.size
         rows = range(*share(size, self.rank, self.world))
-        return PackedRows(self.packing, rows, size, self.order.count, self.begin.progress, self.is_left_out)
+        return PackedRows(self.packing, rows, size, self.order.count, self.begin.rows, self.is_left_out)
 
     def position_map(self, mark: Callable[[int], object] | None, rows: PackedRows | None) -> PositionMap:
         """Return the position map of the epoch. `mark` returns resume marks of the source."""
@@ -200,7 +204,7 @@ class EpochPlan:
         ending = self.steps.positions(first, first + self.steps.batch) >= self.pass_count
         return int(are_later.sum()) + int(ending[inside - first].sum())
 
-    def passed(self, received: ProgressSnapshot) -> tuple[int, int]:
+    def passed(self, received: ResumePoint) -> tuple[int, int]:
         """Return (samples of later passes, unread samples of the first pass) on this rank.
 
         Both are 0 if not known. In packed rows, documents are counted.
@@ -215,7 +219,7 @@ class EpochPlan:
         return received.repeated, max(0, first - used) + int((ending < self.pass_count).sum())
 
     def _passed_by_rows(self, pass_count: int, rows: RowProgress | None) -> tuple[int, int]:
-        size, begin = self.steps.size, self.begin.progress
+        size, begin = self.steps.size, self.begin.rows
         numbers = np.arange(*share(size, self.rank, self.world))
         ends = np.maximum(0, -((numbers - pass_count) // size))  # documents per row in the first pass
         first, drawn = (
@@ -227,17 +231,12 @@ class EpochPlan:
 
     @property
     def _origins(self) -> list[Origins]:
-        levels, begin = self.levels, self.begin
-        known, passed = begin.parts or (0,) * len(levels), ((), *(begin.passed or ((),) * (len(levels) - 1)))
-        return [
-            GroupOrigins(count, some, before=before) if level.is_grouped else Origins(count, before=before)
-            for level, count, some, before in zip(levels, known, passed, (*self._given, 0), strict=True)
-        ]
+        pairs = zip(self.levels, self._stages, strict=True)
+        return [GroupOrigins(stage) if level.is_grouped else Origins(stage) for level, stage in pairs]
 
     @property
-    def _given(self) -> tuple[int, ...]:
-        """Per level but the last: samples emitted before the start of the plan."""
-        return self.begin.given or (0,) * (len(self.levels) - 1)
+    def _stages(self) -> tuple[StagePoint, ...]:
+        return self.begin.stages or (StagePoint(),) * len(self.levels)
 
     @property
     def _is_plain(self) -> bool:
@@ -250,43 +249,29 @@ class EpochPlan:
     def _done(self) -> Ranges:
         return as_ranges(self.steps.done)
 
-    def received(self) -> ProgressSnapshot:
-        samples = self.begin.samples
-        if self.is_shared:
-            samples = samples // self.world
+    def received(self) -> ResumePoint:
         begin = self.begin
-        return ProgressSnapshot(
-            begin.batches,
-            samples,
-            samples,
-            skipped=begin.skipped,
-            parts=begin.parts,
-            passed=begin.passed,
-            given=begin.given,
-            rows=begin.progress,
+        samples = begin.samples // self.world if self.is_shared else begin.samples
+        return ResumePoint(
+            skipped=begin.skipped, stages=begin.stages, rows=begin.rows, batches=begin.batches, samples=samples
         )
 
     def digest(self) -> int:
         """Return a hash of everything that ranks must agree about at the start."""
         steps = self.steps
-        state = replace(
-            self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
-        )
+        state = replace(self._planned, rank=None, skipped=(0, 0))
         if not self.is_shared:
-            state = replace(
-                state, done=(), samples=0, mark=None, parts=(), passed=(), given=(), since=state.since._replace(here=0)
-            )
-            state = replace(state, progress=None)
+            resplit = state.resplit._replace(rank_samples=0)
+            state = replace(state, received=(), samples=0, mark=None, resplit=resplit, stages=(), rows=None)
         if self.order is None:
             state = replace(state, cursor=Cursor.at())  # differs between ranks
-        state = replace(state, skipped=(0, 0))
         coming = steps.begin.coming(0, min(_COMPARED, steps.left))
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
         if steps.deal is not None and steps.full:
             numbers = np.concatenate([numbers, steps.dealt(0, steps.size)[1]])
-        return int(check_of(state.pack(self.facts, _NONE), numbers), 16)
+        return int(whole_check(state.to_json(None), numbers), 16)
 
-    def save(self, received: ProgressSnapshot) -> dict[str, object]:
+    def save(self, received: ResumePoint) -> dict[str, object]:
         """Return a state as JSON.
 
         Raises:
@@ -295,53 +280,49 @@ class EpochPlan:
         if self.why_no_state is not None:
             raise OptionError(self.why_no_state)
         state = self.after(received)
-        return state.pack(self.facts, self.last_numbers(state))
+        return state.to_json(self.last_numbers(state))
 
-    def after(self, received: ProgressSnapshot) -> State:
+    @property
+    def _planned(self) -> State:
+        """The start state, with the steps of this plan."""
         steps = self.steps
-        state = replace(
-            self.begin,
-            end=steps.end,
-            step=steps.size,
-            lanes=steps.lanes,
-            tail=steps.tail,
-            world=self.world,
-            rank=None if self.is_shared else self.rank,
-            batches=received.batches,
-            skipped=received.skipped,
-            skip=max(0, self.leave_out - (received.batches - self.begin.batches)),
-            parts=received.parts,
-            passed=received.passed,
-            given=received.given,
-            progress=received.rows,
-        )
+        return replace(self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, world=self.world)
+
+    def after(self, received: ResumePoint) -> State:
+        """Return the state once this has been received."""
+        steps, rank = self.steps, None if self.is_shared else self.rank
+        state = replace(self._planned, rank=rank)
         if received.is_over:
-            return replace(
-                state,
+            return State(
+                fingerprint=state.fingerprint,
                 epoch=self.number + 1,
                 cursor=self.carried(),
                 carried=as_ranges(self.carried().holes),
-                done=(),
-                batches=0,
-                samples=0,
-                skipped=(0, 0),
-                skip=0,
+                end=state.end,
                 step=state.step_now,
-                since=ResplitBase(),
-                parts=(),
-                passed=(),
-                given=(),
-                progress=None,
+                batch_size=state.batch_size,
+                lanes=state.lanes,
+                tail=state.tail,
+                rank=rank,
+                world=state.world,
                 mark=self.next_mark(received.mark),
             )
+        state = replace(
+            state,
+            batches=received.batches,
+            skipped=received.skipped,
+            skip=max(0, self.leave_out - (received.batches - self.begin.batches)),
+            stages=received.stages,
+            rows=received.rows,
+        )
         if self.is_shared:
             used = sum(stop - start for start, stop in received.covers)
             cursor = steps.after(EvenBoundaries(*steps.sizes()).find(used)[0])
             return replace(state, cursor=cursor, samples=self.begin.samples + steps.left - _left(cursor, steps.end))
         done = united([*self._done, *(r for a, b in received.covers for r in among_left(a, b, self._done))])
-        samples = received.used  # counts samples that remain after filters
+        samples = self.begin.samples + received.used  # counts samples that remain after filters
         if self.order is not None or not received.batches - self.begin.batches:
-            return replace(state, done=done, samples=samples)
+            return replace(state, received=done, samples=samples)
         if received.mark is None:
             raise OptionError(
                 f"{self.source} gives no state: it, or the iterator that its aiter() gives, needs state_dict() and "
@@ -350,14 +331,14 @@ class EpochPlan:
         mark, at = received.mark
         cursor = Cursor.at(self.begin.cursor.position + at)
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
-        return replace(state, cursor=cursor, done=done, mark=mark, samples=samples)
+        return replace(state, cursor=cursor, received=done, mark=mark, samples=samples)
 
-    def next_mark(self, mark: tuple[object, int] | None) -> object:
+    def next_mark(self, mark: Any) -> object:
         """Return the resume mark after this epoch, with the data set in its final state."""
         state, at = (self.begin.mark, 0) if mark is None else mark
         if not isinstance(state, dict) or "dataset" not in state:
             return None
-        took = {} if self.share is None else {"took": self.begin.since.here + self.share.whole}
+        took = {} if self.share is None else {"took": self.begin.resplit.rank_samples + self.share.whole}
         return {"over": self.begin.cursor.position + at, **took, **state}
 
     def skipped(self, batches: int) -> EpochPlan:
@@ -372,7 +353,7 @@ class EpochPlan:
         if self.batches is not None:
             count = min(count, steps.count)
         done = united([*self._done, *among_left(0, count, self._done)])
-        begin = replace(begin, done=done, batches=begin.batches + batches, samples=begin.samples + count)
+        begin = replace(begin, received=done, batches=begin.batches + batches, samples=begin.samples + count)
         if share is not None:
             received = as_ranges(share.done)
             share = replace(share, done=as_array(united([*received, *among_left(0, count, received)])))
@@ -397,13 +378,8 @@ class EpochPlan:
 
     def check(self, packed: dict[str, object]) -> None:
         """Raise StateMismatchError if the samples before the loaded state differ from this plan."""
-        check = packed.get("check")
-        if not check:
-            return
         try:
-            is_the_same = check == check_of(packed, self.last_numbers(State.unpack(packed)))
-            if "marked" in packed:  # missing in states of earlier releases
-                is_the_same = is_the_same and packed["marked"] == mark_check(packed.get("mark"))
+            is_the_same = is_as_saved(packed, self.last_numbers(State.from_json(packed)))
         except (ArithmeticError, IndexError, OptionError, TypeError, ValueError):  # from invalid numbers
             is_the_same = False
         if not is_the_same:

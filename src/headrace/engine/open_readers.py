@@ -120,7 +120,7 @@ class EpochIO:
             take=take,
             buffer=self._buffer(),
             begin=begin,
-            done=plan.begin.done,
+            done=plan.begin.received,
             batch_size=plan.batch_size,
             chunk=self._chunk,
             pack_error=serialize.pack_error,
@@ -234,7 +234,7 @@ class EpochIO:
                 in_round=rounds.count,
                 is_endless=times is None,
                 begin=mark,
-                done=plan.begin.done,
+                done=plan.begin.received,
                 stop=stop,
             ),
             serialize.pack_error,
@@ -287,7 +287,7 @@ def _left_to_take(order: Ordering, plan: EpochPlan) -> int | None:
     """Return the maximum number of samples to read from the plan's start, on this rank."""
     most = order.most
     if plan.share is not None and plan.keeps_count:
-        most = plan.begin.since.here + plan.share.whole
+        most = plan.begin.resplit.rank_samples + plan.share.whole
     return None if most is None else most - plan.begin.cursor.position
 
 

@@ -312,7 +312,7 @@ class _Turns:
             count = len(state["inputs"])
             raise StateMismatchError(
                 f"the state has {count} inputs of .{self._data.name}(), the stream {len(self._data.streams)}",
-                field="mark",
+                field="source_state",
             )
         self._states, self._taken, self._ended = state["inputs"], list(state["taken"]), list(state["ended"])
         self._pass = state["pass"]

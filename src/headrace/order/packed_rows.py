@@ -297,7 +297,7 @@ def _mismatch() -> StateMismatchError:
     return StateMismatchError(
         "the documents to be packed are not those that the state was in the middle of: the data have changed, "
         "or what is done to them before .pack() does not give the same each time",
-        field="packing",
+        field="rows",
     )
 
 

@@ -83,7 +83,7 @@ class RowProgress(NamedTuple):
             np.int64,
         )
         lowest = table.min(axis=0)
-        packed: dict[str, object] = {"turn": self.turn, "lanes": len(taken), "round": int(lowest[0])}
+        packed: dict[str, object] = {"turn": self.turn, "count": len(taken), "round": int(lowest[0])}
         if self.tokens:
             packed |= {"tokens": list(self.tokens), "inputs": lowest[_OWN:].reshape(-1, 2).tolist()}
             table[:, 0] = lowest[0]  # a row's round is the sum of those of its inputs
@@ -94,29 +94,29 @@ class RowProgress(NamedTuple):
     @staticmethod
     def from_json(packed: Mapping[str, Any]) -> RowProgress:
         """Decode the result of `to_json`. Raises ValueError if the input is invalid."""
-        turn, count, lowest = (int(packed[name]) for name in ("turn", "lanes", "round"))
+        turn, count, lowest = (int(packed[name]) for name in ("turn", "count", "round"))
         if not 1 <= count <= _ROWS_MOST or min(turn, lowest) < 0:
-            raise ValueError("lanes must be some, and not be before the begin")
+            raise ValueError("rows must be some, and not be before the begin")
         try:
             unzip = zlib.decompressobj()
             data = unzip.decompress(base64.b85decode(packed["cursors"]), _BYTES_MOST)
         except zlib.error as error:
-            raise ValueError(f"lanes cannot be unpacked: {error}") from error
+            raise ValueError(f"rows cannot be unpacked: {error}") from error
         least = [int(number) for some in packed.get("inputs", ()) for number in some]
         tokens = tuple(map(int, packed.get("tokens", ())))
         if 2 * len(tokens) != len(least) or min((*tokens, *least), default=0) < 0:
-            raise ValueError("inputs of lanes make no sense")
+            raise ValueError("inputs of rows make no sense")
         columns = list[list[int]]()
         for _ in range(_OWN + len(least)):
             width = data[0] if data else 0
             if not 1 <= width <= _WIDTH_MOST or len(data) < 1 + width * count:
-                raise ValueError("lanes are cut off")
+                raise ValueError("rows are cut off")
             numbers = np.zeros((count, _WIDTH_MOST), np.uint8)
             numbers[:, :width] = np.frombuffer(data, np.uint8, width * count, 1).reshape(width, count).T
             columns.append(numbers.view("<u8")[:, 0].tolist())
             data = data[1 + width * count :]
         if len(data) != sum(columns[3]) or not unzip.eof:
-            raise ValueError("lanes are cut off, or too many")
+            raise ValueError("rows are cut off, or too many")
         of_inputs = [[low + more for more in column] for low, column in zip(least, columns[_OWN:], strict=True)]
         cursors, at = list[RowCursor](), 0
         for row, (round_, part, offset, size, check) in enumerate(zip(*columns[:_OWN], strict=True)):
@@ -151,7 +151,7 @@ class RowProgress(NamedTuple):
         if len(rows) == len(self.cursors):
             return self
         if rest or rows.stop > len(self.cursors):
-            raise ValueError("it is in the middle of a step, or of fewer lanes")
+            raise ValueError("it is in the middle of a step, or of fewer rows")
         # Token totals of all rows stay with the first part, so that `joined` restores the sum.
         tokens = self.tokens if rows.start == 0 else (0,) * len(self.tokens)
         return RowProgress(step * len(rows), self.cursors[rows.start : rows.stop], tokens)

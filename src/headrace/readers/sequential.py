@@ -515,7 +515,7 @@ def _changed(why: str) -> StateMismatchError:
     return StateMismatchError(
         f"{why} when that was saved: samples that were in use then have other numbers now; resume from an "
         "earlier state, or from the start of an epoch",
-        field="mark",
+        field="source_state",
     )
 
 

@@ -160,16 +160,16 @@ class NextEpoch:
         if not state:
             self._loaded, self.turn, self._kept_step, self.skip = None, EpochCursor(), None, 0
             return
-        loaded, ranks = State.unpack(state), self.find_out()
+        loaded, ranks = State.from_json(state), self.find_out()
         before = self._loaded, self.turn, self._kept_step, self.skip
         known = self.stream, self.planning, self._facts
         try:
-            self.stream = reindexed(self.stream, state, ranks.world)
+            self.stream = reindexed(self.stream, loaded.fingerprint, ranks.world)
             if self.stream is not known[0]:
                 self._facts = None
             facts = self._known_facts()
             if not force:
-                facts.compare(state)
+                facts.compare(loaded.fingerprint)
             order = None if self.planning is None else self.planning.order(loaded.epoch)
             packed = copy.deepcopy(dict(state))
             self._loaded = _Loaded(loaded, None if force else packed, order)
@@ -240,8 +240,8 @@ class NextEpoch:
         if self.planning is not None and order is None:
             order = self.planning.order(begin.epoch)
         levels = levels_of(pipeline)
-        if len(begin.parts) not in (0, len(levels)) or len(begin.given) not in (0, len(levels) - 1):
-            raise StateMismatchError("the state is of other batches on the way than this loader's", field="parts")
+        if len(begin.stages) not in (0, len(levels)):
+            raise StateMismatchError("the state is of other batches on the way than this loader's", field="stages")
         if self._loaded is not None:
             begin, size = self._resharded(begin, ranks, size, is_shared, order)
         excluding = None if settings.exclude is None else self._excluding()
@@ -255,7 +255,7 @@ class NextEpoch:
             ranks.rank if is_counted else 0,
             ranks.world if is_counted else 1,
             1 if order is None else order.lanes,
-            as_array(begin.done),
+            as_array(begin.received),
             self._deal(order, is_shared=is_shared),
         )
         _check_last_steps(begin, steps)
@@ -274,10 +274,9 @@ class NextEpoch:
             if shared is not None and has_counts(pipeline, ranks.world):
                 counts = np.diff(pipeline.source.starts)
             check_packing(pipeline, settings, shared, has_numbers=is_counted)
-        begin = replace(begin, batch_size=self._announced_batch_size)
+        begin = replace(begin, batch_size=self._announced_batch_size, fingerprint=facts)
         plan = EpochPlan(
             begin=begin,
-            facts=facts,
             order=order,
             numbers=_no_numbers if self.planning is None else self.planning.numbers,
             steps=steps,
@@ -326,6 +325,7 @@ class NextEpoch:
     def _begin(self, ranks: RankShare) -> State:
         turn = self.turn
         return State(
+            fingerprint=self._known_facts(),
             epoch=turn.number,
             cursor=turn.carried,
             carried=as_ranges(turn.carried.holes),
@@ -354,7 +354,7 @@ class NextEpoch:
             raise StateMismatchError(
                 f"the state is of {state.skip} batches to skip after a filter, of {state.step_now} samples on all "
                 f"ranks, while here they have {size}: load it with batches of that size",
-                field="step",
+                field="global_batch_size",
             )
 
     def _resharded(
@@ -374,34 +374,34 @@ class NextEpoch:
                 raise StateMismatchError(
                     f"the state is of rank {begin.rank} of {begin.world} alone, and this is rank {ranks.rank} of "
                     f"{ranks.world}: {why_not_merged(self.stream, begin.world, has_order=order is not None)}",
-                    field="world",
+                    field="world_size",
                 )
-            if begin.parts or begin.given:
+            if begin.stages:
                 raise StateMismatchError(
                     f"the state is in the middle of what .{self.stream.pipeline().gives_many} made of some samples, "
                     f"which is one rank's own: load it with as many ranks as there were, {begin.world}",
-                    field="parts",
+                    field="stages",
                 )
-            begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
+            begin = replace(begin, cursor=merged([begin]), received=(), rank=None)
         if is_kept and size != begin.step_now and ranks.world != begin.world:
             raise StateMismatchError(
                 f"the state is of global batches of {begin.step_now} samples, and batch_size={settings.batch_size} on "
                 f"{ranks.world} ranks makes {size}: set global_batch_size= to one of them",
-                field="step",
+                field="global_batch_size",
             )
         if size < ranks.world:
             raise StateMismatchError(
-                f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="step"
+                f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="global_batch_size"
             )
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
             mine = whole * part_of(size, ranks) + part_of(rest, ranks)
-            since = (
+            resplit = (
                 ResplitBase()
                 if order is not None and keeps_count
                 else ResplitBase(begin.samples, mine, size, begin.batches)
             )
-            begin = own_rows(replace(begin, rank=ranks.rank, samples=mine, since=since), size, ranks)
+            begin = own_rows(replace(begin, rank=ranks.rank, samples=mine, resplit=resplit), size, ranks)
         return begin, size
 
     @property
@@ -426,15 +426,15 @@ def _pass_count(pipeline: Pipeline, planning: Planning) -> int | None:
 
 def _check_last_steps(state: State, steps: Steps) -> None:
     """Raise StateMismatchError if this rank received samples of last steps cut differently."""
-    if not state.done or state.tail == steps.tail:
+    if not state.received or state.tail == steps.tail:
         return
     before = Steps(state.cursor, state.end, state.step, state.tail, steps.rank, steps.world)
     is_cut_alike = (before.full, before.last) == (steps.full, steps.last)
-    if not is_cut_alike and state.done[-1][1] > min(before.full, steps.full) * steps.batch:
+    if not is_cut_alike and state.received[-1][1] > min(before.full, steps.full) * steps.batch:
         raise StateMismatchError(
             f"the state is of the last steps of an epoch with last_batch={state.tail!r}, and this loader has "
             f"last_batch={steps.tail!r}: end that epoch with the former, or start another one by set_epoch()",
-            field="tail",
+            field="last_batch",
         )
 
 

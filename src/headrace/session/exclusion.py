@@ -33,7 +33,7 @@ class ExclusionFilter:
         cursor = self.remaining(begin.cursor, begin.epoch, step, order)
         if cursor.position == begin.cursor.position and np.array_equal(cursor.holes, begin.cursor.holes):
             return begin
-        if begin.done:
+        if begin.received:
             raise StateMismatchError(
                 "exclude= names samples that the ranks of this state have already divided among them: merge the states "
                 "of all ranks by hr.merge_states, and load that",

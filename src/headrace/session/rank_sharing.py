@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from headrace._util import check
 from headrace.dataset.source import SampleSource
 from headrace.dataset.stream import Stream
-from headrace.delivery.progress import ProgressSnapshot
 from headrace.engine.epoch_plan import EpochPlan, as_array
 from headrace.errors import OptionError, StateMismatchError
 from headrace.observe import LoaderMeters
@@ -19,7 +18,8 @@ from headrace.options import Settings
 from headrace.order.cursor import Cursor
 from headrace.order.steps import Steps, share
 from headrace.pipeline.pipeline import Pipeline, refusal
-from headrace.state.state import ResplitBase, State
+from headrace.state.resume_point import ResumePoint
+from headrace.state.state import Fingerprint, ResplitBase, State
 from headrace.torch_compat.ranks import RankShare
 from headrace.types import Tail
 
@@ -141,16 +141,16 @@ def _check_iterable(source: SampleSource, world: int) -> None:
         raise check.invalid(f"{name}.ranks_by", source.ranks_by, "'shard_info', 'position' or None")
 
 
-def reindexed(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
+def reindexed(stream: Stream, saved: Fingerprint, world: int) -> Stream:
     """Return the stream, with an index if the state was saved with one, as several ranks do."""
     pipeline = stream.pipeline()
-    source, has_count = pipeline.source, state.get("count") is not None
+    source, has_count = pipeline.source, saved.count is not None
     indexed = stream.indexed("the state is of ranks that share") if has_count else stream
     if indexed is not stream:
         return indexed
     if not source.traits.indexed or has_count or not has_numbers(pipeline, world):
         return stream
-    if state.get("data") == source.at_revision(source.fingerprint()):
+    if saved.data == source.at_revision(source.fingerprint()):
         here = "here they are" if world == 1 else f"{world} ranks share them"
         raise StateMismatchError(
             f"the state is of shards that were read without an index, and {here} by one, in another order: end that "
@@ -191,7 +191,7 @@ def counted_share(
         tail: How the epoch ends.
     """
     step = begin.step_now or size
-    since, count = begin.since, pipeline.given_count
+    resplit, count = begin.resplit, pipeline.given_count
     is_exact = has_counts(pipeline, ranks.world)
     if is_exact:
         count = counted(pipeline.source.count(), pipeline.order.operators)
@@ -200,31 +200,31 @@ def counted_share(
         raise StateMismatchError(
             f"the state is of global batches of {step} samples, by which ranks divide the epoch; here they "
             f"have {size}: load it with batches of that size",
-            field="step",
+            field="global_batch_size",
         )
     if count is None or ranks.world == 1:
-        return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
+        return replace(begin, resplit=ResplitBase(global_batch_size=0 if size == planned else size)), None
     ending: Tail = tail if tail in ("drop", "uneven") else "short"
-    steps = Steps(Cursor.at(since.everywhere), count, step, ending, ranks.rank, ranks.world)
-    batches = begin.batches - since.batches
-    steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))
+    steps = Steps(Cursor.at(resplit.samples), count, step, ending, ranks.rank, ranks.world)
+    batches, samples = begin.batches - resplit.batches, begin.samples - resplit.rank_samples
+    steps = replace(steps, done=as_array(_received(steps, batches, samples)))
     if step != size:
-        if begin.samples - since.here != steps.samples(batches):
+        if samples != steps.samples(batches):
             merge = (
                 ", or merge the states of all ranks by hr.merge_states" if has_numbers(pipeline, ranks.world) else ""
             )
             raise StateMismatchError(
                 f"the state is of batches of {step} samples on all ranks, and the last ones came before "
                 f"others; here they have {size}: load it with batches of that size{merge}",
-                field="step",
+                field="global_batch_size",
             )
         at = steps.after(batches).position
-        since = ResplitBase(at, begin.samples, size, begin.batches)
+        resplit = ResplitBase(at, begin.samples, size, begin.batches)
         steps = Steps(Cursor.at(at), count, size, ending, ranks.rank, ranks.world)
-    return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
+    return replace(begin, resplit=resplit._replace(global_batch_size=0 if size == planned else size)), steps
 
 
-def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeters) -> None:
+def count_share(plan: EpochPlan, received: ResumePoint, meters: LoaderMeters) -> None:
     """Count this rank's repeated and unread samples of a finished epoch. Warn of the first."""
     assert plan.share is not None
     meters.left_out += plan.share.left_out
@@ -286,28 +286,30 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
 
 def own_rows(begin: State, size: int, ranks: RankShare) -> State:
     """Reduce a state of all ranks to this rank's rows, or raise StateMismatchError."""
-    if begin.progress is None:
+    if begin.rows is None:
         return begin
-    if len(begin.progress.cursors) != size:
-        raise _other_rows(len(begin.progress.cursors), size)
+    if len(begin.rows.cursors) != size:
+        raise _other_rows(len(begin.rows.cursors), size)
     try:
-        return replace(begin, progress=begin.progress.part(range(*share(size, ranks.rank, ranks.world))))
+        return replace(begin, rows=begin.rows.part(range(*share(size, ranks.rank, ranks.world))))
     except ValueError as error:
-        raise StateMismatchError(f"lanes of the state are not those of these ranks: {error}", field="step") from error
+        raise StateMismatchError(
+            f"rows of the state are not those of these ranks: {error}", field="global_batch_size"
+        ) from error
 
 
 def check_rows(begin: State, size: int, ranks: RankShare) -> None:
     """Raise StateMismatchError if a state of this rank has another number of rows."""
-    if begin.progress is None:
+    if begin.rows is None:
         return
     low, high = share(size, ranks.rank, ranks.world)
-    if begin.step_now != size or len(begin.progress.cursors) != high - low:
+    if begin.step_now != size or len(begin.rows.cursors) != high - low:
         raise _other_rows(begin.step_now, size)
 
 
 def _other_rows(before: int, now: int) -> StateMismatchError:
     return StateMismatchError(
-        f"the state is of documents that are packed in {before} lanes, one for each row of the global batch, and here "
-        f"it has {now} rows: load it with batches of that size",
-        field="step",
+        f"the state is of documents that are packed in {before} rows, one for each sample of the global batch, and "
+        f"here it has {now}: load it with batches of that size",
+        field="global_batch_size",
     )

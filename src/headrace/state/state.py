@@ -10,27 +10,45 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, SupportsInt, get_args
 
 import numpy as np
 
 from headrace.errors import StateMismatchError
 from headrace.order.cursor import Cursor, pack_ranges, united, unpack_ranges
-from headrace.order.orders import ORDER_VERSION
+from headrace.order.orders import ENDLESS, ORDER_VERSION
+from headrace.order.row_states import RowProgress
 from headrace.order.steps import Steps, share
+from headrace.state.resume_point import StagePoint
 from headrace.types import Ints, Ranges, Tail
 
-if TYPE_CHECKING:
-    from headrace.order.row_states import RowProgress
-
-VERSION = 1
-_OLDEST = 1
+VERSION = 2
+Json = Mapping[str, Any]
+JsonObject = dict[str, Any]
 _CHECKED_MOST, _LANES_MOST = 1024, 2**16
-_FACTS = ("seed", "data", "count", "order", "steps")
-_ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world", "skip")
-_AS_THEY_ARE = ("end", "step", "batch_size", "lanes", "tail", "world", "batches", "samples")
-_NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", "batches", "samples")
+_DEFAULTS: Json = {  # fields that a state lacks if they have this value
+    "count": None,
+    "order": [],
+    "steps": [],
+    "world_size": 1,
+    "rank": None,
+    "batch_size": 0,
+    "last_batch": "short",
+    "resplit": {},
+    "end": ENDLESS,
+    "lanes": 1,
+    "pending": [],
+    "received": [],
+    "carried": [],
+    "stages": [],
+    "skip": 0,
+    "used": [],
+    "emitted": 0,
+    "rows": None,
+    "skipped": [0, 0],
+    "skip_batches": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +64,20 @@ class Fingerprint:
 
     seed: int
     data: str
-    count: int | None
-    order: tuple[str, ...]
-    steps: tuple[str, ...]
+    count: int | None = None
+    order: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
-    def pack(self) -> dict[str, object]:
-        lists = {"order": list(self.order), "steps": list(self.steps)}
-        return {"seed": self.seed, "data": self.data, "count": self.count, **lists}
+    def to_json(self) -> JsonObject:
+        own = {"seed": self.seed, "data": self.data, "count": self.count}
+        return _given(order_version=ORDER_VERSION, **own, order=list(self.order), steps=list(self.steps))
 
-    def compare(self, state: Mapping[str, object]) -> None:
+    def compare(self, saved: Fingerprint) -> None:
         """Raise StateMismatchError, which names the property, if a state has another fingerprint."""
-        facts = self.pack()
-        for name in ("data", "count", "order", "steps", "seed"):
-            mine, saved = facts[name], state.get(name)
-            if saved != mine:
-                raise StateMismatchError(f"{_MEANING[name]}: the state has {saved!r}, this loader {mine!r}", field=name)
+        for name, meaning in _MEANING.items():
+            mine, other = getattr(self, name), getattr(saved, name)
+            if other != mine:
+                raise StateMismatchError(f"{meaning}: the state has {other!r}, this loader {mine!r}", field=name)
 
 
 _MEANING = {
@@ -76,15 +93,15 @@ class ResplitBase(NamedTuple):
     """Where the current split of a counted epoch among ranks began.
 
     Attributes:
-        everywhere: Samples received by all ranks together until then.
-        here: Samples received by this rank until then.
-        step: Samples per global batch since then. 0: as in the state.
+        samples: Samples received by all ranks together until then.
+        rank_samples: Samples received by this rank until then.
+        global_batch_size: Samples per global batch since then. 0: as in the state.
         batches: Batches received by each rank until then.
     """
 
-    everywhere: int = 0
-    here: int = 0
-    step: int = 0
+    samples: int = 0
+    rank_samples: int = 0
+    global_batch_size: int = 0
     batches: int = 0
 
 
@@ -94,25 +111,26 @@ class State:
 
     Attributes:
         cursor: Samples of the epoch to come, after the last step that all ranks have received.
-        done: Samples that this rank has received since the cursor, as ranges of numbers counted from there.
+        received: Samples that this rank has received since the cursor, as ranges of numbers counted from there.
+        end: End of the epoch, as a position.
+        step: Samples per global batch, by which positions are planned.
         batch_size: Samples per rank, if the loader was given it. 0: the global batch size was given.
         carried: Samples of the previous epoch that this epoch began with.
         rank, world: The rank of the state. None: valid for all ranks.
         batches: Batches received in this epoch, per rank.
         samples: Samples received, on all ranks together. In a state of one rank: on this rank.
+        mark: State of a source whose samples have no numbers.
         skipped: Failed samples that were skipped: (in total, directly before this point).
         skip: Number of batches to discard on resume.
-        parts: Number of samples already emitted of the first source sample to come, and of each group made from them.
-            Empty if none is partly emitted.
-        passed: For each group level: input samples that repeat although their groups do not. Empty if there are none.
-        given: For each level but the last: samples emitted before those that repeat. Empty without limits on these
-            levels, and at the start.
-        progress: Progress of packed rows: this rank's, or all. None: at the start.
+        resplit: Set if the global batch size has changed in an epoch whose samples are counted as they come.
+        stages: Resume points of stages that hold or count samples. Empty: all are at the start.
+        rows: Progress of packed rows: this rank's, or all. None: at the start.
     """
 
+    fingerprint: Fingerprint
     epoch: int = 0
-    cursor: Cursor
-    done: Ranges = ()
+    cursor: Cursor = field(default_factory=Cursor.at)
+    received: Ranges = ()
     end: int = 0
     step: int = 0
     batch_size: int = 0
@@ -126,121 +144,137 @@ class State:
     mark: Any = None
     skipped: tuple[int, int] = (0, 0)
     skip: int = 0
-    since: ResplitBase = field(default_factory=ResplitBase)
-    parts: tuple[int, ...] = ()
-    passed: tuple[Ranges, ...] = ()
-    given: tuple[int, ...] = ()
-    progress: RowProgress | None = None
+    resplit: ResplitBase = field(default_factory=ResplitBase)
+    stages: tuple[StagePoint, ...] = ()
+    rows: RowProgress | None = None
 
     @property
     def step_now(self) -> int:
         """Samples of the last global batches. `step` is the number that the plan's positions use."""
-        return self.since.step or self.step
+        return self.resplit.global_batch_size or self.step
 
-    def pack(self, facts: Fingerprint, last: Ints) -> dict[str, Any]:
-        """Convert to JSON. `last` are the numbers of the samples directly before the state."""
-        packed: dict[str, object] = {
-            "version": VERSION,
-            "regime": "headrace",
-            "order_version": ORDER_VERSION,
-            **facts.pack(),
-            "epoch": self.epoch,
-            "position": self.cursor.position,
-            **{name: getattr(self, name) for name in _AS_THEY_ARE},
-        }
-        if self.carried:
-            packed["carried"] = pack_ranges(np.array(self.carried, np.int64))
-        if len(self.cursor.holes):
-            packed["holes"] = pack_ranges(self.cursor.holes)
-        if self.done:
-            packed["done"] = pack_ranges(np.array(self.done, np.int64))
-        if self.rank is not None:
-            packed["rank"] = self.rank
+    def to_json(self, last: Ints | None) -> JsonObject:
+        """Convert to JSON. `last` are the numbers of the samples directly before the state. None: without check."""
+        packed = {"version": VERSION, "regime": "headrace", "fingerprint": self.fingerprint.to_json()}
+        packed |= _given(
+            epoch=self.epoch,
+            batches=self.batches,
+            samples=self.samples,
+            ranks=_given(
+                global_batch_size=self.step,
+                batch_size=self.batch_size,
+                world_size=self.world,
+                rank=self.rank,
+                last_batch=self.tail,
+                resplit={name: number for name, number in self.resplit._asdict().items() if number},
+            ),
+            source=_given(
+                position=self.cursor.position,
+                end=self.end,
+                lanes=self.lanes,
+                pending=pack_ranges(self.cursor.holes),
+                received=_packed(self.received),
+                carried=_packed(self.carried),
+            ),
+            stages=[_given(skip=skip, used=_packed(used), emitted=emitted) for skip, used, emitted in self.stages],
+            rows=None if self.rows is None else self.rows.to_json(),
+            skipped=list(self.skipped),
+            skip_batches=self.skip,
+        )
         if self.mark is not None:
-            packed["mark"] = copy.deepcopy(self.mark)
-            if (marked := mark_check(self.mark)) is not None:
-                packed["marked"] = marked
-        if any(self.skipped):
-            packed["skipped"] = list(self.skipped)
-        if self.skip:
-            packed["skip"] = self.skip
-        if any(self.since):
-            packed["since"] = list(self.since)
-        if any(self.parts) or any(self.passed):
-            packed["parts"] = list(self.parts)
-        if any(self.passed):
-            packed["passed"] = [pack_ranges(np.array(ranges, np.int64).reshape(-1, 2)) for ranges in self.passed]
-        if any(self.given):
-            packed["given"] = list(self.given)
-        if self.progress is not None:
-            packed["packing"] = self.progress.to_json()
-        packed["check"] = check_of(packed, last)
-        return packed
+            packed["source_state"] = copy.deepcopy(self.mark)
+        return packed if last is None else {**packed, "check": whole_check(packed, last)}
 
     @staticmethod
-    def unpack(packed: Mapping[str, Any]) -> State:
+    def from_json(packed: Json) -> State:
         """Parse a saved state, or raise StateMismatchError."""
-        from headrace.order.row_states import RowProgress
-
         check_kind(packed, "headrace")
-        order = packed.get("order_version")
-        if order != ORDER_VERSION:
-            raise StateMismatchError(
-                f"the state follows order {order}, and this release knows order {ORDER_VERSION}", field="order_version"
-            )
         try:
-            number = {name: int(packed[name]) for name in _NUMBERS}
-            done = unpack_ranges(packed.get("done", ()))
-            in_all, in_a_row = packed.get("skipped", (0, 0))
-            skip, since = int(packed.get("skip", 0)), ResplitBase(*map(int, packed.get("since", ())))
-            rank, parts = packed.get("rank"), tuple(map(int, packed.get("parts", ())))
-            given = tuple(map(int, packed.get("given", ())))
-            passed = [unpack_ranges(one).tolist() for one in packed.get("passed", ())]
-            begins = (a for ranges in passed for a, _ in ranges)
-            is_positive = min(skip, *since, *parts, *given, *number.values(), *begins) >= 0
-            if not (is_positive and 1 <= number["world"] <= number["step"] and 1 <= number["lanes"] <= _LANES_MOST):
-                raise ValueError("numbers make no sense together")
-            if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
-                raise ValueError("there is no such tail, or no such rank")
-            progress = RowProgress.from_json(packed["packing"]) if "packing" in packed else None
-            if passed and len(passed) != len(parts) - 1:
-                raise ValueError("parts are of other levels of groups than what is passed")
-            return State(
-                epoch=number["epoch"],
-                cursor=Cursor(number["position"], unpack_ranges(packed.get("holes", ()))),
-                done=tuple((int(a), int(b)) for a, b in done),
-                end=number["end"],
-                step=number["step"],
-                batch_size=number["batch_size"],
-                carried=tuple((int(a), int(b)) for a, b in unpack_ranges(packed.get("carried", ()))),
-                lanes=number["lanes"],
-                tail=packed["tail"],
+            facts, ranks, source = (_Group(packed[name]) for name in ("fingerprint", "ranks", "source"))
+            whole, order = _Group(packed), facts["order_version"]
+            total, consecutive = whole["skipped"]
+            rank, tail, rows = ranks["rank"], ranks["last_batch"], whole["rows"]
+            state = State(
+                fingerprint=Fingerprint(
+                    seed=facts["seed"],
+                    data=facts["data"],
+                    count=facts["count"],
+                    order=tuple(facts["order"]),
+                    steps=tuple(facts["steps"]),
+                ),
+                epoch=whole.number("epoch"),
+                cursor=Cursor(source.number("position"), unpack_ranges(source["pending"])),
+                received=_unpacked(source["received"]),
+                end=source.number("end"),
+                step=ranks.number("global_batch_size"),
+                batch_size=ranks.number("batch_size"),
+                carried=_unpacked(source["carried"]),
+                lanes=source.number("lanes"),
+                tail=tail,
                 rank=None if rank is None else int(rank),
-                world=number["world"],
-                batches=number["batches"],
-                samples=number["samples"],
-                mark=copy.deepcopy(packed.get("mark")),
-                skipped=(int(in_all), int(in_a_row)),
-                skip=skip,
-                since=since,
-                parts=parts,
-                passed=tuple(tuple((a, b) for a, b in ranges) for ranges in passed),
-                given=given,
-                progress=progress,
+                world=ranks.number("world_size"),
+                batches=whole.number("batches"),
+                samples=whole.number("samples"),
+                mark=copy.deepcopy(packed.get("source_state")),
+                skipped=(int(total), int(consecutive)),
+                skip=whole.number("skip_batches"),
+                resplit=ResplitBase(*(_whole(dict(ranks["resplit"]).get(name, 0)) for name in ResplitBase._fields)),
+                stages=tuple(
+                    StagePoint(one.number("skip"), _unpacked(one["used"]), one.number("emitted"))
+                    for one in map(_Group, whole["stages"])
+                ),
+                rows=None if rows is None else RowProgress.from_json(rows),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            if any(start < 0 for stage in state.stages for start, _ in stage.used):
+                raise ValueError("inputs are used before the first one")
+            if not 1 <= state.world <= state.step or not 1 <= state.lanes <= _LANES_MOST:
+                raise ValueError("numbers make no sense together")
+            if tail not in get_args(Tail) or not (state.rank is None or 0 <= state.rank < state.world):
+                raise ValueError("there is no such last_batch, or no such rank")
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error
+        if order != ORDER_VERSION:
+            known = f"the state follows order {order!r}, and this release knows order {ORDER_VERSION}"
+            raise StateMismatchError(known, field="order_version")
+        return state
 
 
-def check_kind(packed: Mapping[str, Any], regime: str) -> None:
+class _Group(JsonObject):
+    """A JSON object of a state. Fields that are missing have their default."""
+
+    def __missing__(self, name: str) -> Any:
+        return _DEFAULTS[name]
+
+    def number(self, name: str) -> int:
+        return _whole(self[name])
+
+
+def _given(**fields: Any) -> JsonObject:
+    """Return the fields that differ from their defaults."""
+    return {name: value for name, value in fields.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _whole(value: SupportsInt) -> int:
+    if int(value) < 0:
+        raise ValueError(f"{value!r} is below 0")
+    return int(value)
+
+
+def _packed(ranges: Ranges) -> list[int] | str:
+    return pack_ranges(np.array(ranges, np.int64).reshape(-1, 2))
+
+
+def _unpacked(packed: Sequence[int] | str) -> Ranges:
+    return tuple((int(start), int(stop)) for start, stop in unpack_ranges(packed))
+
+
+def check_kind(packed: Json, regime: str) -> None:
     """Raise StateMismatchError if a state is of another regime or an unsupported release."""
     if not hasattr(packed, "get") or "version" not in packed:
         raise StateMismatchError(f"{packed!r:.200} is no state of a headrace loader", field="version")
-    version = packed["version"]
-    if not isinstance(version, int) or not _OLDEST <= version <= VERSION:
-        raise StateMismatchError(
-            f"the state has version {version!r}, and this release reads {_OLDEST} to {VERSION}", field="version"
-        )
+    if (version := packed["version"]) != VERSION:
+        text = f"the state has version {version!r:.100}, and this release reads version {VERSION} only: "
+        raise StateMismatchError(text + "resume with the release that saved it, or start an epoch", field="version")
     if packed.get("regime") != regime:
         raise StateMismatchError(
             f"the state is of the {packed.get('regime')!r} regime, and this loader's is {regime!r}: "
@@ -252,23 +286,23 @@ def check_kind(packed: Mapping[str, Any], regime: str) -> None:
 def last_positions(state: State) -> Ints:
     """Return the last positions before the state, whose sample numbers enter the checksum."""
     most = min(_CHECKED_MOST, max(1, state.step))
-    if state.progress is not None:
+    if state.rows is not None:
         first, _ = (0, 0) if state.rank is None else share(state.step, state.rank, state.world)
         rounds = np.array(
-            [[one.round for one in cursor.inputs] or [cursor.round] for cursor in state.progress.cursors], np.int64
+            [[one.round for one in cursor.inputs] or [cursor.round] for cursor in state.rows.cursors], np.int64
         )
         rows, inputs = np.indices(rounds.shape)
         positions = ((rounds - 1) * state.step + first + rows) * rounds.shape[1] + inputs
         chosen: Ints = positions[rounds > 0][:most]
         return chosen
-    if state.done:
-        start, stop = state.done[-1]
+    if state.received:
+        start, stop = state.received[-1]
         return _steps_of(state).positions(max(start, stop - most), stop)
     end = state.cursor.position
     return np.arange(max(0, end - most), end)
 
 
-def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_states(states: Iterable[Json]) -> JsonObject:
     """Merge the states of all ranks, saved after one step, into one for any number of ranks.
 
     Needed if the states of ranks differ: with `in_order=False`, or with operators that skip samples. Samples that no
@@ -281,64 +315,66 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateMismatchError: the states belong to different runs, or one is missing or repeated; or some ranks have ended
             the epoch with `last_batch="uneven"`, and others have not.
     """
-    from headrace.order.row_states import RowProgress
-
     packed = list(states)
     if not packed:
         raise StateMismatchError("there are no states to merge", field="rank")
-    first = packed[0]
-    parts = [State.unpack(one) for one in packed]
-    for one in packed[1:]:
-        for name in _ALIKE:
-            if one.get(name) != first.get(name):
-                if name == "epoch" and first["tail"] == "uneven":
+    parts = [State.from_json(one) for one in packed]
+    first = parts[0]
+    for part in parts[1:]:
+        for (name, value), other in zip(_of_all_ranks(first).items(), _of_all_ranks(part).values(), strict=True):
+            if value != other:
+                if name == "epoch" and first.tail == "uneven":
                     raise _some_have_ended(parts)
                 raise StateMismatchError(
-                    f"the states are of different runs: {name} is {first.get(name)!r} and {one.get(name)!r}", field=name
+                    f"the states are of different runs: {name} is {value!r} and {other!r}", field=name
                 )
     if all(part.rank is None for part in parts):
-        return dict(first)
-    ranks, world = sorted(-1 if part.rank is None else part.rank for part in parts), parts[0].world
+        return dict(packed[0])
+    ranks, world = sorted(-1 if part.rank is None else part.rank for part in parts), first.world
     if ranks != list(range(world)):
         raise StateMismatchError(f"one state of each of {world} ranks is needed; these are of {ranks}", field="rank")
-    if any(part.mark is not None for part in parts) or (
-        first["count"] is None and any(part.done or part.cursor.position for part in parts)
-    ):
-        raise StateMismatchError("states of samples without numbers are each rank's own", field="mark")
-    if any(part.parts or part.given for part in parts):
+    are_counted = first.fingerprint.count is not None
+    has_begun = any(part.received or part.cursor.position for part in parts)
+    if any(part.mark is not None for part in parts) or (has_begun and not are_counted):
+        raise StateMismatchError("states of samples without numbers are each rank's own", field="source_state")
+    if any(part.stages for part in parts):
         raise StateMismatchError(
             "a state in the middle of what .flat_map() or .batch() made of some samples, or of what .take() before a "
             "batch leaves, is one rank's own",
-            field="parts",
+            field="stages",
         )
     try:
-        progress = RowProgress.joined([part.progress for part in sorted(parts, key=lambda part: part.rank or 0)])
+        rows = RowProgress.joined([part.rows for part in sorted(parts, key=lambda part: part.rank or 0)])
     except ValueError as error:
-        raise StateMismatchError(f"states of lanes must be of one step: {error}", field="packing") from error
-    cursor = merged(parts)
-    whole = State(
-        epoch=parts[0].epoch,
-        cursor=cursor,
-        end=parts[0].end,
-        step=parts[0].step_now,
-        batch_size=parts[0].batch_size,
-        carried=parts[0].carried,
-        lanes=parts[0].lanes,
-        tail=parts[0].tail,
-        world=world,
+        raise StateMismatchError(f"states of packed rows must be of one step: {error}", field="rows") from error
+    whole = replace(
+        first,
+        cursor=merged(parts),
+        received=(),
+        step=first.step_now,
+        resplit=ResplitBase(),
+        rank=None,
         batches=max(part.batches for part in parts),
         samples=sum(part.samples for part in parts),
         skipped=(max(part.skipped[0] for part in parts), 0),  # each rank continues to count from there
-        skip=parts[0].skip,
-        progress=progress,
+        rows=rows,
     )
-    names = ("seed", "data", "count")
-    facts = Fingerprint(
-        **{name: first[name] for name in names}, order=tuple(first["order"]), steps=tuple(first["steps"])
-    )
-    result = whole.pack(facts, np.zeros(0, np.int64))
-    result["check"] = ""  # the order, which it needs, is not known here
-    return result
+    return whole.to_json(None)  # the order, which a check needs, is not known here
+
+
+def _of_all_ranks(state: State) -> dict[str, object]:
+    """Return the fields in which the states of all ranks must agree."""
+    return asdict(state.fingerprint) | {
+        "epoch": state.epoch,
+        "position": state.cursor.position,
+        "pending": state.cursor.holes.tolist(),
+        "end": state.end,
+        "lanes": state.lanes,
+        "global_batch_size": state.step,
+        "world_size": state.world,
+        "last_batch": state.tail,
+        "skip_batches": state.skip,
+    }
 
 
 def _some_have_ended(parts: Sequence[State]) -> StateMismatchError:
@@ -356,7 +392,7 @@ def _some_have_ended(parts: Sequence[State]) -> StateMismatchError:
 
 def merged(parts: Sequence[State]) -> Cursor:
     """Return the samples still to come after the union of some ranks' states."""
-    ranks = [(_steps_of(part), united(part.done)) for part in parts]
+    ranks = [(_steps_of(part), united(part.received)) for part in parts]
     # Most samples are in complete steps of all ranks: only the samples beyond these are listed.
     whole = min(steps.within(done[0][1] if done and done[0][0] == 0 else 0) for steps, done in ranks)
     if len(ranks) < parts[0].world:
@@ -372,43 +408,32 @@ def _steps_of(state: State) -> Steps:
     return Steps(state.cursor, state.end, state.step, state.tail, state.rank or 0, state.world, state.lanes)
 
 
-def check_of(packed: Mapping[str, Any], last: Ints) -> str:
-    """Hash a state, without its mark, and the numbers of the samples directly before it."""
-    checked = {name: value for name, value in packed.items() if name not in ("check", "mark")}
-    digest = hashlib.blake2b(json.dumps(checked, sort_keys=True).encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(last, "<i8").tobytes())
-    return digest.hexdigest()
+def whole_check(state: Json, last: Ints | None = None) -> str:
+    """Hash a state without its `check`, and append the names of fields that are not JSON, as of user data sets.
 
-
-def mark_check(mark: object) -> str | None:
-    """Hash a mark. None if it is not JSON, as marks of user data sets may be."""
-    try:
-        plain = json.loads(json.dumps(mark))  # after a round trip, keys of dicts are text
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=4).hexdigest()
-
-
-def whole_check(state: Mapping[str, Any]) -> str:
-    """Hash a state without its `check`, and append the names of values that are not JSON."""
+    `last` are the numbers of the samples directly before the state, which are hashed, too.
+    """
     left_out = {name for name, value in state.items() if name != "check" and _plain(value) is _NO_JSON}
-    return "-".join([_hash_without(state, left_out), *sorted(left_out)])
+    return "-".join([_hash_without(state, left_out, last), *sorted(left_out)])
 
 
-def is_as_saved(state: Mapping[str, Any]) -> bool:
+def is_as_saved(state: Json, last: Ints | None = None) -> bool:
     """True if a state has no check, or matches it."""
     check = state.get("check")
     if not isinstance(check, str):
         return check is None
     digest, *left_out = check.split("-")
-    return digest == _hash_without(state, set(left_out))
+    return digest == _hash_without(state, set(left_out), last)
 
 
-def _hash_without(state: Mapping[str, Any], left_out: AbstractSet[str]) -> str:
+def _hash_without(state: Json, left_out: AbstractSet[str], last: Ints | None) -> str:
     plain = {name: _plain(value) for name, value in state.items() if name != "check" and name not in left_out}
     if _NO_JSON in plain.values():
         return ""
-    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8)
+    if last is not None:
+        digest.update(np.ascontiguousarray(last, "<i8").tobytes())
+    return digest.hexdigest()
 
 
 _NO_JSON = object()

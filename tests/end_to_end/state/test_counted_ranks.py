@@ -187,7 +187,8 @@ def test_state_of_an_ended_epoch_has_its_last_batch_size(written: Written, ranks
         some = world(stack, ranks, data, states, batch_size=6)
         some.run()
         states, expected = some.states(), some.run()
-    assert {(state["step"], state["batch_size"]) for state in states} == {(6 * ranks, 6)}
+    sizes = [state["ranks"] for state in states]
+    assert {(of["global_batch_size"], of["batch_size"]) for of in sizes} == {(6 * ranks, 6)}
     assert ran(ranks, data, states, batch_size=6)[0] == expected
     assert lengths(ran(1, data, merge_states(states), batch_size=6)[0])[0] == 6 * ranks
 

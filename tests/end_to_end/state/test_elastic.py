@@ -85,7 +85,7 @@ def test_state_is_refused_when_world_and_batch_size_differ(places: Places, optio
     state = ran(2, data, batch_size=4, most=2)[1][0]
     with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
         ran(3, data, state, **options)
-    assert caught.value.field == "step"
+    assert caught.value.field == "global_batch_size"
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_ranks_resume_from_their_own_states_when_batches_come_in_any_order(place
     data, options = lambda: made(INDEXED, written, "window 40"), {"batch_size": 4, "in_order": False}
     expected = samples(ran(3, data, **options)[0])
     steps, states = ran(3, data, **options, most=4)
-    assert [state["rank"] for state in states] == [0, 1, 2]
+    assert [state["ranks"]["rank"] for state in states] == [0, 1, 2]
     rest, states = ran(3, data, states, **options)
     assert samples(steps) + samples(rest) == expected
     assert len({state["epoch"] for state in states}) == 1

@@ -150,7 +150,7 @@ def test_state_is_refused_or_exact_after_a_shard_changed(tmp_path: Path, is_cut_
         assert set(range(30, 90)) <= set(got)
         if before == after:
             assert had + came == received
-    assert set(refused) == (set() if before == after else {"mark"})
+    assert set(refused) == (set() if before == after else {"source_state"})
 
 
 class Held:
@@ -193,7 +193,7 @@ def test_unordered_state_is_refused_or_exact_after_a_shard_changed(tmp_path: Pat
         there = range(90) if not (before or after) else [*range(9), *range(30, 90)]
         assert len(got) == len(set(got))
         assert set(there) <= set(got)
-    assert set(refused) == (set() if before == after else {"mark"})
+    assert set(refused) == (set() if before == after else {"source_state"})
 
 
 def stopped_in_a_shard(shards: Shards, batches: int, window: int = 7) -> tuple[int, list[int], State]:
@@ -211,7 +211,7 @@ def test_state_of_a_window_is_refused_when_its_shard_is_truncated_before_the_use
     shards.cut_off(True, shard)
     with pytest.raises(hr.StateMismatchError) as caught:
         rest_of(shards.loader(0, 7, batch_size=1), state)
-    assert caught.value.field == "mark"
+    assert caught.value.field == "source_state"
     with pytest.raises(hr.errors.FormatError, match="is truncated"):
         rest_of(shards.loader(0, 7, batch_size=1, errors=None), state)
     shards.cut_off(False, shard)

@@ -15,8 +15,8 @@ from end_to_end.state.runs import QUICK
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
 
 import headrace as hr
-from headrace.delivery.progress import ProgressSnapshot
 from headrace.order.cursor import united
+from headrace.state.resume_point import ResumePoint
 from headrace.state.state import merge_states
 
 
@@ -162,7 +162,7 @@ def test_state_does_not_change_when_the_loop_goes_on(written: Written) -> None:
             next(iterator)
             states = [loader.state_dict(), iterator.state_dict()]
             told = [json.dumps(state) for state in states]
-            loader.state_dict()["position"] = 99
+            loader.state_dict()["source"]["position"] = 99
             for _ in iterator:
                 pass
             assert [json.dumps(state) for state in states] == told
@@ -282,7 +282,7 @@ def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() 
             plan = loader._behind._next.plan()  # type: ignore[union-attr]
             gaps = [(512 * k, 512 * (k + 1)) for k in range(400, 464) if chance.random() < 0.5]
             covers = united([(0, 512 * 400), *gaps])
-            states.append(plan.save(ProgressSnapshot(400 + len(gaps), 0, 512 * (400 + len(gaps)), covers)))
+            states.append(plan.save(ResumePoint(covers, 512 * (400 + len(gaps)), batches=400 + len(gaps))))
     sizes = [len(json.dumps(state)) for state in (*states, merge_states(states))]
     assert max(sizes[:-1]) <= 1_500, sizes
     assert sizes[-1] <= 40_000, sizes
@@ -328,7 +328,7 @@ def test_peek_reads_the_next_epoch_while_an_iterator_is_in_use() -> None:
         batches = iter(loader)
         next(batches)
         assert loader.peek().tolist() == epochs[1][0]  # as `iter` would begin now
-        assert saved(loader)["position"] == 4
+        assert saved(loader)["source"]["position"] == 4
         assert lists(batches) == epochs[0][1:]
         assert loader.peek().tolist() == epochs[1][0]
         assert [[batch.tolist() for batch in loader if loader.peek() is not None] for _ in range(2)] == epochs[1:]
@@ -394,7 +394,7 @@ def test_state_of_skipped_filtered_batches_is_refused_when_the_batch_size_differ
     with numbers_in(data) as loader:
         loader.skip(3)
         state = saved(loader)
-    assert_refused(numbers_in(data, batch_size=8), state, field="step")
+    assert_refused(numbers_in(data, batch_size=8), state, field="global_batch_size")
 
 
 def test_peek_is_refused_while_an_iterator_reads_an_iterable_data_set() -> None:

@@ -130,12 +130,12 @@ def test_token_batches_are_full_and_within_their_budget(lengths: Sequence[int], 
 def test_state_stores_waiting_samples_as_ranges() -> None:
     data = hr.from_map([{"n": 30 if n == 5 else 1} for n in range(1000)]).apply_op("length_buckets", 4)
     state = state_after(hr.DataLoader(data, batch_size=None), 200)
-    assert (state["done"], state["parts"], state["passed"]) == ([0, 5], [0, 0], [[1, 795]])
+    assert (state["source"]["received"], state["stages"]) == ([0, 5], [{}, {"used": [1, 795]}])
 
 
 def test_state_names_operators_and_arguments() -> None:
     with hr.DataLoader(hr.from_map([{"n": 2}]).apply_op("noisy_copies", 2, field="n")) as loader:
-        assert loader.state_dict()["steps"] == ["noisy_copies(2, field='n')"]
+        assert loader.state_dict()["fingerprint"]["steps"] == ["noisy_copies(2, field='n')"]
 
 
 NUMBERS, SIZED = hr.from_map(range(9)), hr.from_map([{"n": 2}] * 9)

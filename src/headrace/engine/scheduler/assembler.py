@@ -7,10 +7,11 @@ from functools import partial
 
 from anyio.abc import TaskGroup
 
-from headrace.delivery.channel import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError, Sender
+from headrace.delivery.channel import ChunkDelivery, Delivery, RaisedError, Sender
 from headrace.engine.scheduler.batch_work import BatchState, BatchWork, OpenBatch
 from headrace.engine.scheduler.dispatch import Dispatch, Pace, Pile, TaskPool
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
+from headrace.state.resume_point import ResumePoint, ResumePoints
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import Part
 from headrace.workers.tasks import Reply
@@ -347,7 +348,7 @@ class Assembly:
     def _messages(self, batch: OpenBatch) -> ChunkDelivery | None:
         """Return the message for several batches that are due. None if none of their samples is left."""
         late = self._position_map.late(self._boundaries, self._skipped)
-        after: Afters | None = None
+        after: ResumePoints | None = None
         outcomes: Sequence[tuple[int, ...] | RaisedError] = batch.places
         counts: Sequence[int] = [batch.size] * batch.count
         if not batch.errors:
@@ -367,14 +368,10 @@ class Assembly:
             return None
         return ChunkDelivery(segment, outcomes, counts, after, late, batch.delivery)
 
-    def _each(self, batch: OpenBatch) -> tuple[list[tuple[int, ...] | RaisedError], list[int], Afters]:
-        """Return the results of batches that are not empty, their samples, and the state change after each."""
-        outcomes, counts, after, size = (
-            list[tuple[int, ...] | RaisedError](),
-            list[int](),
-            list[ProgressDelta](),
-            batch.size,
-        )
+    def _each(self, batch: OpenBatch) -> tuple[list[tuple[int, ...] | RaisedError], list[int], list[ResumePoint]]:
+        """Return the results of batches that are not empty, their samples, and the resume point after each."""
+        outcomes, counts = list[tuple[int, ...] | RaisedError](), list[int]()
+        after, size = list[ResumePoint](), batch.size
         for index, place in enumerate(batch.places):
             number, start = batch.number + index, batch.position + index * size
             slots = range(index * size, (index + 1) * size)
@@ -385,7 +382,7 @@ class Assembly:
                 outcomes.append(place if raised is None else raised)
                 counts.append(size if raised is not None else size - len(errors))
                 after.append(self._position_map.after(self._boundaries, self._skipped))
-        return outcomes, counts, AfterThese(after)
+        return outcomes, counts, after
 
     def _end_if_done(self) -> None:
         if self._count is not None and not self._batches and not self._pile and not self._empty:

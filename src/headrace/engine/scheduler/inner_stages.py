@@ -291,7 +291,7 @@ def _changed(known: int, given: int) -> StateMismatchError:
     return StateMismatchError(
         f"{known} samples were received of those that one sample (or batch) became when the state was saved, and more "
         f"were to come; now it becomes {given}: the same must come of it each time",
-        field="parts",
+        field="stages",
     )
 
 

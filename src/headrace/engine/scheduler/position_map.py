@@ -6,15 +6,18 @@ import bisect
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from headrace.delivery.channel import AfterEach, ProgressDelta
+from headrace.order.cursor import united
+from headrace.state.resume_point import EvenPoints, ResumePoint, StagePoint
 from headrace.types import Ints, Ranges
 from headrace.workers.failures import PackedError
 from headrace.workers.tasks import Task
+
+_START = StagePoint()
 
 
 class Origins:
@@ -23,15 +26,15 @@ class Origins:
     A unit may give many samples, or none. All samples of a unit arrive at once, and units arrive in order. After a
     resume in the middle of the first unit, its samples that are already known have negative numbers.
 
-    Args:
+    Attributes:
         known: Number of the first unit's samples that are already known.
+        begun_with: Samples of the level before whose groups are known. They join no other group.
         before: Number of samples of the level in the epoch before number 0.
     """
 
-    def __init__(self, known: int = 0, *, before: int = 0) -> None:
-        self.known, self.before = known, before
-        self.begun_with: Ranges = ()
-        self.stop = -known  # number of the next sample
+    def __init__(self, begin: StagePoint = _START) -> None:
+        self.known, self.begun_with, self.before = begin
+        self.stop = -self.known  # number of the next sample
         self._kept: list[tuple[int, Sequence[int]]] = []  # (number of the first sample, units), ascending
 
     def arrived(self, units: Sequence[int]) -> None:
@@ -74,7 +77,7 @@ class Origins:
         """Return the lowest number in the level before that this unit or a later one needs."""
         return unit
 
-    def passed(self, unit: int) -> Ranges:
+    def used(self, unit: int) -> Ranges:
         """Return the samples from that number on, relative to it, that belong to earlier units."""
         return ()
 
@@ -86,20 +89,16 @@ class GroupOrigins(Origins):
     """Origins of a level whose units are groups of samples of the level before.
 
     Stores the groups that may be repeated, and the set of samples used by earlier groups.
-
-    Args:
-        begun_with: Samples of the level before whose groups are known. They join no other group.
     """
 
-    def __init__(self, known: int = 0, begun_with: Ranges = (), *, before: int = 0) -> None:
-        super().__init__(known, before=before)
-        self.begun_with = begun_with
+    def __init__(self, begin: StagePoint = _START) -> None:
+        super().__init__(begin)
         self._oldest = 0
         self._groups: deque[Ranges] = deque()  # starting with the oldest
-        self._used = NumberSet(begun_with)  # samples of groups before the oldest
+        self._used = united(self.begun_with)  # samples of groups before the oldest: few ranges
 
     def formed(self, numbers: Sequence[int]) -> None:
-        self._groups.append(_ranges(numbers))
+        self._groups.append(united((number, number + 1) for number in numbers))
 
     def first(self, unit: int) -> int:
         if unit < 0:
@@ -108,66 +107,30 @@ class GroupOrigins(Origins):
         return self._groups[at][0][0] if at < len(self._groups) else self.begin(unit)
 
     def begin(self, unit: int) -> int:
-        return self._used_before(unit).first_not
+        return _first_gap(self._used_before(unit))
 
-    def passed(self, unit: int) -> Ranges:
+    def used(self, unit: int) -> Ranges:
         used = self._used_before(unit)
-        return tuple((start - used.first_not, stop - used.first_not) for start, stop in used.behind)
+        begin = _first_gap(used)
+        return tuple((start - begin, stop - begin) for start, stop in used if start > begin)
 
     def forget(self, number: int) -> None:
         super().forget(number)
         unit, _ = self.needed(number)
         while self._oldest < unit:
-            self._used.add(self._groups.popleft())
+            self._used = united([*self._used, *self._groups.popleft()])
             self._oldest += 1
 
-    def _used_before(self, unit: int) -> NumberSet:
+    def _used_before(self, unit: int) -> Ranges:
         if unit <= self._oldest:
             return self._used
-        used = self._used.copy()
-        for group in itertools.islice(self._groups, unit - self._oldest):
-            used.add(group)
-        return used
+        groups = itertools.islice(self._groups, unit - self._oldest)
+        return united(itertools.chain(self._used, *groups))
 
 
-class NumberSet:
-    """A set of numbers from 0 on, stored as few ranges, as it contains nearly all low numbers."""
-
-    def __init__(self, ranges: Ranges = ()) -> None:
-        self._ranges = [(0, 0)]
-        self.add(ranges)
-
-    @property
-    def first_not(self) -> int:
-        return self._ranges[0][1]
-
-    @property
-    def behind(self) -> Ranges:
-        return tuple(self._ranges[1:])
-
-    def copy(self) -> NumberSet:
-        other = NumberSet()
-        other._ranges = list(self._ranges)
-        return other
-
-    def add(self, ranges: Iterable[tuple[int, int]]) -> None:
-        joined = list[tuple[int, int]]()
-        for start, stop in sorted([*self._ranges, *ranges]):  # both ascend, so sorting takes one pass
-            if joined and joined[-1][1] == start:
-                joined[-1] = joined[-1][0], stop
-            else:
-                joined.append((start, stop))
-        self._ranges = joined
-
-
-def _ranges(numbers: Sequence[int]) -> Ranges:
-    result: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if result and result[-1][1] == number:
-            result[-1] = result[-1][0], number + 1
-        else:
-            result.append((number, number + 1))
-    return tuple(result)
+def _first_gap(ranges: Ranges) -> int:
+    """Return the lowest number from 0 on that is not in the ranges."""
+    return ranges[0][1] if ranges and not ranges[0][0] else 0
 
 
 class BatchBoundaries(Protocol):
@@ -238,22 +201,6 @@ Positions = Callable[[int, int], Sequence[int]]
 """Returns positions in the epoch of a source's samples [start, stop)."""
 
 
-class RunAgain(NamedTuple):
-    """The work to repeat for the samples of batches from a given one on.
-
-    Attributes:
-        first: First source sample, by source number.
-        known: Per level: number of first samples that are already known.
-        passed: Per level after the first: input samples whose groups are not made again.
-        given: Per level but the last: samples emitted in the epoch before the repeated ones.
-    """
-
-    first: int
-    known: tuple[int, ...]
-    passed: tuple[Ranges, ...]
-    given: tuple[int, ...]
-
-
 class PositionMap:
     """The samples of one epoch on one rank.
 
@@ -284,8 +231,8 @@ class PositionMap:
         self.levels, self._is_limited = levels or (Origins(),), is_limited
         self._delivered: set[int] = set()  # delivered batches after the first that was not
         self._first_not = 0
-        self._covers: list[tuple[int, int]] = []  # since the last message
-        self._used = 0  # samples of batches since the last message
+        self._covers: Ranges = ()  # source samples of delivered batches
+        self._used = 0  # samples of delivered batches
         self._repeated_of, self._repeated, self._is_again = repeated, 0, False
         self._known = 0  # samples of batches before this number have arrived
         self._unknown: list[tuple[int, int, int]] = []  # batches delivered before all their samples were known
@@ -331,17 +278,6 @@ class PositionMap:
             number = origins.begin(origins.needed(number)[0])
         return number
 
-    def run_again(self, number: int) -> RunAgain:
-        """Return the work to repeat for samples of batches from `number` on."""
-        known, passed, given = list[int](), list[Ranges](), list[int]()
-        for origins in reversed(self.levels):
-            given.append(origins.before + number)
-            unit, part = origins.needed(number)
-            number = origins.begin(unit)
-            known.append(part)
-            passed.append(origins.passed(unit))
-        return RunAgain(number, tuple(known[::-1]), tuple(passed[-2::-1]), tuple(given[:0:-1]))
-
     def put(self, stop: int) -> None:
         if self._kept_from is None:
             self._known = stop
@@ -379,34 +315,33 @@ class PositionMap:
         return self._repeated_of(np.array([self.source_number(last, number) for number in range(start, stop)]))
 
     def _use(self, start: int, stop: int) -> None:
-        if self._kept_from is None:
-            self._covers.append((start, stop))
-        elif (first := self.needed(start)) < (end := self.needed(stop)):
-            self._covers.append((first, end))
+        if self._kept_from is not None:
+            start, stop = self.needed(start), self.needed(stop)
+        self._covers = united([*self._covers, (start, stop)])
 
     def _forget(self, oldest: int) -> None:
         for origins in reversed(self.levels):
             origins.forget(oldest)
             oldest = origins.begin(origins.needed(oldest)[0])
 
-    def after_each(self, number: int, count: int, start: int, size: int, skipped: tuple[int, int]) -> AfterEach | None:
+    def after_each(self, number: int, count: int, start: int, size: int, skipped: tuple[int, int]) -> EvenPoints | None:
         """Run `cover` and `after` for `count` batches of `size` samples, from batch `number` at position `start` on.
 
         Returns None without any effect if the batches do not simply follow each other.
         """
-        if self._kept_from is not None or self._covers or self._delivered or self._first_not != number:
-            return None
         stop, mark = start + count * size, self._mark
-        if self._count_repeated(start, stop):
+        is_next = self._first_not == number and not self._delivered
+        if self._kept_from is not None or not is_next or self._count_repeated(start, stop):
             return None
         if mark is not None and stop > self._known:
             return None
-        self._first_not = number + count
         marks = () if mark is None else [mark(end) for end in range(start + size, stop + 1, size)]
-        return AfterEach(start, count, size, skipped, marks)
+        before = ResumePoint(self._covers, self._used, None, skipped, repeated=self._repeated)
+        self._first_not, self._used, self._covers = number + count, self._used + stop - start, ((0, stop),)
+        return EvenPoints(before, count, size, marks)
 
-    def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta | None:
-        """Return the state change for earlier batches that have become known, if any."""
+    def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ResumePoint | None:
+        """Return the resume point after earlier batches that have become known, if any."""
         if not any(stop <= self._known for _, _, stop in self._unknown):
             return None
         unknown, self._unknown = self._unknown, []
@@ -414,20 +349,18 @@ class PositionMap:
             self.cover(number, start, stop, boundaries)
         return self.after(boundaries, skipped)
 
-    def after(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta:
-        """Return the state change once everything delivered so far has been received."""
-        covers, self._covers = tuple(self._covers), []
-        used, self._used = self._used, 0
-        repeated, self._repeated = self._repeated, 0
-        oldest = boundaries.start(self._first_not)
-        known, passed, given = tuple[int, ...](), tuple[Ranges, ...](), tuple[int, ...]()
+    def after(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ResumePoint:
+        """Return the resume point once everything delivered so far has been received."""
+        number, stages = boundaries.start(self._first_not), list[StagePoint]()
         if self._kept_from is not None:
-            oldest, known, passed, given = self.run_again(oldest)
-        mark = None if self._mark is None else self._mark(oldest)
-        if not any(passed):
-            passed, known = (), known if any(known) else ()
-        given = given if self._is_limited else ()
-        return ProgressDelta(covers, mark, skipped, used, known, passed, given, repeated=repeated)
+            for origins in reversed(self.levels):
+                emitted = origins.before + number if self._is_limited and stages else 0  # not of the last level
+                unit, skip = origins.needed(number)
+                number = origins.begin(unit)
+                stages.append(StagePoint(skip, origins.used(unit), emitted))
+        mark = None if self._mark is None else self._mark(number)
+        of_stages = tuple(reversed(stages)) if any(map(any, stages)) else ()
+        return ResumePoint(self._covers, self._used, mark, skipped, of_stages, repeated=self._repeated)
 
 
 def as_numbers(positions: Ints) -> Sequence[int]:

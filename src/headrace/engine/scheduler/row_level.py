@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.delivery.channel import ProgressDelta
 from headrace.engine.scheduler.epoch_spec import EpochSpec, InnerStage
 from headrace.engine.scheduler.group_level import SharedPart, TogetherLevel, in_parts
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Outcome, Units
 from headrace.engine.scheduler.position_map import BatchBoundaries, Origins, PositionMap, as_numbers
 from headrace.errors import OptionError, StateMismatchError
+from headrace.state.resume_point import ResumePoint
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart, Part
 from headrace.workers.tasks import Reply
@@ -45,10 +45,9 @@ class RowMap(PositionMap):
     def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:
         return [one for number in range(start, stop) for one in self._skipped.pop(number, ())]
 
-    def after(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta:
-        used, self._used = self._used, 0
-        progress = self.rows.after(boundaries.start(self._first_not))
-        return ProgressDelta((), skipped=skipped, used=used, rows=progress)
+    def after(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ResumePoint:
+        rows = self.rows.after(boundaries.start(self._first_not))
+        return ResumePoint(used=self._used, skipped=skipped, rows=rows)
 
     def _use(self, start: int, stop: int) -> None:
         """Nothing to do: rows track this."""
