@@ -220,7 +220,7 @@ def test_later_epochs_have_workers_after_deaths_between_two(data: Any, context: 
         if killed == "worker":
             os.kill(pid, signal.SIGKILL)
         else:
-            iterator._pool._starter._fork_server.process.kill()
+            iterator._pool._starter.fork_server.process.kill()
         wait_until(lambda pid=pid: not is_running(pid), "the worker has ended")
     del iterator, loader
 
@@ -240,6 +240,6 @@ def test_next_epoch_is_whole_when_a_worker_died_in_one_that_was_left() -> None:
 def test_epoch_goes_on_with_another_fork_server_when_one_is_killed() -> None:
     iterator = iter(hr.DataLoader(range(400), batch_size=4, num_workers=2))
     got = [next(iterator).tolist()]
-    iterator._pool._starter._fork_server.process.kill()
+    iterator._pool._starter.fork_server.process.kill()
     assert got + read_all(iterator) == batches_of(4, count=400)
     del iterator

@@ -191,7 +191,11 @@ def test_state_is_refused_when_the_inputs_are_others(left: hr.Stream, right: hr.
     state = state_after(hr.DataLoader(made, batch_size=4, collate_fn=list), 1)
     for field, make in OTHERS:
         other = make(left, right, rows)
-        assert_refused(hr.DataLoader(other, batch_size=4), {**state, "fingerprint": {**state["fingerprint"], "count": len(other)}}, field=field)
+        assert_refused(
+            hr.DataLoader(other, batch_size=4),
+            {**state, "fingerprint": {**state["fingerprint"], "count": len(other)}},
+            field=field,
+        )
 
 
 def test_samples_keep_the_source_that_a_mixture_has_named(left: hr.Stream, right: hr.Stream) -> None:

@@ -242,7 +242,7 @@ def test_failed_samples_of_inputs_are_skipped_in_their_places(combined: str, wor
         assert len(list(loader)) == len(expected)
         assert loader.stats().skipped == skipped
     with (
-        hr.DataLoader(data, **options, errors=hr.Skip(max_in_epoch=1, max_in_row=None)) as loader,
+        hr.DataLoader(data, **options | {"errors": hr.Skip(max_in_epoch=1)}) as loader,
         pytest.raises(ValueError, match="failed") as caught,
     ):
         list(loader)

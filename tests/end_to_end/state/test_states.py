@@ -175,7 +175,7 @@ def test_peek_changes_no_state_and_skipping_continues_from_the_state(written: Wr
     with loader_of(written) as loader:
         begin, whole = loader.state_dict(), all_of(loader)
         assert rows(loader.peek()) != whole[0]
-        assert loader.state_dict() == {**loader.state_dict(), "epoch": 1, "position": 0}
+        assert loader.state_dict() == {**loader.state_dict(), "epoch": 1, "batches": 0}
         loader.load_state_dict(state_after(loader_of(written), 4))
         assert rows(loader.peek()) == whole[4]
         assert loader.state_dict()["batches"] == 4
