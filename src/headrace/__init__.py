@@ -106,6 +106,8 @@ def _version() -> str:
 
 
 def __getattr__(name: str) -> object:
+    if name == "FetchOptions":
+        raise AttributeError("headrace.FetchOptions is headrace.Fetch")
     if name in ("errors", "plugins"):
         return importlib.import_module(f"headrace.{name}")
     value = globals()[name] = _version() if name == "__version__" else _imported(name)

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 import torch.utils.data
@@ -85,10 +85,12 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         device: Device that batches are copied to ahead of use, from page-locked memory.
         economic: True, or `hr.Economic(…)`: the mode of the RFC "DataLoader-Economic", in which memory depends on
             `prefetch_factor` and not on the number of workers. For torch's map-style data sets.
-        **others: Names that other loaders use: `num_batch_workers` or `num_workers_batches` (the RFC) in place of
-            `hr.Economic`; `snapshot_every_n_steps` (torchdata), for torch's data sets: number of batches after which
-            each worker reports its state. Batches since that report are made again on resume. 0: never. By default 1,
-            after the first call of `state_dict` or `load_state_dict`.
+        snapshot_every_n_steps: As in torchdata, for torch's data sets: number of batches after which each worker
+            reports its state. Batches since that report are made again on resume. 0: never. None: 1, after the first
+            call of `state_dict` or `load_state_dict`. With `in_order=False` a map-style data set with a state reports
+            after each batch.
+        **aliases: The RFC's names `num_batch_workers` and `num_workers_batches`, with `economic=True`, in place of
+            `hr.Economic`.
 
     Raises:
         OptionError: a headrace option has a value that cannot be used.
@@ -136,14 +138,14 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         workers: Literal["process", "thread"] | Executor = "process",
         device: torch.device | str | int | None = None,
         economic: bool | Economic = False,
-        **others: Never,
+        snapshot_every_n_steps: int | None = None,
+        **aliases: Unpack[resolve.Aliases],
     ) -> None:
-        resolve.check_names(others)
-        economic = resolve.economy(economic, others)
+        economic = resolve.economy(economic, aliases)
         # Every argument is an attribute of the same name: frameworks rebuild a loader from these.
         self.seed, self.ranks, self.errors, self.exclude, self.fetch = seed, ranks, errors, exclude, fetch
         self.memory_budget, self.workers, self.device, self.economic = memory_budget, workers, device, economic
-        self.snapshot_every_n_steps: int | None = others.get("snapshot_every_n_steps")
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._loop = TrainingLoop()
         self._instead: Stateful | None = None  # a loader of Accelerate that is iterated over instead
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"

@@ -161,7 +161,8 @@ class Ranks:
     """Division of each global batch among the ranks of a distributed run. Not for torch's data sets.
 
     By default rank and world size are taken from torch.distributed or from the environment, when the loader is first
-    iterated over. `hr.Ranks.none` gives every rank all samples.
+    iterated over. `hr.Ranks.none`, which is `hr.Ranks(rank=0, world_size=1)`, gives every
+    rank all samples.
 
     Attributes:
         rank: Index of this process's part of each global batch. Needs `world_size`.
@@ -249,6 +250,7 @@ class Settings:
         fetch_concurrency: Maximum number of concurrent reads. The start value is `first_reads`.
         skips: None: the first error of a batch is raised in its place.
         balance: None: each rank has a contiguous part of each step.
+        ranks: The option as given, with `last_batch` resolved.
         together: Maximum number of single samples per task.
         unchanged: See `headrace.workers.tasks.Chain`.
     """
@@ -273,6 +275,7 @@ class Settings:
     skips: Skip | None = None
     exclude: Exclude | None = None
     balance: Balance | None = None
+    ranks: Ranks = Ranks()
     pin_memory: bool = False
     device: object = None
     together: int = 1

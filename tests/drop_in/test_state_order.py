@@ -132,15 +132,22 @@ class DrawingOwn(Drawing):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"seed": 3}, {"persistent_workers": True}, {"workers": "thread"}, {"num_workers": 1}],
-    ids=["default", "seed", "persistent", "threads", "another number of workers"],
+    [
+        {},
+        {"seed": 3},
+        {"persistent_workers": True},
+        {"workers": "thread"},
+        {"num_workers": 1},
+        {"num_batch_workers": 2},
+    ],
+    ids=["default", "seed", "persistent", "threads", "another number of workers", "number of batch workers"],
 )
 def test_economic_mode_goes_on_with_the_same_samples_and_random_numbers(options: dict[str, Any]) -> None:
     def make(**changed: Any) -> hr.DataLoader[Any]:
         data = DrawingOwn() if "workers" in options else Drawing()
         return loader_of(data, **{"num_workers": 2, "economic": True, "prefetch_factor": 3, "shuffle": True, **changed})
 
-    with make(**{**options, "num_workers": 2}) as first, make(**options) as second:
+    with make(**{**options, "num_workers": 2, "num_batch_workers": None}) as first, make(**options) as second:
         list(first)
         _, state, rest = begun(first, 3)
         expected = list(rest), list(first)

@@ -90,7 +90,7 @@ def test_states_do_not_depend_on_the_balance() -> None:
         (hr.from_map(range(60)), {"balance": lambda numbers: -numbers}, "0 or more"),
         (hr.from_map(range(60)), {"balance": np.sqrt, "in_order": False}, "in order"),
         (hr.from_map(range(60)).filter(bool).epoch(samples=9), {"balance": np.sqrt}, "balance"),
-        (hr.from_map(range(60)), {"balance": no_work}, "no_work was asked for the work of 8 samples"),
+        (hr.from_map(range(60)), {"balance": no_work}, "no_work. was asked for the work of 8 samples"),
     ],
 )
 def test_what_cannot_be_balanced_is_an_error(data: Any, options: dict[str, Any], why: str) -> None:

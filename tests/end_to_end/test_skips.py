@@ -396,7 +396,7 @@ def test_options_of_skips_that_mean_nothing_are_refused(options: dict[str, Any],
 
 
 def test_torchs_data_sets_skip_no_samples() -> None:
-    with pytest.raises(hr.OptionError, match=r"errors=Skip\(.*from_map"):
+    with pytest.raises(hr.OptionError, match=r"errors= is .*from_map"):
         hr.DataLoader([1, 2, 3], errors=hr.Skip())
 
 
@@ -614,7 +614,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
     ("have no numbers", lambda _: excluding(SOME, hr.from_iterable(ALL))),
     ("has no end", lambda _: excluding(SOME, STREAM.repeat())),
     ("sampler", lambda _: excluding(SOME, STREAM.sample(torch.utils.data.RandomSampler(ALL)))),
-    (r"files=\[\[1\]\] must be a list of paths", lambda _: excluding([1])),
+    (r"exclude=\[1\] must be hr\.Exclude", lambda _: excluding([1])),
     ("cannot be read", lambda path: excluding(path / "none")),
     ("cannot be read: it is a pipe", lambda path: excluding(path / "fifo")),
     ("line 1: this is no line", lambda path: excluding(written(path, "nonsense"))),

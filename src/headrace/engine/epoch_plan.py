@@ -148,12 +148,12 @@ class EpochPlan:
         if came < owed:
             why = (
                 "a short last step is not shared evenly, so that some rank may need a few samples more; have an "
-                "iterable begin again at its end, give .epoch(samples=N) fewer of them, or last_batch='drop'"
+                "iterable begin again at its end, give .epoch(samples=N) fewer of them, or hr.Ranks(last_batch='drop')"
             )
             if self.counts is not None:
                 why = (
                     "shards have fewer samples than in their index, or failed and were skipped (stats().skipped); "
-                    "leave these shards out, or take last_batch='uneven'"
+                    "leave these shards out, or take hr.Ranks(last_batch='uneven')"
                 )
             raise OptionError(
                 f"the samples of {self.source} have come to their end on rank {self.rank} of {self.world} after {came} "

@@ -94,7 +94,7 @@ class TitanState:
             raise StateMismatchError(
                 f"the checkpoint has states of the loaders of {', '.join(sorted(state))}, and none of {self._own}: "
                 "with operators that skip samples each rank has its own state, and as many ranks must resume",
-                field="world",
+                field="world_size",
             )
         self._loader.load_state_dict({} if packed is None else json.loads(packed))
 

@@ -223,7 +223,9 @@ class NextEpoch:
         settings = self._settings
         size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
         if size < ranks.world:
-            raise OptionError(f"global_batch_size={size} for {ranks.world} ranks: each must have a sample of each step")
+            raise OptionError(
+                f"hr.Ranks(global_batch_size={size}) for {ranks.world} ranks: each must have a sample of each step"
+            )
         return size
 
     def plan(self) -> EpochPlan:
@@ -317,8 +319,8 @@ class NextEpoch:
             return None
         if self.planning is None or order is None or not is_shared:
             raise OptionError(
-                "balance= needs samples whose work is known before they are read: they must have numbers, no operator "
-                "such as a filter may drop them, and batches must come in order"
+                "hr.Ranks(balance=) needs samples whose work is known before they are read: they must have numbers, no "
+                "operator such as a filter may drop them, and batches must come in order"
             )
         return RankBalancer(balance, self.planning, order)
 
@@ -338,14 +340,16 @@ class NextEpoch:
         tail = self._settings.tail
         if not is_known and tail in ("pad", "carry"):
             raise OptionError(
-                f"last_batch={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
-                "'short' and 'drop' are left"
+                f"hr.Ranks(last_batch={tail!r}) needs to know how many samples there are, and {self.stream!r} does "
+                "not: 'short' and 'drop' are left"
             )
         if tail == "pad" and self._settings.exclude is not None:
-            raise check.conflict("last_batch='pad'", "exclude=", "'short', 'drop' and 'carry' work")
+            raise check.conflict("hr.Ranks(last_batch='pad')", "exclude=", "'short', 'drop' and 'carry' work")
         if tail == "carry" and not self.stream.pipeline().order.is_fixed:
             raise check.conflict(
-                "last_batch='carry'", ".sample(sampler)", "which samples were left would have to be asked again"
+                "hr.Ranks(last_batch='carry')",
+                ".sample(sampler)",
+                "which samples were left would have to be asked again",
             )
 
     def _check_skip(self, size: int) -> None:
@@ -386,7 +390,7 @@ class NextEpoch:
         if is_kept and size != begin.step_now and ranks.world != begin.world:
             raise StateMismatchError(
                 f"the state is of global batches of {begin.step_now} samples, and batch_size={settings.batch_size} on "
-                f"{ranks.world} ranks makes {size}: set global_batch_size= to one of them",
+                f"{ranks.world} ranks makes {size}: set hr.Ranks(global_batch_size=) to one of them",
                 field="global_batch_size",
             )
         if size < ranks.world:
@@ -464,9 +468,9 @@ class RankBalancer:
             planning.work(np.zeros(0, np.int64), _POWERS[balance])
         except TypeError as error:
             raise OptionError(
-                f"balance={balance!r} goes by how many tokens samples have, and {planning.pipeline.source.name} knows "
-                "that only once they are read: give a function that makes an array of their work of one of their "
-                "numbers; or .pack() them, where their lengths are known"
+                f"hr.Ranks(balance={balance!r}) needs the number of tokens of each sample, and "
+                f"{planning.pipeline.source.name} knows it only once they are read: give a function from an array of "
+                "sample numbers to an array of work; or .pack() them, where their lengths are known"
             ) from error
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
@@ -481,11 +485,13 @@ class RankBalancer:
         try:
             work = np.asarray(self._balance(numbers), np.float64)
         except Exception as error:
-            error.add_note(f"balance={name_of(self._balance)} was asked for the work of {len(numbers)} samples")
+            error.add_note(
+                f"hr.Ranks(balance={name_of(self._balance)}) was asked for the work of {len(numbers)} samples"
+            )
             raise
         if work.shape != numbers.shape or not (np.isfinite(work) & (work >= 0)).all():
             raise OptionError(
-                f"balance= is to give {len(numbers)} numbers of 0 or more, the work of each of so many samples, and "
+                f"hr.Ranks(balance=) must return the work of {len(numbers)} samples, as numbers of 0 or more, and it "
                 f"gave {work!r:.200}"
             )
         return work

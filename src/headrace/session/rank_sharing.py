@@ -95,7 +95,7 @@ def _check_uneven(pipeline: Pipeline, world: int) -> None:
     if is_bounded or _limits(pipeline):
         remedy = f"each of {world} ranks ends with its own data"
         raise check.conflict(
-            "last_batch='uneven'", ".epoch() or .take(), which count the samples of all ranks,", remedy
+            "hr.Ranks(last_batch='uneven')", ".epoch() or .take(), which count the samples of all ranks,", remedy
         )
 
 
@@ -119,8 +119,8 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
     if pipeline.source.answers_keys and not pipeline.source.is_compressed:
         exact = "by filtering by keys of an index (.filter(f, field='__key__')), or "
     return OptionError(
-        f"{what}. Each sample comes once {exact}by last_batch='uneven', with which each rank ends with its own data "
-        "(for evaluation, and torch's Join). "
+        f"{what}. Each sample comes once {exact}by hr.Ranks(last_batch='uneven'), with which each rank ends with its "
+        "own data (for evaluation, and torch's Join). "
         "All ranks make as many steps by .epoch(samples=N) after all filters, or by .repeat(): some samples may repeat "
         f"or be skipped, which stats() counts. Or {_ALL}"
     )
@@ -234,7 +234,7 @@ def count_share(plan: EpochPlan, received: ResumePoint, meters: LoaderMeters) ->
         log.warning(
             "epoch %d: of %d samples that rank %d of %d received, %d were repeated, and %d of its part of the data "
             "were not read: .epoch(samples=%d) has ranks make as many steps, whatever is left on the others. "
-            "last_batch='uneven' gives each sample once; so does an index, where there is no filter",
+            "hr.Ranks(last_batch='uneven') gives each sample once; so does an index, where there is no filter",
             plan.number,
             came,
             plan.rank,
@@ -280,7 +280,8 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
     if shared is not None and any(shared.last):
         raise OptionError(
             f"{call}: {shared.end} sequences are no whole steps of {shared.size}, and each of {shared.world} ranks has "
-            f"rows of its own: have .epoch(samples={shared.end // shared.size * shared.size}), or last_batch='drop'"
+            f"rows of its own: have .epoch(samples={shared.end // shared.size * shared.size}), or "
+            "hr.Ranks(last_batch='drop')"
         )
 
 

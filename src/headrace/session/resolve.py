@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 import torch
 from torch.utils.data import default_convert
@@ -37,47 +39,49 @@ _RENAMED = {
     "device_mesh": "ranks=hr.Ranks(mesh=…)",
     "data_dims": "ranks=hr.Ranks(dims=…)",
     "tail": "ranks=hr.Ranks(last_batch=…)",
-    "shard": "ranks=hr.Ranks.none, if every rank gets all samples",
-    "on_error": "errors=hr.Skip(), or errors=hr.Skip(when=…)",
-    "max_skips": "errors=hr.Skip(max_in_epoch=…, max_in_row=…)",
+    **{name: f"ranks=hr.Ranks({name}=…)" for name in ("mesh", "dims", "last_batch", "compare")},
+    "shard": "ranks=hr.Ranks.none for False, and omitted for True",
+    "on_error": "errors=hr.Skip() or errors=hr.Skip(when=…), and omitted for 'raise'",
+    "max_skips": "errors=hr.Skip(max_in_epoch=…, max_in_row=None)",
+    **{name: f"errors=hr.Skip({name}=…)" for name in ("max_in_epoch", "max_in_row", "log", "when")},
     "quarantine": "errors=hr.Skip(log=…)",
     "fetch_concurrency": "fetch=hr.Fetch(concurrency=…)",
 }
-_RFC_NAMES = "num_batch_workers", "num_workers_batches"
+_OPTIONS = {"ranks": (Ranks,), "errors": (Skip,), "fetch": (Fetch,), "exclude": (Exclude, str, os.PathLike)}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
-def check_names(others: Mapping[str, object]) -> None:
-    """Refuse keyword arguments other than those of the RFC and of torchdata.
+class Aliases(TypedDict, total=False):
+    """Names that the RFC "DataLoader-Economic" has for an option of `Economic`."""
 
-    Raises:
-        OptionError: an option has another name by now.
-        TypeError: a name is unknown, as by Python.
-    """
-    for name in others:
-        if name in _RENAMED:
-            raise check.invalid(name, others[name], f"given as {_RENAMED[name]}")
-        if name not in (*_RFC_NAMES, "snapshot_every_n_steps"):
-            raise TypeError(f"DataLoader.__init__() got an unexpected keyword argument {name!r}")
+    num_batch_workers: int | None
+    num_workers_batches: int | None
 
 
 def economy(economic: bool | Economic, others: Mapping[str, Any]) -> bool | Economic:
-    """Return the economic mode, with the RFC's names as options of it."""
-    if economic is not True and economic is not False:
-        _check_class("economic", economic, Economic)
-    given = {name: value for name in _RFC_NAMES if (value := others.get(name)) is not None}
+    """Return the economic mode, with the RFC's names as options of it. Refuse other keyword arguments.
+
+    Raises:
+        OptionError: an option has another name by now, or several exclude each other.
+        TypeError: a name is unknown, as by Python.
+    """
+    for name in others.keys() - Aliases.__annotations__.keys():
+        if name in _RENAMED:
+            raise check.invalid(name, others[name], f"given as {_RENAMED[name]}")
+        raise TypeError(f"DataLoader.__init__() got an unexpected keyword argument {name!r}")
+    if type(economic) not in (bool, Economic):
+        raise check.invalid("economic", economic, "True, False or hr.Economic(…)")
+    given = {name: value for name, value in others.items() if value is not None}
     if not given:
         return economic
-    if economic is False:
-        raise check.lacking(", ".join(f"{name}={value!r}" for name, value in given.items()), "economic=True")
-    if economic is not True or len(given) > 1:
-        raise check.conflict(" and ".join(f"{name}=" for name in given), f"economic={economic!r}", "give only one")
+    names = " and ".join(f"{name}={value!r}" for name, value in given.items())
+    if not economic:
+        raise check.lacking(names, "economic=True")
+    if len(given) > 1:
+        raise check.conflict("num_batch_workers=", "num_workers_batches=")
+    if economic is not True:
+        raise check.conflict(names, f"economic={economic!r}")
     return Economic(num_batch_workers=next(iter(given.values())))
-
-
-def _check_class(name: str, value: object, option: type) -> None:
-    if value is not None and not isinstance(value, option):
-        raise check.invalid(name, value, f"hr.{option.__name__}(…)")
 
 
 def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: object) -> None:
@@ -110,8 +114,8 @@ def check_torch(loader: Any) -> None:
         value = getattr(loader, name)
         if value is not None and value not in unset:
             raise OptionError(
-                f"{name}={value!r:.100} is for headrace's data sets, and {kind} {why}; hr.from_map(data) and "
-                "hr.from_iterable(data) make one of it"
+                f"{name}= is for headrace's data sets, and {kind} {why}; hr.from_map(data) and hr.from_iterable(data) "
+                "make one of it"
             )
     check.whole_or_none("snapshot_every_n_steps", loader.snapshot_every_n_steps)
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
@@ -126,10 +130,13 @@ def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefe
         ("economic", loader.economic, "is always loaded like that"),
         ("snapshot_every_n_steps", loader.snapshot_every_n_steps, "has states without snapshots"),
     ):
-        if value:
+        if value is not None and value is not False:
             raise OptionError(f"{name}={value!r} is for torch's data sets: {kind} {why}")
-    for name, option in {"ranks": Ranks, "errors": Skip, "fetch": Fetch}.items():
-        _check_class(name, getattr(loader, name), option)
+    for name, options in _OPTIONS.items():
+        value = getattr(loader, name)
+        if value is not None and not isinstance(value, options):
+            file = ", or a file written by hr.Skip(log=)" if name == "exclude" else ""
+            raise check.invalid(name, value, f"hr.{options[0].__name__}(…){file}")
     if prefetch_factor is not None and prefetch_factor < 0:
         raise ValueError("prefetch_factor option should be non-negative")
 
@@ -184,16 +191,16 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
         why = "a state could not record how many results of a sample were received; leave in_order out"
         raise check.conflict("in_order=False", f".{pipeline.gives_many}", why)
     ranks, skips, fetch, exclude = loader.ranks or Ranks(), loader.errors, loader.fetch or Fetch(), loader.exclude
-    if exclude is not None and not isinstance(exclude, Exclude):
+    if isinstance(exclude, str | os.PathLike):
         exclude = Exclude(files=[exclude])
-    if skips is not None:
-        skips.check_log()
     if pipeline.puts_together is not None and skips is not None and skips.log is not None:
         raise check.conflict(
             "hr.Skip(log=)", f".{pipeline.puts_together}", "which sample of a group failed is not known"
         )
     if pipeline.separate is not None and (loader.workers == "thread" or not loader.num_workers):
         raise check.lacking(f".{pipeline.separate} has is_separate_process=True, and it", "processes: give num_workers")
+    if skips is not None:
+        skips.check_log()
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
     # A function of the user may wait for the trainer. Then finished batches must not wait for it in the same task.
     is_known = use_slots and not pipeline.runs_user_code
@@ -228,6 +235,7 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
         skips=skips,
         exclude=exclude,
         balance=ranks.balance,
+        ranks=replace(ranks, last_batch=tail),
         pin_memory=loader.pin_memory,
         device=loader.device,
         together=together,

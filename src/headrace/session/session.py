@@ -94,13 +94,9 @@ class Streaming:
             "memory_budget": settings.memory_budget,
             "seed": settings.seed,
             "fetch": replace(settings.fetch, concurrency=settings.fetch_concurrency),
-            "ranks": Ranks(
-                rank=None if share is None else share.rank,
-                world_size=None if share is None else share.world,
-                global_batch_size=settings.global_batch_size,
-                last_batch=settings.tail,
-                balance=settings.balance,
-            ),
+            "ranks": settings.ranks
+            if share is None
+            else replace(settings.ranks, rank=share.rank, world_size=share.world),
             "errors": settings.skips,
         }
         return options if planning is None else options | {"order": planning.described()}

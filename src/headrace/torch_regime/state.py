@@ -528,7 +528,7 @@ def common(loader: DataLoader[object]) -> LoaderState:
         "version": VERSION,
         "regime": "torch",
         "is_map": is_map,
-        "economic": getattr(loader, "economic", True),
+        "economic": bool(getattr(loader, "economic", True)),
         "num_workers": loader.num_workers,
         "batch_size": _number(sampler, "batch_size"),
         "epoch": epoch_of(loader),
