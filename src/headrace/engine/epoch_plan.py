@@ -259,10 +259,10 @@ class EpochPlan:
     def digest(self) -> int:
         """Return a hash of everything that ranks must agree about at the start."""
         steps = self.steps
-        state = replace(self._planned, rank=None, skipped=(0, 0))
+        state = replace(self._planned, rank=None, skipped=(0, 0), mark=None)
         if not self.is_shared:
             resplit = state.resplit._replace(rank_samples=0)
-            state = replace(state, received=(), samples=0, mark=None, resplit=resplit, stages=(), rows=None)
+            state = replace(state, received=(), samples=0, resplit=resplit, stages=(), rows=None)
         if self.order is None:
             state = replace(state, cursor=Cursor.at())  # differs between ranks
         coming = steps.begin.coming(0, min(_COMPARED, steps.left))

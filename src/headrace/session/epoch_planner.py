@@ -244,6 +244,8 @@ class NextEpoch:
         levels = levels_of(pipeline)
         if len(begin.stages) not in (0, len(levels)):
             raise StateMismatchError("the state is of other batches on the way than this loader's", field="stages")
+        if any(one.used and not level.is_grouped for one, level in zip(begin.stages, levels, strict=False)):
+            raise StateMismatchError("the state has used inputs of a stage that does not group samples", field="stages")
         if self._loaded is not None:
             begin, size = self._resharded(begin, ranks, size, is_shared, order)
         excluding = None if settings.exclude is None else self._excluding()

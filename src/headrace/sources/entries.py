@@ -271,9 +271,15 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
     folder = as_listed(folder)
     if path is not None and path.exists():
+        from headrace.formats.folders import as_number, as_object
+
         urls, about = load_entries(path)
-        numbers = about["nbytes"], about["left_out"], about["listed_at"]
-        return Listing(place, urls.revision or folder, urls, *numbers, is_whole=pattern is None)
+        nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))
+        left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}
+        if at is None or None in left_out.values():
+            raise FormatError(f"{path} is damaged; remove it", url=str(path))
+        counts = {why: count or 0 for why, count in left_out.items()}
+        return Listing(place, urls.revision or folder, urls, nbytes, counts, at, is_whole=pattern is None)
     began = int(time.time())
 
     async def attempt() -> Listing:

@@ -72,6 +72,8 @@ class EvenPoints:
         return self.count
 
     def __getitem__(self, batch: int) -> ResumePoint:
+        if not 0 <= batch < self.count:
+            raise IndexError(batch)
         size, (_, end) = (batch + 1) * self.size, (self.before.covers or ((0, 0),))[-1]
         mark = self.marks[batch] if self.marks else None
         return replace(self.before, covers=((0, end + size),), used=self.before.used + size, mark=mark)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, SupportsInt, get_args
+from typing import Any, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
 
@@ -192,7 +193,7 @@ class State:
         try:
             facts, ranks, source = (_Group(packed[name]) for name in ("fingerprint", "ranks", "source"))
             whole, order = _Group(packed), facts["order_version"]
-            total, consecutive = whole["skipped"]
+            total, consecutive = map(_whole, whole["skipped"])
             rank, tail, rows = ranks["rank"], ranks["last_batch"], whole["rows"]
             state = State(
                 fingerprint=Fingerprint(
@@ -211,12 +212,12 @@ class State:
                 carried=_unpacked(source["carried"]),
                 lanes=source.number("lanes"),
                 tail=tail,
-                rank=None if rank is None else int(rank),
+                rank=None if rank is None else _whole(rank),
                 world=ranks.number("world_size"),
                 batches=whole.number("batches"),
                 samples=whole.number("samples"),
                 mark=copy.deepcopy(packed.get("source_state")),
-                skipped=(int(total), int(consecutive)),
+                skipped=(total, consecutive),
                 skip=whole.number("skip_batches"),
                 resplit=ResplitBase(*(_whole(dict(ranks["resplit"]).get(name, 0)) for name in ResplitBase._fields)),
                 stages=tuple(
@@ -225,17 +226,25 @@ class State:
                 ),
                 rows=None if rows is None else RowProgress.from_json(rows),
             )
-            if any(start < 0 for stage in state.stages for start, _ in stage.used):
-                raise ValueError("inputs are used before the first one")
-            if not 1 <= state.world <= state.step or not 1 <= state.lanes <= _LANES_MOST:
+            known, position = state.fingerprint, state.cursor.position
+            if type(known.seed) is not int or type(known.data) is not str or type(known.count) not in (int, type(None)):
+                raise TypeError("the fingerprint has values of other types")
+            if any(
+                start < 0 for ranges in (state.received, *(one.used for one in state.stages)) for start, _ in ranges
+            ):
+                raise ValueError("numbers counted from the state are below 0")
+            if any(stop > position for _, stop in state.cursor.holes) or any(stop > 0 for _, stop in state.carried):
+                raise ValueError("samples are both pending and to come")
+            is_of_this_order = bool(order == ORDER_VERSION)
+            if not 1 <= state.world <= min(state.step, state.step_now) or not 1 <= state.lanes <= _LANES_MOST:
                 raise ValueError("numbers make no sense together")
             if tail not in get_args(Tail) or not (state.rank is None or 0 <= state.rank < state.world):
                 raise ValueError("there is no such last_batch, or no such rank")
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error
-        if order != ORDER_VERSION:
-            known = f"the state follows order {order!r}, and this release knows order {ORDER_VERSION}"
-            raise StateMismatchError(known, field="order_version")
+        if not is_of_this_order:
+            text = f"the state follows order {order!r}, and this release knows order {ORDER_VERSION}"
+            raise StateMismatchError(text, field="order_version")
         return state
 
 
@@ -254,10 +263,11 @@ def _given(**fields: Any) -> JsonObject:
     return {name: value for name, value in fields.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
-def _whole(value: SupportsInt) -> int:
-    if int(value) < 0:
-        raise ValueError(f"{value!r} is below 0")
-    return int(value)
+def _whole(value: SupportsIndex) -> int:
+    number = operator.index(value)
+    if type(value) is bool or not 0 <= number <= ENDLESS:
+        raise ValueError(f"{value!r} is no whole number from 0 to 2^62")
+    return number
 
 
 def _packed(ranges: Ranges) -> list[int] | str:
@@ -272,7 +282,7 @@ def check_kind(packed: Json, regime: str) -> None:
     """Raise StateMismatchError if a state is of another regime or an unsupported release."""
     if not hasattr(packed, "get") or "version" not in packed:
         raise StateMismatchError(f"{packed!r:.200} is no state of a headrace loader", field="version")
-    if (version := packed["version"]) != VERSION:
+    if type(version := packed["version"]) is not int or version != VERSION:
         text = f"the state has version {version!r:.100}, and this release reads version {VERSION} only: "
         raise StateMismatchError(text + "resume with the release that saved it, or start an epoch", field="version")
     if packed.get("regime") != regime:
@@ -372,7 +382,10 @@ def _of_all_ranks(state: State) -> dict[str, object]:
         "lanes": state.lanes,
         "global_batch_size": state.step,
         "world_size": state.world,
+        "batch_size": state.batch_size,
+        "resplit": state.resplit.global_batch_size,
         "last_batch": state.tail,
+        "carried": state.carried,
         "skip_batches": state.skip,
     }
 
