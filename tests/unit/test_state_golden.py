@@ -13,7 +13,7 @@ from builders.numbers import Counting, Numbers, is_odd
 from builders.tars import put_shards
 
 import headrace as hr
-from headrace.state.state import _DEFAULTS, is_as_saved, whole_check
+from headrace.state.state import _DEFAULTS, State, is_as_saved, whole_check
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).with_name("golden") / "state_2.json").read_text())
 
@@ -108,6 +108,22 @@ def test_other_versions_are_refused(version: int) -> None:
     with LOADERS[name]() as loader, pytest.raises(hr.StateMismatchError, match="reads version 2 only") as caught:
         loader.load_state_dict({**GOLDEN[name]["state"], "version": version})
     assert caught.value.field == "version"
+
+
+WRONG: list[dict[str, Any]] = [
+    {"version": 2.0}, {"epoch": 1.5}, {"batches": 2**70}, {"skipped": [-1, 0]},
+    {"fingerprint": {"seed": [1], "data": ""}},
+    {"source": {"position": 0, "pending": [30, 5]}}, {"source": {"received": [-5, 3]}}, {"source": {"carried": [3, 5]}},
+    {"ranks": {"global_batch_size": 4, "world_size": 3, "resplit": {"global_batch_size": 1}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_numbers_that_no_state_has_are_refused(wrong: dict[str, Any]) -> None:
+    state: dict[str, Any] = {k: v for k, v in GOLDEN["an iterable data set"]["state"].items() if k != "check"}
+    edited = {name: {**state[name], **value} if isinstance(value, dict) else value for name, value in wrong.items()}
+    with pytest.raises(hr.StateMismatchError):
+        State.from_json({**state, **edited})
 
 
 PLAIN = {"batches": 3, "sampler": None, "copies": [{"p": 7}]}
