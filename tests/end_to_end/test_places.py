@@ -594,6 +594,12 @@ def test_table_that_is_damaged_is_an_error(put: Any, text: bytes, kind: type[Exc
         list(hr.table("memory://place/rows.csv"))
 
 
+def test_row_without_a_label_is_an_error_that_names_it(put: Any) -> None:
+    put("rows.jsonl", b'{"path": "a", "y": 1}\n{"path": "b"}\n')
+    with pytest.raises(FormatError, match="row 1 has no column 'y'"):
+        hr.table("memory://place/rows.jsonl", label_column="y")
+
+
 def test_folder_and_table_resume_anywhere(put: Any) -> None:
     for k in range(13):
         put(f"all/{k}.txt", b"%d" % k)

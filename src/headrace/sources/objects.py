@@ -450,6 +450,8 @@ def table_of(
     facts = [("objects by", f"column {', '.join(columns)} ({whose}) of {masked(url)}"), ("columns", ", ".join(names))]
     numbered: tuple[str, ...] | None = None
     if label_column is not None:
+        for lacking in (number for number, row in enumerate(rows) if label_column not in row):
+            raise FormatError.at(url, f"row {lacking} has no column {label_column!r}")
         numbered = classes_of({str(row[label_column]) for row in rows}, classes, url)
         facts.append(("label", f"number of {len(numbered):,} classes, by column {label_column}"))
     return TableFiles(
