@@ -1,7 +1,5 @@
 """Every decoder that comes with headrace, and what it gives for a class of the user's, under one contract."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable, Sequence

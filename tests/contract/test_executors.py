@@ -1,7 +1,5 @@
 """Every executor of ours keeps the contract of executors."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

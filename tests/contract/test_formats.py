@@ -1,7 +1,5 @@
 """Every format of ours keeps the contract of formats."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Every store of ours keeps the contract of stores."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence

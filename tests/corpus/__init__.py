@@ -3,8 +3,6 @@
 They are built when this is imported. Nothing here depends on headrace, so that other readers can be asked the same.
 """
 
-from __future__ import annotations
-
 from corpus import extended, headers, members, truncated, whole
 from corpus.parts import Case, Damage, Sample
 

@@ -1,7 +1,5 @@
 """Extended headers, of pax and of GNU tar: good ones, damaged ones, and those that are made to do harm."""
 
-from __future__ import annotations
-
 from corpus.parts import (
     BEFORE,
     BLOCK,

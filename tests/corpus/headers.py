@@ -1,7 +1,5 @@
 """Headers whose checksum or size is wrong, or written in an odd way."""
 
-from __future__ import annotations
-
 from corpus.parts import (
     AFTER,
     BEFORE,

@@ -1,7 +1,5 @@
 """Members of every type, and whatever they may be called."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from corpus.parts import (

@@ -1,7 +1,5 @@
 """The parts that archives are made of, right and wrong: headers, members, extended headers, samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

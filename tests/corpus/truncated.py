@@ -1,7 +1,5 @@
 """Archives that end too soon, at every place where they can."""
 
-from __future__ import annotations
-
 from corpus.parts import BLOCK, END, GNU, Case, Damage, S, header, long_name, member, padded, pax, record, written
 
 WHOLE = written(*S[:4]) + END

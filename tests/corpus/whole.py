@@ -1,7 +1,5 @@
 """How archives begin and end, what is no archive at all, bodies, and what other tools write."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

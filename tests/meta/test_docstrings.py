@@ -1,7 +1,5 @@
 """Docstrings describe each parameter by its own name, as the reference is made from them; their examples run."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """The registry describes headrace's own formats as their modules do, and imports no module for another format."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

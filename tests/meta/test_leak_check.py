@@ -1,7 +1,5 @@
 """Shared memory that tests leave is found; that of other programs is not counted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

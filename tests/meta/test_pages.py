@@ -1,7 +1,5 @@
 """The README's commands and pictures, the changelog and the pages name what exists, in the form that tools expect."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """How the results of the DataLoader tests that torch has are compared."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

@@ -243,7 +243,7 @@ class NextEpoch:
             order = self.planning.order(begin.epoch)
         levels = levels_of(pipeline)
         if len(begin.stages) not in (0, len(levels)):
-            raise StateMismatchError("the state is of other batches on the way than this loader's", field="stages")
+            raise StateMismatchError("the stages of the state are not those of this loader", field="stages")
         if any(one.used and not level.is_grouped for one, level in zip(begin.stages, levels, strict=False)):
             raise StateMismatchError("the state has used inputs of a stage that does not group samples", field="stages")
         if self._loaded is not None:

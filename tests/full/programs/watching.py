@@ -129,7 +129,7 @@ class Images(Dataset[Any]):
 
 
 def share(items: Iterable[Any]) -> Iterator[Any]:
-    """Those of the items that this worker gives; all where there are no workers."""
+    """The items of this worker. All items if there are no workers."""
     worker = get_worker_info()
     return itertools.islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
 
