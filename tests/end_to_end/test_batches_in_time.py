@@ -4,9 +4,11 @@ import asyncio
 import itertools
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -62,6 +64,35 @@ def test_batch_is_emitted_without_samples_that_do_not_arrive(workers: int) -> No
                 assert 1 <= len(batch) <= 4
                 came += batch.tolist()
         assert came == list(range(15))
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "thread"), (2, "process")])
+def test_finished_batches_do_not_wait_for_a_function_that_waits_for_the_trainer(
+    workers: int, kind: Literal["process", "thread"], tmp_path: Path
+) -> None:
+    waits_at, after = (403, 777), dict[int, dict[str, object]]()
+
+    def waits(number: int) -> int:
+        late_s = time.monotonic() + 60
+        while number in waits_at and not (tmp_path / str(number)).exists():
+            assert time.monotonic() < late_s
+            time.sleep(0.01)
+        return number
+
+    stream = hr.from_map(range(1000)).map(waits)
+    with hr.DataLoader(stream, batch_size=4, num_workers=workers, workers=kind, timeout=90) as loader:
+        came = list[int]()
+        for batch in loader:
+            came += batch.tolist()
+            for number in waits_at:
+                if number - 4 < len(came) <= number:
+                    (tmp_path / str(number)).touch()
+                    after[len(came)] = loader.state_dict()
+        assert came == list(range(1000))
+    for count, state in after.items():
+        with hr.DataLoader(stream, batch_size=4) as resumed:
+            resumed.load_state_dict(state)
+            assert flat(lists(resumed)) == list(range(count, 1000))
 
 
 def test_batch_is_emitted_without_slow_samples_of_a_map() -> None:

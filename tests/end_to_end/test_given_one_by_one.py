@@ -12,9 +12,12 @@ import pytest
 from builders.loops import given_later, loaded, rest_of, state_after
 from builders.numbers import Counting, Numbers, is_kept_later
 from builders.tars import put_shards
+from hypothesis import given
+from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.torch_compat.serialize import PackedEach, each_size, is_data, packed_size, unpack_each, write
+from headrace._util.shared_memory import PublishedPlaces, end_of
+from headrace.torch_compat.serialize import PackedEach, is_simple, unpack_each
 
 COUNT = 150
 KIB = 1024
@@ -146,23 +149,41 @@ def test_packed_values_come_back_each_by_itself() -> None:
     for value in values:
         packed.add(value)
         packed.skip()
-    target = bytearray(packed_size(packed.parts))
-    write(packed.parts, memoryview(target))
-    assert each_size(packed.sizes) <= len(target)
-    back = [opened() for opened in unpack_each(bytes(target[: each_size(packed.sizes)]), packed.sizes)]
-    assert repr(back) == repr(values)
+    target = bytearray(packed.nbytes)
+    packed.write(memoryview(target))
+    assert end_of(packed.pieces) == len(target)
+    assert repr([opened() for opened in unpack_each(bytes(target), packed.pieces)]) == repr(values)
 
 
-@pytest.mark.parametrize("value", [object(), {"a": {1, 2}}, [np.float64(1)], {(1,): 1}, [[[[[[1]]]]]], True.__class__])
+@given(sizes=st.lists(st.lists(st.integers(0, 300), max_size=3), max_size=40), room=st.integers(1, 20))
+def test_published_values_can_be_read_before_the_others_are_made(sizes: list[list[int]], room: int) -> None:
+    memory, packed, values = memoryview(bytearray(PublishedPlaces.NBYTES + room * 512)), PackedEach(), list[object]()
+    reader, writer = PublishedPlaces(memory), PublishedPlaces(memory)
+    for number, lengths in enumerate(sizes):
+        values.append((number, [np.arange(length, dtype=np.uint8) for length in lengths]))
+        packed.add(values[-1])
+        if not packed.publish(memory, writer):
+            del values[-1]
+            assert packed.nbytes > room * 512 or sum(2 + 2 * len(each) for each in sizes) > 255 - 1
+            break
+        assert repr([opened() for opened in unpack_each(bytes(memory), reader.read())]) == repr(values)
+    assert len(reader.read()) == len(values)
+    reader.clear()
+    assert reader.read() == []
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {"a": {1, 2}}, [np.float64(1)], {(1,): 1}, [[1]], list(range(17)), True.__class__]
+)
 def test_objects_are_not_packed_as_data(value: Any) -> None:
-    assert not is_data(value, has_arrays=True)
+    assert not is_simple(value)
 
 
 @pytest.mark.parametrize(
     ("value", "is_alike"),
     [
         (np.arange(6).reshape(2, 3).T, True),
-        ({"a": [np.zeros(0, np.uint16), 1]}, True),
+        ({"a": np.zeros(0, np.uint16), "b": 1}, True),
         (np.array(["a", "bc"]), True),
         (np.zeros(3)[::2], True),
         (np.array([Answered()], object), False),
@@ -172,13 +193,12 @@ def test_objects_are_not_packed_as_data(value: Any) -> None:
     ],
 )
 def test_arrays_of_numbers_and_texts_are_packed_as_data_where_allowed(value: Any, is_alike: bool) -> None:
-    assert is_data(value, has_arrays=True) is is_alike
-    assert not is_data(value)
+    assert is_simple(value) is is_alike
     if is_alike:
         packed = PackedEach.of([value])
-        target = bytearray(packed_size(packed.parts))
-        write(packed.parts, memoryview(target))
-        (back,) = (opened() for opened in unpack_each(bytes(target), packed.sizes))
+        target = bytearray(packed.nbytes)
+        packed.write(memoryview(target))
+        (back,) = (opened() for opened in unpack_each(bytes(target), packed.pieces))
         assert repr(back) == repr(value)
         assert not isinstance(value, np.ndarray) or (back.dtype == value.dtype and back.flags.writeable)
 

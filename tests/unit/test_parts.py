@@ -182,8 +182,8 @@ def test_samples_packed_each_by_itself_are_taken_in_any_order(lengths: list[int]
     packed = PackedEach()
     for sample in samples:
         packed.add(sample)
-    lease = arena.lease(serialize.packed_size(packed.parts))
-    serialize.write(packed.parts, lease.view)
+    lease = arena.lease(packed.nbytes)
+    packed.write(lease.view)
     failed = sorted(drawn.sample(range(len(samples)), drawn.randint(0, len(samples))))
     whole = ApartPart(lease, packed.pieces, failed)
     start = drawn.randint(0, len(samples) - 1)

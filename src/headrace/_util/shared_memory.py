@@ -16,7 +16,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from headrace.errors import OptionError
@@ -251,6 +252,42 @@ class Lease:
         self.holders -= 1
         if self.holders == 0:
             self._give_back(self)
+
+
+class PublishedPlaces:
+    """Places of values in a piece of memory, at its end, for a reader that does not wait for the writer.
+
+    Words of 8 bytes: the length of each entry and its numbers, and at the very end the number of entries.
+    """
+
+    NBYTES = 2048
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[-self.NBYTES :].cast("q")
+        self._end = 0
+
+    def clear(self) -> None:
+        self._words[-1] = 0
+
+    def has_room(self, entry: Sequence[int]) -> bool:
+        return self._end + 1 + len(entry) < len(self._words)
+
+    def add(self, entry: Sequence[int]) -> None:
+        start, self._end = self._end, self._end + 1 + len(entry)
+        self._words[start : self._end] = array("q", [len(entry), *entry])
+        self._words[-1] += 1  # last: the entry is complete
+
+    def read(self) -> list[tuple[int, ...]]:
+        entries, at = list[tuple[int, ...]](), 0
+        for _ in range(self._words[-1]):
+            start, at = at + 1, at + 1 + self._words[at]
+            entries.append(tuple(self._words[start:at]))
+        return entries
+
+
+def end_of(pieces: Iterable[Sequence[int]]) -> int:
+    """Return where the last of some values ends. Each is a flat tuple of (offset, size), or empty."""
+    return max((sum(each[-2:]) for each in pieces if each), default=0)
 
 
 class Claim:

@@ -60,8 +60,8 @@ class ChunkDelivery:
     """Finished batches in one slab.
 
     Attributes:
-        outcomes: For each batch the bytes of its pickle and buffers, or the error that replaces the batch. With
-            `slots`: the (first, last + 1) slots of the batch.
+        outcomes: For each batch (offset, size) of its pickle and of each buffer, in one flat tuple, or the error that
+            replaces the batch. With `slots`: the (first, last + 1) slots of the batch.
         counts: Samples of each batch.
         after: Resume point after each batch.
         late: Resume point before the first batch, if it has changed.

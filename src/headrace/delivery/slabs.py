@@ -16,12 +16,12 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.shared_memory import LARGE_BYTES, Lease, Segment
+from headrace._util.shared_memory import LARGE_BYTES, Lease, Segment, end_of
 from headrace.delivery.channel import ChunkDelivery, Delivery, RaisedError
 from headrace.errors import LoaderClosedError
 from headrace.state.resume_point import ResumePoint, ResumePoints
 from headrace.torch_compat import serialize
-from headrace.torch_compat.serialize import each_size, unpack_each
+from headrace.torch_compat.serialize import unpack_each
 from headrace.torch_compat.spec import Spec
 from headrace.workers.failures import PackedError
 
@@ -332,7 +332,7 @@ class BatchOpener:
             return iter(())
         whole = message.slots
         if whole is None:
-            return unpack_each(self._views.copied(message.segment, each_size(places)), places)
+            return unpack_each(self._views.copied(message.segment, end_of(places)), places)
         spec = self._spec(whole.blob)
         slab = np.frombuffer(self._views.copied(message.segment, spec.nbytes(whole.capacity)), np.uint8)
         return (

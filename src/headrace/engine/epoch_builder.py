@@ -88,6 +88,7 @@ class EpochBuilder:
             is_adaptive=not inner,  # the learned times exclude inner stages
             depth=settings.prefetch_factor,
             together=settings.together,
+            publishes=pipeline.runs_user_code or not settings.use_slots,
         )
         self.learned = Learned(settings.use_slots)
 

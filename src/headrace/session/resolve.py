@@ -202,10 +202,7 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     if skips is not None:
         skips.check_log()
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
-    # A function of the user may wait for the trainer. Then finished batches must not wait for it in the same task.
-    is_known = use_slots and not pipeline.runs_user_code
-    is_plain = pipeline.group is None or pipeline.group.size is not None
-    has_several = loader.in_order and is_plain and (batch_size is None or is_known)
+    has_several = loader.in_order and (pipeline.group is None or pipeline.group.size is not None)
     most = _prefetch(loader.prefetch_factor, pipeline.prefetch)
     prefetch_factor, together = _ahead(loader, most, use_slots=use_slots, has_several=has_several)
     if drop_last and ranks.last_batch not in (None, "drop"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torch.utils.data.dataloader import default_collate
 
 from headrace._util.functions import as_it_is
-from headrace.torch_compat.serialize import is_data
+from headrace.torch_compat.serialize import LEAVES
 
 __all__ = ["Single", "default_collate", "is_extended", "of_single", "plain_collate", "unchanged_by"]
 
@@ -66,4 +65,18 @@ def of_single(function: Callable[[object], object]) -> Single | None:
 def unchanged_by(collate: Callable[[list[object]], object] | None) -> Callable[[object], bool] | None:
     """Return a predicate for samples that a collation does not change. None if unknown."""
     is_known = isinstance(collate, Single) and collate.function is default_convert
-    return functools.partial(is_data, containers=(dict, list)) if is_known else None
+    return is_data if is_known else None
+
+
+def is_data(value: object, depth: int = 4) -> bool:
+    """True for text, bytes and Python numbers, also in dicts and lists with little nesting."""
+    parts: Any = value
+    if type(value) in LEAVES:
+        return True
+    if type(value) not in (dict, list) or not depth:
+        return False
+    if type(value) is dict:
+        if not LEAVES.issuperset(map(type, parts)):
+            return False
+        parts = parts.values()
+    return LEAVES.issuperset(map(type, parts)) or all(is_data(part, depth - 1) for part in parts)

@@ -8,12 +8,13 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import os
 import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -25,7 +26,7 @@ import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.shared_memory import close_all, receiving_descriptors, sending_descriptors
+from headrace._util.shared_memory import PublishedPlaces, close_all, receiving_descriptors, sending_descriptors
 from headrace.errors import CannotCarryError, WorkerDiedError
 from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, modules_by_value, put_together
 from headrace.torch_compat.tracebacks import trim
@@ -379,23 +380,24 @@ def _copy_of(packed: PackedError) -> BaseException:
     return error
 
 
-_LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
+LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 _ALIKE = frozenset("biufcmMSU")  # numpy dtype kinds that every pickler packs identically: numbers, times and text
-_NESTED_AT_MOST = 4
+_PARTS_MOST = 16
 
 
 class PackedEach:
-    """Values pickled one by one, which share no objects. Pickles are stored first, then buffers.
+    """Values pickled one by one, which share no objects.
 
     Attributes:
-        sizes: For each value the bytes of its pickle and of its buffers.
+        pieces: For each value (offset, size) of its pickle and of each buffer, in one flat tuple.
+        nbytes: Memory needed by all.
     """
 
     def __init__(self) -> None:
-        self.sizes: list[tuple[int, ...]] = []
+        self.pieces: list[tuple[int, ...]] = []
         self.nbytes = 0
-        self._pickles: list[Buffer] = []
-        self._buffers: list[PickledPart] = []
+        self._buffers: list[Buffer] = []
+        self._published = 0, 0  # (buffers, bytes)
 
     @classmethod
     def of(cls, values: Iterable[object]) -> PackedEach:
@@ -407,86 +409,73 @@ class PackedEach:
     def add(self, value: object) -> None:
         """Pickle one more value. If that fails, nothing is added."""
         parts: list[PickledPart]
-        if is_data(value, has_arrays=True):
+        if is_simple(value):
             buffers: list[pickle.PickleBuffer] = []
             parts = [pickle.dumps(value, protocol=5, buffer_callback=buffers.append), *(b.raw() for b in buffers)]
         else:
             parts = pack(value)
-        first, *behind = parts
-        self._pickles += first.pieces if isinstance(first, Pickled) else [first]
-        self._buffers += behind
-        self.sizes.append(tuple(map(len, parts)))
-        self.nbytes += sum(self.sizes[-1])
+        pieces = list[int]()
+        for part in parts:
+            if pieces and (gap := aligned(self.nbytes) - self.nbytes):
+                self._buffers.append(bytes(gap))
+                self.nbytes += gap
+            self._buffers += part.pieces if isinstance(part, Pickled) else [part]
+            pieces += (self.nbytes, len(part))
+            self.nbytes += len(part)
+        self.pieces.append(tuple(pieces))
 
     def skip(self) -> None:
-        self.sizes.append(())
+        self.pieces.append(())
 
-    @property
-    def parts(self) -> list[PickledPart]:
-        return [b"".join(self._pickles), *self._buffers] if self._pickles else []
+    def write(self, target: memoryview) -> None:
+        _write_buffers(self._buffers, target)
 
-    @property
-    def pieces(self) -> list[tuple[int, ...]]:
-        """For each value (offset, size) of its pickle and of each buffer, in one flat tuple."""
-        found = []
-        at, buffers_at = 0, aligned(sum(each[0] for each in self.sizes if each))
-        for first, *buffers in self.sizes:
-            pieces = [at, first]
-            at += first
-            for size in buffers:
-                pieces += (buffers_at, size)
-                buffers_at += aligned(size)
-            found.append(tuple(pieces))
-        return found
+    def publish(self, target: memoryview, places: PublishedPlaces) -> bool:
+        """Write the last value. False if there is no room for it."""
+        buffers, offset = self._published
+        if self.nbytes > len(target) - PublishedPlaces.NBYTES or not places.has_room(self.pieces[-1]):
+            return False
+        _write_buffers(self._buffers[buffers:], target[offset:])
+        places.add(self.pieces[-1])
+        self._published = len(self._buffers), self.nbytes
+        return True
 
 
-def each_size(sizes: Iterable[Sequence[int]]) -> int:
-    given = [each for each in sizes if each]
-    return aligned(sum(each[0] for each in given)) + sum(aligned(size) for each in given for size in each[1:])
+_JOINED_BYTES = 4096
 
 
-def unpack_each(source: Buffer, sizes: Iterable[Sequence[int]]) -> Iterator[Callable[[], Any]]:
+def _write_buffers(buffers: Sequence[Buffer], target: memoryview) -> None:
+    offset = 0
+    for is_small, some in itertools.groupby(buffers, lambda buffer: len(buffer) < _JOINED_BYTES):
+        for data in [b"".join(some)] if is_small else some:
+            if data:
+                np.copyto(np.frombuffer(target, np.uint8, len(data), offset), np.frombuffer(data, np.uint8))
+                offset += len(data)
+
+
+def unpack_each(source: Buffer, pieces: Iterable[Sequence[int]]) -> Iterator[Callable[[], Any]]:
     """Yield a function for each value of `PackedEach` that unpickles it, with memory of its own."""
-    sizes, memory = list(sizes), memoryview(source)
-    at, buffers_at = 0, aligned(sum(each[0] for each in sizes if each))
-    for each in sizes:
-        buffers = []
-        for size in each[1:]:
-            buffers.append(memory[buffers_at : buffers_at + size])
-            buffers_at += aligned(size)
+    memory = memoryview(source)
+    for each in pieces:
         if each:
-            data = memory[at : at + each[0]]
+            data, *buffers = (memory[at : at + size] for at, size in zip(each[::2], each[1::2], strict=True))
             yield partial(_unpacked, data, buffers) if buffers else partial(pickle.loads, data)
-            at += each[0]
 
 
 def _unpacked(data: memoryview, buffers: list[memoryview]) -> Any:
     return pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
 
 
-def is_data(
-    value: object,
-    containers: Container[type] = (dict, list, tuple),
-    depth: int = _NESTED_AT_MOST,
-    *,
-    has_arrays: bool = False,
-) -> bool:
-    """True if a value consists of text, bytes and Python numbers, with little nesting."""
-    kind = type(value)
-    if kind in _LEAVES:
-        return True
-    parts: Any = value
-    if has_arrays and kind is np.ndarray:
-        return parts.dtype.kind in _ALIKE
-    if kind not in containers or not depth:
+def is_simple(value: object) -> bool:
+    """True if pickle writes a value as `pack` does, and faster: few arrays, texts and numbers."""
+    parts: Any = value if type(value) in (dict, list, tuple) else (value,)
+    if len(parts) > _PARTS_MOST:
         return False
-    if kind is dict:
-        if not _LEAVES.issuperset(map(type, parts)):
+    if type(parts) is dict:
+        if not LEAVES.issuperset(map(type, parts)):
             return False
         parts = parts.values()
-    return _LEAVES.issuperset(map(type, parts)) or all(
-        is_data(part, containers, depth - 1, has_arrays=has_arrays) for part in parts
-    )
+    return all(type(part) in LEAVES or (type(part) is np.ndarray and part.dtype.kind in _ALIKE) for part in parts)
 
 
 _MOST_LOOKED_AT = 100_000

@@ -340,16 +340,13 @@ class Maker:
             samples[:] = [self._sendable(sample, chain) for sample in samples]
             return serialize.pack(samples)
 
-    def packed_apart(
-        self, samples: list[object], chain: Chain
-    ) -> tuple[list[serialize.PickledPart], list[tuple[int, ...]]]:
-        """Pickle samples one by one: (pieces, location of each sample's), see `PackedEach.pieces`."""
+    def packed_apart(self, samples: list[object], chain: Chain) -> PackedEach:
+        """Pickle samples one by one. Samples that cannot be pickled become Failures."""
         try:
-            packed = PackedEach.of(samples)
+            return PackedEach.of(samples)
         except Exception:
             samples[:] = [self._sendable(sample, chain) for sample in samples]
-            packed = PackedEach.of(samples)
-        return packed.parts, packed.pieces
+            return PackedEach.of(samples)
 
     def _sendable(self, sample: object, chain: Chain) -> object:
         try:

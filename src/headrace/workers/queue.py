@@ -155,12 +155,15 @@ class QueueWorker:
         """True if the worker may get this task now.
 
         A worker that holds unplaced results takes only tasks those results may wait for: older batches, or, if it holds
-        no batch, a collate task.
+        no batch, a collate task. While it makes batches with a function of the user, it takes none: if it stops before
+        the last batch, that comes first, and a later task might wait for it.
         """
         if not self.is_open or len(self.tasks) >= self._at_once:
             return False
         if entry.task.finish is Finish.SCAN:
             return True
+        if any(e.task.publishes for e in self.tasks.values()):
+            return False
         will_hold = any(e.task.place is None for e in self.tasks.values())
         held = (e for e in self.held.values() if e.task.finish.is_of_made or not entry.task.finish.is_of_made)
         return not will_hold and all(entry.at < e.at for e in held)
@@ -216,6 +219,10 @@ class TaskQueue:
             shares_objects=executor.shares_objects,
             modules={} if modules is None else modules,
         )
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._executor.shares_memory
 
     @property
     def pids(self) -> list[int]:
@@ -463,7 +470,10 @@ class TaskQueue:
             if reply.copies and entry.task.place is not None:
                 _write(entry.task.place, reply)
             entry.answer(reply)
-        self._hand_out()
+        if entry.task.publishes:  # first the rest of its batches, which the answer may bring
+            asyncio.get_running_loop().call_soon(self._hand_out)
+        else:
+            self._hand_out()
 
     def _on_lost(self, worker: QueueWorker, loss: Loss) -> None:
         if worker.is_lost or self._is_closed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from headrace._util.shared_memory import LARGE_BYTES, close_all, give_back_freed_memory
+from headrace._util.shared_memory import LARGE_BYTES, PublishedPlaces, close_all, give_back_freed_memory
 from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.torch_compat.serialize import PackedEach
@@ -163,7 +163,8 @@ class TaskRunner:
             elif (table := table_of(samples, rows, self._inputs)) is not None:
                 result.made, reply.is_table = table.packed(), True
             else:  # groups may need samples that are not consecutive
-                result.made, reply.pieces = self._maker.packed_apart(samples, chain)
+                result.made = packed = self._maker.packed_apart(samples, chain)
+                reply.pieces = packed.pieces
             failed = failures_among(samples)
             reply.failed = [k for k, _ in failed]
             reply.errors = [(order.slot + reply.kept[k], failure.error) for k, failure in failed]
@@ -186,30 +187,40 @@ class TaskRunner:
         return made
 
     def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
-        """Make batches, until a limit of bytes or time is reached."""
+        """Make batches, until a limit of bytes or time is reached.
+
+        If they are published, it ends also at the first one that cannot be: finished batches must not wait for it.
+        """
         order, reply, packed, waiting = result.order, result.reply, PackedEach(), list[object]()
+        target = self._inputs.view(order.place) if order.publishes and order.place is not None else memoryview(b"")
+        places = PublishedPlaces(target)
         began = time.perf_counter()
-        lots, each, is_over = self._maker.make(chain, order, busy, order.each), order.each, False
+        lots, each = self._maker.make(chain, order, busy, order.each), order.each
+        is_over = is_published = False
         for lot in lots:
             waiting += lot
             while len(waiting) >= each and not is_over:
                 made, waiting = waiting[:each], waiting[each:]
                 self._pack_batch(chain, made, result, packed, busy)
+                is_published = not reply.errors and packed.publish(target, places)
                 is_over = packed.nbytes > _EACH_BYTES or time.perf_counter() - began > _EACH_S
+                is_over = is_over or (order.publishes and not is_published)
             if is_over:
                 break
         lots.close()
         self._progress[0] = -1
         if self._had_large:
             give_back_freed_memory()
-        result.made, reply.sizes, reply.batches, reply.busy_s = packed.parts, packed.sizes, len(packed.sizes), busy
-        return None if result.made else reply
+        result.made, reply.pieces, reply.batches, reply.busy_s = packed, packed.pieces, len(packed.pieces), busy
+        if is_published:
+            reply.size = packed.nbytes + PublishedPlaces.NBYTES
+        return reply if is_published or not packed.nbytes else None
 
     def _pack_batch(
         self, chain: Chain, made: Sequence[object], result: _Result, packed: PackedEach, busy: dict[str, float]
     ) -> None:
         """Collate and pickle the next batch of a task of several."""
-        order, reply, number = result.order, result.reply, len(packed.sizes)
+        order, reply, number = result.order, result.reply, len(packed.pieces)
         first = number * order.each
         failed = [(order.slot + first + k, failure.error) for k, failure in failures_among(made)]
         if failed and (not chain.skips or len(failed) == len(made)):
@@ -255,15 +266,19 @@ class TaskRunner:
             busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
 
     def _write_packed(self, result: _Result, busy: dict[str, float]) -> Reply:
-        parts, place = result.made, result.order.place
-        size = serialize.packed_size(parts)
+        made, place = result.made, result.order.place
+        is_each = type(made) is PackedEach
+        size = made.nbytes if is_each else serialize.packed_size(made)
+        size += PublishedPlaces.NBYTES * result.order.publishes
         if place is None or size_of(place) < size:
             self._held[result.order.task] = result
             return Reply("held", size=size, busy_s=busy)
-        lengths = serialize.write(parts, self._inputs.view(place))
-        copies = self._copies(place, [(0, size)])
-        reply = result.reply
-        reply.size, reply.lengths, reply.busy_s, reply.copies = size, lengths, busy, copies
+        view, reply = self._inputs.view(place), result.reply
+        if is_each:
+            made.write(view)
+        else:
+            reply.lengths = serialize.write(made, view)
+        reply.size, reply.busy_s, reply.copies = size, busy, self._copies(place, [(0, size)])
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:

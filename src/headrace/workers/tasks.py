@@ -105,6 +105,7 @@ class Task:
             the position.
         slot: Slot of the first sample in its batch.
         each: For SLOTS and EACH: samples per batch, if the task has several whole batches. Else 0.
+        publishes: EACH: True to publish each batch in `place` as soon as it is made.
         place: Memory for the result, if already known.
         scan: (the shard's scanner, offset of the buffer in the shard, True if it is the last buffer) for Finish.SCAN,
             whose buffer is at `place`.
@@ -124,6 +125,7 @@ class Task:
     slot: int = 0
     capacity: int = 0
     each: int = 0
+    publishes: bool = False
     place: Lease | None = None
     scan: tuple[Any, int, bool] | None = None
     notes: Sequence[tuple[int, ...]] = ()
@@ -154,9 +156,9 @@ class Reply:
         left_out: GROUP, if the chain skips and gets notes: (index in the task, error) of failed samples missing in the
             result.
         columns: Values that are not written into slots: a list per leaf.
-        pieces: SAMPLES that are pickled one by one: see `headrace.workers.sample_chunks.ApartPart`.
+        pieces: EACH: where each batch is, as in `PackedEach`. Empty if the batch has failed. SAMPLES that are pickled
+            one by one: see `headrace.workers.sample_chunks.ApartPart`.
         is_table: True if SAMPLES are a table: see `headrace.workers.sample_chunks.TablePart`.
-        sizes: EACH: bytes of the pickle and buffers of each batch. Empty if the batch has failed.
         batches: Number of finished batches, if the task has several. May be lower than in the task: the worker stopped
             after many bytes or a long time.
         copies: "written" without shared memory: (offset, bytes) for the task's place.
@@ -176,7 +178,6 @@ class Reply:
     left_out: Sequence[tuple[int, PackedError]] = ()
     columns: list[list[object]] = field(default_factory=list)
     value: Any = None
-    sizes: Sequence[tuple[int, ...]] = ()
     batches: int = 0
     pieces: Sequence[tuple[int, ...]] = ()
     is_table: bool = False
@@ -262,6 +263,7 @@ class TaskMessage:
     notes: Sequence[tuple[int, ...]] = ()
     first_number: int | None = None
     each: int = 0
+    publishes: bool = False
 
     is_answered: ClassVar[Literal[True]] = True
 
@@ -285,6 +287,7 @@ class TaskMessage:
             task.notes,
             task.first_number,
             task.each,
+            task.publishes and not task.deaths,
         )
 
     @property

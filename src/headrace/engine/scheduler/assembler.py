@@ -47,7 +47,7 @@ class Assembly:
         self._next_delivery = 0
         self._sent = 0  # messages
         self._pace = Pace(spec.batches.together, is_awaited=True)
-        self._use_slots = True  # in tasks of several batches
+        self._use_slots = not spec.batches.publishes  # in tasks of several batches
         self._alone_before = 0  # batches before this one are made alone
         # The channel grants messages. Batches that need no message: several open ones need one, empty ones none.
         self._without_message = 0
@@ -228,6 +228,19 @@ class Assembly:
         else:
             self._finish(batch, delivery)
 
+    def made_early(self, batch: OpenBatch, reply: Reply, data: bytes) -> None:
+        """Deliver the first of several batches while a worker makes the others. `data` is copied to another slab."""
+        del self._batches[batch.number]
+        made = batch.split(reply.batches)
+        made.places, made.errors = reply.pieces, dict(reply.errors)
+        self._batches[made.number], self._batches[batch.number] = made, batch
+        self._without_message -= 1
+        self._work.store(made, data)
+
+    def stored(self, batch: OpenBatch) -> None:
+        batch.state = BatchState.READY
+        self._deliver()
+
     def made_several(self, batch: OpenBatch, reply: Reply) -> None:
         """Finish several batches. Those that the worker has not made wait again."""
         done = reply.batches
@@ -258,7 +271,7 @@ class Assembly:
     def _places(batch: OpenBatch, reply: Reply) -> Sequence[tuple[int, ...]]:
         """Return where the result of each batch is; empty for a batch without one."""
         if not batch.use_slots:
-            return reply.sizes
+            return reply.pieces
         places, stop = list[tuple[int, ...]](), 0
         for first in range(0, batch.expected, batch.size):
             start, stop = stop, stop + batch.size - sum(first + k in batch.errors for k in range(batch.size))

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace._util.shared_memory import Lease
+from headrace._util.shared_memory import Lease, PublishedPlaces, end_of
 from headrace.delivery.channel import Delivery
 from headrace.engine.scheduler.dispatch import Dispatch, TaskPool
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
@@ -42,6 +42,7 @@ class OpenBatch:
         self.wanted = size  # samples needed: those up to the first known failure
         self.capacity = capacity
         self.count = 1  # batches
+        self.early = 0  # batches that were delivered before the others of their task
         self.state = BatchState.OPEN
         self.parts: dict[int, Part] = {}  # by slot; kept until the batch is made, for a retry
         self.made: dict[int, Part] = {}  # by slot; results for parts that another worker collates
@@ -116,6 +117,23 @@ class OpenBatch:
         self.expected, self.wanted = size, min(self.wanted, size)
         return True
 
+    def split(self, count: int) -> OpenBatch:
+        """Cut off the first `count` of several batches."""
+        made = OpenBatch(self.number, self.position, count * self.size, count * self.size)
+        made.count, made.state, made.use_slots = count, BatchState.COLLATING, False
+        made.arrived = made.seen = made.expected
+        self.early, self.count = self.early + count, self.count - count
+        self.number, self.position = self.number + count, self.position + made.expected
+        self.expected -= made.expected
+        self.wanted = self.capacity = self.arrived = self.seen = self.expected
+        parts, self.parts = self.parts, {}
+        for slot, part in parts.items():
+            gone = max(0, made.expected - slot)
+            if gone < part.count:
+                self.parts[slot + gone - made.expected] = part.cut(gone, part.count)
+            part.release()
+        return made
+
     def release_parts(self) -> None:
         self.release(self.parts)
         self.release(self.made)
@@ -146,6 +164,7 @@ class BatchWork:
         self._dispatch, self._slabs, self._host = dispatch, resources.slabs, host
         self._position_map, self._raises = spec.position_map, spec.skips is None
         self._turns = PrioritySemaphore(spec.batches.collations)
+        self._publishes = spec.batches.publishes and resources.works.shares_memory
         self.pool: TaskPool | None = None
 
     def is_quick(self, batch: OpenBatch) -> bool:
@@ -166,6 +185,11 @@ class BatchWork:
         """Make several batches by one task."""
         assert self.pool is not None
         self.pool.start_soon(self._make_several, batch)
+
+    def store(self, batch: OpenBatch, data: bytes) -> None:
+        """Store batches made elsewhere."""
+        assert self.pool is not None
+        self.pool.start_soon(self._store, batch, data)
 
     def slots_delivery(self, batch: OpenBatch) -> Delivery | None:
         """Return the message for a batch in slots. None if it is empty or dropped."""
@@ -335,29 +359,65 @@ class BatchWork:
         self._host.collated(batch, delivery)
 
     async def _make_several(self, batch: OpenBatch) -> None:
-        spec, learned = self._spec, self._learned
+        learned = self._learned
         if batch.use_slots:
             batch.nbytes = learned.form_size * -(-batch.capacity // learned.form_capacity)  # or a little less
             learned.batch_bytes = max(learned.batch_bytes, batch.nbytes)
-        if learned.batch_bytes:
-            await self._slab(batch, learned.batch_bytes)
+        publishes = self._publishes and not batch.use_slots
+        if room := max(learned.batch_bytes, _ROOM_BYTES if publishes else 0):
+            await self._slab(batch, room)
+        while True:
+            reply = await self._make_some(batch, publishes=publishes)
+            if not publishes or reply.kind != "written" or reply.batches >= batch.count:
+                break
+            # The others go next: if they waited with later ones, these might wait for them.
+            self._made_early(batch, reply)
+        self._host.made_several(batch, reply)
+
+    async def _make_some(self, batch: OpenBatch, *, publishes: bool) -> Reply:
+        """Let a worker make several batches, or the first of them. The reply is about those that are not early."""
+        spec, learned = self._spec, self._learned
         parts = [part.cut(0, part.count) for part in batch.parts.values()]
         finish = Finish.SLOTS if batch.use_slots else Finish.EACH
         task = Task(spec.chain, self._key, batch.number, finish, parts, each=batch.size, capacity=batch.capacity)
+        task.publishes = publishes
         self._position_map.place(task, batch.position, batch.expected)
         if batch.slab is not None:
             task.place = batch.slab.retain()
+        watch = _Watch(batch, task, self._made_early) if publishes else None
+        batch.early = 0
 
         async def find_slab(reply: Reply) -> Lease | None:
+            if watch is not None:
+                watch.end()
             if batch.use_slots:  # the worker does not know the spec yet
                 return None
             if spec.wants_place(reply.size, batch.expected):
                 learned.batch_bytes = max(learned.batch_bytes, reply.size)
             return (await self._slab(batch, reply.size)).retain()
 
-        reply = await self._dispatch.work(task, find_slab)
-        batch.made_s, batch.nbytes = reply.took_s, batch.nbytes or sum(reply.lengths)
-        self._host.made_several(batch, reply)
+        try:
+            reply = await self._dispatch.work(task, find_slab)
+        finally:
+            if watch is not None:
+                watch.end()
+        batch.made_s += reply.took_s
+        batch.nbytes = batch.nbytes or reply.size
+        skipped = batch.early * batch.size
+        reply.batches, reply.pieces = reply.batches - batch.early, reply.pieces[batch.early :]
+        reply.errors = [(slot - skipped, error) for slot, error in reply.errors if slot >= skipped]
+        return reply
+
+    def _made_early(self, batch: OpenBatch, reply: Reply) -> None:
+        """Deliver the first of several batches, which are in its slab."""
+        if reply.batches > 0:
+            assert batch.slab is not None
+            self._host.made_early(batch, reply, bytes(batch.slab.view[: end_of(reply.pieces)]))
+
+    async def _store(self, batch: OpenBatch, data: bytes) -> None:
+        slab = await self._slab(batch, len(data))
+        slab.view[: len(data)] = data
+        self._host.stored(batch)
 
     def _add_errors(self, batch: OpenBatch, reply: Reply) -> None:
         """Add the errors of a reply. If the task failed as a whole, they count for no single sample."""
@@ -366,6 +426,37 @@ class BatchWork:
         if reply.errors and self._raises:
             first = min(batch.errors)
             batch.end_with(first, batch.errors[first])
+
+
+_ROOM_BYTES = 2**16  # at least, for batches that are published
+_LOOK_S = 0.05
+
+
+class _Watch:
+    """Looks from time to time for batches that the worker of a task has published, and delivers them early."""
+
+    def __init__(self, batch: OpenBatch, task: Task, deliver: Callable[[OpenBatch, Reply], None]) -> None:
+        assert batch.slab is not None
+        self._batch, self._task, self._deliver = batch, task, deliver
+        self._seen, self._published = 0, PublishedPlaces(batch.slab.view)
+        self._published.clear()
+        self._look_later()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._task.deaths:  # another worker writes to the same memory
+            return
+        batch, places = self._batch, self._published.read()
+        ready = min(self._seen, batch.early + batch.count - 1)  # the worker's reply delivers the last one
+        if ready > batch.early:
+            self._deliver(batch, Reply("written", batches=ready - batch.early, pieces=places[batch.early : ready]))
+        self._seen = len(places)  # of use at the next look: now other processors may not see all of their bytes
+        self._look_later()
 
 
 class PrioritySemaphore:

@@ -89,6 +89,8 @@ class BatchSpec:
         is_adaptive: True if tasks grow for fast samples. False: their size is fixed.
         depth: Maximum number of batches under way. 0: not known.
         together: Maximum number of batches per task and message.
+        publishes: True if batches of a task do not wait for each other, as a function of the user may take long, or
+            wait for the trainer.
     """
 
     chain: int
@@ -104,6 +106,7 @@ class BatchSpec:
     is_adaptive: bool = False
     depth: int = 0
     together: int = 1
+    publishes: bool = False
 
     @property
     def gives_many(self) -> bool:
