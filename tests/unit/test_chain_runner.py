@@ -18,7 +18,7 @@ from headrace.torch_compat.serialize import unpack_error
 from headrace.torch_compat.spec import Mismatch, Spec
 from headrace.workers.chain_runner import Maker
 from headrace.workers.failures import Failure
-from headrace.workers.sample_chunks import SentObjects, SentPart, SentRows
+from headrace.workers.sample_chunks import ListPart, Part, RawPart
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.tasks import Chain, Finish, Step, TaskMessage
 
@@ -54,12 +54,12 @@ class Record(list[int]):
         self.append(index)
 
 
-def lines_of(count: int) -> SentPart:
+def lines_of(count: int) -> Part:
     one = np.arange(count)
     texts, keys = [b"%d" % k for k in one], np.zeros(count, "S1")
     ends = np.cumsum([0, *map(len, texts)])
     rows = Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), ends[:-1], np.diff(ends), ("line",))
-    return SentRows(rows, 0 * one, ("memory://a",), [(0, b"".join(texts))], (0,))
+    return RawPart(rows, 0 * one, ("memory://a",), [], (0,), [(0, b"".join(texts))])
 
 
 def outcome(
@@ -69,7 +69,7 @@ def outcome(
     maker = Maker(Inputs(), everywhere=False, progress=indexes, number=1)
     of = chain(steps, keys)
     maker.begin(5, of)
-    part = SentObjects(keys, 0, len(keys)) if of.by_key else lines_of(len(keys))
+    part = ListPart(keys) if of.by_key else lines_of(len(keys))
     message = TaskMessage(1, 5, 77, 4, Finish.SAMPLES, [part], 100, order.get("positions"), 0, 0, None, None, {})
     made = [one for some in maker.make(of, message, {}, at_once) for one in some]
     shown = [(one.error.origin, str(unpack_error(one.error))) if type(one) is Failure else repr(one) for one in made]

@@ -19,7 +19,7 @@ from headrace._util.sample_ranges import BlockNumbers, Rows, member_pieces, span
 from headrace._util.shared_memory import Arena, Lease
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
-from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart, SentKeys, SentObjects, offset_in
+from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, PickledKeys, RawPart, offset_in
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.task_runner import open_part
 from headrace.workers.tasks import Finish, Task
@@ -136,8 +136,8 @@ def test_parts_know_the_offsets_of_their_samples(arena: Arena) -> None:
     part = whole.take(np.array([5, 0, 4]))
     for sent in (part.sent()[0], part.carried()):
         assert [sent.offset_of(k) for k in range(3)] == [begins[2], begins[0], begins[1]]
-    objects = SentObjects([1, 2, 3], 0, 2)
-    parts = [objects, whole.sent()[0], SentKeys(b""), objects]
+    objects = ListPart([1, 2, 3], 0, 2)
+    parts = [objects, whole.sent()[0], PickledKeys(b"", 3), objects]
     assert [offset_in(parts, k) for k in (1, 2, 5, 8)] == [None, begins[0], begins[0], None]
     for one in (whole, part):
         one.release()

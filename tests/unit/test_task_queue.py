@@ -21,7 +21,7 @@ from headrace.torch_compat.serialize import unpack_error
 from headrace.workers.chains import SharedChain
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.queue import TaskQueue
-from headrace.workers.sample_chunks import ListPart, SentObjects, SentPart
+from headrace.workers.sample_chunks import ListPart
 from headrace.workers.tasks import DEATHS, Chain, Finish, LetGo, Message, PlaceMessage, Reply, Task, TaskMessage
 
 Draw = Callable[[Any], Any]
@@ -37,13 +37,17 @@ class CountedPart(ListPart):
     def __init__(self, samples: list[Any], blocks: Sequence[int] = ()) -> None:
         super().__init__(samples)
         self.released = 0
-        self.blocks = tuple(blocks)  # type: ignore[misc]
+        self._blocks = tuple(blocks)
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return self._blocks
 
     def release(self) -> None:
         self.released += 1
 
-    def sent(self) -> tuple[SentPart, list[Segment]]:
-        return SentObjects(self.samples, 0, len(self.samples)), []
+    def sent(self) -> tuple[ListPart, list[Segment]]:
+        return ListPart(self.samples), []
 
 
 class CountedLease(Lease):

@@ -18,7 +18,7 @@ def as_call(cls: type[T]) -> type[T]:
 
     A dataclass with slots pickles the names of its fields too, which takes twice as long.
     """
-    first, *others = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is a dataclass
+    first, *others = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]  # it is a dataclass
     fields_of: Callable[[object], tuple[object, ...]] = operator.attrgetter(first, *others)
 
     def reduce(self: T) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ from headrace.workers.failures import (
     without_failures,
 )
 from headrace.workers.randomness import begin_sample, key_number, seed_global_generators
-from headrace.workers.sample_chunks import SentPart, offset_in
+from headrace.workers.sample_chunks import Part, offset_in
 from headrace.workers.task_inputs import Inputs, runs
 from headrace.workers.tasks import NO_STEP, Chain, Step, TaskMessage
 
@@ -58,7 +58,7 @@ class Maker:
     def __init__(self, inputs: Inputs, *, everywhere: bool, progress: ProgressPlace, number: int) -> None:
         self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
         self._original = Original()
-        self._at: tuple[Sequence[SentPart], int] = (), 0  # (parts, index) of the current sample
+        self._at: tuple[Sequence[Part], int] = (), 0  # (parts, index) of the current sample
         self._first_number: int | None = None  # of the task's samples
         self._begun: dict[int, weakref.ref[Chain]] = {}
 

@@ -13,7 +13,7 @@ from headrace._util.shared_memory import Lease, Segment
 from headrace.observe import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.workers.chains import Chains
-from headrace.workers.sample_chunks import Place, SentPart, address_of
+from headrace.workers.sample_chunks import Part, Place, address_of
 from headrace.workers.tasks import (
     DEATHS,
     Finish,
@@ -392,7 +392,7 @@ class TaskQueue:
         place = None if task.place is None else self._address(task.place, is_read=task.finish is Finish.SCAN)
         worker.link.send(TaskMessage.of(entry.number, task, parts, place), self._new(worker, segments))
 
-    def _sent(self, task: Task) -> tuple[list[SentPart], list[Segment]]:
+    def _sent(self, task: Task) -> tuple[list[Part], list[Segment]]:
         """Return a task's parts as sent to a worker, and the segments that they refer to."""
         if not self._executor.shares_memory:
             return [part.carried() for part in task.parts], []

@@ -1,7 +1,6 @@
-"""Chunks of samples: in the engine, with leases of their memory, and in the tasks of workers.
+"""Chunks of samples: parts. Their memory is leased in the engine, and has an address in the tasks of workers.
 
-In the engine a chunk (a part) knows where its bytes are leased, not what they contain. Its sent form decodes itself
-from the memory of a worker.
+The engine knows where the bytes of a part are, not what they contain. In a worker a part decodes itself.
 """
 
 from __future__ import annotations
@@ -79,201 +78,75 @@ class Memory(Protocol):
         ...
 
 
-class SentPart(Protocol):
-    """Some samples in a worker's task."""
-
-    @property
-    def count(self) -> int | None:
-        """Number of samples. None if unknown before decoding."""
-        ...
-
-    def offset_of(self, index: int) -> int | None:
-        """Return the byte offset of a sample in its shard. None if it is in no shard."""
-        ...
-
-    @property
-    def are_objects(self) -> bool:
-        """True for objects of the trainer's process, whose operators must not run twice."""
-        ...
-
-    @property
-    def has_large(self) -> bool:
-        """True if a sample, or a block of samples, is large."""
-        ...
-
-    @property
-    def shares_blocks(self) -> bool:
-        """True for rows of blocks, whose bytes other samples share."""
-        ...
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        """Yield the samples, some at a time."""
-        ...
-
-    def undecoded(self, memory: Memory) -> Undecoded | None:
-        """Return the undecoded samples, or None if they are decoded."""
-        ...
-
-    def remember(self, made: Sequence[object]) -> None:
-        """Store the results of the first samples, if they are objects."""
-        ...
-
-
-@as_call
-@dataclass(slots=True)
-class SentRows:
-    """Undecoded samples in fetched ranges. See `RawPart`.
+class Part:
+    """Consecutive samples of an epoch.
 
     Attributes:
-        moved: Amount added to each offset, if members were moved after the fetch.
+        are_objects: True for objects of the trainer's process, whose operators must not run twice.
     """
-
-    rows: Rows
-    shards: Ints
-    urls: Sequence[str]
-    places: Sequence[tuple[int, Place]]
-    bases: Sequence[int]
-    moved: Ints | None = None
-
-    are_objects = False
-
-    @property
-    def has_large(self) -> bool:
-        sizes = self.rows.size
-        return int(sizes.sum()) > LARGE_BYTES and int(sizes.max()) > LARGE_BYTES
-
-    @property
-    def shares_blocks(self) -> bool:
-        return self.rows.block is not None
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        """Yield a few samples at a time: decoding copies their bytes out of the ranges."""
-        bodies = memory.bodies(self.places)
-        if int(self.rows.size.sum()) <= _RUN_BYTES:
-            yield memory.opened(self.rows, self.shards, self.urls, bodies)
-            return
-        for start, stop in _runs(self.rows):
-            yield memory.opened(self.rows.cut(start, stop), self.shards[start:stop], self.urls, bodies)
-
-    def undecoded(self, memory: Memory) -> Undecoded | None:
-        return self.rows, memory.bodies(self.places), [self.urls[shard] for shard in self.shards.tolist()]
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    def offset_of(self, index: int) -> int | None:
-        block = index if self.rows.block is None else int(self.rows.block[index])
-        first, stop = int(self.rows.starts[block]), int(self.rows.starts[block + 1])
-        if first == stop:
-            return None
-        moved = 0 if self.moved is None else int(self.moved[first])
-        return int(self.rows.offset[first]) - moved - self.bases[int(self.shards[index])]
-
-    def remember(self, made: Sequence[object]) -> None: ...
-
-
-class _Whole:
-    """Samples decoded all at once, and not known before."""
 
     __slots__ = ()
 
     are_objects = False
-    has_large = False
-    shares_blocks = False
 
     @property
-    def count(self) -> int | None:
+    def count(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def failed(self) -> Sequence[int]:
+        """Ascending indices of failed samples. Of several, at least the first."""
+        return ()
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Numbers of the shared blocks that must be decoded for these samples."""
+        return ()
+
+    @property
+    def has_large(self) -> bool:
+        """True if a sample, or a block of samples, is large."""
+        return False
+
+    @property
+    def shares_blocks(self) -> bool:
+        """True for rows of blocks, whose bytes other samples share."""
+        return False
+
+    def cut(self, start: int, stop: int) -> Part:
+        """Return the samples [start, stop), with separate leases."""
+        raise NotImplementedError
+
+    def release(self) -> None: ...
+
+    def sent(self) -> tuple[Part, list[Segment]]:
+        """Return the samples for a task, and the segments that the worker must map."""
+        raise NotImplementedError
+
+    def carried(self) -> Part:
+        """Return the samples with their bytes, for a worker without shared memory."""
+        raise NotImplementedError
+
+    def origin(self, index: int) -> tuple[object, str | None]:
+        """Return the key and URL of a sample, if known before decoding."""
+        return None, None
+
+    # In a worker.
+
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        """Yield the samples, some at a time."""
+        raise NotImplementedError
+
+    def undecoded(self, memory: Memory) -> Undecoded | None:
+        """Return the undecoded samples, or None if they are decoded."""
         return None
 
     def offset_of(self, index: int) -> int | None:
+        """Return the byte offset of a sample in its shard. None if it is in no shard."""
         return None
-
-    def undecoded(self, memory: Memory) -> Undecoded | None:
-        return None
-
-    def remember(self, made: Sequence[object]) -> None: ...
-
-
-@as_call
-@dataclass(slots=True)
-class SentPickle(_Whole):
-    place: Place
-    lengths: Sequence[int]
-    start: int
-    stop: int
-
-    @property
-    def count(self) -> int:
-        return self.stop - self.start
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        yield memory.packed(self.place, self.lengths)[self.start : self.stop]
-
-
-@as_call
-@dataclass(slots=True)
-class SentApart(_Whole):
-    """Samples pickled one by one. See `ApartPart` for `pieces`."""
-
-    place: Place
-    pieces: Sequence[tuple[int, ...]]
-
-    @property
-    def count(self) -> int:
-        return len(self.pieces)
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        yield memory.apart(self.place, self.pieces)
-
-
-@as_call
-@dataclass(slots=True)
-class SentTable(_Whole):
-    place: Place
-    lengths: Sequence[int]
-    chosen: Sequence[int]
-
-    @property
-    def count(self) -> int:
-        return len(self.chosen)
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        yield list(memory.in_table(self.place, self.lengths, self.chosen))
-
-
-@as_call
-@dataclass(slots=True)
-class SentObjects(_Whole):
-    """Objects of the trainer's process, for thread workers; or keys of plain types."""
-
-    samples: list[object]
-    start: int
-    stop: int
-
-    @property
-    def count(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def are_objects(self) -> bool:  # type: ignore[override]
-        return True
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        yield self.samples[self.start : self.stop]
 
     def remember(self, made: Sequence[object]) -> None:
-        self.samples[self.start : self.start + len(made)] = [m if isinstance(m, Failure) else Made(m) for m in made]
-
-
-@dataclass(slots=True)
-class SentKeys(_Whole):
-    """Keys that are not of plain types, pickled."""
-
-    blob: bytes
-
-    def open(self, memory: Memory) -> Iterator[list[object]]:
-        yield memory.unpack(self.blob)
+        """Store the results of the first samples, if they are objects."""
 
 
 def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
@@ -286,77 +159,35 @@ def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def offset_in(parts: Sequence[SentPart], index: int) -> int | None:
-    """Return the byte offset of sample `index` of all parts in its shard. None if unknown."""
+def offset_in(parts: Sequence[Part], index: int) -> int | None:
+    """Return the byte offset of sample `index` of all parts in its shard. None if it is in no shard."""
     for part in parts:
-        count = part.count
-        if count is None:
-            return None
-        if index < count:
+        if index < part.count:
             return part.offset_of(index)
-        index -= count
+        index -= part.count
     return None
 
 
-class Part(Protocol):
-    """Consecutive samples of an epoch, and the leases of their memory."""
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def failed(self) -> Sequence[int]:
-        """Ascending indices of failed samples. Of several, at least the first."""
-        ...
-
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Numbers of the shared blocks that must be decoded for these samples."""
-        ...
-
-    def cut(self, start: int, stop: int) -> Part:
-        """Return the samples [start, stop), with separate leases."""
-        ...
-
-    def release(self) -> None: ...
-
-    def sent(self) -> tuple[SentPart, list[Segment]]:
-        """Return the samples for a task, and the segments that the worker must map."""
-        ...
-
-    def carried(self) -> SentPart:
-        """Return the samples with their bytes, for a worker without shared memory."""
-        ...
-
-    def origin(self, index: int) -> tuple[object, str | None]:
-        """Return the key and URL of a sample, if known before decoding."""
-        ...
+def address_of(lease: Lease) -> tuple[int, int, int]:
+    return lease.segment.number, lease.offset, lease.size
 
 
-class _Plain:
-    """Samples that have not failed, and whose keys are unknown before decoding."""
-
-    __slots__ = ()
-
-    blocks: Sequence[int] = ()
-
-    @property
-    def failed(self) -> Sequence[int]:
-        return ()
-
-    def origin(self, index: int) -> tuple[object, str | None]:
-        return None, None
+def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
+    return sorted(spans.items(), key=lambda span: span[0])
 
 
+@as_call
 @dataclass(slots=True)
-class RawPart:
+class RawPart(Part):
     """Undecoded samples in fetched ranges.
 
     Attributes:
         rows: Table of the samples. Offsets count in the epoch's address space, in which each shard has its own range.
         shards: For each sample the index of its shard in `urls`.
         bases: For each of `urls` the first address of the shard.
-        spans: (first address, lease) of the ranges that contain the samples, ascending.
+        spans: (first address, lease) of the ranges that contain the samples, ascending. Empty in a task.
+        places: In a task: (first address, location) of the same ranges.
+        moved: Amount added to each offset, if members were moved after the fetch.
     """
 
     rows: Rows
@@ -364,14 +195,12 @@ class RawPart:
     urls: tuple[str, ...]
     spans: list[tuple[int, Lease]]
     bases: tuple[int, ...]
+    places: Sequence[tuple[int, Place]] = ()
+    moved: Ints | None = None
     count: int = field(init=False)  # read some twenty times a batch
 
     def __post_init__(self) -> None:
         self.count = len(self.rows)
-
-    @property
-    def failed(self) -> Sequence[int]:
-        return ()
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -416,13 +245,12 @@ class RawPart:
         for _, lease in self.spans:
             lease.release()
 
-    def sent(self) -> tuple[SentPart, list[Segment]]:
+    def sent(self) -> tuple[RawPart, list[Segment]]:
         places = [(address, address_of(lease)) for address, lease in self.spans]
-        return SentRows(self.rows, self.shards, self.urls, places, self.bases), [
-            lease.segment for _, lease in self.spans
-        ]
+        part = RawPart(self.rows, self.shards, self.urls, [], self.bases, places)
+        return part, [lease.segment for _, lease in self.spans]
 
-    def carried(self) -> SentPart:
+    def carried(self) -> RawPart:
         """Return the samples with only their own bytes. The ranges contain other tasks' samples too."""
         first = [address for address, _ in self.spans]
         views = [lease.view for _, lease in self.spans]
@@ -434,33 +262,69 @@ class RawPart:
         ]
         rows = replace(self.rows, offset=np.cumsum(self.rows.size) - self.rows.size)
         moved = rows.offset - self.rows.offset
-        return SentRows(rows, self.shards, self.urls, [(0, b"".join(pieces))], self.bases, moved)
+        return RawPart(rows, self.shards, self.urls, [], self.bases, [(0, b"".join(pieces))], moved)
 
     def origin(self, index: int) -> tuple[object, str | None]:
         key = bytes(self.rows.keys[index]).decode("utf-8", "surrogateescape")
         return key, self.urls[int(self.shards[index])]
 
+    @property
+    def has_large(self) -> bool:
+        sizes = self.rows.size
+        return int(sizes.sum()) > LARGE_BYTES and int(sizes.max()) > LARGE_BYTES
 
-def address_of(lease: Lease) -> tuple[int, int, int]:
-    return lease.segment.number, lease.offset, lease.size
+    @property
+    def shares_blocks(self) -> bool:
+        return self.rows.block is not None
 
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        """Yield a few samples at a time: decoding copies their bytes out of the ranges."""
+        bodies = memory.bodies(self.places)
+        if int(self.rows.size.sum()) <= _RUN_BYTES:
+            yield memory.opened(self.rows, self.shards, self.urls, bodies)
+            return
+        for start, stop in _runs(self.rows):
+            yield memory.opened(self.rows.cut(start, stop), self.shards[start:stop], self.urls, bodies)
 
-def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
-    return sorted(spans.items(), key=lambda span: span[0])
+    def undecoded(self, memory: Memory) -> Undecoded | None:
+        return self.rows, memory.bodies(self.places), [self.urls[shard] for shard in self.shards.tolist()]
+
+    def offset_of(self, index: int) -> int | None:
+        block = index if self.rows.block is None else int(self.rows.block[index])
+        first, stop = int(self.rows.starts[block]), int(self.rows.starts[block + 1])
+        if first == stop:
+            return None
+        moved = 0 if self.moved is None else int(self.moved[first])
+        return int(self.rows.offset[first]) - moved - self.bases[int(self.shards[index])]
 
 
 @dataclass(slots=True)
-class _Leased(_Plain):
-    """Samples made by workers, in one lease."""
+class _Stored(Part):
+    """Samples made by workers, in one lease, or at one place in a task."""
 
-    lease: Lease
+    memory: Lease | Place
+
+    @property
+    def lease(self) -> Lease:
+        return self.memory  # type: ignore[return-value]  # in the engine
+
+    @property
+    def place(self) -> Place:
+        return self.memory  # type: ignore[return-value]  # in a task
 
     def release(self) -> None:
         self.lease.release()
 
+    def sent(self) -> tuple[Part, list[Segment]]:
+        return replace(self, memory=address_of(self.lease)), [self.lease.segment]
 
+    def carried(self) -> Part:
+        return replace(self, memory=bytes(self.lease.view))
+
+
+@as_call
 @dataclass(slots=True)
-class PackedPart(_Leased):
+class PackedPart(_Stored):
     """The samples `[start, stop)` of a list that was pickled as a whole.
 
     Attributes:
@@ -489,19 +353,17 @@ class PackedPart(_Leased):
         lease = self.lease.retain()
         return PackedPart(lease, self.lengths, self.start + start, self.start + stop, self.failures)
 
-    def sent(self) -> tuple[SentPart, list[Segment]]:
-        return SentPickle(address_of(self.lease), self.lengths, self.start, self.stop), [self.lease.segment]
-
-    def carried(self) -> SentPart:
-        return SentPickle(bytes(self.lease.view), self.lengths, self.start, self.stop)
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield memory.packed(self.place, self.lengths)[self.start : self.stop]
 
 
+@as_call
 @dataclass(slots=True)
-class ApartPart(_Leased):
-    """Samples pickled one by one, in one lease. Any of them can be read alone.
+class ApartPart(_Stored):
+    """Samples pickled one by one. Any of them can be read alone.
 
     Attributes:
-        pieces: For each sample (offset in the lease, size) of its pickle and of each buffer, in one flat tuple.
+        pieces: For each sample (offset in the memory, size) of its pickle and of each buffer, in one flat tuple.
     """
 
     pieces: Sequence[tuple[int, ...]]
@@ -523,10 +385,7 @@ class ApartPart(_Leased):
         failed = [k for k, index in enumerate(chosen) if index in known] if known else ()
         return ApartPart(self.lease.retain(), [self.pieces[index] for index in chosen], failed)
 
-    def sent(self) -> tuple[SentPart, list[Segment]]:
-        return SentApart(address_of(self.lease), self.pieces), [self.lease.segment]
-
-    def carried(self) -> SentPart:
+    def carried(self) -> ApartPart:
         """Return the samples with only their own bytes: other samples are stored between them."""
         blob, moved = bytearray(), []
         for pieces in self.pieces:
@@ -535,12 +394,16 @@ class ApartPart(_Leased):
                 places += (len(blob), size)
                 blob += self.lease.view[at : at + size]
             moved.append(tuple(places))
-        return SentApart(bytes(blob), moved)
+        return ApartPart(bytes(blob), moved)
+
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield memory.apart(self.place, self.pieces)
 
 
+@as_call
 @dataclass(slots=True)
-class TablePart(_Leased):
-    """Samples `chosen` of a table in columns, in one lease. Any can be read alone; none fails."""
+class TablePart(_Stored):
+    """Samples `chosen` of a table in columns. Any can be read alone; none fails."""
 
     lengths: tuple[int, ...]
     chosen: Sequence[int]
@@ -559,16 +422,14 @@ class TablePart(_Leased):
     def take(self, chosen: Sequence[int]) -> TablePart:
         return TablePart(self.lease.retain(), self.lengths, [self.chosen[index] for index in chosen])
 
-    def sent(self) -> tuple[SentPart, list[Segment]]:
-        return SentTable(address_of(self.lease), self.lengths, self.chosen), [self.lease.segment]
-
-    def carried(self) -> SentPart:
-        return SentTable(bytes(self.lease.view), self.lengths, self.chosen)
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield list(memory.in_table(self.place, self.lengths, self.chosen))
 
 
+@as_call
 @dataclass(slots=True)
-class ListPart(_Plain):
-    """Samples that are Python objects of this process, which no other process can receive.
+class ListPart(Part):
+    """Samples that are Python objects of this process, which only its threads can receive; or keys of plain types.
 
     Attributes:
         nbytes: Estimated size of the samples, if known.
@@ -579,6 +440,8 @@ class ListPart(_Plain):
     stop: int | None = None
     claim: Claim | None = None
     nbytes: int = 0
+
+    are_objects = True
 
     @property
     def count(self) -> int:
@@ -597,16 +460,22 @@ class ListPart(_Plain):
         if self.claim is not None:
             self.claim.release()
 
-    def sent(self) -> tuple[SentPart, list[Segment]]:
-        return SentObjects(self.samples, self.start, self.start + self.count), []
+    def sent(self) -> tuple[ListPart, list[Segment]]:
+        return ListPart(self.samples, self.start, self.start + self.count), []
 
-    def carried(self) -> SentPart:
-        """Return the samples as objects. Outside thread workers they are failures only."""
-        return SentObjects(self.samples[self.start : self.start + self.count], 0, self.count)
+    def carried(self) -> ListPart:
+        """Return the samples alone. Outside thread workers they are failures only."""
+        return ListPart(self.samples[self.start : self.start + self.count])
+
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield self.samples[self.start : self.stop]
+
+    def remember(self, made: Sequence[object]) -> None:
+        self.samples[self.start : self.start + len(made)] = [m if isinstance(m, Failure) else Made(m) for m in made]
 
 
 @dataclass(slots=True)
-class KeyPart(_Plain):
+class KeyPart(Part):
     """Keys of samples that workers get themselves. Sent with the task, without shared memory.
 
     Attributes:
@@ -625,18 +494,26 @@ class KeyPart(_Plain):
     def cut(self, start: int, stop: int) -> KeyPart:
         return KeyPart(self.keys, self.pack, self.start + start, self.start + stop)
 
-    def release(self) -> None:
-        pass
-
-    def sent(self) -> tuple[SentPart, list[Segment]]:
+    def sent(self) -> tuple[Part, list[Segment]]:
         return self.carried(), []
 
-    def carried(self) -> SentPart:
+    def carried(self) -> Part:
         keys = self.keys[self.start : self.stop]
-        return SentObjects(keys, 0, len(keys)) if self.pack is None else SentKeys(self.pack(keys))
+        return ListPart(keys) if self.pack is None else PickledKeys(self.pack(keys), len(keys))
 
     def origin(self, index: int) -> tuple[object, str | None]:
         return self.keys[self.start + index], None
+
+
+@dataclass(slots=True)
+class PickledKeys(Part):
+    """Keys in a task that are not of plain types."""
+
+    blob: bytes
+    count: int
+
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield memory.unpack(self.blob)
 
 
 _PLAIN = {int, str}

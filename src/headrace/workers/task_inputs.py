@@ -17,7 +17,7 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.types import Ints
 from headrace.workers.failures import Placeholder
-from headrace.workers.sample_chunks import MemberBytes, Place, SentPart, SentTable
+from headrace.workers.sample_chunks import MemberBytes, Part, Place, TablePart
 from headrace.workers.tasks import Chain, TaskMessage
 
 _LONG_BYTES = 1024
@@ -148,9 +148,9 @@ class Inputs:
         table: SampleTable = serialize.unpack(self.view(place), lengths, copy=False)
         return RowsOfTables([(table, chosen)])
 
-    def tables(self, parts: Sequence[SentPart]) -> RowsOfTables | None:
+    def tables(self, parts: Sequence[Part]) -> RowsOfTables | None:
         """Return the rows of parts that are all tables. None: some are not."""
-        tables = [part for part in parts if isinstance(part, SentTable)]
+        tables = [part for part in parts if isinstance(part, TablePart)]
         if not tables or len(tables) < len(parts):
             return None
         return RowsOfTables.of(self.in_table(part.place, part.lengths, part.chosen) for part in tables)
@@ -159,11 +159,11 @@ class Inputs:
         samples: list[object] = serialize.unpack_bytes(blob)
         return samples
 
-    def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[object]:
+    def samples(self, parts: Sequence[Part], busy: dict[str, float]) -> Iterator[object]:
         """Iterate over the samples of parts, in order. Large samples are not kept."""
         return itertools.chain.from_iterable(self._runs(parts, busy))
 
-    def _runs(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Iterable[object]]:
+    def _runs(self, parts: Sequence[Part], busy: dict[str, float]) -> Iterator[Iterable[object]]:
         for part in parts:
             runs = part.open(self)
             while True:
@@ -260,7 +260,7 @@ def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float
             yield from _opened(first.name, opens, rows, busy)
 
 
-def _rows(part: SentPart, inputs: Inputs) -> BlockRows | MemberRows | None:
+def _rows(part: Part, inputs: Inputs) -> BlockRows | MemberRows | None:
     """Return samples that may be decoded together. None: they may not."""
     found = part.undecoded(inputs)
     if found is None:

@@ -15,7 +15,7 @@ from headrace.torch_compat.serialize import PackedEach
 from headrace.torch_compat.spec import Mismatch, Slots, Spec, aligned
 from headrace.workers.chain_runner import Maker, ProgressPlace, listed
 from headrace.workers.failures import Failure, PackedError, failures_among, without_failures
-from headrace.workers.sample_chunks import MemberBytes, Part, Place, SentPart, size_of
+from headrace.workers.sample_chunks import MemberBytes, Part, Place, size_of
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.tasks import Chain, Finish, Reply, TaskMessage
 
@@ -381,12 +381,11 @@ def _failed(made: Sequence[object], order: TaskMessage) -> list[tuple[int, Packe
     return [(order.slot + k, failure.error) for k, failure in failures_among(made)]
 
 
-def _remember(parts: Sequence[SentPart], made: Sequence[object]) -> None:
+def _remember(parts: Sequence[Part], made: Sequence[object]) -> None:
     """Store the results of samples that are objects. The last ones may be missing."""
     start = 0
     for part in parts:
-        count = part.count
-        stop = len(made) if count is None else min(start + count, len(made))
+        stop = min(start + part.count, len(made))
         part.remember(made[start:stop])
         start = stop
 
@@ -429,7 +428,7 @@ def takes_tables(chain: Chain) -> bool:
     return getattr(chain.collate, "takes_tables", False)
 
 
-def columns_of(chain: Chain, part: SentPart, inputs: Inputs, busy: Busy) -> tuple[Any, MemberBytes, int] | None:
+def columns_of(chain: Chain, part: Part, inputs: Inputs, busy: Busy) -> tuple[Any, MemberBytes, int] | None:
     """Apply all steps to a part's columns: (result, bytes, count). None: not possible."""
     assert chain.columns is not None
     found = part.undecoded(inputs)

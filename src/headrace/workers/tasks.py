@@ -17,7 +17,7 @@ from headrace._util.sample_ranges import Rows
 from headrace._util.shared_memory import Lease
 from headrace.errors import WorkerDiedError
 from headrace.workers.failures import Origin, PackedError
-from headrace.workers.sample_chunks import Part, Place, SentPart
+from headrace.workers.sample_chunks import Part, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class TaskMessage:
     key: int
     batch: int
     finish: Finish
-    parts: Sequence[SentPart]
+    parts: Sequence[Part]
     position: int
     positions: Sequence[int] | None
     slot: int
@@ -268,7 +268,7 @@ class TaskMessage:
     is_answered: ClassVar[Literal[True]] = True
 
     @classmethod
-    def of(cls, number: int, task: Task, parts: Sequence[SentPart], place: Place | None) -> TaskMessage:
+    def of(cls, number: int, task: Task, parts: Sequence[Part], place: Place | None) -> TaskMessage:
         return cls(
             number,
             task.chain,
